@@ -13,13 +13,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.connect.fast_http import Closeable
+from gpuyard.connect.job_ids import Ids, id_text, join_ids
+from gpuyard.connect.submission_body import SubmissionSource, option_values, submission_body
 from gpuyard.connect.supply_secrets import merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
 from gpuyard.connect.version_mismatch import advice
 from gpuyard.core.units import parse_duration
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.schema import estimates as learned
 from gpuyard.schema import jobs
 from gpuyard.schema.machine import ClearResult, DeviceHistory, DrainResult, JobTimeline, MachineState, ReportAnswer
 from gpuyard.schema.queue import (
@@ -34,10 +36,10 @@ from gpuyard.schema.queue import (
 )
 from gpuyard.schema.requests import JobOrder, SubmitKwargs
 from gpuyard.schema.summary import QueueSummary
+from gpuyard.schema.sweep_page import SweepPage
+from gpuyard.schema.sweeps import SubmissionPreview
 from gpuyard.system.shell_processes import starting_processes
-from gpuyard.system.shell_settings import read_shell_settings
 
-Ids: TypeAlias = int | str | Iterable[int | str]
 # Which jobs: by `state`, `search`, `tag` or `user`.
 Where: TypeAlias = Mapping[str, str]
 T = TypeVar("T", bound=Struct)
@@ -78,34 +80,26 @@ class Client(Closeable):
         the command's {NAMES}. Default of `cwd` and `environment`: those of this process, whose umask, niceness and
         soft limits the job gets, too; over the page's port, your home and what the daemon has.
         """
-        sent = _option_values(options)
-        body: dict[str, Any] = {
-            "token": os.urandom(16).hex(),
-            "command": list(command) or None,
-            "list": None if commands is None else "\n".join(commands),
-            "table": table,
-            "options": sent,
-        }
-        if self._transport.is_local:  # what a command that is typed in a shell takes from there
-            directory = os.path.abspath(cwd or ".")
-            body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
-            body["submitters"] = starting_processes(with_own=True)
-            body["configuration"] = digest_of(list(command), directory)
-            body["framework"] = framework_of(list(command), directory)
-            if sent.get("stdin") is not None:
-                sent["stdin"] = os.path.abspath(sent["stdin"])
-            if sent.get("mount"):
-                mounts = [sent["mount"]] if isinstance(sent["mount"], str) else sent["mount"]
-                sent["mount"] = [mount if mount.startswith("~") else os.path.abspath(mount) for mount in mounts]
-        elif cwd is not None:
-            body["cwd"] = os.fspath(cwd)
-        if environment is not None:
-            body["environment"] = dict(environment)
+        source = SubmissionSource(command, cwd, environment, commands, table)
+        body = submission_body(source, option_values(options), is_local=self._transport.is_local)
         return self._post("/submissions", body, SubmitResult)
+
+    def preview(
+        self,
+        *command: str,
+        cwd: str | os.PathLike[str] | None = None,
+        commands: Iterable[str] | None = None,
+        table: str | None = None,
+        **options: Unpack[SubmitKwargs],
+    ) -> SubmissionPreview:
+        """Check a submission, as `gpuyard submit --dry-run` does, and return what it would submit."""
+        source = SubmissionSource(command, cwd, None, commands, table)
+        body = submission_body(source, option_values(options), is_local=self._transport.is_local)
+        return self._post("/submissions/preview", body, SubmissionPreview)
 
     def resubmit(self, job: int | str, *command: str, **options: Unpack[SubmitKwargs]) -> SubmitResult:
         """Submit a job like this one, with another command or other options."""
-        body = {"options": _option_values(options), **({"command": list(command)} if command else {})}
+        body = {"options": option_values(options), **({"command": list(command)} if command else {})}
         return self._post(f"/jobs/{self._find_id(job)}/resubmit", body, SubmitResult)
 
     # Read
@@ -122,13 +116,29 @@ class Client(Closeable):
         order: JobOrder | None = None,
         limit: int | None = None,
         after: int | None = None,
+        fold: bool = False,
     ) -> jobs.JobPage:
-        """Return a page of jobs; `after` is the `next` of the page before."""
+        """Return a page of jobs; `after` is the `next` of the page before. With `fold`, each sweep and array is one
+        row."""
         query = {
-            "ids": _join_ids(ids), "all": "1" if all else None, "state": state, "search": search, "tag": tag,
-            "user": user, "order": order, "limit": limit, "after": after,
+            "ids": join_ids(ids), "all": "1" if all else None, "state": state, "search": search, "tag": tag,
+            "user": user, "order": order, "limit": limit, "after": after, "fold": "1" if fold else None,
         }  # fmt: skip
         return self._get("/jobs", jobs.JobPage, query)
+
+    def sweep(
+        self,
+        job: int | str,
+        *,
+        sort: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+    ) -> SweepPage:
+        """Return a page of the runs of the sweep or array that a job belongs to; `sort="-lr"` sorts by a column, from
+        the last to the first."""
+        query = {"sort": sort, "state": state, "limit": limit, "after": after}
+        return self._get(f"/sweeps/{self._find_id(job)}", SweepPage, query)
 
     def show(self, job: int | str, *, environment: bool = False) -> jobs.JobDetails:
         """Return all details of a job; with `environment`, the values of its variables, which may be secrets."""
@@ -181,7 +191,7 @@ class Client(Closeable):
                 query |= {} if selection else {"submitters": " ".join(submitters)}
                 return _convert(connection.get("/wait", query, within_s), WaitResult)
 
-            result = first = ask(_join_ids(ids) or "", 0.0)
+            result = first = ask(join_ids(ids) or "", 0.0)
             while not (result.done or result.is_stuck) and (left := deadline - time.monotonic()) > 0:
                 result = ask(result.selection, min(_LONGEST_REQUEST_S, left))
         if result.done and result.selection and submitters:
@@ -239,7 +249,7 @@ class Client(Closeable):
     def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: int) -> ChangeSummary:
         if bool(ids) == (where is not None):
             raise UserError(f"which jobs should `{verb}` change?", hint='name their ids, or where={"state": "queued"}')
-        chosen = {"ids": _id_text(ids)} if where is None else {"where": dict(where)}
+        chosen = {"ids": id_text(ids)} if where is None else {"where": dict(where)}
         return self._post(f"/jobs/{verb}", {**chosen, **more}, ChangeSummary)
 
     # The queue as a whole
@@ -268,34 +278,34 @@ class Client(Closeable):
         limits."""
         return self._post("/clean", {} if older_than is None else {"older_than_s": _seconds(older_than)}, CleanResult)
 
-    def estimates(self, limit: int = 50) -> jobs.EstimateList:
+    def estimates(self, limit: int = 50) -> learned.EstimateList:
         """Return estimates learned from past runs, the latest first."""
-        return self._get("/estimates", jobs.EstimateList, {"limit": limit})
+        return self._get("/estimates", learned.EstimateList, {"limit": limit})
 
-    def forget_estimates(self, *words: str, all: bool = False) -> jobs.ForgetResult:  # noqa: A002 - as on the command line
+    def forget_estimates(self, *words: str, all: bool = False) -> learned.ForgetResult:  # noqa: A002 - as on the command line
         """Forget estimates, by their fingerprints or by a part of the command; or `all=True`."""
-        return self._post("/estimates/forget", {"words": list(words), "all": all}, jobs.ForgetResult)
+        return self._post("/estimates/forget", {"words": list(words), "all": all}, learned.ForgetResult)
 
-    def export_estimates(self) -> list[jobs.LearnedProfile]:
+    def export_estimates(self) -> list[learned.LearnedProfile]:
         """Return all estimates, to import them on another machine."""
-        page = self._get("/estimates/export", jobs.ProfilePage)
+        page = self._get("/estimates/export", learned.ProfilePage)
         found = page.estimates
         while page.next is not None:
-            page = self._get("/estimates/export", jobs.ProfilePage, {"after": page.next})
+            page = self._get("/estimates/export", learned.ProfilePage, {"after": page.next})
             found += page.estimates
         return found
 
     def import_estimates(
-        self, estimates: Iterable[jobs.LearnedProfile], *, overwrite: bool = False
-    ) -> jobs.ImportResult:
+        self, estimates: Iterable[learned.LearnedProfile], *, overwrite: bool = False
+    ) -> learned.ImportResult:
         """Add estimates of another machine. Those that were learned here stay; not with `overwrite`."""
         left, imported, kept = list(estimates), 0, 0
         while left:
             piece, left = left[:_IMPORTED_AT_ONCE], left[_IMPORTED_AT_ONCE:]
             body = {"estimates": msgspec.to_builtins(piece), "replace": overwrite}
-            result = self._post("/estimates/import", body, jobs.ImportResult)
+            result = self._post("/estimates/import", body, learned.ImportResult)
             imported, kept = imported + result.imported, kept + result.kept
-        return jobs.ImportResult(imported=imported, kept=kept)
+        return learned.ImportResult(imported=imported, kept=kept)
 
     def stop(self) -> StopResult:
         """Stop the daemon, and return when it has ended. Jobs keep running; the next daemon takes them over."""
@@ -370,30 +380,6 @@ def _log_texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:
         if event.text is not None:
             yield event.text
     raise EnvironmentFault("the daemon ended before the job did", hint="the job keeps running: follow its log again")
-
-
-def _join_ids(ids: Ids | None) -> str | None:
-    """Return ids as one text, None for None. An empty list is an error: it must not mean all jobs."""
-    text = None if ids is None else _id_text(ids)
-    if text is not None and not text.strip():
-        raise UserError("no job is given", hint="leave the ids out for all jobs")
-    return text
-
-
-def _id_text(ids: Ids | Iterable[Ids]) -> str:
-    if isinstance(ids, int | str):
-        return str(ids)
-    return " ".join(map(_id_text, ids))
-
-
-def _option_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options as the daemon names them."""
-    # Not `in (None, False)`: zero equals False, and `gpus=0` must be sent.
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    return {
-        name.replace("_", "-"): list(map(str, value)) if isinstance(value, list | tuple) else value
-        for name, value in given.items()
-    }
 
 
 def _texts(query: Mapping[str, Any]) -> dict[str, str]:

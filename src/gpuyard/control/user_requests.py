@@ -69,7 +69,7 @@ class UserRequests:
         self._revival = Revival(store, self._transitions.dependants)  # of the change that is being made
         self._supply = Supply()  # of that change
         intake = SubmissionIntake(self._transitions, clock, self._selected_ids)
-        self.submit, self.drop_refused = intake.submit, intake.drop_refused
+        self.submit, self.check, self.drop_refused = intake.submit, intake.check, intake.drop_refused
 
     # Changes
 

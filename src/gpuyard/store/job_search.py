@@ -86,6 +86,16 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     total: int
 
 
+@contextlib.contextmanager
+def one_snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """Let all reads of the block see the same state of the database."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("COMMIT")
+
+
 class Search:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -99,7 +109,7 @@ class Search:
 
         Finished jobs come last first; without `show_all` and without conditions, only the last RECENTLY_FINISHED.
         """
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             if job_filter.ranges is not None:
                 return self._matching(job_filter, page, "", "ORDER BY jobs.id")
             has_queued = not job_filter.states or JobState.QUEUED in job_filter.states
@@ -113,7 +123,7 @@ class Search:
 
     def newest(self, job_filter: JobFilter, page: PageRange) -> SearchResult:
         """Return a page with the newest submissions first."""
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             if not job_filter.is_plain:
                 return self._matching(job_filter, page, "", "ORDER BY jobs.id DESC")
             states = job_filter.states or tuple(JobState)
@@ -121,12 +131,12 @@ class Search:
 
     def sorted(self, job_filter: JobFilter, page: PageRange, order: str, now: float) -> SearchResult:
         """Return a page in an order of `job_sort`, such as `-time`."""
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             return self._matching(job_filter, page, "", order_clause(order), now=now)
 
     def ranges(self, job_filter: JobFilter) -> list[tuple[int, int]]:
         """Return the ids of all matching jobs as pairs of first and last."""
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             where, values = self._where(job_filter)
             query = (
                 "SELECT min(id), max(id) FROM (SELECT jobs.id, "  # noqa: S608
@@ -134,15 +144,6 @@ class Search:
                 "GROUP BY island ORDER BY 1"
             )
             return [(first, last) for first, last in self._execute(query, values)]
-
-    @contextlib.contextmanager
-    def _one_snapshot(self) -> Iterator[None]:
-        """Let all reads of the block see the same state of the database."""
-        self._execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._execute("COMMIT")
 
     # Searches with conditions
 

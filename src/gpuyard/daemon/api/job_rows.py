@@ -73,6 +73,9 @@ def make_row(
         index=job.index,
         engine=job.spec.engine or "local",
         place=attempt.place if attempt is not None else None,
+        values=job.values,
+        varies=job.spec.varies,
+        group=None,
     )
 
 
@@ -87,7 +90,6 @@ def make_details(scheduler: SchedulerLoop, job: Job, *, with_environment: bool) 
         failures=job.failures,
         error_output=spec.error,  # an answer with `error` is a failed request
         signal=spec.warning and warning_text(spec.warning),
-        values=job.values,
         environment_names=sorted(spec.environment),
         environment=dict(spec.environment) if with_environment else None,
         notify=[

@@ -9,6 +9,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.jobs.sweep_text import say_preview
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
 
@@ -21,7 +22,7 @@ VERB = Verb(
 
     \b
     gpuyard submit -- python train.py --lr 3e-4
-    gpuyard submit --sweep lr=1e-3,1e-4 --sweep seed=0-4 -- python train.py --lr {lr} --seed {seed}
+    gpuyard submit --sweep lr=1e-4..1e-1:log4 --sweep seed=0..4 -- python train.py --lr {lr} --seed {seed}
     gpuyard submit --array 0-99%4 -- python part.py {index}
     gpuyard submit --from runs.csv -- python train.py --lr {lr}
     gpuyard submit --from commands.txt
@@ -40,12 +41,13 @@ VERB = Verb(
         ),
         Option("from", "FILE", "A command per line; with a command, a CSV file whose columns fill in its {NAMES}."),
         Option("cwd", "DIR", "Working directory. [this one]"),
+        Option("dry-run", None, "Check it and print what would be submitted; submit nothing."),
         JSON,
     ),
     Arguments("-- CMD...", is_program=True),
 )
 # Options of the command line alone, which are not sent.
-_OWN = ("from", "cwd", "json")
+_OWN = ("from", "cwd", "dry-run", "json")
 
 
 def run(typed: Typed) -> int:
@@ -72,6 +74,8 @@ def run(typed: Typed) -> int:
         "submitters": starting_processes(),
         "options": _options(typed),
     }
+    if typed.flag("dry-run"):
+        return say_preview(typed, request("POST", "/submissions/preview", body=body, is_repeatable=True))
     answer = request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
