@@ -158,7 +158,8 @@ def make_harmless(case: Any, known: int | None) -> None:
 def ask_about(case: Any, job_id: int) -> None:
     """Point the request at an existing job."""
     if "id" in case.path_parameters:
-        case.path_parameters["id"] = BATCH if "/batches/" in case.path else job_id
+        is_of_group = "/batches/" in case.path or "/sweeps/" in case.path
+        case.path_parameters["id"] = BATCH if is_of_group else job_id
     if "ids" in case.query:
         case.query["ids"] = str(job_id)
     if isinstance(case.body, dict) and case.path.endswith(CHANGES):
