@@ -13,14 +13,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.connect.fast_http import Closeable
-from gpuyard.connect.record_code import RemovedIfRefused, record_code
+from gpuyard.connect.job_ids import Ids, id_text, join_ids
+from gpuyard.connect.record_code import RemovedIfRefused
+from gpuyard.connect.submission_body import SubmissionSource, option_values, submission_body
 from gpuyard.connect.supply_secrets import decided, merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
-from gpuyard.connect.version_mismatch import advice
+from gpuyard.connect.typed_answers import convert, log_texts
 from gpuyard.core.units import parse_duration
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.errors import UserError
+from gpuyard.schema import estimates as learned
 from gpuyard.schema import jobs
 from gpuyard.schema.machine import ClearResult, DeviceHistory, DrainResult, JobTimeline, MachineState, ReportAnswer
 from gpuyard.schema.queue import (
@@ -35,10 +37,10 @@ from gpuyard.schema.queue import (
 )
 from gpuyard.schema.requests import JobOrder, SubmitKwargs
 from gpuyard.schema.summary import QueueSummary
+from gpuyard.schema.sweep_page import SweepPage
+from gpuyard.schema.sweeps import SubmissionPreview
 from gpuyard.system.shell_processes import starting_processes
-from gpuyard.system.shell_settings import read_shell_settings
 
-Ids: TypeAlias = int | str | Iterable[int | str]
 # Which jobs: by `state`, `search`, `tag` or `user`.
 Where: TypeAlias = Mapping[str, str]
 T = TypeVar("T", bound=Struct)
@@ -81,41 +83,32 @@ class Client(Closeable):
         soft limits the job gets, too; over the page's port, your home and what the daemon has. With `snapshot` the jobs
         run the code as it is now; default: as `[submit]` says.
         """
-        sent = _option_values(options)
-        body: dict[str, Any] = {
-            "token": os.urandom(16).hex(),
-            "command": list(command) or None,
-            "list": None if commands is None else "\n".join(commands),
-            "table": table,
-            "options": sent,
-        }
-        if self._transport.is_local:  # what a command that is typed in a shell takes from there
-            directory, code = record_code(command, os.path.abspath(cwd or "."), wants_snapshot=snapshot)
-            body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
-            body["submitters"] = starting_processes(with_own=True)
-            body["configuration"] = digest_of(list(command), directory)
-            body["framework"] = framework_of(list(command), directory)
-            body["code"] = code
-            if sent.get("stdin") is not None:
-                sent["stdin"] = os.path.abspath(sent["stdin"])
-            if sent.get("mount"):
-                mounts = [sent["mount"]] if isinstance(sent["mount"], str) else sent["mount"]
-                sent["mount"] = [mount if mount.startswith("~") else os.path.abspath(mount) for mount in mounts]
-        elif cwd is not None:
-            body["cwd"] = os.fspath(cwd)
-        if environment is not None:
-            body["environment"] = dict(environment)
+        source = SubmissionSource(command, cwd, environment, commands, table, snapshot)
+        body = submission_body(source, option_values(options), is_local=self._transport.is_local)
         with RemovedIfRefused(body.get("code", {})):
             return self._post("/submissions", body, SubmitResult)
 
+    def preview(
+        self,
+        *command: str,
+        cwd: str | os.PathLike[str] | None = None,
+        commands: Iterable[str] | None = None,
+        table: str | None = None,
+        **options: Unpack[SubmitKwargs],
+    ) -> SubmissionPreview:
+        """Check a submission, as `gpuyard submit --dry-run` does, and return what it would submit."""
+        source = SubmissionSource(command, cwd, None, commands, table, snapshot=False)
+        body = submission_body(source, option_values(options), is_local=self._transport.is_local)
+        return self._post("/submissions/preview", body, SubmissionPreview)
+
     def resubmit(self, job: int | str, *command: str, **options: Unpack[SubmitKwargs]) -> SubmitResult:
         """Submit a job like this one, with another command or other options."""
-        body = {"options": _option_values(options), **({"command": list(command)} if command else {})}
+        body = {"options": option_values(options), **({"command": list(command)} if command else {})}
         return self._post(f"/jobs/{self._find_id(job)}/resubmit", body, SubmitResult)
 
     def edit(self, *ids: Ids, where: Where | None = None, **options: Unpack[SubmitKwargs]) -> ChangeSummary:
         """Change these options of waiting jobs."""
-        return self._change("edit", ids, where, options=_option_values(options))
+        return self._change("edit", ids, where, options=option_values(options))
 
     # Read
 
@@ -131,13 +124,29 @@ class Client(Closeable):
         order: JobOrder | None = None,
         limit: int | None = None,
         after: int | None = None,
+        fold: bool = False,
     ) -> jobs.JobPage:
-        """Return a page of jobs; `after` is the `next` of the page before."""
+        """Return a page of jobs; `after` is the `next` of the page before. With `fold`, each sweep and array is one
+        row."""
         query = {
-            "ids": _join_ids(ids), "all": "1" if all else None, "state": state, "search": search, "tag": tag,
-            "user": user, "order": order, "limit": limit, "after": after,
+            "ids": join_ids(ids), "all": "1" if all else None, "state": state, "search": search, "tag": tag,
+            "user": user, "order": order, "limit": limit, "after": after, "fold": "1" if fold else None,
         }  # fmt: skip
         return self._get("/jobs", jobs.JobPage, query)
+
+    def sweep(
+        self,
+        job: int | str,
+        *,
+        sort: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+    ) -> SweepPage:
+        """Return a page of the runs of the sweep or array that a job belongs to; `sort="-lr"` sorts by a column, from
+        the last to the first."""
+        query = {"sort": sort, "state": state, "limit": limit, "after": after}
+        return self._get(f"/sweeps/{self._find_id(job)}", SweepPage, query)
 
     def show(self, job: int | str, *, environment: bool = False) -> jobs.JobDetails:
         """Return all details of a job; with `environment`, the values of its variables, which may be secrets."""
@@ -173,7 +182,7 @@ class Client(Closeable):
         path = f"/jobs/{self._find_id(job)}/log"
         query = _texts({"attempt": attempt, "tail": _LONGEST_TAIL, "stream": stream})
         if follow:
-            return _log_texts(self._transport.events(f"{path}/live", query))
+            return log_texts(self._transport.events(f"{path}/live", query))
         return self._get(path, jobs.LogTail, query).text
 
     def wait(self, ids: Ids | None = None, *, timeout: float | str | None = None) -> WaitResult:
@@ -188,9 +197,9 @@ class Client(Closeable):
             def ask(selection: str, within_s: float) -> WaitResult:
                 query = {"ids": selection, "timeout": f"{within_s:.3f}", "stuck": "1"}
                 query |= {} if selection else {"submitters": " ".join(submitters)}
-                return _convert(connection.get("/wait", query, within_s), WaitResult)
+                return convert(connection.get("/wait", query, within_s), WaitResult)
 
-            result = first = ask(_join_ids(ids) or "", 0.0)
+            result = first = ask(join_ids(ids) or "", 0.0)
             while not (result.done or result.is_stuck) and (left := deadline - time.monotonic()) > 0:
                 result = ask(result.selection, min(_LONGEST_REQUEST_S, left))
         if result.done and result.selection and submitters:
@@ -240,7 +249,7 @@ class Client(Closeable):
             return first
         # The first request has decided which jobs run again.
         answer = self._transport.request("POST", f"/jobs/{verb}", body={**second, **more, **decided(verb)})
-        return _convert(merge(msgspec.to_builtins(first), answer), ChangeSummary)
+        return convert(merge(msgspec.to_builtins(first), answer), ChangeSummary)
 
     def suspend(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
         """Move the GPU memory of running jobs to RAM, and pause them."""
@@ -257,7 +266,7 @@ class Client(Closeable):
     def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: object) -> ChangeSummary:
         if bool(ids) == (where is not None):
             raise UserError(f"which jobs should `{verb}` change?", hint='name their ids, or where={"state": "queued"}')
-        chosen = {"ids": _id_text(ids)} if where is None else {"where": dict(where)}
+        chosen = {"ids": id_text(ids)} if where is None else {"where": dict(where)}
         return self._post(f"/jobs/{verb}", {**chosen, **more}, ChangeSummary)
 
     # The queue as a whole
@@ -286,38 +295,38 @@ class Client(Closeable):
         limits."""
         return self._post("/clean", {} if older_than is None else {"older_than_s": _seconds(older_than)}, CleanResult)
 
-    def estimates(self, limit: int = 50) -> jobs.EstimateList:
+    def estimates(self, limit: int = 50) -> learned.EstimateList:
         """Return estimates learned from past runs, the latest first."""
-        return self._get("/estimates", jobs.EstimateList, {"limit": limit})
+        return self._get("/estimates", learned.EstimateList, {"limit": limit})
 
-    def forget_estimates(self, *words: str, all: bool = False) -> jobs.ForgetResult:  # noqa: A002 - as on the command line
+    def forget_estimates(self, *words: str, all: bool = False) -> learned.ForgetResult:  # noqa: A002 - as on the command line
         """Forget estimates, by their fingerprints or by a part of the command; or `all=True`."""
-        return self._post("/estimates/forget", {"words": list(words), "all": all}, jobs.ForgetResult)
+        return self._post("/estimates/forget", {"words": list(words), "all": all}, learned.ForgetResult)
 
-    def export_estimates(self) -> list[jobs.LearnedProfile]:
+    def export_estimates(self) -> list[learned.LearnedProfile]:
         """Return all estimates, to import them on another machine."""
-        page = self._get("/estimates/export", jobs.ProfilePage)
+        page = self._get("/estimates/export", learned.ProfilePage)
         found = page.estimates
         while page.next is not None:
-            page = self._get("/estimates/export", jobs.ProfilePage, {"after": page.next})
+            page = self._get("/estimates/export", learned.ProfilePage, {"after": page.next})
             found += page.estimates
         return found
 
     def import_estimates(
-        self, estimates: Iterable[jobs.LearnedProfile], *, overwrite: bool = False
-    ) -> jobs.ImportResult:
+        self, estimates: Iterable[learned.LearnedProfile], *, overwrite: bool = False
+    ) -> learned.ImportResult:
         """Add estimates of another machine. Those that were learned here stay; not with `overwrite`."""
         left, imported, kept = list(estimates), 0, 0
         while left:
             piece, left = left[:_IMPORTED_AT_ONCE], left[_IMPORTED_AT_ONCE:]
             body = {"estimates": msgspec.to_builtins(piece), "replace": overwrite}
-            result = self._post("/estimates/import", body, jobs.ImportResult)
+            result = self._post("/estimates/import", body, learned.ImportResult)
             imported, kept = imported + result.imported, kept + result.kept
-        return jobs.ImportResult(imported=imported, kept=kept)
+        return learned.ImportResult(imported=imported, kept=kept)
 
     def stop(self) -> StopResult:
         """Stop the daemon, and return when it has ended. Jobs keep running; the next daemon takes them over."""
-        return _convert(self._transport.stop(), StopResult)
+        return convert(self._transport.stop(), StopResult)
 
     # The machine
 
@@ -355,10 +364,10 @@ class Client(Closeable):
         return self._get("/summary", QueueSummary, {"since": since})
 
     def _get(self, path: str, kind: type[T], query: Mapping[str, Any] | None = None) -> T:
-        return _convert(self._transport.request("GET", path, _texts(query or {})), kind)
+        return convert(self._transport.request("GET", path, _texts(query or {})), kind)
 
     def _post(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
-        return _convert(self._transport.request("POST", path, body=body), kind)
+        return convert(self._transport.request("POST", path, body=body), kind)
 
     def _find_id(self, job: int | str) -> int:
         """Return the id of the one job with this id or name."""
@@ -368,50 +377,6 @@ class Client(Closeable):
         if len(found) != 1:
             raise UserError(f"'{job}' matches {'several jobs' if found else 'no job'}", hint="name one job by its id")
         return found[0]
-
-
-def _convert(answer: Any, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(answer, kind)
-    except msgspec.ValidationError as error:  # a daemon of another version
-        hint = advice(getattr(answer, "version", None))
-        raise EnvironmentFault(f"the daemon's answer cannot be read: {error}", hint=hint) from error
-
-
-def _log_texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:
-    for each in events:
-        event = _convert(each, jobs.LogEvent)
-        if event.error is not None:
-            raise EnvironmentFault(event.error, hint=event.hint)
-        if event.over:
-            return
-        if event.text is not None:
-            yield event.text
-    raise EnvironmentFault("the daemon ended before the job did", hint="the job keeps running: follow its log again")
-
-
-def _join_ids(ids: Ids | None) -> str | None:
-    """Return ids as one text, None for None. An empty list is an error: it must not mean all jobs."""
-    text = None if ids is None else _id_text(ids)
-    if text is not None and not text.strip():
-        raise UserError("no job is given", hint="leave the ids out for all jobs")
-    return text
-
-
-def _id_text(ids: Ids | Iterable[Ids]) -> str:
-    if isinstance(ids, int | str):
-        return str(ids)
-    return " ".join(map(_id_text, ids))
-
-
-def _option_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options as the daemon names them."""
-    # Not `in (None, False)`: zero equals False, and `gpus=0` must be sent.
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    return {
-        name.replace("_", "-"): list(map(str, value)) if isinstance(value, list | tuple) else value
-        for name, value in given.items()
-    }
 
 
 def _texts(query: Mapping[str, Any]) -> dict[str, str]:

@@ -78,6 +78,7 @@ def test_every_option_of_submit_is_described() -> None:
     sent = {option.name for option in submit.VERB.options} - {
         "from",
         "cwd",
+        "dry-run",
         "json",
         "in",
         "wait",
@@ -157,7 +158,7 @@ def make_harmless(case: Any, known: int | None) -> None:
     body = case.body
     if not isinstance(body, dict):
         return
-    if case.path.endswith(("/submissions", "/resubmit")):
+    if case.path.endswith(("/submissions", "/submissions/preview", "/resubmit")):
         command = body.get("command")
         body["command"] = ["true", *command] if isinstance(command, list) else ["true"]
         typed = body["options"] if isinstance(body.get("options"), dict) else {}
@@ -169,7 +170,8 @@ def make_harmless(case: Any, known: int | None) -> None:
 def ask_about(case: Any, job_id: int) -> None:
     """Point the request at an existing job."""
     if "id" in case.path_parameters:
-        case.path_parameters["id"] = BATCH if "/batches/" in case.path else job_id
+        is_of_group = "/batches/" in case.path or "/sweeps/" in case.path
+        case.path_parameters["id"] = BATCH if is_of_group else job_id
     if "ids" in case.query:
         case.query["ids"] = str(job_id)
     if isinstance(case.body, dict) and case.path.endswith(CHANGES):

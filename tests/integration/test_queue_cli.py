@@ -158,7 +158,7 @@ def test_queue_on_a_terminal_fits_its_width_and_has_colours(daemon: StandIn) -> 
     assert "\x1b[31m✗ failed" in output
     plain = [line.replace("\x1b[0m", "").partition("m")[2] or line for line in output.splitlines() if "\x1b" in line]
     assert all(len(line) <= 70 for line in [*plain, *(line for line in output.splitlines() if "\x1b" not in line)])
-    assert daemon.requests[0].query == {"limit": "20"}
+    assert daemon.requests[0].query == {"fold": "1", "limit": "20"}
 
 
 def test_queue_sends_its_filters_and_counts_the_jobs_it_does_not_print(daemon: StandIn) -> None:
@@ -166,7 +166,10 @@ def test_queue_sends_its_filters_and_counts_the_jobs_it_does_not_print(daemon: S
         *(row(int(asked.query.get("after", 1)) + n) for n in range(2)), following="7", queued=1000
     )
     assert "and 996 more" in run("queue", "--limit", "4").stdout
-    assert [asked.query for asked in daemon.requests] == [{"limit": "4"}, {"limit": "2", "after": "7"}]
+    assert [asked.query for asked in daemon.requests] == [
+        {"fold": "1", "limit": "4"},
+        {"fold": "1", "limit": "2", "after": "7"},
+    ]
     run("queue", "17-20", "name=big", "--state", "failed", "--all", "--limit", "1")
     assert daemon.requests[-1].query == {"ids": "17-20 name=big", "state": "failed", "all": "1", "limit": "1"}
     assert len(json.loads(run("queue", "--limit", "6", "--json").stdout)["jobs"]) == 6

@@ -68,6 +68,10 @@ class SubmissionIntake:
             submission = replace(submission, elements=list(submission.elements))
         return before or (yield from self._add(submission, user))
 
+    def check(self, submission: Submission) -> None:
+        """Raise UserError if `submit` would refuse the dependencies."""
+        self._find_dependencies(submission)
+
     def _add(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         wanted = self._find_dependencies(submission)
         like = self._first_job(submission, user, wanted)

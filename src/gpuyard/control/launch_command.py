@@ -12,6 +12,8 @@ from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
 from gpuyard.core.job.output_files import fill_pattern
+from gpuyard.core.job.placeholders import fill_in
+from gpuyard.core.job.sweep import SWEEP_PREFIX, variable_of
 from gpuyard.core.job.thread_variables import CPUS_VARIABLE, thread_variables
 from gpuyard.core.job.workspace_task import place_of
 from gpuyard.core.memory.preallocation import growth_variables
@@ -54,8 +56,9 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
 ) -> Launch:
     """Return the launch of attempt `number`. `pinning` chooses its CPUs, if the rules say so."""
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
-    submitted = {name: value for name, value in job.spec.environment.items() if name not in _OWN_VARIABLES}
+    submitted = _submitted_variables(job)
     own = {
+        **{variable_of(name): value for name, value in job.values.items()},
         "GPUYARD_JOB_ID": str(job.id),
         "GPUYARD_ATTEMPT": str(number),
         OOM_COUNT_VARIABLE: str(job.growth.count),
@@ -101,6 +104,18 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         ram_limit_mb=ram_limit_mb(job) if rules.host.enforce_ram and terms is None else None,
     )
     return launch if job.spec.code.snapshot is None else in_snapshot(launch, job.spec.code.snapshot)
+
+
+def _submitted_variables(job: Job) -> dict[str, str]:
+    """Return the variables of the submission, without those that a job has of its own, and with placeholders filled in
+    where --env has some."""
+    values = job.placeholders
+    filled = frozenset(job.spec.filled_variables if values else ())
+    return {
+        name: fill_in((value,), values)[0] if name in filled else value
+        for name, value in job.spec.environment.items()
+        if name not in _OWN_VARIABLES and not name.startswith(SWEEP_PREFIX)
+    }
 
 
 def _output_path(job: Job, pattern: str | None, number: int) -> str | None:

@@ -73,7 +73,7 @@ class UserRequests:
         self._supply = Supply()  # of that change
         self.selected = SelectedJobs(queries, clock)
         intake = SubmissionIntake(self._transitions, clock, self.selected.ids)
-        self.submit, self.drop_refused = intake.submit, intake.drop_refused
+        self.submit, self.check, self.drop_refused = intake.submit, intake.check, intake.drop_refused
 
     # Changes
 

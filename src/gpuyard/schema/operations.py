@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.schema import jobs, machine, queue, requests, summary
+from gpuyard.schema import estimates, jobs, machine, queue, requests, summary, sweep_page, sweeps
 from gpuyard.schema.queue import ErrorBody
 from gpuyard.version import API, __version__
 
@@ -50,6 +50,10 @@ def _change(verb: str, summary: str, body: Any = requests.ChangeRequest) -> Oper
 _QUEUE = (
     _get("status", "/status", "The state of the daemon and the queue.", queue.DaemonStatus),
     _post("submit", "/submissions", "Submit one job or many.", queue.SubmitResult, requests.SubmissionBody),
+    _post(
+        "preview", "/submissions/preview", "Check a submission and list its jobs, without submitting them.",
+        sweeps.SubmissionPreview, requests.SubmissionBody,
+    ),
     _get(
         "queue", "/jobs", "Jobs: running, waiting in queue order, then finished; or the newest first.", jobs.JobPage,
         requests.JobsQuery,
@@ -73,6 +77,10 @@ _QUEUE = (
 )  # fmt: skip
 
 _JOBS = (
+    _get(
+        "sweep", "/sweeps/{id}", "The runs of a sweep or an array, as a table.", sweep_page.SweepPage,
+        requests.SweepQuery,
+    ),
     _get("show", "/jobs/{id}", "All details of a job.", jobs.JobDetails, requests.ShowQuery),
     _get("why", "/jobs/{id}/why", "Why a job does not start, and when it may.", jobs.WaitExplanation),
     _get("history", "/jobs/{id}/history", "Everything that happened to a job.", jobs.JobHistory),
@@ -110,19 +118,19 @@ _BATCHES = (
     _post("stop_tag", "/tags/stop", "Start no more jobs of a tag.", queue.TagState, requests.TagRequest),
     _post("go_tag", "/tags/go", "Start jobs of a tag again.", queue.TagState, requests.TagRequest),
     _get(
-        "estimates", "/estimates", "Estimates learned from past runs, the latest first.", jobs.EstimateList,
+        "estimates", "/estimates", "Estimates learned from past runs, the latest first.", estimates.EstimateList,
         requests.EstimatesQuery,
     ),
     _get(
         "export_estimates", "/estimates/export", "Estimates to import on another machine, a page at a time.",
-        jobs.ProfilePage, requests.ProfilesQuery,
+        estimates.ProfilePage, requests.ProfilesQuery,
     ),
     _post(
-        "import_estimates", "/estimates/import", "Add estimates of another machine.", jobs.ImportResult,
+        "import_estimates", "/estimates/import", "Add estimates of another machine.", estimates.ImportResult,
         requests.ImportRequest,
     ),
     _post(
-        "forget_estimates", "/estimates/forget", "Forget estimates.", jobs.ForgetResult, requests.ForgetRequest
+        "forget_estimates", "/estimates/forget", "Forget estimates.", estimates.ForgetResult, requests.ForgetRequest
     ),
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from gpuyard.core.job.shell_settings import Submitters
 from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
 from gpuyard.core.report.usage_report import GroupBy
-from gpuyard.schema.jobs import LearnedProfile
+from gpuyard.schema.estimates import LearnedProfile
 
 _STATE = "|".join(JobState)
 _JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag|user|state|since)=[^\s,]+(,[^\s,=]+)*|all"
@@ -77,6 +77,20 @@ class JobsQuery(JobMatch, frozen=True, kw_only=True, forbid_unknown_fields=False
         JobOrder,
         Meta(description="in the order in which they will start, the newest first, or by a column, such as -time"),
     ] = "queue"
+    limit: Limit = 50
+    after: After = 0
+    fold: Annotated[
+        bool, Meta(description="one row for each sweep and array; only in queue order, and without conditions")
+    ] = False
+
+
+class SweepQuery(Struct, frozen=True, kw_only=True):
+    sort: Annotated[
+        str,
+        _pattern(r"^(-?[^\x00-\x1f\x7f]{1,64})?$"),
+        Meta(description="sort by this column, with - before it from the last to the first"),
+    ] = ""
+    state: Annotated[str, _pattern(rf"^(({_STATE})(,|$))*$"), Meta(description="only runs in one of these states")] = ""
     limit: Limit = 50
     after: After = 0
 
@@ -347,6 +361,8 @@ class SubmitKwargs(TypedDict, total=False):
     tag: str | None
     array: str | None
     sweep: Texts | None
+    sample: Whole | None
+    seed: Whole | None
     env: Texts | None
     image: str | None
     mount: Texts | None

@@ -84,6 +84,16 @@ class SearchResult(Struct, frozen=True, kw_only=True):
     total: int
 
 
+@contextlib.contextmanager
+def one_snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """Let all reads of the block see the same state of the database."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("COMMIT")
+
+
 class Search:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -97,7 +107,7 @@ class Search:
 
         Finished jobs come last first; without `show_all` and without conditions, only the last RECENTLY_FINISHED.
         """
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             if job_filter.ranges is not None:
                 return self._matching(job_filter, page, "", "ORDER BY jobs.id")
             has_queued = not job_filter.states or JobState.QUEUED in job_filter.states
@@ -111,7 +121,7 @@ class Search:
 
     def newest(self, job_filter: JobFilter, page: PageRange) -> SearchResult:
         """Return a page with the newest submissions first."""
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             if not job_filter.is_plain:
                 return self._matching(job_filter, page, "", "ORDER BY jobs.id DESC")
             states = job_filter.states or tuple(JobState)
@@ -119,18 +129,18 @@ class Search:
 
     def sorted(self, job_filter: JobFilter, page: PageRange, order: str, now: float) -> SearchResult:
         """Return a page in an order of `job_sort`, such as `-time`."""
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             return self._matching(job_filter, page, "", order_clause(order), now=now)
 
     def ranges(self, job_filter: JobFilter) -> list[tuple[int, int]]:
         """Return the ids of all matching jobs as pairs of first and last."""
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             where, values = self._where(job_filter)
             return [(first, last) for first, last in self._execute(range_query([where]), values)]
 
     def selected_ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
         """Return the ids of all selected jobs as pairs of first and last, without those that are being submitted."""
-        with self._one_snapshot():
+        with one_snapshot(self.connection):
             clauses, values = selection_conditions(selection)
             query = range_query([*clauses, SUBMISSION_IS_COMPLETE])
             return [(first, last) for first, last in self._execute(query, values)]
@@ -140,15 +150,6 @@ class Search:
         query = f"SELECT state, count(*) FROM jobs WHERE {IN_RANGES} GROUP BY state"  # noqa: S608 - our own text
         found = self._execute(query, {"ranges": json.dumps(ranges)})
         return {JobState(state): count for state, count in found}
-
-    @contextlib.contextmanager
-    def _one_snapshot(self) -> Iterator[None]:
-        """Let all reads of the block see the same state of the database."""
-        self._execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._execute("COMMIT")
 
     # Searches with conditions
 

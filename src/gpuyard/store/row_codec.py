@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, to_builtins
 
-from gpuyard.core.job.job import Attempt, Job, JobSpec, fill_in
+from gpuyard.core.job.job import Attempt, Job, JobSpec
+from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.scheduling.disk_space import writes_files
 from gpuyard.core.scheduling.queue_order import Lane

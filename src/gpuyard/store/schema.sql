@@ -124,6 +124,35 @@ CREATE TRIGGER count_update AFTER UPDATE OF state ON jobs WHEN OLD.state <> NEW.
     UPDATE counts SET jobs = jobs + 1 WHERE state = NEW.state;
 END;
 
+-- The jobs of each array or sweep by state, kept by triggers: the queue shows a line for each without reading its jobs.
+-- `ended_at`: when a job last got to this state, if it is a state of finished jobs.
+CREATE TABLE group_counts (
+    group_id INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    jobs INTEGER NOT NULL CHECK (jobs >= 0),
+    ended_at REAL,
+    PRIMARY KEY (group_id, state)
+) WITHOUT ROWID;
+
+CREATE INDEX jobs_finished_alone ON jobs (ended_at) WHERE ended_at IS NOT NULL AND group_id IS NULL;
+
+CREATE TRIGGER group_insert AFTER INSERT ON jobs WHEN NEW.group_id IS NOT NULL BEGIN
+    INSERT INTO group_counts VALUES (NEW.group_id, NEW.state, 1, NEW.ended_at)
+        ON CONFLICT DO UPDATE SET jobs = jobs + 1, ended_at = excluded.ended_at;
+END;
+
+CREATE TRIGGER group_delete AFTER DELETE ON jobs WHEN OLD.group_id IS NOT NULL BEGIN
+    UPDATE group_counts SET jobs = jobs - 1 WHERE group_id = OLD.group_id AND state = OLD.state;
+    DELETE FROM group_counts WHERE group_id = OLD.group_id AND jobs = 0;
+END;
+
+CREATE TRIGGER group_update AFTER UPDATE OF state ON jobs
+WHEN NEW.group_id IS NOT NULL AND OLD.state <> NEW.state BEGIN
+    UPDATE group_counts SET jobs = jobs - 1 WHERE group_id = OLD.group_id AND state = OLD.state;
+    INSERT INTO group_counts VALUES (NEW.group_id, NEW.state, 1, NEW.ended_at)
+        ON CONFLICT DO UPDATE SET jobs = jobs + 1, ended_at = excluded.ended_at;
+END;
+
 -- `usage` (JSON) holds a long memory curve. Reports read only `peaks_mb` and `energy`, so these have columns.
 -- The phase of an attempt: `handed_over_at` is set until it starts, then `started_at`, with `keeper_pid` (else 0) on this
 -- machine or `place` on another; `ended_at`, `outcome` and `lack` (of memory, both JSON) once it is over.

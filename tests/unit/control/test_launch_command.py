@@ -1,4 +1,4 @@
-"""The environment of a workspace's task, whose settings may name another variable than CUDA_VISIBLE_DEVICES."""
+"""The environment of a job: the values of a sweep, and a task that names another variable than CUDA_VISIBLE_DEVICES."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -37,3 +37,14 @@ def test_the_variable_of_a_task_names_cuda_devices_and_never_hides_them(
     hidden = {"ROCR_VISIBLE_DEVICES": "-1"}
     assert {name: launch.environment[name] for name in names if name in launch.environment} == {**hidden, **own}
     assert launch.place == place
+
+
+def test_a_run_of_a_sweep_has_its_values_and_its_index_in_its_environment() -> None:
+    environment = {"RATE": "lr={lr}", "KEPT": "{lr}", "GPUYARD_SWEEP_OLD": "of the job that submitted it"}
+    spec = JobSpec(command=("run", "{lr}"), cwd="/", environment=environment, need=Need(), filled_variables=("RATE",))
+    values = {"lr": "1e-3", "Seed": "4"}
+    job = Job(id=1, spec=spec, state=JobState.QUEUED, priority=0, user="me", submitted_at=0.0, values=values, index=7)
+    given = launch_of(job, 1, None, MIXED, RULES).environment
+    own = {name: value for name, value in given.items() if name.startswith(("GPUYARD_SWEEP", "GPUYARD_ARRAY"))}
+    assert own == {"GPUYARD_SWEEP_LR": "1e-3", "GPUYARD_SWEEP_SEED": "4", "GPUYARD_ARRAY_INDEX": "7"}
+    assert (given["RATE"], given["KEPT"]) == ("lr=1e-3", "{lr}")

@@ -4,8 +4,6 @@ Jobs of one submission share one spec. They differ in their `index` in an array,
 or in a whole `command` of their own.
 """
 
-import re
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -14,6 +12,7 @@ from gpuyard.core.job.code_record import CodeRecord
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.disk_limits import DiskLimits
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
@@ -27,7 +26,6 @@ from gpuyard.core.scheduling.tag_sharing import TagSharing
 
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 class OnReboot(StrEnum):
@@ -144,6 +142,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     stagger_s: float = 0.0  # the least time between two starts of its array
     resubmitted_from: int | None = None  # the job that it was made from
     code: CodeRecord = CodeRecord()
+    varies: tuple[str, ...] = ()  # names of the values that differ between its jobs
+    filled_variables: tuple[str, ...] = ()  # variables with placeholders in their values
 
     @property
     def learns_memory(self) -> bool:
@@ -161,14 +161,6 @@ class Growth(Struct, frozen=True, kw_only=True):
     memory_mb: float | None = None
     ram_mb: float | None = None
     is_alone: bool = False
-
-
-def fill_in(arguments: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """Replace placeholders such as {lr} in one pass: a value that looks like a placeholder is not replaced again."""
-    return tuple(
-        _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), each) if "{" in each else each
-        for each in arguments
-    )
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -197,11 +189,13 @@ class Job(Struct, frozen=True, kw_only=True):
     @property
     def argv(self) -> tuple[str, ...]:
         """The command with its placeholders filled in. Braces that name no placeholder stay as they are."""
-        filled = dict(self.values)
-        if self.index is not None:
-            filled["index"] = str(self.index)
         command = self.command if self.command is not None else self.spec.command
-        return fill_in(command, filled) if filled else command
+        return fill_in(command, self.placeholders) if self.placeholders else command
+
+    @property
+    def placeholders(self) -> dict[str, str]:
+        """The values of its placeholders: those of a sweep or a table, and its index."""
+        return self.values if self.index is None else {**self.values, "index": str(self.index)}
 
 
 class Usage(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.command_line import SHELL, change_arguments, is_change_of_arguments
 from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Job, RetryCause
+from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.stop_warning import warning_text
 from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.submit_options import NOT_EDITED, SUBMIT_OPTIONS
@@ -50,7 +51,7 @@ def _changed(job: Job, command: tuple[str, ...] | None, options: dict[str, Any],
     spec = job.spec
     request = SubmissionRequest(
         cwd=spec.cwd,
-        environment=spec.environment,
+        environment=_filled_environment(job),
         shell=spec.shell,
         token=token,
         configuration=spec.configuration if command is None else "",
@@ -157,6 +158,16 @@ def _names(variables: str | list[str] | None) -> set[str]:
     """Return the names of the variables that the option `env` sets."""
     texts = [variables] if isinstance(variables, str) else variables or []
     return {str(each).partition("=")[0] for each in texts}
+
+
+def _filled_environment(job: Job) -> dict[str, str]:
+    """Return the variables with this job's values in place of placeholders."""
+    filled = {
+        name: fill_in((job.spec.environment[name],), job.placeholders)[0]
+        for name in job.spec.filled_variables
+        if name in job.spec.environment
+    }
+    return {**job.spec.environment, **filled}
 
 
 def _digits(number: float | None) -> str | None:

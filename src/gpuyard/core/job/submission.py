@@ -5,9 +5,7 @@ Option values arrive as they were typed, from the command line, the web page or 
 
 import csv
 import io
-import itertools
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
@@ -25,11 +23,14 @@ from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.link_options import with_links
 from gpuyard.core.job.option_parser import Options, parse_variable
 from gpuyard.core.job.output_files import check_pattern, names_host
+from gpuyard.core.job.placeholders import used_names
 from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.shell_settings import ShellSettings, Submitters
 from gpuyard.core.job.start_options import parse_stagger, parse_start
 from gpuyard.core.job.stop_warning import parse_signal_option
+from gpuyard.core.job.sweep import all_points, count_points, parse_axes, sample_points
+from gpuyard.core.job.sweep_placeholders import check_placeholders, varying_names
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription
@@ -44,7 +45,6 @@ LOCAL = "local"
 # The default priority of a job that preempts others: jobs of the same priority are never preempted.
 URGENT = 100
 _ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
-_SPAN = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 _PLACEHOLDER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BYTE_ORDER_MARK = "\ufeff"  # spreadsheets write it before the first column's name
 
@@ -124,6 +124,8 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     need = with_links(_parse_need(options, pace), options)
     count, elements, group_limit = _expand(request, options)
     _check_output(request, options, elements, count)
+    if request.list is None:
+        check_placeholders(request.command or (), options, elements)
     cwd, on_reboot = request.cwd, options["on-reboot"]
     variables = dict(map(parse_variable, options["env"]))
     spec = JobSpec(
@@ -164,6 +166,8 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         shell=request.shell,
         stagger_s=0.0 if pace is not None else parse_stagger(options["stagger"], count),
         code=request.code,
+        varies=varying_names(elements) if isinstance(elements, list) else (),
+        filled_variables=tuple(name for name, value in variables.items() if used_names([value])),
     )
     kinds = (("after", DependencyKind.OK), ("after-any", DependencyKind.ANY), ("after-failed", DependencyKind.FAILED))
     devices = options["device"]
@@ -294,6 +298,9 @@ def _expand(request: SubmissionRequest, options: Options) -> tuple[int, Iterable
     given = [source for source, is_given in sources.items() if is_given]
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} do not go together", hint="submit them one after the other")
+    for name, needed in (("sample", "sweep"), ("seed", "sample")):
+        if name in options and needed not in options:
+            raise UserError(f"--{name} goes with --{needed}", hint=f"give --{needed}, or leave out --{name}")
     if request.list is None and not request.command:
         raise UserError("there is no program to run", hint="write it last: gpuyard submit -- python train.py")
     if request.list is not None and request.command:
@@ -314,7 +321,7 @@ def _expand_list(request: SubmissionRequest, options: Options) -> Iterator[Array
     if request.table is not None:
         return _expand_rows(request.table.removeprefix(_BYTE_ORDER_MARK))
     if options["sweep"]:
-        return _expand_sweep(options["sweep"])
+        return _expand_sweep(options)
     return iter([ArrayElement()])
 
 
@@ -337,33 +344,17 @@ def _expand_array(text: str) -> tuple[int, Iterable[ArrayElement], int | None]:
     return len(indexes), (ArrayElement(index=index) for index in indexes), limit
 
 
-def _refuse_too_many(count: int) -> None:
+def _refuse_too_many(count: int, otherwise: str = "") -> None:
     if count > MOST_JOBS:
-        raise UserError(f"{count:,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}")
+        raise UserError(f"{count:,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}{otherwise}")
 
 
-def _expand_sweep(texts: list[str]) -> Iterator[ArrayElement]:
-    axes: dict[str, list[str]] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        if not equals or not _PLACEHOLDER.fullmatch(name) or not values or name in axes:
-            raise UserError(f"'{text}' is not a sweep", hint="write it once for each name: --sweep lr=1e-3,1e-4")
-        spans = itertools.chain.from_iterable(map(_values_of, values.split(",")))
-        axes[name] = list(itertools.islice(spans, MOST_JOBS + 1))
-    _refuse_too_many(math.prod(map(len, axes.values())))
-    for point in itertools.product(*axes.values()):
-        yield ArrayElement(values=dict(zip(axes, point, strict=True)))
-
-
-def _values_of(word: str) -> Iterable[str]:
-    """Return the values of a range such as `0-4`; any other text, such as `1e-4`, is one value."""
-    match = _SPAN.fullmatch(word)
-    if match is None:
-        return [word]
-    first, last = int(match[1]), int(match[2])
-    if last < first or last - first >= MOST_JOBS:
-        raise UserError(f"'{word}' is not a range that can be swept", hint="write it as 0-4")
-    return map(str, range(first, last + 1))
+def _expand_sweep(options: Options) -> Iterator[ArrayElement]:
+    axes, sample = parse_axes(options["sweep"]), options["sample"]
+    if sample is None:
+        _refuse_too_many(count_points(axes), ", or a random part of them with --sample")
+    points = all_points(axes) if sample is None else sample_points(axes, sample, options["seed"])
+    return (ArrayElement(values=point) for point in points)
 
 
 def _expand_lines(text: str) -> Iterator[ArrayElement]:

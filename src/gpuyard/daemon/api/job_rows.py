@@ -77,6 +77,9 @@ def make_row(
         place=attempt.place if attempt is not None else None,
         resubmitted_from=job.spec.resubmitted_from,
         not_before=wall_time(scheduler, job.not_before),
+        values=job.values,
+        varies=job.spec.varies,
+        group=None,
     )
 
 
@@ -91,7 +94,6 @@ def make_details(scheduler: SchedulerLoop, job: Job, code: JobCode, *, with_envi
         failures=job.failures,
         error_output=spec.error,  # an answer with `error` is a failed request
         signal=spec.warning and warning_text(spec.warning),
-        values=job.values,
         environment_names=sorted(spec.environment),
         environment=dict(spec.environment) if with_environment else None,
         notify=[

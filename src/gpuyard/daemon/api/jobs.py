@@ -14,6 +14,7 @@ from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
+from gpuyard.daemon.api.folded_jobs import FoldedJobs
 from gpuyard.daemon.api.job_code import code_of
 from gpuyard.daemon.api.job_rows import all_attempts, make_details, make_row
 from gpuyard.daemon.api.select_jobs import SelectionReader, read_filter
@@ -44,9 +45,12 @@ class JobHandler:
         self._code = code
         self._reader = reader
         self._selection = SelectionReader(scheduler, reader)
+        self.folded = FoldedJobs(scheduler, reader)
 
     async def page(self, query: requests.JobsQuery) -> JobPage:
         limit, offset = min(query.limit, MOST_ROWS), query.after
+        if query.fold and not query.ids and query.order == "queue" and read_filter(query) == JobFilter():
+            return await self._folded_page(PageRange(offset=offset, count=limit), show_all=query.all)
         ranges = tuple(await self._selection.find(query.ids)) if query.ids else None
         wanted = replace(read_filter(query), ranges=ranges)
         # The first matches are found at once, unless they are few among many finished jobs.
@@ -65,6 +69,12 @@ class JobHandler:
         return JobPage(
             **asdict(queue_state(self._scheduler)), jobs=rows, next=offset + limit if has_more else None, total=total
         )
+
+    async def _folded_page(self, page: PageRange, *, show_all: bool) -> JobPage:
+        rows, total = await self.folded.page(page, show_all=show_all)
+        end = page.offset + page.count
+        state = asdict(queue_state(self._scheduler))
+        return JobPage(**state, jobs=rows, next=end if total > end else None, total=total)
 
     async def _find(self, wanted: JobFilter, page: PageRange, query: requests.JobsQuery) -> SearchResult:
         if query.order == "newest":

@@ -19,7 +19,7 @@ from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
-from gpuyard.schema.jobs import EstimateList, EstimateRow, ForgetResult, ImportResult, LearnedProfile, ProfilePage
+from gpuyard.schema.estimates import EstimateList, EstimateRow, ForgetResult, ImportResult, LearnedProfile, ProfilePage
 from gpuyard.schema.requests import EstimatesQuery, ForgetRequest, ImportRequest, ProfilesQuery
 
 _MOST = 1_000_000

@@ -60,7 +60,7 @@ from gpuyard.version import API, __version__
 RESTART_STATUS = 75
 _LONGEST_REASON = 300
 # Routes that read the request themselves.
-_UNDECODED = {("POST", f"{API}/submissions"), ("GET", f"{API}{EVENTS}")}
+_UNDECODED = {("POST", f"{API}/submissions"), ("POST", f"{API}/submissions/preview"), ("GET", f"{API}{EVENTS}")}
 # Called with the numbers in the path, then with the decoded query or body if the operation has one.
 Route = Callable[..., Struct | Awaitable[Struct]]
 
@@ -117,6 +117,7 @@ class Routes:
             ("GET", "/jobs"): jobs.page,
             ("GET", "/wait"): waits.wait,
             ("POST", "/wait/reported"): waits.mark_reported,
+            ("GET", "/sweeps/{id}"): jobs.folded.table,
             ("GET", "/exports"): jobs.export,
             ("GET", "/jobs/{id}"): jobs.show,
             ("GET", "/jobs/{id}/why"): jobs.why,
@@ -124,6 +125,7 @@ class Routes:
             ("GET", "/jobs/{id}/log"): logs.tail,
             ("GET", "/jobs/{id}/log/live"): logs.live,
             ("POST", "/submissions"): submissions.submit,
+            ("POST", "/submissions/preview"): submissions.preview,
             ("POST", "/jobs/{id}/resubmit"): submissions.resubmit,
             ("POST", "/jobs/edit"): EditHandler(scheduler, jobs, submissions).edit,
             ("POST", "/jobs/cancel"): partial(jobs.change, requests.cancel),

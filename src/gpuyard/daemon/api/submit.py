@@ -24,6 +24,7 @@ from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.closed_notes import closed_notes
 from gpuyard.daemon.api.jobs import find_job
+from gpuyard.daemon.api.preview import preview_of
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
@@ -36,6 +37,7 @@ from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.leases.neighbour_note import due_note
 from gpuyard.schema.queue import SubmitResult
 from gpuyard.schema.requests import ResubmitBody, SubmissionBody
+from gpuyard.schema.sweeps import SubmissionPreview
 from gpuyard.system.process_identity import user_name
 from gpuyard.system.shell_settings import hard_limits, read_shell_settings
 
@@ -55,14 +57,23 @@ class SubmissionHandler:
         self._arriving: dict[str, asyncio.Task[SubmitResult]] = {}
 
     async def submit(self, request: Request) -> SubmitResult:
-        loop = asyncio.get_running_loop()
-        # A file of a hundred thousand commands takes seconds to parse: other requests are served meanwhile.
-        is_long = len(request.body) > _LONG_BODY
+        return await self.take(await self._read_body(request.body))
+
+    async def preview(self, request: Request) -> SubmissionPreview:
+        """Check a submission as `submit` does, and return its jobs. Nothing is stored."""
+        submission, notes = await self._fit(await self._read_body(request.body))
+        if submission.after_each:  # its indexes are read twice
+            submission = replace(submission, elements=list(submission.elements))
+        self._scheduler.requests.check(submission)
+        return preview_of(submission, notes)
+
+    async def _read_body(self, body: bytes) -> Submission:
+        """Parse a submission. A file of a hundred thousand commands and a large sweep take seconds: other requests are
+        served meanwhile."""
         engine = self._scheduler.controller.rules.engine
-        submission = (
-            await loop.run_in_executor(None, _read, request.body, engine) if is_long else _read(request.body, engine)
-        )
-        return await self.take(submission)
+        if len(body) <= _LONG_BODY and b'"sweep"' not in body:
+            return _read(body, engine)
+        return await asyncio.get_running_loop().run_in_executor(None, _read, body, engine)
 
     async def resubmit(self, job_id: int, body: ResubmitBody) -> SubmitResult:
         job = find_job(self._scheduler, job_id)
@@ -98,23 +109,7 @@ class SubmissionHandler:
     async def _take_in(self, submission: Submission) -> SubmitResult:
         scheduler = self._scheduler
         is_new = not submission.token or scheduler.store.find_submission(submission.token) is None
-        if is_new:
-            self._snapshots.check(submission.spec)
-        submission = with_container_tool(submission)
-        pace, notes = submission.spec.pace, []
-        if is_new and submission.spec.need.host is not None and not submission.spec.engine:
-            host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host
-            check_host(submission.spec.need, host, load_config().host.limits)
-        if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
-            snapshot = await self.read_devices()
-            devices = load_config().devices
-            submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
-            ledger = scheduler.ledger
-            closed = closed_devices(snapshot, ledger.read_drains(), (), ledger.read_health_marks())
-            notes += closed_notes(submission.spec, snapshot, closed)
-            notes += filter(None, [due_note(scheduler.ledger.folder)])
-        if is_new and submission.at is not None:
-            submission = replace(submission, not_before=read_start_time(submission.at, scheduler.clock))
+        submission, notes = await self._fit(submission, is_new=is_new)
         names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
         submission = replace(submission, spec=replace(submission.spec, secrets=names))
         try:
@@ -131,6 +126,28 @@ class SubmissionHandler:
             notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
         return SubmitResult(ids=ids, first=first, last=last, count=last - first + 1, notes=notes)
+
+    async def _fit(self, submission: Submission, *, is_new: bool = True) -> tuple[Submission, list[str]]:
+        """Refuse what this machine can never run; return the submission as it is stored, and notes about it."""
+        scheduler, notes = self._scheduler, list[str]()
+        if is_new:
+            self._snapshots.check(submission.spec)
+        submission = with_container_tool(submission)
+        pace = submission.spec.pace
+        if is_new and submission.spec.need.host is not None and not submission.spec.engine:
+            host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host
+            check_host(submission.spec.need, host, load_config().host.limits)
+        if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
+            snapshot = await self.read_devices()
+            devices = load_config().devices
+            submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
+            ledger = scheduler.ledger
+            closed = closed_devices(snapshot, ledger.read_drains(), (), ledger.read_health_marks())
+            notes += closed_notes(submission.spec, snapshot, closed)
+            notes += filter(None, [due_note(scheduler.ledger.folder)])
+        if is_new and submission.at is not None:
+            submission = replace(submission, not_before=read_start_time(submission.at, scheduler.clock))
+        return submission, notes
 
     def _shell_notes(self, spec: JobSpec) -> list[str]:
         """Return what the job cannot have of the limits and the niceness of the shell that submitted it."""

@@ -26,7 +26,7 @@ from gpuyard.connect.fast_http import NotThere, connect
 from gpuyard.connect.record_code import RemovedIfRefused, record_code
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.container import parse_mount
-from gpuyard.core.job.job import fill_in
+from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, make_roots

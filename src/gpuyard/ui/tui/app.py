@@ -16,7 +16,6 @@ from textual.widgets import Input, Static
 from textual.worker import Worker
 
 from gpuyard.connect.supply_secrets import merge, second_request
-from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui import job_pages as pages
@@ -24,21 +23,22 @@ from gpuyard.ui.tui.daemon_stream import Answer
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import (
     ActionNotice,
+    count_for,
     describe_pause,
     describe_refusal,
     describe_result,
     failed,
     rows_for,
 )
+from gpuyard.ui.tui.listed_rows import RowKey, ids_of, ids_text
 from gpuyard.ui.tui.queue_view import job_title
 from gpuyard.ui.tui.row_window import Row, choose, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
-from gpuyard.ui.tui.subscriptions import Subscriptions, Work
+from gpuyard.ui.tui.subscriptions import MOST_MARKED, Subscriptions, Work
 from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog
 
 _NOTICE_S = 15.0
 _TO_AN_END = 10**9
-_MOST_MARKED = 500
 _ACT_KEYS = {"c": "cancel", "h": "hold", "r": "release", "s": "suspend", "u": "resume", "t": "retry"}
 # Longest search text: a paste by mistake may be longer than a request can be.
 _LONGEST_SEARCH = 1000
@@ -180,6 +180,7 @@ class Top(App[None]):
     def action_unfilter(self) -> None:
         """Show all jobs; if all are shown, unmark all."""
         if self.screen_state.is_filtered:
+            self._open_sweep(None)
             self._set_only_failed(is_on=False)
         else:
             self.screen_state.marked = {}
@@ -203,22 +204,31 @@ class Top(App[None]):
         row = self._chosen()
         if row is not None:
             marked = self.screen_state.marked
-            if marked.pop(row["id"], None) is None:
-                marked[row["id"]] = row
+            if marked.pop(ids_of(row), None) is None:
+                marked[ids_of(row)] = row
             self.action_move(1)
 
     def action_mark_all(self) -> None:
         self._run(self._mark_all, "acts")
 
     async def _mark_all(self) -> None:
-        query = {"limit": str(_MOST_MARKED), **self.screen_state.filter_query()}
+        query = {"limit": str(MOST_MARKED), **self.screen_state.filter_query()}
         try:
             listed = (await self._subscriptions.stream.ask("GET", "/jobs", query))["jobs"]
         except GpuyardError as error:
             self._show_notice(failed(error))
             return
-        self.screen_state.marked |= {row["id"]: row for row in listed}
+        self.screen_state.marked |= {ids_of(row): row for row in listed}
         self._draw("queue")
+
+    def _open_sweep(self, row: Row | None) -> None:
+        """Show the runs of a sweep or an array; with None, the queue again."""
+        state = self.screen_state
+        if row is not state.sweep:
+            state.sweep = row
+            state.window = choose(replace(state.window, top=0), 0, state.page)
+            self._draw("queue")
+            self._subscriptions.follow_visible()
 
     def action_show_filter(self, is_shown: bool) -> None:  # noqa: FBT001 - it comes from a binding
         """Show the search field in place of the notice line."""
@@ -256,7 +266,9 @@ class Top(App[None]):
 
     def action_read(self, page: str) -> None:
         row = self._chosen()
-        if row is not None:
+        if row is not None and row.get("group") and page == "about":
+            self._open_sweep(row)
+        elif row is not None:
             self._run(partial(self._read, page, row["id"], job_title(row)), "page")
 
     async def _read(self, page: str, job_id: int, name: str) -> None:
@@ -291,15 +303,16 @@ class Top(App[None]):
         rows = self._rows_for(verb)
         if not rows:
             return
-        ids = [row["id"] for row in rows]
+        act = partial(self._do, verb, [ids_of(row) for row in rows])
         if verb == "cancel":
-            what = f"job {job_title(rows[0])}" if len(rows) == 1 else f"{len(rows)} jobs"
-            self._ask(f"cancel {what}?", partial(self._do, verb, ids))
+            count = count_for(verb, rows)
+            what = f"job {job_title(rows[0])}" if count == 1 and len(rows) == 1 else f"{count} jobs"
+            self._ask(f"cancel {what}?", act)
         else:
-            self._run(partial(self._do, verb, ids), "acts")
+            self._run(act, "acts")
 
     def _rows_for(self, verb: str) -> list[Row]:
-        """Return the marked jobs, or the selected one, as far as the action applies; show a notice if to none."""
+        """Return the marked rows, or the selected one, as far as the action applies; show a notice if to none."""
         targets = self.screen_state.targets
         rows = rows_for(verb, targets)
         if not targets:
@@ -311,7 +324,7 @@ class Top(App[None]):
     def action_prioritise(self, by: int) -> None:
         rows = self._rows_for("priority")
         if rows:
-            self._run(partial(self._prioritise, [row["id"] for row in rows], by), "acts")
+            self._run(partial(self._prioritise, [ids_of(row) for row in rows], by), "acts")
 
     def action_pause(self) -> None:
         question, path = "pause the queue? Running jobs continue, no new ones start.", "/pause"
@@ -328,8 +341,8 @@ class Top(App[None]):
 
         self.push_screen(Question(clean(question), self.screen_state.glyphs), answered)
 
-    async def _do(self, verb: str, ids: Sequence[int], **more: object) -> None:
-        text = format_ids(ids)
+    async def _do(self, verb: str, keys: Sequence[RowKey], **more: object) -> None:
+        text = ids_text(keys)
         self._show_notice(ActionNotice(f"{verb} {text}{self.screen_state.glyphs.ellipsis}"))
         body = {"ids": text, **more}
         await self._post(f"/jobs/{verb}", body, lambda answer: describe_result(verb, answer, **more))
@@ -337,12 +350,10 @@ class Top(App[None]):
 
     async def _learn_marked(self) -> None:
         """Ask how the marked jobs are now: the list may no longer show them."""
-        marked = list(self.screen_state.marked)[:_MOST_MARKED]
-        if not marked:
+        if not self.screen_state.marked:
             return
-        query = {"ids": format_ids(marked), "limit": str(_MOST_MARKED)}
         try:
-            self.screen_state.learn_marked((await self._subscriptions.stream.ask("GET", "/jobs", query))["jobs"])
+            self.screen_state.learn_marked(await self._subscriptions.ask_rows(self.screen_state.marked))
         except GpuyardError as error:
             self._show_notice(failed(error))
         self._draw("queue")
@@ -357,13 +368,13 @@ class Top(App[None]):
         except GpuyardError as error:
             self._show_notice(failed(error))
 
-    async def _prioritise(self, ids: Sequence[int], by: int) -> None:
+    async def _prioritise(self, keys: Sequence[RowKey], by: int) -> None:
         """Change each priority from what it is now: an earlier key may have changed it meanwhile."""
         async with self._acting:
-            changes: dict[int, list[int]] = {}
-            for row in filter(None, map(self.screen_state.known_row, ids)):
-                changes.setdefault(row["priority"] + by, []).append(row["id"])
+            changes: dict[int, list[RowKey]] = {}
+            for row in filter(None, map(self.screen_state.known_row, keys)):
+                changes.setdefault(row["priority"] + by, []).append(ids_of(row))
             for priority, equal in changes.items():
                 await self._do("priority", equal, priority=priority)
-                for job_id in equal:
-                    self.screen_state.hear_priority(job_id, priority)
+                for key in equal:
+                    self.screen_state.hear_priority(key, priority)

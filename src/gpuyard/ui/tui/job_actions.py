@@ -8,6 +8,7 @@ from msgspec import Struct
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text
 from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.tui.listed_rows import count_jobs, ids_of, states_of
 
 # By verb: what precedes the ids that changed, and what follows the id of a job that did not.
 ACTS = {
@@ -40,8 +41,13 @@ class ActionNotice(Struct, frozen=True):
 
 
 def rows_for(verb: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the jobs that the action applies to."""
-    return [row for row in rows if row["state"] in APPLIES[verb]]
+    """Return the rows with jobs that the action applies to."""
+    return [row for row in rows if not APPLIES[verb].isdisjoint(states_of(row))]
+
+
+def count_for(verb: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of jobs that the action applies to."""
+    return count_jobs(rows, APPLIES[verb].__contains__)
 
 
 def verbs_for(rows: Sequence[Mapping[str, Any]]) -> frozenset[str]:
@@ -52,8 +58,8 @@ def verbs_for(rows: Sequence[Mapping[str, Any]]) -> frozenset[str]:
 def describe_refusal(verb: str, rows: Sequence[Mapping[str, Any]]) -> ActionNotice:
     """Say that the action applies to none of the jobs."""
     if len(rows) == 1:
-        return ActionNotice(f"{verb} does not apply to job {rows[0]['id']}, which is {rows[0]['state']}", is_bad=True)
-    return ActionNotice(f"{verb} applies to none of the {len(rows)} marked jobs", is_bad=True)
+        return ActionNotice(f"{verb} does not apply to job {ids_of(rows[0])}, which is {rows[0]['state']}", is_bad=True)
+    return ActionNotice(f"{verb} applies to none of the {count_jobs(rows)} marked jobs", is_bad=True)
 
 
 def describe_result(verb: str, answer: Mapping[str, Any], **more: object) -> ActionNotice:

@@ -16,7 +16,7 @@ from gpuyard.ui.tui.glyphs import Glyphs
 _LAST = "environment:"
 _KEYS = (
     ("up down, j k", "select a job; PgUp PgDn by page, Home End to either end"),
-    ("Enter", "all details: needs, attempts, history"),
+    ("Enter", "all details: needs, attempts, history; the runs of a sweep or an array, and Esc goes back"),
     ("w", "why it has not started, and when it may"),
     ("l", "its log in the whole window, standard error that is kept apart in magenta; left and right for long lines"),
     ("Space", "mark it, or unmark it: the keys below then act on all marked jobs; Esc unmarks all"),

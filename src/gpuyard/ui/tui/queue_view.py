@@ -11,11 +11,14 @@ from gpuyard.ui.cli.jobs.progress_text import running_text
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, pad
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
+from gpuyard.ui.tui.listed_rows import RowKey, ids_of
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow
 
 _MARK = 2
 _USER_FROM, _TAG_FROM = 110, 130
 _LEAST_REASON, _LEAST_ARGUMENTS = 12, 13
+_HEADINGS = frozenset({"ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY"})
+_WIDEST_VALUE = 12
 _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
 
 
@@ -25,7 +28,7 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     Short columns have a fixed width, so that nothing moves as times change; names and reasons share the rest, and
     arguments get what reasons do not need. Wide terminals show users if there are several, and tags if there are any.
     """
-    ids = max((len(str(row["id"])) for row in page.rows), default=0)
+    ids = max((len(str(ids_of(row))) for row in page.rows), default=0)
     devices = [clean(devices_text(dict(row))) for row in page.rows]
     gpus = max(map(cell_width, devices), default=0)
     widest = 17 if any(":" in each for each in devices) else 10  # nvidia:0,nvidia:1
@@ -33,25 +36,27 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     fixed = {"ID": max(3, ids), "STATE": state, "GPU": min(max(3, gpus), widest), "VRAM": 7, "PRIO": 4, "TIME": 7}
     if width >= _USER_FROM and len({row["user"] for row in page.rows}) > 1:
         fixed["USER"] = 10
+    fixed |= value_widths(page)
     if width >= _TAG_FROM and any(row["tag"] for row in page.rows):
         fixed["TAG"] = 12
     left = width - _MARK - sum(fixed.values()) - len(fixed) - 1
     if left < 20:
         left += fixed.pop("PRIO") + fixed.pop("VRAM") + 2
-    longest = max((cell_width(clean(job_name(row))) for row in page.rows), default=0)
+    longest = max((cell_width(clean(_name(row, fixed))) for row in page.rows), default=0)
     name = max(6, min(max(16, longest), left * 45 // 100))
     reason = max((cell_width(clean(result_text(dict(row)))) for row in page.rows), default=0)
-    described = max((cell_width(clean(_job_text(row))) for row in page.rows), default=0)
+    described = max((cell_width(clean(_job_text(row, fixed))) for row in page.rows), default=0)
     name = max(name, min(described, left - max(_LEAST_REASON, reason)))
-    order = ("ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
+    order = ("ID", *value_widths(page), "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
     widths = {**fixed, "JOB": name, "WHY": max(1, left - name)}
     return {heading: widths[heading] for heading in order if heading in widths}
 
 
 def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool, is_marked: bool) -> Text:
-    cells = _cells(row, glyphs)
-    if cell_width(clean(cells["JOB"])) > widths["JOB"] < cell_width(clean(job_name(row))) + _LEAST_ARGUMENTS:
-        cells["JOB"] = job_name(row)
+    name = _name(row, widths)
+    cells = {**row.get("values", {}), **_cells(row, glyphs), "JOB": _job_text(row, widths)}
+    if cell_width(clean(cells["JOB"])) > widths["JOB"] < cell_width(clean(name)) + _LEAST_ARGUMENTS:
+        cells["JOB"] = name
     line = Text(glyphs.chosen if is_chosen else " ")
     for place, (heading, width) in enumerate(widths.items()):
         style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
@@ -69,8 +74,10 @@ def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen:
     return line
 
 
-def queue_lines(page: Page, window: RowWindow, width: int, glyphs: Glyphs, marked: Container[int] = ()) -> list[Text]:
-    """Return the column headings and the visible rows; a row that is not loaded yet is blank. `marked` are ids."""
+def queue_lines(
+    page: Page, window: RowWindow, width: int, glyphs: Glyphs, marked: Container[RowKey] = ()
+) -> list[Text]:
+    """Return the column headings and the visible rows; a row that is not loaded yet is blank. `marked` are rows."""
     widths = _fit(page, width, glyphs)
     headings = (pad(heading, each, is_right=heading in _RIGHT) for heading, each in widths.items())
     lines = [Text(" " * _MARK + " ".join(headings), "dim")]
@@ -79,28 +86,47 @@ def queue_lines(page: Page, window: RowWindow, width: int, glyphs: Glyphs, marke
         if row is None:
             lines.append(Text(f"  {glyphs.ellipsis}", "dim"))
         else:
-            is_marked = row["id"] in marked
+            is_marked = ids_of(row) in marked
             lines.append(_job_line(row, widths, glyphs, is_chosen=at == window.at, is_marked=is_marked))
     return lines
 
 
 def job_title(row: Row) -> str:
-    """`17 train[3]`, or its command."""
-    return f"{row['id']} {job_name(row)}"
+    """`17 train[3]`, `18-57 train` for a sweep; a job without a name has its command in place of it."""
+    return f"{ids_of(row)} {job_name(row)}"
 
 
-def _job_text(row: Row) -> str:
+def value_widths(page: Page) -> dict[str, int]:
+    """Return a column for each value that varies, if all rows are runs of one sweep."""
+    if len({row.get("array") for row in page.rows}) != 1 or any(row.get("group") for row in page.rows):
+        return {}
+    names = (name for name in page.rows[0].get("varies", ()) if name not in _HEADINGS)
+    return {
+        name: min(
+            _WIDEST_VALUE,
+            max(cell_width(clean(text)) for text in (name, *(row["values"].get(name, "") for row in page.rows))),
+        )
+        for name in names
+    }
+
+
+def _name(row: Row, columns: Mapping[str, int]) -> str:
+    """Return the name of a job without the values that have columns of their own."""
+    return job_name({**row, "varies": [name for name in row.get("varies", ()) if name not in columns]})
+
+
+def _job_text(row: Row, columns: Mapping[str, int]) -> str:
     """Return the name and the arguments; a job without a name is its whole command."""
-    return f"{job_name(row)} {arguments_text(row['command'])}".rstrip() if row["name"] else job_name(row)
+    name = _name(row, columns)
+    return f"{name} {arguments_text(row['command'])}".rstrip() if row["name"] else name
 
 
 def _cells(row: Row, glyphs: Glyphs) -> dict[str, str]:
     job: dict[str, Any] = dict(row)
     glyph = f"{STATES[job['state']][0]} " if glyphs.is_unicode else ""
     return {
-        "ID": str(job["id"]),
+        "ID": str(ids_of(row)),
         "STATE": f"{glyph}{job['state']}",
-        "JOB": _job_text(row),
         "USER": job["user"] or "",
         "TAG": job["tag"] or "",
         "GPU": devices_text(job),

@@ -16,6 +16,7 @@ from gpuyard.ui.tui import device_view, header_view, queue_view
 from gpuyard.ui.tui.device_view import DevicePast
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import ActionNotice, verbs_for
+from gpuyard.ui.tui.listed_rows import RowKey, count_jobs, ids_of
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow, page_of, settle, wanted
 
@@ -58,8 +59,9 @@ class ScreenState:
         self.notice = ActionNotice()
         self.page, self.window, self.counts = Page(), RowWindow(), dict[str, int]()
         self.search, self.finished, self.only_failed = "", FINISHED_SHOWN[0], False
-        # The marked jobs, as they were listed last.
-        self.marked: dict[int, Row] = {}
+        # The marked rows, as they were listed last.
+        self.marked: dict[RowKey, Row] = {}
+        self.sweep: Row | None = None  # the row of the sweep or array whose runs are shown
         self.asked = (0, 0)
         self.log, self.log_note = LogText(), ""
         self.first_device = 0
@@ -88,12 +90,12 @@ class ScreenState:
         self.learn_marked(self.page.rows)
 
     def learn_marked(self, rows: Iterable[Row]) -> None:
-        """Update the marked jobs among these rows."""
-        self.marked |= {row["id"]: row for row in rows if row["id"] in self.marked}
+        """Update the marked ones among these rows."""
+        self.marked |= {ids_of(row): row for row in rows if ids_of(row) in self.marked}
 
-    def hear_priority(self, job_id: int, priority: int) -> None:
+    def hear_priority(self, key: RowKey, priority: int) -> None:
         """Apply a new priority before the daemon's next answer, so that two key presses are two steps."""
-        rows = tuple({**row, "priority": priority} if row["id"] == job_id else row for row in self.page.rows)
+        rows = tuple({**row, "priority": priority} if ids_of(row) == key else row for row in self.page.rows)
         self.page = replace(self.page, rows=rows)
         self.learn_marked(rows)
 
@@ -105,17 +107,16 @@ class ScreenState:
 
     @property
     def targets(self) -> list[Row]:
-        """The jobs that actions concern: those that are marked, else the selected one."""
+        """The rows that actions concern: those that are marked, else the selected one."""
         return list(self.marked.values()) or ([] if self.chosen is None else [self.chosen])
 
-    def known_row(self, job_id: int) -> Row | None:
-        """Return a listed or marked job, as it was listed last."""
-        at = self.page.find(job_id)
-        return self.marked.get(job_id) if at is None else self.page.row(at)
+    def known_row(self, key: RowKey) -> Row | None:
+        """Return a listed or marked row, as it was listed last."""
+        return next((row for row in self.page.rows if ids_of(row) == key), self.marked.get(key))
 
     @property
     def is_filtered(self) -> bool:
-        return bool(self.search or self.only_failed)
+        return bool(self.search or self.only_failed or self.sweep)
 
     def jobs_wanted(self) -> tuple[str, int]:
         """Return the target to watch for the visible rows, and the index of its first row."""
@@ -125,10 +126,15 @@ class ScreenState:
         return f"/jobs?{urlencode(query, safe=',', quote_via=quote)}", after
 
     def filter_query(self) -> dict[str, str]:
-        """Return the part of a request that says which jobs are listed."""
-        query = {"search": self.search} if self.search else {}
+        """Return the part of a request that says which jobs are listed. The daemon folds sweeps if nothing else is
+        asked for."""
+        query = {"ids": self.sweep["group"]["ids"]} if self.sweep is not None else {"fold": "1"}
+        if self.search:
+            query["search"] = self.search
         if self.only_failed:
             return {**query, "state": _FAILED}
+        if self.sweep is not None:
+            return query
         if self.finished == "all":
             return {**query, "all": "1"}
         return {**query, "state": ",".join(UNFINISHED)} if self.finished == "none" else query
@@ -179,12 +185,14 @@ class ScreenState:
         texts = [Text.assemble((str(count), "bold"), f" {state}") for state, count in counts]
         title = Text("Queue", "bold")
         if self.marked:
-            title.append(f"  {len(self.marked)} marked", "bold yellow")
+            title.append(f"  {count_jobs(self.marked.values())} marked", "bold yellow")
         if self.only_failed:
             title.append("  failed only", "yellow")
         title = Text.assemble(title, "  ", Text(f" {self.glyphs.dot} ").join(texts))
         if self.search:
             title.append(f"  only '{clean(self.search)}'", "yellow")
+        if self.sweep is not None:
+            title.append(f"  only {clean(queue_view.job_title(self.sweep))}; Esc shows all", "yellow")
         top, total, last = self.window.top, self.page.total, self.window.top + self.window.height
         right = f"{top + 1}-{min(last, total)} of {total:,}" if total > self.window.height else ""
         lines = [header_view.rule(title, Text(right), self.width, self.glyphs)]

@@ -4,14 +4,17 @@ Each is a stream of its own; only what is visible is requested.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from functools import partial
 
+from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import GpuyardError, UserError
 from gpuyard.ui.tui.daemon_stream import Answer, DaemonStream
 from gpuyard.ui.tui.job_actions import ActionNotice, failed
+from gpuyard.ui.tui.listed_rows import RowKey
 from gpuyard.ui.tui.log_text import LogText
+from gpuyard.ui.tui.row_window import Row
 from gpuyard.ui.tui.screen_state import ScreenState
 
 # Runs work in the background, and cancels earlier work of the same name.
@@ -22,6 +25,8 @@ _LOG_BYTES = "65536"
 _PAUSE_S = 0.1
 # While a client watches, the daemon samples each second: a longer silence means that it is blocked.
 _LATE_S = 4.0
+# Rows that can be marked at once; and those of them that are sweeps and asked for again after an action.
+MOST_MARKED, _MOST_SWEEPS = 500, 20
 
 
 class Subscriptions:
@@ -49,11 +54,24 @@ class Subscriptions:
             self._rows = target
             self._run(partial(self._watch_rows, target, after), "rows")
         row = self._state.chosen
-        log = None if row is None else (int(row["id"]), row["attempt"] > 0)
+        log = None if row is None or row.get("group") else (int(row["id"]), row["attempt"] > 0)
         goes_on = row is not None and self._over_after is not None and row["attempt"] > self._over_after
         if log != self._log or goes_on:
             self._log, self._over_after = log, None
             self._run(partial(self._watch_log, log), "log")
+
+    async def ask_rows(self, marked: Mapping[RowKey, Row]) -> list[Row]:
+        """Return some of these rows as they are now: 500 jobs and 20 sweeps at most."""
+        jobs = [key for key in marked if isinstance(key, int)][:MOST_MARKED]
+        sweeps = [row for key, row in marked.items() if isinstance(key, str)][:_MOST_SWEEPS]
+        rows: list[Row] = []
+        if jobs:
+            query = {"ids": format_ids(jobs), "limit": str(MOST_MARKED)}
+            rows += (await self.stream.ask("GET", "/jobs", query))["jobs"]
+        for row in sweeps:
+            answer = await self.stream.ask("GET", f"/sweeps/{row['group']['first']}", {"limit": "1"})
+            rows.append({**row, "group": answer["progress"]})
+        return rows
 
     def _hear_connection(self, trouble: str | None) -> None:
         trouble = trouble and f"reconnecting: {trouble}"
@@ -113,7 +131,9 @@ class Subscriptions:
 
     async def _watch_log(self, log: tuple[int, bool] | None) -> None:
         if log is None or not log[1]:
-            self._begin_log("" if log is None else "not started yet; w says why")
+            row = self._state.chosen
+            opens = "Enter shows its runs" if row is not None and row.get("group") else ""
+            self._begin_log(opens if log is None else "not started yet; w says why")
             return
         self._begin_log("")
         await asyncio.sleep(_PAUSE_S)

@@ -16,7 +16,8 @@ class App {
     this.session = session;
     const isReadOnly = session.read_only;
     this.header = new Header({choose: (state) => this.goToQueue({...this.queue.filter, state, after: 0}), isReadOnly});
-    this.queue = new Queue({go: (filter) => this.goToQueue(filter), isReadOnly});
+    const rewatch = () => this.place === "overview" && this.watchOverview();
+    this.queue = new Queue({go: (filter) => this.goToQueue(filter), rewatch, isReadOnly});
     this.live = new Live((word) => this.onConnection(word));
     this.timeline = new Timeline(() => this.devices.showStrips());
     this.summary = new SummaryBanner({isReadOnly});
@@ -75,10 +76,11 @@ class App {
       this.devices.load();
       this.timeline.forget();
     }
-    this.watch([
-      ["/devices", (answer) => this.onDevices(answer)],
-      [this.queue.target, (answer) => this.queue.show(answer)],
-    ]);
+    this.watchOverview();
+  }
+
+  watchOverview() {
+    this.watch([["/devices", (answer) => this.onDevices(answer)], ...this.queue.targets()]);
   }
 
   showJob(id) {

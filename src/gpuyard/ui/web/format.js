@@ -80,4 +80,9 @@ export const clockDay = (when) => {
 export const clockShort = (when) => TIME_SHORT.format(new Date(when));
 
 /** The name of a job, or its command. */
-export const title = (job) => job.name || job.command || `job ${job.id}`;
+export const title = (job) =>
+  (job.name ? `${job.name} ${varying(job)}` : `${varying(job)} ${job.command ?? ""}`).trim() || `job ${job.id}`;
+
+/** The values that tell a job from the others of its sweep, such as `lr=1e-3`. */
+const varying = (job) =>
+  (job.varies ?? []).filter((name) => name in job.values).map((name) => `${name}=${job.values[name]}`).join(" ");

@@ -1,6 +1,9 @@
 /**
  * The queue: one page of rows, which the daemon filters, searches and sorts; rows are updated in place. What a row shows
  * is in `queue_columns.js`. Jobs can be selected, some or all that match the filter, and a toolbar acts on them.
+ *
+ * In the queue's own order, without a filter, a sweep is one row that opens into its runs. Each run is a row of its own in
+ * other orders, and in what a filter finds.
  */
 
 import {BulkActions} from "./bulk_actions.js";
@@ -9,15 +12,21 @@ import {count, plural} from "./format.js";
 import {COLUMNS} from "./queue_columns.js";
 import {Selection} from "./selection.js";
 import {Sorting} from "./sorting.js";
+import {OpenSweeps, keyOf} from "./sweep.js";
 import {queryOf} from "./api.js";
 
 const PAGE = 50;
 const TYPING_MS = 250;
 
 export class Queue {
-  /** `go(filter)` shows another page, filter or order; `isReadOnly` hides everything that changes jobs. */
-  constructor({go, isReadOnly}) {
+  /** `go(filter)` shows another page, filter or order; `rewatch` watches `targets` again; `isReadOnly` hides everything
+   * that changes jobs. */
+  constructor({go, rewatch, isReadOnly}) {
     this.go = go;
+    this.sweeps = new OpenSweeps(COLUMNS.length + (isReadOnly ? 0 : 1), () => {
+      this.showRows();
+      rewatch();
+    });
     this.isReadOnly = isReadOnly;
     this.filter = {state: "", search: "", order: "", after: 0};
     Object.assign(this, {page: [], total: null, selection: new Selection()});
@@ -57,28 +66,38 @@ export class Queue {
   }
 
   setFilter(filter) {
-    const isOther = filter.state !== this.filter.state || filter.search !== this.filter.search;
+    const {state, search, order} = this.filter;
+    const isOther = filter.state !== state || filter.search !== search;
+    // Runs that are selected one by one are no rows of the folded queue, and the other way round.
+    const isFoldedOtherwise = Boolean(filter.order) !== Boolean(order);
     this.filter = filter;
     this.sorting.show(filter.order);
-    if (isOther) this.select([]);
+    if (isOther || isFoldedOtherwise) this.select([]);
     if (document.activeElement !== byId("search")) byId("search").value = filter.search;
   }
 
   /** The target to watch for this filter. */
   get target() {
     const {state, search, order, after} = this.filter;
+    const query = queryOf({all: 1, fold: this.isFolded ? 1 : "", state, search, order, limit: PAGE, after: after || ""});
     // Spaces separate the targets of a stream, so a space inside a target is %20.
-    return `/jobs?${queryOf({all: 1, state, search, order, limit: PAGE, after: after || ""}).replaceAll("+", "%20")}`;
+    return `/jobs?${query.replaceAll("+", "%20")}`;
+  }
+
+  /** All targets to watch, each with what its answers are for. */
+  targets() {
+    return [[this.target, (answer) => this.show(answer)], ...(this.isFolded ? this.sweeps.targets() : [])];
   }
 
   show(answer) {
     const empty = byId("jobs-empty");
     empty.hidden = !answer.error && answer.jobs.length > 0;
     if (answer.error) return say(empty, [answer.error, answer.hint].filter(Boolean).join(": "));
-    keep(byId("jobs-body"), answer.jobs, (job) => job.id, (job) => this.makeRow(job), updateRow);
     this.page = answer.jobs;
-    this.total = answer.total ?? null;
+    this.showRows();
+    this.rows = answer.total ?? null;
     this.counts = answer.counts;
+    this.total = this.isFolded && this.rows !== null ? sumOf(answer.counts) : this.rows;
     this.selection.learn(answer.jobs);
     this.showSelection();
     this.showPlace(answer);
@@ -90,10 +109,15 @@ export class Queue {
     return Boolean(this.filter.state || this.filter.search);
   }
 
+  /** Whether a sweep is one row. */
+  get isFolded() {
+    return !this.isFiltered && !this.filter.order;
+  }
+
   showPlace(answer) {
-    const {filter: {after}, total} = this;
+    const {filter: {after}, rows, total} = this;
     const last = after + answer.jobs.length;
-    const range = `${count(after + 1)}–${count(last)}${total === null ? "" : ` of ${count(total)}`}`;
+    const range = `${count(after + 1)}–${count(last)}${rows === null ? "" : ` of ${count(rows)}`}`;
     say(this.range, answer.jobs.length ? range : "");
     const matching = this.isFiltered ? ` that match${total === 1 ? "es" : ""}` : "";
     say(byId("queue-total"), total === null ? "" : plural(total, "job") + matching);
@@ -105,13 +129,13 @@ export class Queue {
   // Selecting: some jobs, or all that match the filter
 
   get isWholePage() {
-    return this.page.length > 0 && this.page.every(({id}) => this.selection.has(id));
+    return this.page.length > 0 && this.page.every((job) => this.selection.has(job));
   }
 
   toggle(job) {
     const {selection} = this;
     if (selection.isAll) selection.set(this.page);
-    if (selection.has(job.id)) selection.remove([job]);
+    if (selection.has(job)) selection.remove([job]);
     else selection.add([job]);
     this.showSelection();
   }
@@ -133,10 +157,11 @@ export class Queue {
   showSelection() {
     const {isWholePage, selection} = this;
     this.bulk.show();
-    this.whole.input.indeterminate = !isWholePage && this.page.some(({id}) => selection.has(id));
+    this.whole.input.indeterminate = !isWholePage && this.page.some((job) => selection.has(job));
     this.whole.input.checked = isWholePage;
     for (const row of byId("jobs-body").children) {
-      const isSelected = selection.has(row.job.id);
+      if (!row.job) continue;
+      const isSelected = selection.has(row.job);
       set(row, "data-chosen", isSelected);
       if (row.pick) row.pick.input.checked = isSelected;
     }
@@ -144,10 +169,24 @@ export class Queue {
 
   // Rows
 
+  /** Show the jobs of the page, and below each open sweep the table of its runs. */
+  showRows() {
+    const key = (job) => (job.runsOf ? `runs of ${job.runsOf}` : keyOf(job));
+    const make = (job) => (job.runsOf ? this.sweeps.makeRow(job.runsOf) : this.makeRow(job));
+    const update = (row, job) => job.runsOf || this.updateRow(row, job);
+    keep(byId("jobs-body"), this.sweeps.withRuns(this.page), key, make, update);
+  }
+
+  updateRow(row, job) {
+    row.job = job;
+    COLUMNS.forEach((column, place) => column.update(row.parts[place], job));
+    if (job.group) set(row.querySelector(".fold"), "aria-expanded", String(this.sweeps.isOpen(job.id)));
+  }
+
   makeRow(job) {
     const row = el("tr");
-    row.pick = this.isReadOnly ? null : makePick(`Select job ${job.id}`, () => this.toggle(row.job));
-    row.parts = COLUMNS.map((column) => column.make(job));
+    row.pick = this.isReadOnly ? null : makePick(`Select job ${keyOf(job)}`, () => this.toggle(row.job));
+    row.parts = COLUMNS.map((column) => column.make(job, (id) => this.sweeps.toggle(id)));
     row.append(...(row.pick ? [el("td", {class: "pick"}, row.pick)] : []));
     row.append(...COLUMNS.map(({title, kind}, place) => el("td", {"data-label": title, class: kind}, row.parts[place])));
     return row;
@@ -177,7 +216,4 @@ function makePick(label, onchange) {
   return node;
 }
 
-function updateRow(row, job) {
-  row.job = job;
-  COLUMNS.forEach((column, place) => column.update(row.parts[place], job));
-}
+const sumOf = (counts) => Object.values(counts).reduce((all, jobs) => all + jobs, 0);

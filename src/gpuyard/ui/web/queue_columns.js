@@ -4,7 +4,7 @@
  *   sort    its name in the daemon's `order`; without it, the column cannot be sorted
  *   isDown  whether its first click sorts from the highest value
  *   kind    a CSS class of its cells
- *   make    creates the content of a cell
+ *   make    creates the content of a cell; its second argument opens or closes a sweep
  *   update  shows a job in that content
  */
 
@@ -14,12 +14,13 @@ import {UNKNOWN, memory, title} from "./format.js";
 import {makeProgress, setProgress} from "./progress.js";
 import {COMMAND_END, NAME_END, makeShortened, sayShortened} from "./shortened.js";
 import {TIMED, setState, stateChip, stateWord, toneOf} from "./states.js";
+import {keyOf, makeSweepName, sweepProgress} from "./sweep.js";
 
 /** A column whose cells are a number or a short text. */
 const textColumn = (column, textOf) => ({...column, make: number, update: (node, job) => say(node, textOf(job))});
 
 export const COLUMNS = [
-  textColumn({title: "Job", sort: "id", kind: "id", isDown: true}, (job) => job.id),
+  textColumn({title: "Job", sort: "id", kind: "id", isDown: true}, keyOf),
   {title: "State", sort: "state", kind: "is", make: stateChip, update: updateState},
   {title: "Name and command", sort: "name", kind: "what", make: makeName, update: updateName},
   {title: "Reason", sort: "reason", kind: "reason", make: makeReason, update: updateReason},
@@ -33,9 +34,9 @@ function updateState(node, job) {
   setState(node, job.state, stateWord(job));
 }
 
-function makeName(job) {
+function makeName(job, toggle) {
   const node = el("div");
-  const name = makeShortened("a", {href: `#/job/${job.id}`});
+  const name = job.group ? makeSweepName(job, toggle) : makeShortened("a", {href: `#/job/${job.id}`});
   const parts = {name, tag: el("span", {class: "tag"}), command: makeShortened("code")};
   node.append(el("div", {class: "named"}, parts.name, parts.tag), parts.command);
   node.parts = parts;
@@ -48,17 +49,18 @@ function updateName({parts}, job) {
   say(parts.tag, job.tag);
 }
 
-/** A running job has its progress in place of a reason. */
+/** A running job has its progress in place of a reason; a sweep has how many of its runs are in which state. */
 function makeReason() {
   const parts = {words: el("span"), progress: makeProgress()};
   return Object.assign(el("div", {}, parts.words, parts.progress), {parts});
 }
 
 function updateReason({parts}, job) {
-  say(parts.words, job.reason);
-  set(parts.words, "title", job.reason || null);
+  const words = [job.group?.text, job.reason].filter(Boolean).join("; ");
+  say(parts.words, words);
+  set(parts.words, "title", words || null);
   set(parts.words, "data-tone", toneOf(job.state));
-  setProgress(parts.progress, job);
+  setProgress(parts.progress, job.group ? sweepProgress(job) : job);
 }
 
 function updateTime(node, job) {

@@ -8,7 +8,7 @@ import {SUBMIT_OPTIONS} from "./submit_options.js";
 import {Refusal, post} from "./api.js";
 
 const PLAIN = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag", "after"];
-const MORE = ["array", "sweep", "env", "image", "mount"];
+const MORE = ["array", "sweep", "sample", "seed", "env", "image", "mount"];
 const FLAGS = ["exclusive", "linked", "same-node", "hold", "preempt"];
 const AGAIN = ["name", "gpus", "vram", "priority", "time-limit", "retries", "tag"];
 // Characters that a shell interprets, and an assignment before the command; not placeholders such as {lr}.

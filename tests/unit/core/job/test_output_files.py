@@ -15,7 +15,9 @@ OWN = {
 
 def submit(cwd: str = "/data", table: str | None = None, **options: Any) -> None:
     typed = {name.replace("_", "-"): value for name, value in options.items()}
-    parse_submission(SubmissionRequest(cwd=cwd, command=("run", "{lr}"), table=table, options=typed))
+    names = [text.partition("=")[0] for text in options.get("sweep", ())]
+    command = ("run", *map("{{{}}}".format, names))
+    parse_submission(SubmissionRequest(cwd=cwd, command=command, table=table, options=typed))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,9 @@ def test_a_resubmitted_array_element_is_one_job_with_its_own_index_and_values() 
     (element,) = resubmission(swept, None, {}).elements
     again = job(resubmission(swept, None, {}).spec, values=element.values, index=element.index)
     assert (again.argv, element.index, again.spec.is_array) == (("run", "{index}"), 4, False)
+    env = {"LR": "{lr}", "BRACES": "{lr}"}
+    swept = job(replace(PLAIN, environment=env, filled_variables=("LR",)), values={"lr": "3"})
+    assert resubmission(swept, ("other",), {}).spec.environment == {"LR": "3", "BRACES": "{lr}"}
     (element,) = resubmission(job(replace(PLAIN, command=()), command=("own", "arguments")), None, {}).elements
     assert element.command == ("own", "arguments")
 

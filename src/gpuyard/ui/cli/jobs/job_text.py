@@ -29,10 +29,12 @@ UNFINISHED = tuple(state for state in STATES if state not in FINISHED)
 
 
 def job_name(job: "Mapping[str, Any]") -> str:
-    """Return `train`, `train[3]` for a job of an array, or the command of a job without a name."""
+    """Return `train`, `train[3]` in an array, `train lr=1e-3` in a sweep; or values and command."""
+    varying = " ".join(f"{name}={job['values'][name]}" for name in job.get("varies", ()) if name in job["values"])
     if not job["name"]:
-        return str(job["command"])
-    return str(job["name"]) if job["index"] is None else f"{job['name']}[{job['index']}]"
+        return f"{varying} {job['command']}".strip()
+    name = str(job["name"]) if job["index"] is None else f"{job['name']}[{job['index']}]"
+    return f"{name} {varying}".strip()
 
 
 def revived_text(answer: "Mapping[str, Any]") -> str:
@@ -92,7 +94,9 @@ def memory_text(job: "Mapping[str, Any]") -> str:
 
 
 def result_text(job: "Mapping[str, Any]") -> str:
-    """Return how the job or attempt ended, or why it has not started."""
+    """Return how the job or attempt ended, or why it has not started; of a sweep or an array, its progress."""
+    if job.get("group"):
+        return "; ".join(filter(None, (job["group"]["text"], job["reason"])))
     if job["reason"] or job["ended_at"] is None:
         return job["reason"] or ""
     return f"exit status {job['status']}" if job["status"] is not None else job["outcome"] or ""

@@ -13,12 +13,12 @@ _EIGHTHS = 8
 _MOST_FIGURES = 2
 
 
-def running_text(job: "Mapping[str, Any]", *, is_unicode: bool) -> str:
+def running_text(job: "Mapping[str, Any]", *, is_unicode: bool, most_figures: int = _MOST_FIGURES) -> str:
     """Return the bar, the amount, the time left and the first figures of a job that has not ended; else an empty
     text."""
     if job["ended_at"] is not None or job["waited_s"] is not None or job["reason"]:
         return ""
-    figures = list(job.get("figures", {}).items())[:_MOST_FIGURES]
+    figures = list(job.get("figures", {}).items())[:most_figures]
     words = [progress_text(job, is_unicode=is_unicode), *(f"{name} {_last(each)}" for name, each in figures)]
     return " ".join(filter(None, words))
 

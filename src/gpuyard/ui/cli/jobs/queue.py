@@ -9,6 +9,7 @@ from gpuyard.ui.cli.ask_daemon import selection_text
 from gpuyard.ui.cli.jobs import job_text
 from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
 from gpuyard.ui.cli.jobs.progress_text import running_text
+from gpuyard.ui.cli.jobs.sweep_text import show_sweep
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, say_json, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
@@ -16,8 +17,13 @@ from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Optio
 VERB = Verb(
     "Show running, waiting and finished jobs, and why jobs wait.\n\n"
     "Running jobs come first, then waiting ones in the order in which they would start, then those that finished last; "
-    f"with IDS, all that match in the order of their ids. {IDS_HELP}",
+    "with IDS, all that match in the order of their ids. Each sweep and array is one line; --sweep shows its runs, "
+    "with a column for each value that varies. With IDS, --state or --json, and with --open, each job is one line.\n\n"
+    f"{IDS_HELP}",
     (
+        Option("sweep", "ID", "Show the runs of the sweep or array that this job belongs to."),
+        Option("sort", "COLUMN", "With --sweep: sort by this column, such as lr, or -lr from the last to the first."),
+        Option("open", None, "Show each job of sweeps and arrays."),
         Option("all", None, "Include all finished jobs."),
         Option("state", "STATES", "Only jobs in these states, such as failed,cancelled."),
         Option("limit", "N", "At most N jobs. [what fits the terminal; 50 in a pipe]"),
@@ -36,18 +42,25 @@ COLUMNS = (
     Column("WHY", is_long=True),
 )
 _STATE_AT = 1
-# The lines besides the rows: the counts, a notice, the headings, the number of further jobs, and the next prompt.
-_OTHER_LINES = 5
+# The lines besides the rows: counts, a notice, headings, how to open a sweep, the number of further jobs, and the next
+# prompt.
+_OTHER_LINES = 6
 
 
 def run(typed: Typed) -> int:
     limit = read_limit(typed, "jobs", _OTHER_LINES)
+    if typed.text("sweep") is not None:
+        return show_sweep(typed, limit)
+    if typed.text("sort") is not None:
+        raise UserError("--sort goes with --sweep", hint="such as `gpuyard queue --sweep 17 --sort lr`")
     query = {
         "ids": selection_text(typed.arguments),
         "state": typed.text("state") or "",
         "all": "1" if typed.flag("all") else "",
     }
-    answer = _request({name: value for name, value in query.items() if value}, limit)
+    folds = not (query["ids"] or query["state"] or typed.flag("open") or typed.flag("json"))
+    asked = {**query, "fold": "1" if folds else ""}
+    answer = _request({name: value for name, value in asked.items() if value}, limit)
     if typed.flag("json"):
         say_json(answer)
         return 0
@@ -60,6 +73,8 @@ def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
     say(*_head(answer))
     if answer["jobs"]:
         _say_rows(answer["jobs"])
+    if is_terminal(sys.stdout) and any(job.get("group") for job in answer["jobs"]):
+        say(paint("`gpuyard queue --sweep ID` shows the runs of a sweep or an array", "dim"))
     if answer["next"] is not None:
         say(paint(_more_text(answer, query or {"ids": "", "state": "", "all": ""}), "dim"))
 
@@ -112,7 +127,7 @@ def _say_rows(jobs: list[Answer]) -> None:
 def _cells(job: Answer) -> list[str]:
     state = job["state"]
     return [
-        str(job["id"]),
+        job["group"]["ids"] if job.get("group") else str(job["id"]),
         f"{STATES[state][0]} {state}" if is_terminal(sys.stdout) and is_unicode() else state,
         job_text.job_name(job),
         job_text.devices_text(job),
@@ -124,7 +139,10 @@ def _cells(job: Answer) -> list[str]:
 
 
 def _more_text(answer: Answer, query: dict[str, str]) -> str:
-    """Say how many matching jobs are not shown; with IDS that is not known."""
+    """Say how many matching jobs are not shown; with IDS that is not known. Lines of a folded queue are counted."""
+    if any(job.get("group") for job in answer["jobs"]):
+        more = answer["total"] - len(answer["jobs"])
+        return f"and {more} more lines: `gpuyard queue --limit {10 * len(answer['jobs'])}` shows more"
     states = query["state"].split(",") if query["state"] else [*STATES] if query["all"] else UNFINISHED
     total = sum(answer["counts"].get(state, 0) for state in states)
     more = 0 if query["ids"] else total - sum(job["state"] in states for job in answer["jobs"])

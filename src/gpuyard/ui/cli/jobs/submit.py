@@ -10,6 +10,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.jobs.sweep_text import say_preview
 from gpuyard.ui.cli.jobs.typed_command import read_command
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
@@ -23,7 +24,7 @@ VERB = Verb(
 
     \b
     gpuyard submit -- python train.py --lr 3e-4
-    gpuyard submit --sweep lr=1e-3,1e-4 --sweep seed=0-4 -- python train.py --lr {lr} --seed {seed}
+    gpuyard submit --sweep lr=1e-4..1e-1:log4 --sweep seed=0..4 -- python train.py --lr {lr} --seed {seed}
     gpuyard submit --array 0-99%4 -- python part.py {index}
     gpuyard submit --from runs.csv -- python train.py --lr {lr}
     gpuyard submit --from commands.txt
@@ -44,6 +45,7 @@ VERB = Verb(
         ),
         Option("from", "FILE", "A command per line; with a command, a CSV file whose columns fill in its {NAMES}."),
         Option("cwd", "DIR", "Working directory. [this one]"),
+        Option("dry-run", None, "Check it and print what would be submitted; submit nothing."),
         Option("in", "TIME", "Start no earlier than after this time, such as 2h30m."),
         Option("wait", None, "Wait until it has finished; the exit status is that of the job."),
         Option("follow", None, "Print its output until it has finished; exit status as with --wait.", short="f"),
@@ -54,7 +56,7 @@ VERB = Verb(
     Arguments("-- CMD...", is_program=True),
 )
 # Options of the command line alone, which are not sent.
-_OWN = ("from", "cwd", "json", "in", "wait", "follow", "snapshot", "no-snapshot")
+_OWN = ("from", "cwd", "dry-run", "json", "in", "wait", "follow", "snapshot", "no-snapshot")
 
 
 def run(typed: Typed) -> int:
@@ -74,7 +76,8 @@ def run(typed: Typed) -> int:
     if named is not None and not os.path.isdir(directory) and not _has_dependencies(typed):
         raise UserError(f"--cwd: there is no directory '{named}'", hint="create it first, or name another")
     command, options = read_command(typed.arguments, directory), sent_options(typed, _OWN)
-    directory, code = record_code(command, directory, wants_snapshot=_wants_snapshot(typed))
+    is_dry, wants_snapshot = typed.flag("dry-run"), _wants_snapshot(typed)
+    directory, code = record_code(command, directory, wants_snapshot=False if is_dry else wants_snapshot)
     body = {
         "token": os.urandom(16).hex(),
         "command": command or None,
@@ -89,6 +92,8 @@ def run(typed: Typed) -> int:
         "options": options,
         "code": code,
     }
+    if is_dry:
+        return say_preview(typed, request("POST", "/submissions/preview", body=body, is_repeatable=True))
     with RemovedIfRefused(code):
         answer = request("POST", "/submissions", body=body, is_repeatable=True)
     for line in answer["notes"]:

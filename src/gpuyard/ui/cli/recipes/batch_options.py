@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[str, str], object]
 
 _LONGEST_NAME = 60
-# Options of the submission that follow from the plan.
-_OF_PLAN = ("name", "output-root")
+# Options of the submission that follow from the plan, or that have another meaning in a batch.
+_OF_PLAN = ("name", "output-root", "seed")
 
 
 class RunMode(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,112 @@
+"""Sweeps and arrays as text: what would be submitted, progress in one line, and the table of their runs."""
+
+import sys
+
+from gpuyard.connect.fast_http import connect
+from gpuyard.core.units import UNKNOWN, format_count, format_duration
+from gpuyard.errors import UserError
+from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, result_text
+from gpuyard.ui.cli.jobs.progress_text import running_text, value_text
+from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, note, paint, say, say_json, terminal_size
+from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
+from gpuyard.ui.cli.verb_options import Answer, Typed
+
+_MOST_PREVIEWED = 50
+# How the numbers of a column are shown, by its kind.
+_NUMBERS = {"seconds": format_duration, "figure": value_text}
+
+
+def say_preview(typed: Typed, answer: Answer) -> int:
+    """Print what `submit --dry-run` would submit."""
+    for line in answer["notes"]:
+        note(f"gpuyard: {line}")
+    if typed.flag("json"):
+        say_json(answer)
+        return 0
+    say(paint(f"This would submit {format_count(answer['count'], 'job')}; nothing was submitted.", "bold"))
+    shown = answer["jobs"][:_MOST_PREVIEWED]
+    names = answer["varies"]
+    columns = [*map(Column, names), Column("COMMAND", is_long=True)]
+    rows = [[*(job["values"][name] for name in names), job["command"]] for job in shown]
+    for place, cells in enumerate(lay_out(columns, rows, terminal_size()[0], ellipsis())):
+        say(paint(join_cells(cells), "dim") if place == 0 else join_cells(cells))
+    more = answer["count"] - len(shown)
+    if more:
+        say(paint(f"and {more:,} more: --json lists the first 1,000", "dim"))
+    return 0
+
+
+def show_sweep(typed: Typed, limit: int) -> int:
+    """Print the runs of a sweep as a table: `queue --sweep ID`."""
+    job_id = typed.text("sweep") or ""
+    if not job_id.isascii() or not job_id.isdigit():
+        raise UserError(f"--sweep '{job_id}' is not the id of a job", hint="give the id of any of its jobs, such as 17")
+    if typed.arguments:
+        raise UserError("--sweep and IDS do not go together", hint="give one of them")
+    answer = _read_sweep(job_id, {"sort": typed.text("sort") or "", "state": typed.text("state") or ""}, limit)
+    if typed.flag("json"):
+        say_json(answer)
+        return 0
+    say(*sweep_lines(answer, terminal_size()[0], has_symbols=is_terminal(sys.stdout) and is_unicode()))
+    more = answer["total"] - len(answer["jobs"])
+    if more > 0:
+        say(paint(f"and {more:,} more: --limit {10 * len(answer['jobs'])} shows more", "dim"))
+    return 0
+
+
+def _read_sweep(job_id: str, query: dict[str, str], limit: int) -> Answer:
+    """Return an answer with up to `limit` runs; the daemon returns them in pages."""
+    path, query = f"/sweeps/{job_id}", {name: value for name, value in query.items() if value}
+    with connect(start=True) as client:
+        answer: Answer = client.request("GET", path, query={**query, "limit": str(limit)})
+        while answer["next"] is not None and len(answer["jobs"]) < limit:
+            left = str(limit - len(answer["jobs"]))
+            page = client.request("GET", path, query={**query, "limit": left, "after": str(answer["next"])})
+            answer = {**page, "jobs": answer["jobs"] + page["jobs"]}
+        return answer
+
+
+def sweep_lines(answer: Answer, width: int | None, *, has_symbols: bool) -> list[str]:
+    """Return the heading and the table of a sweep: a column for each value that varies, and others of the daemon."""
+    progress = answer["progress"]
+    title = " ".join(filter(None, (progress["ids"], answer["name"], answer["tag"] and f"({answer['tag']})")))
+    columns = [
+        Column("ID", is_right=True),
+        *(Column(each["title"], is_right=each["kind"] != "text") for each in answer["columns"]),
+        Column("GPU"),
+        Column("WHY", is_long=True),
+    ]
+    state_at = next(place for place, each in enumerate(answer["columns"], 1) if each["name"] == "state")
+    rows = [_run_cells(job, answer["columns"], has_symbols=has_symbols) for job in answer["jobs"]]
+    heading, *lines = lay_out(columns, rows, width, ellipsis())
+    for job, cells in zip(answer["jobs"], lines, strict=True):
+        cells[state_at] = paint(cells[state_at], STATES[job["state"]][1])
+    return [
+        paint(clean(f"{title}: {progress['text']}"), "bold"),
+        paint(clean(answer["command"]), "dim"),
+        paint(join_cells(heading), "dim"),
+        *map(join_cells, lines),
+    ]
+
+
+def _run_cells(job: Answer, columns: list[Answer], *, has_symbols: bool) -> list[str]:
+    cells = [cell_text(cell, column["kind"]) for cell, column in zip(job["cells"], columns, strict=True)]
+    if has_symbols:
+        cells = [
+            f"{STATES[job['state']][0]} {cell}" if column["name"] == "state" else cell
+            for cell, column in zip(cells, columns, strict=True)
+        ]
+    return [
+        str(job["id"]),
+        *cells,
+        devices_text(job),
+        running_text(job, is_unicode=is_unicode(), most_figures=0) or result_text(job),
+    ]
+
+
+def cell_text(cell: "str | float | None", kind: str) -> str:
+    if cell is None:
+        return UNKNOWN
+    if isinstance(cell, str):
+        return cell
+    return _NUMBERS.get(kind, "{:g}".format)(cell)
