@@ -38,14 +38,15 @@ def test_a_sweep_is_a_row_that_opens_into_its_runs(shown: Shown) -> None:  # noq
     page.get_by_label(f"Select job {first}-{first + 23}").check()
     expect(page.locator("#bulk")).to_contain_text("24 jobs selected")
     page.locator("#bulk").get_by_role("button", name="Cancel").click()
-    page.locator("dialog[open]").get_by_role("button", name="Cancel 24").click()
+    page.locator("dialog[open]").get_by_role("button", name="Cancel 23").click()
     shown.queue.until_state(first, "cancelled")
     assert shown.queue.get("/jobs", ids=str(apart))["jobs"][0]["state"] == "held"
+    page.locator("#bulk").get_by_role("button", name="Clear").click()
     assert not shown.faults
 
 
 def test_the_selection_of_a_sweep_is_that_of_its_runs_and_sorting_lists_them(shown: Shown) -> None:  # noqa: F811
-    first = shown.queue.submit("echo", "{lr}", sweep=["lr=1,2,3"], name="s", gpus=0, hold=True)
+    first = shown.queue.submit("echo", "{lr}", sweep=["lr=1,2,3"], name="chosen", gpus=0, hold=True)
     shown.queue.post("/jobs/cancel", ids=str(first))
     page = shown.at("/")
     bulk = page.locator("#bulk")
@@ -56,17 +57,17 @@ def test_the_selection_of_a_sweep_is_that_of_its_runs_and_sorting_lists_them(sho
     expect(bulk.get_by_role("button", name="Release")).to_be_hidden()
     expect(bulk.get_by_role("button", name="Retry")).to_have_text("Retry")
     page.locator("#jobs-head").get_by_role("button", name="Job").click()
-    expect(page.locator("#jobs-body > tr")).to_have_count(3)
+    expect(page.locator("#jobs-body > tr", has_text="chosen")).to_have_count(3)
     expect(bulk).to_be_hidden()
-    expect(page.locator("#jobs-body > tr").first).to_contain_text("s lr=3")
+    expect(page.locator("#jobs-body > tr").first).to_contain_text("chosen lr=3")
     assert not shown.faults
 
 
 def test_the_figures_of_runs_are_columns_that_sort(shown: Shown) -> None:  # noqa: F811
     script = "echo epoch 1/2 val_loss=0.{by}; sleep 1.1"
-    first = shown.queue.submit("sh", "-c", script, sweep=["by=7,3,5"], name="s", gpus=0)
+    first = shown.queue.submit("sh", "-c", script, sweep=["by=7,3,5"], name="figures", gpus=0)
     page = shown.at("/")
-    page.get_by_role("button", name="s", exact=True).click()
+    page.get_by_role("button", name="figures", exact=True).click()
     table = page.locator("tr.runs")
     table.get_by_role("button", name="val_loss").click()
     expect(table.locator("tbody tr").first).to_contain_text(str(first + 1))
