@@ -147,7 +147,9 @@ def test_the_runs_of_a_batch_run_in_containers(docker: Path, queue: QueueUnderTe
     for call in calls:
         mounts = [mount.partition("source=")[2] for flag, mount in itertools.pairwise(call) if flag == "--mount"]
         out = f"{tmp_path}/out"
-        assert mounts == [f"{tmp_path},target={tmp_path}", f"{out},target={out}", f"{tmp_path}/data,target=/data,ro"]
+        own = [f"{tmp_path},target={tmp_path}", f"{out},target={out}", f"{tmp_path}/data,target=/data,ro"]
+        assert mounts[:-1] == own
+        assert mounts[-1].endswith(".progress"), "the file in which it may write its progress"
     assert [call[call.index("img") + 1] for call in calls] == ["touch", "touch"]
 
 
@@ -166,5 +168,6 @@ def test_the_tasks_of_a_workspace_run_in_containers(docker: Path, queue: QueueUn
     call = json.loads((docker / "calls").read_text())
     mounts = [mount.partition("source=")[2] for flag, mount in itertools.pairwise(call) if flag == "--mount"]
     out = f"{tmp_path}/out"
-    assert mounts == [f"{folder},target={folder}", f"{out},target={out}", f"{data},target=/data,ro"]
+    assert mounts[:-1] == [f"{folder},target={folder}", f"{out},target={out}", f"{data},target=/data,ro"]
+    assert mounts[-1].endswith(".progress"), "the file in which it may write its progress"
     assert call[call.index("img") :] == ["img", sys.executable, "train.py", "--config_path", "configs/a.yml"]

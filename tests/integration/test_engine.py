@@ -161,7 +161,8 @@ def test_the_environment_is_exactly_that_of_the_launch(
     assert outcome_of(engine, launch).kind is OutcomeKind.SUCCEEDED
     content = (folder / "logs/1.1.log").read_bytes()
     found = dict(os.fsdecode(item).split("=", 1) for item in content.split(b"\0") if item)
-    assert found == {**environment, "GPUYARD_QUEUE": str(folder)}
+    own = {"GPUYARD_QUEUE": str(folder), "GPUYARD_PROGRESS": f"{folder}/logs/1.1.progress"}
+    assert found == {**environment, **own}
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])

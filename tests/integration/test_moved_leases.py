@@ -72,7 +72,7 @@ def test_the_next_daemon_takes_the_leases_along_and_no_card_is_given_twice(
     until(lambda: "20 GB needed" in queue.why(waiting), "the reason")
     queue.kill9()
     assert leases(two) == {f"job {job}": 20480.0}, "the program holds it, and no daemon has to"
-    assert "beside root" in try_to_run("echo", "twice").stderr
+    assert f"kept for job {job} of root" in try_to_run("echo", "twice").stderr
     queue.start()
     gate.write_text("go\n")
     assert queue.wait()["succeeded"] == 2

@@ -217,7 +217,7 @@ def test_why_prints_the_reasons_and_the_holders(daemon: StandIn) -> None:
         "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
     }  # fmt: skip
     output = run("why", "17").stdout
-    assert output.startswith("job 17 waits for 1 GPU\n  GPU 0: 2 GB free, 8 GB needed\n  SIM-1: 2 GB free")
+    assert output.startswith("job 17 waits for 1 GPU\n  GPU 0, SIM-1: 2 GB free, 8 GB needed\n")
     assert output.count("bob, pid 99 (nightly)") == 1
     assert "when job 4 ends" in output
 
@@ -425,7 +425,7 @@ def test_completion_offers_the_verbs_options_and_choices_of_the_queue() -> None:
         answer = run(env={**os.environ, "_GPUYARD_COMPLETE": "bash_complete", **place}).stdout
         return {line.partition(",")[2] for line in answer.splitlines()}
 
-    assert complete("gpuyard su") == {"submit", "suspend"}
+    assert complete("gpuyard su") == {"submit", "summary", "suspend"}
     assert complete("gpuyard submit --after") == {"--after", "--after-any", "--after-each", "--after-failed"}
     assert complete("gpuyard submit --vendor a") == {"amd", "apple"}
     assert complete("gpuyard daemon st") == {"start", "stop", "status"}

@@ -29,7 +29,7 @@ def test_ctrl_c_in_an_attached_session_interrupts_only_that_task(workspace: Work
         person.read_until("KeyboardInterrupt")
     workspace.until_state("exp1", "failed")
     row = workspace.rows()["exp1"]
-    assert (row["state"], row["note"]) == ("failed", "signal 2 (SIGINT)")
+    assert (row["state"], row["note"]) == ("failed", "KeyboardInterrupt (SIGINT)")
     assert "KeyboardInterrupt" in workspace.log("exp1")
     # Its session keeps the last screen.
     workspace.tmux.wait_to_see("T_exp1_gpu0", "[exp1 failed, status 130, after ")

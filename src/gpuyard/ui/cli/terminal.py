@@ -22,7 +22,8 @@ def is_terminal(stream: "TextIO") -> bool:
 
 
 def is_unicode() -> bool:
-    return (sys.stdout.encoding or "").lower().startswith("utf")
+    encoding = getattr(sys.stdout, "encoding", None)  # none where `top` draws on the terminal
+    return (encoding or "utf-8").lower().startswith("utf")
 
 
 def ellipsis() -> str:
