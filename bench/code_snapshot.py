@@ -24,6 +24,7 @@ def bench_code() -> None:
             floor = _median_s(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True))
             kinds = {
                 "python -c pass": floor,
+                "cp -r of the files": _copy_s(tree, Path(folder) / "copies"),
                 "submit": _submit_s(gpuyard, tree),
                 "submit --snapshot": _submit_s(gpuyard, tree, "--snapshot"),
                 "submit --array 0-99": _submit_s(gpuyard, tree, "--array", "0-99"),
@@ -33,7 +34,8 @@ def bench_code() -> None:
             for what, seconds in kinds.items():
                 print(f"{what:<44}{seconds * 1e3:6.1f} ms{seconds / floor:9.2f} x python")
             added = kinds["submit --snapshot"] - kinds["submit"]
-            print(f"{'a snapshot adds':<44}{added * 1e3:6.1f} ms")
+            copy = kinds["cp -r of the files"]
+            print(f"{'a snapshot adds':<44}{added * 1e3:6.1f} ms{added / copy:9.2f} x cp")
 
 
 def make_tree(root: Path) -> Path:
@@ -45,6 +47,23 @@ def make_tree(root: Path) -> Path:
     for arguments in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "--message", "bench")):
         subprocess.run([*_GIT, *arguments], cwd=root, check=True)
     return root
+
+
+def _copy_s(tree: Path, copies: Path) -> float:
+    """Return how long the same copies take without gpuyard: what the disk and the kernel allow."""
+    copies.mkdir()
+    names = (str(copies / str(number)) for number in range(_TIMES))
+    os.sync()
+
+    def copy() -> None:
+        subprocess.run(["cp", "-r", *sorted(map(str, tree.glob("part*"))), _made(next(names))], check=True)
+
+    return _median_s(copy)
+
+
+def _made(folder: str) -> str:
+    os.mkdir(folder)
+    return folder
 
 
 def _submit_s(gpuyard: PrivateGpuyard, tree: Path, *options: str) -> float:
