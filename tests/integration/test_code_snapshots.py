@@ -47,6 +47,7 @@ def snapshots(queue: QueueUnderTest) -> list[str]:
 
 def test_edits_after_the_submission_do_not_reach_the_job(queue: QueueUnderTest, tree: Path) -> None:
     job = int(submit("--snapshot", "--hold", "--", sys.executable, "train.py"))
+    until(lambda: queue.job(job)["code"]["dirty"] is False, "what git says")
     (tree / "helper.py").write_text("VERSION = 'new'\n")
     queue.post("/jobs/release", ids=str(job))
     assert queue.wait(job)["succeeded"] == 1

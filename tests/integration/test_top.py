@@ -240,6 +240,8 @@ def test_a_long_queue_is_fetched_by_its_visible_part(queue: QueueUnderTest) -> N
     first = queue.shell(": {index}", gpus="0", array="0-4999", name="many")
 
     async def scenario(screen: Screen) -> None:
+        await screen.shows(f"{first}-{first + 4999}", "0/5,000 done")
+        await screen.type("enter")
         await screen.shows("of 5,000", "many[0]")
         await screen.type("end")
         await screen.shows("many[4999]", "of 5,000")
@@ -292,7 +294,9 @@ def test_the_mouse_selects_and_scrolls(queue: QueueUnderTest) -> None:
     first = queue.shell(": {index}", gpus="0", array="0-29", name="many")
 
     async def scenario(screen: Screen) -> None:
-        await screen.shows(f"job {first} ", "free 24 GB")
+        await screen.shows(f"{first}-{first + 29}", "free 24 GB")
+        await screen.type("enter")
+        await screen.shows("many[3]")
         await screen.click("many[3]")
         await screen.chooses(first + 3)
         await screen.wheel("#queue", 2)

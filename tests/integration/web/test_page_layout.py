@@ -33,7 +33,8 @@ def machine(
     """A page of a machine with one GPU, and with sixteen."""
     home = tmp_path_factory.mktemp(f"machine{request.param}") / "home"
     with show(browser, home, f"{request.param}x80GB") as shown:  # noqa: F811 - as above
-        shown.queue.submit("true", array="0-29", hold=True, name="morning", gpus=0)
+        for number in range(30):
+            shown.queue.submit("true", hold=True, name=f"morning{number}", gpus=0)
         yield shown, request.param
 
 

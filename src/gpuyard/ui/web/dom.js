@@ -52,9 +52,13 @@ export function say(node, text) {
   if (node.textContent !== shown) node.textContent = shown;
 }
 
+/** Attributes that people read or hear. */
+const READ = new Set(["title", "aria-label", "placeholder", "alt"]);
+
+/** Set or remove an attribute; what people read or hear of it is made printable, as text is. */
 export function set(node, name, value) {
   const before = node.getAttribute(name);
-  const after = value === true ? "" : value;
+  const after = value === true ? "" : READ.has(name) ? printable(String(value)) : value;
   if (!isGiven(value))
     node.removeAttribute(name);
   else if (before !== String(after))
