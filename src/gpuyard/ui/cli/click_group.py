@@ -113,7 +113,8 @@ def cli() -> None:
     Without a command it shows the GPUs and the queue.
 
     Exit status: 0 success, 1 a problem on this machine, 2 a mistake in the command line or its input, 3 not found, 4
-    the job can never run on this machine, 5 a job failed, 6 a job was cancelled, 124 not in time, 130 interrupted.
+    the job can never run on this machine, 5 a job failed, 6 a job was cancelled, 7 only held jobs are left, 124 not in
+    time, 130 interrupted.
     """
 
 
