@@ -48,9 +48,10 @@ def test_a_running_job_shows_its_measured_and_reserved_memory(shown: Shown) -> N
 
 def test_a_failed_job_shows_its_error_then_its_log_then_its_memory(shown: Shown) -> None:  # noqa: F811
     gate = shown.queue.home.parent / "fails.gate"
-    gate.touch()
     program = " ".join((*gated_job.COMMAND, "--vram", "2048", str(gate)))
     job = shown.queue.shell(f"{program}; exit 7", vram="4G", name="fails", environment=shown.environment)
+    until(lambda: (shown.queue.job(job)["attempts"] or [{"peaks_mb": {}}])[-1]["peaks_mb"], "its memory to be measured")
+    gate.touch()
     shown.queue.wait(job)
     page = shown.at(f"/job/{job}")
     result = page.get_by_role("region", name="Result")
