@@ -21,10 +21,10 @@ import {whyLines} from "./why_text.js";
 export const SECTIONS = [
   resultSection,
   whySection,
-  progressSection,
   logSection,
   memorySection,
   factsSection,
+  progressSection,
   attemptsSection,
   historySection,
 ];
