@@ -6,7 +6,6 @@ it killed any; what the hogs wrote down says which of them ended well.
 """
 
 import argparse
-import os
 import random
 import shutil
 import subprocess
@@ -20,10 +19,10 @@ from msgspec import Struct
 
 from gpuyard.core.job.lifecycle import FINISHED
 from gpuyard.core.units import format_size, parse_size
-from tests.pressure.limited_group import LimitedGroup, NoGroups
+from tests.pressure.limited_group import LimitedGroup, in_limited_group
 from tests.pressure.watch import MachineWatch
 from tests.torture.evidence import read_runs
-from tests.torture.own_processes import can_unshare, reap_for, run_in_namespace
+from tests.torture.own_processes import can_unshare, run_in_namespace
 from tests.torture.records import Records, read_records
 from tests.torture.target import GPUYARD, PYTHON, Target
 
@@ -64,15 +63,7 @@ def main() -> int:
     options = parser.parse_args()
     if can_unshare():
         return run_in_namespace("tests.pressure.hogs", sys.argv[1:])
-    try:
-        group = LimitedGroup(f"gpuyard-hogs-{os.getpid()}-{int(time.time())}", parse_size(options.ram))
-    except NoGroups as error:
-        sys.stderr.write(f"scripts/hogs: {error}; run it as root\n")
-        return 2
-    try:
-        return reap_for(lambda outer: run(options, outer, group))
-    finally:
-        group.remove()
+    return in_limited_group("hogs", parse_size(options.ram), None, lambda outer, group: run(options, outer, group))
 
 
 def run(options: argparse.Namespace, outer: int, group: LimitedGroup) -> int:

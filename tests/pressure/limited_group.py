@@ -6,8 +6,12 @@ from the kernel's files here, and not with gpuyard's own code.
 
 import contextlib
 import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from tests.torture.own_processes import reap_for
 
 _TOP = Path("/sys/fs/cgroup")
 _MB = 1 << 20
@@ -87,6 +91,20 @@ class LimitedGroup:
                 if time.monotonic() > deadline:
                     return
                 time.sleep(0.05)
+
+
+def in_limited_group(script: str, ram_mb: float, cpus: float | None, run: Callable[[int, LimitedGroup], int]) -> int:
+    """Make a group for a run of `scripts/SCRIPT`, and return the run's exit status; 2 if no group can be made. `run`
+    gets the pid of the process that reaps its orphans, and the group."""
+    try:
+        group = LimitedGroup(f"gpuyard-{script}-{os.getpid()}-{int(time.time())}", ram_mb, cpus)
+    except NoGroups as error:
+        sys.stderr.write(f"scripts/{script}: {error}; run it as root\n")
+        return 2
+    try:
+        return reap_for(lambda outer: run(outer, group))
+    finally:
+        group.remove()
 
 
 def _write(path: Path, text: str) -> None:

@@ -24,14 +24,14 @@ import msgspec
 from gpuyard.core.job.lifecycle import FINISHED
 from gpuyard.core.units import parse_size
 from tests.pressure import threshold_checks as thresholds
-from tests.pressure.limited_group import LimitedGroup, NoGroups
+from tests.pressure.limited_group import LimitedGroup, in_limited_group
 from tests.pressure.outside import OutsidePressure
 from tests.pressure.soak_evidence import read_soak
 from tests.pressure.soak_load import SoakLoad
 from tests.pressure.watch import MachineWatch
 from tests.torture import checks
 from tests.torture.evidence import read_runs
-from tests.torture.own_processes import can_unshare, is_in_namespace, reap_for, run_in_namespace
+from tests.torture.own_processes import can_unshare, is_in_namespace, run_in_namespace
 from tests.torture.records import Records, read_records
 from tests.torture.target import CAPACITY_MB, Target
 
@@ -65,15 +65,7 @@ def main() -> int:
     if not is_in_namespace():
         sys.stderr.write("scripts/soak: small file systems need root and `unshare`\n")
         return 2
-    try:
-        group = LimitedGroup(f"gpuyard-soak-{int(time.time())}-{options.seed}", parse_size(options.ram), _CPUS)
-    except NoGroups as error:
-        sys.stderr.write(f"scripts/soak: {error}\n")
-        return 2
-    try:
-        return reap_for(lambda outer: run(options, outer, group))
-    finally:
-        group.remove()
+    return in_limited_group("soak", parse_size(options.ram), _CPUS, lambda outer, group: run(options, outer, group))
 
 
 def run(options: argparse.Namespace, outer: int, group: LimitedGroup) -> int:

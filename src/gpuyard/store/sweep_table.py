@@ -170,8 +170,9 @@ def _chosen(order: TableOrder) -> str:
 
 def _sort_key(row: tuple[int, Cell]) -> tuple[int, float, str]:
     """Return a key that sorts numbers, also those that are written as text, before other texts."""
+    text = str(row[1])  # never None: those are sorted separately
     try:
-        number = float(row[1])  # type: ignore[arg-type]  # None is sorted separately
+        number = float(text)
     except ValueError:
-        return 1, 0.0, str(row[1])
+        return 1, 0.0, text
     return (0, number, "") if number == number else (1, 0.0, "nan")  # noqa: PLR0124 - not a number differs from itself

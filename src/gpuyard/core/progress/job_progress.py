@@ -5,11 +5,14 @@ All of it is bounded: 32 marks, 8 figures, curves of 120 points that share their
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.progress.log_reader import WorkDone
+
+T = TypeVar("T")
 
 MOST_MARKS = 32
 MOST_FIGURES = 8
@@ -178,6 +181,6 @@ def _with_points(
     return FigureCurves(times_s=tuple(times), values={name: tuple(column) for name, column in values.items()})
 
 
-def _thinned(column: list) -> list:  # type: ignore[type-arg]
+def _thinned(column: list[T]) -> list[T]:
     """Return every second entry, and the last one."""
     return [*column[:-1:2], column[-1]]
