@@ -1,6 +1,6 @@
 """Interfaces between the code that decides and the code that touches the system, as Protocols."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -104,6 +104,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: any
     ram_limit_mb: float | None = None  # it is ended if it takes more RAM
     snapshot: CodeSnapshot | None = None  # of its code, where it runs; its results are brought back at its end
+    group: int = 0  # of attempts that may take each other's place (`HostEngine.put`); 0: of none
+    lease_variables: dict[str, str] = {}  # those of `environment` that follow from its lease
 
     @property
     def key(self) -> str:
@@ -141,6 +143,18 @@ class Ended(Struct, frozen=True, kw_only=True):
     limit: ResourceLimit | None = None  # set if it never started because of a limit that passes
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
     warned_at: float | None = None  # the wall time of the signal before its stop, if the engine sent it itself
+
+
+class Followed(Struct, frozen=True, kw_only=True):
+    """An attempt that took the place of the attempt `after` (job and number), when that had ended, at the wall time
+    `at`. It has the same lease."""
+
+    job_id: int
+    attempt: int
+    after: tuple[int, int]
+    at: float
+    keeper_pid: int
+    log: str
 
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
@@ -205,6 +219,23 @@ class HostEngine(Engine, Protocol):
     def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
         """Send a signal to the processes of each attempt that handle it, and return to how many."""
 
+    def put(self, launch: Launch) -> bool:
+        """Let an attempt start as soon as one of its group has succeeded, in its place. Return False if the engine does
+        not take it. An engine that is closed, or whose process dies, starts none that has not begun."""
+
+    def shelved(self) -> Set[int]:
+        """Return the jobs of attempts that were put, and neither taken back nor returned by `followed`."""
+
+    def take_back(self) -> None:
+        """Let no attempt that was put start any more. Those that stay in `shelved` have begun."""
+
+    def followed(self) -> list[Followed]:
+        """Return attempts that have begun since the last call, in order. `ended` returns their ends, but not before."""
+
+    def followed_before(self) -> list[Followed]:
+        """Return the attempts that took the place of others in the time of earlier processes, in order, as far as is
+        known: some ended long ago."""
+
 
 class PlacesNothing:
     """Base for engines that run attempts at once on claimed devices: they place nothing themselves. By default no
@@ -218,6 +249,20 @@ class PlacesNothing:
 
     def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:  # noqa: ARG002
         return [0 for _ in attempts]
+
+    def put(self, launch: Launch) -> bool:  # noqa: ARG002
+        return False
+
+    def shelved(self) -> Set[int]:
+        return frozenset()
+
+    def take_back(self) -> None: ...
+
+    def followed(self) -> list[Followed]:
+        return []
+
+    def followed_before(self) -> list[Followed]:
+        return []
 
     def site_changes(self) -> list[SiteStatus]:
         return []

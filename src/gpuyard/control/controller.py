@@ -40,6 +40,7 @@ from gpuyard.control.sharing_facts import SharingFacts
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step, awaited
 from gpuyard.control.stop_signals import StopSignals
+from gpuyard.control.successors import Successors
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_energy import EnergyMeter
 from gpuyard.control.track_progress import ProgressTracker
@@ -48,7 +49,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
-from gpuyard.core.lease import Holder
+from gpuyard.core.lease import Holder, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.host_capacity import grantable_mb
 from gpuyard.core.scheduling.known_states import KnownStates
@@ -57,7 +58,7 @@ from gpuyard.core.scheduling.plan import Explanation, Plan, PlannerView, Start, 
 from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Sample
+from gpuyard.core.snapshot import Device, Host, Sample
 from gpuyard.engines.common.oom_evidence import loaded_libraries
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Suspender, WantedClaim
@@ -108,7 +109,8 @@ class Controller:
             self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
             self.start_pauses, health=DeviceHealthWatch(leases), boot_id=me.boot_id,
         )  # fmt: skip
-        parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses
+        self.successors = Successors(self.transitions, self.engines, me.boot_id)
+        parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses, self.successors
         self._launcher = JobLauncher(*parts, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
@@ -116,7 +118,8 @@ class Controller:
         self._known_states = KnownStates()
         self._ticket = QueueTicket(leases)
         self._has_ended_leases, self._memory_freed_at = False, 0.0
-        self._has_more_to_start = False
+        self._has_more_to_start = self._is_clear = False
+        self._devices: Sequence[Device] = ()  # those that the last plan considered
 
     def recover(self) -> None:
         """Take over from an earlier daemon. Call this once, before the first step."""
@@ -124,6 +127,7 @@ class Controller:
         with self._store.transaction():
             self._store.drop_incomplete_submissions()
             self.transitions.reload()
+            self.successors.record_earlier(now)
         attempts = [live.attempt for live in self.transitions.live.values()]
         self.engines.adopt(attempts)
         if any(died_with_the_machine(attempt, self.me.boot_id) for attempt in attempts):
@@ -138,12 +142,14 @@ class Controller:
         now = self._clock.now()
         self._has_more_to_start = self._launcher.has_rejected = False
         self._ends.collect(now)
+        self.successors.collect()
         self.cluster_dispatch.collect()
         self.suspend_control.collect()
         self.observe(sample)
         granted: list[HeldClaim] = []
         try:
             with self.transitions.in_step(), self._store.transaction():
+                self.successors.record(now)
                 self._stop_signals.record_warnings(now)
                 self._machine_sleep.record(self._clock.asleep(), now)
                 if self.suspend_control.record(now):
@@ -159,10 +165,9 @@ class Controller:
                 self.host_guard.act(now)
                 self._stop_signals.stop_overdue(now)
                 self.memory_guard.act(self.rules, now)
-                ready = self._store.ready_queues()
+                ready = self.successors.without_shelved(self._store.ready_queues())
                 is_outdated = self._is_outdated(sample, ready)
-                may_start = may_start and not is_outdated
-                started = self._start(sample, now, ready, granted) if may_start else self._wait_for_sample(now)
+                started = self._start_if_due(sample, now, ready, granted, may_start=may_start and not is_outdated)
         except BaseException:
             self.batch_gates.forget()
             self.engines.discard_prepared()
@@ -170,11 +175,13 @@ class Controller:
                 held.release()
             raise
         self._ends.forget_recorded()
+        self.successors.forget_recorded()
         self.suspend_control.forget_recorded()
         self.cluster_dispatch.forget_recorded()
         self.engines.start_prepared()
         for held in granted:
             held.leave()
+        self.successors.fill(lambda job_id: self._need(job_id, self._devices, sample.snapshot.host, now))
         self.own_leases.release_ended()
         self._stop_signals.send(now)
         self.suspend_control.request()
@@ -190,6 +197,21 @@ class Controller:
         return self.memory_guard.note(sample, self.usage_tracker.held_mb, now) or is_due
 
     # Decide and start
+
+    def _start_if_due(
+        self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim], *, may_start: bool
+    ) -> int:
+        if not may_start:
+            self.successors.stop()
+            return self._wait_for_sample(now)
+        if self.successors.is_steady(sample, self.rules, ready, now):
+            return 0
+        started = self._start(sample, now, ready, granted)
+        if self._is_clear:
+            self.successors.note_plan(self.plan, sample, self.rules, ready, now)
+        else:
+            self.successors.stop()
+        return started
 
     def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
         queues = self._host_usage.sized([queue for queue in ready if not queue.lane.engine])
@@ -260,16 +282,23 @@ class Controller:
         return WantedClaim(claim=replace(start.claim, host=host), label=f"job {start.job_id}", amends=amends)
 
     def _decide(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> None:
-        self.plan = decide(self._view(sample, now, queues, ledger)) if queues else Plan()
+        self.plan, self._is_clear = Plan(), False
+        if queues:
+            view = self._view(sample, now, queues, ledger)
+            self.plan = decide(view)
+            is_held_up = view.closed_reasons or view.start_caps or view.tickets or view.placement.closed
+            self._is_clear = not is_held_up and not self.suspend_control.has_waiting
 
     def _view(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> PlannerView:
         """Collect the planner's input. Without `ledger` (it was not read) no process counts as foreign."""
         leases, tickets = ledger or ((), ())
+        my_ticket = self._leases.my_ticket()
         tickets = tuple(replace(each, since=self._clock.from_wall(each.since)) for each in tickets)
         rules, snapshot, transitions = self.rules, sample.snapshot, self.transitions
-        foreign_limit, my_ticket = rules.packing.max_foreign_load_percent, self._leases.my_ticket()
+        foreign_limit = rules.packing.max_foreign_load_percent
         banned = rules.devices.banned_ids(snapshot)
         devices = [each for each in snapshot.usable_devices() if each.id not in banned] or snapshot.usable_devices()
+        self._devices = devices
         running = self.running_jobs.list()
         if any(queue.lane.preempts for queue in queues):
             running = list(self.suspend_control.with_costs(running, sample, rules, now))
@@ -316,13 +345,17 @@ class Controller:
             stopped_tags=self._store.stopped_tags(),
             last_starts=transitions.last_starts(queue.lane for queue in queues),
             array_starts=transitions.array_starts.last_starts(queue.lane for queue in queues),
-            need=lambda _, job_id: transitions.estimates.need(
-                job_id,
-                devices,
-                rules.first_runs,
-                lambda job: self.lease_adjuster.running_like(job, now),
-                grantable_mb(snapshot.host, rules.host.limits),
-            ),
+            need=lambda _, job_id: self._need(job_id, devices, snapshot.host, now),
+        )
+
+    def _need(self, job_id: int, devices: Sequence[Device], host: Host, now: float) -> Need:
+        """Return the need of a job in a lane that sizes each."""
+        return self.transitions.estimates.need(
+            job_id,
+            devices,
+            self.rules.first_runs,
+            lambda job: self.lease_adjuster.running_like(job, now),
+            grantable_mb(host, self.rules.host.limits),
         )
 
     def _is_outdated(self, sample: Sample, ready: Sequence[LaneQueue]) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.ports import Ended, Engine, HostEngine, Launch, Prepared, SiteStatus
+from gpuyard.ports import Ended, Engine, Followed, HostEngine, Launch, Prepared, SiteStatus
 
 T = TypeVar("T")
-Report = TypeVar("Report", Ended, SiteStatus)
+Report = TypeVar("Report", Ended, Followed, SiteStatus)
 _log = logging.getLogger(__name__)
 # Opening an engine takes a while, so a failed attempt is not repeated at each step.
 OPEN_AGAIN_S = 30.0
@@ -72,6 +72,21 @@ class EngineSet:
             each if each.warned_at is None else replace(each, warned_at=self._from_wall(each.warned_at))
             for each in ends
         ]
+
+    def put(self, launch: Launch) -> bool:
+        return self._local.put(launch)
+
+    def shelved(self) -> Set[int]:
+        return self._local.shelved()
+
+    def take_back(self) -> None:
+        self._local.take_back()
+
+    def followed(self) -> list[Followed]:
+        return self._in_queue_time(self._local.followed())
+
+    def followed_before(self) -> list[Followed]:
+        return self._in_queue_time(self._local.followed_before())
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         try:

@@ -53,8 +53,10 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     *,
     terms: ClusterTerms | None = None,
     pinning: CpuPinning | None = None,
+    follows: bool = False,
 ) -> Launch:
-    """Return the launch of attempt `number`. `pinning` chooses its CPUs, if the rules say so."""
+    """Return the launch of attempt `number`. `pinning` chooses its CPUs, if the rules say so. If it `follows` another
+    attempt, it gets devices, lease and CPUs of that one, which the keeper knows."""
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
     submitted = _submitted_variables(job)
     own = {
@@ -66,7 +68,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     engine_selects = terms is not None and terms.need.devices > 0
     selects_devices = not (job.spec.sees_all_devices or engine_selects)
     by_uuid = rules.devices.shows_uuids
-    visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
+    visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices and not follows else {}
     unbuffered = {_UNBUFFERED: "1"} if rules.unbuffers_python else {}
     growing = growth_variables(submitted) if rules.stops_preallocation and job.spec.need.devices else {}
     threads = thread_variables(job.spec.cpus, submitted) if terms is None else {}
@@ -77,15 +79,15 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")
     if job.index is not None:
         own["GPUYARD_ARRAY_INDEX"] = str(job.index)
-    if held is not None:
-        own[LEASE_VARIABLE] = held.lease.id
+    by_lease = visible if held is None else {**visible, LEASE_VARIABLE: held.lease.id}
     own |= code_variables(job.spec)
     launch = Launch(
         job_id=job.id,
         attempt=number,
         command=job.argv,
         cwd=job.spec.cwd,
-        environment={**unbuffered, **growing, **threads, **submitted, **visible, **own},
+        environment={**unbuffered, **growing, **threads, **submitted, **by_lease, **own},
+        lease_variables=by_lease,
         shell=job.spec.shell,
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,

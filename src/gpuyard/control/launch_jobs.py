@@ -8,6 +8,7 @@ from gpuyard.control.launch_command import attempt_of, launch_of
 from gpuyard.control.pin_cpus import CpuPinning
 from gpuyard.control.rules import Rules
 from gpuyard.control.start_pauses import StartPauses
+from gpuyard.control.successors import Successors
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobEvent
@@ -24,6 +25,7 @@ class JobLauncher:
         engines: EngineSet,
         dispatch: ClusterDispatch,
         pauses: StartPauses,
+        successors: Successors,
         *,
         boot_id: str | None,
     ) -> None:
@@ -31,6 +33,7 @@ class JobLauncher:
         self._engines = engines
         self._dispatch = dispatch
         self._pauses = pauses
+        self._successors = successors
         self._boot_id = boot_id
         self._pinning = CpuPinning(transitions)
         self.has_rejected = False  # a job was rejected, and other jobs waited behind its start
@@ -42,6 +45,7 @@ class JobLauncher:
         try:
             number, pinning = job.attempts + 1, self._pinning
             launch = launch_of(job, number, held, snapshot, rules, terms=start.terms, pinning=pinning)
+            launch = self._successors.with_group(launch, start, job)
             prepared = self._engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
             if held is not None:

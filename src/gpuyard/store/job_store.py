@@ -203,6 +203,11 @@ class JobStore(DependencyStore):
         query = "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' LIMIT ?"
         return [job_id for (job_id,) in self._execute(query, (limit,))]
 
+    def next_ids(self, lane_id: int, limit: int) -> list[int]:
+        """Return the first queued jobs of a lane."""
+        query = "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' AND lane = ? ORDER BY id LIMIT ?"
+        return self._column(query, (lane_id, limit))
+
     def count_queued(self, lanes: Iterable[int], limit: int) -> int:
         """Return the number of queued jobs of these lanes, at most `limit`."""
         query = "SELECT 1 FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' AND lane = ? LIMIT ?"

@@ -65,6 +65,7 @@ class Start(Struct, frozen=True, kw_only=True):
     job_id: int
     lane: Lane
     claim: Claim
+    need: Need | None = None  # what the claim is for; None for a job on a cluster
     charged_mb: float | None = None  # of a run of a batch: memory used and reserved on its device, including the run
     terms: ClusterTerms | None = None  # for a job on a cluster, what is asked of the cluster instead of a claim
 

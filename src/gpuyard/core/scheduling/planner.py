@@ -89,7 +89,7 @@ class _Planner:
         if isinstance(choice, Claim) and (over := self._limits.power_refusals(candidate.job_id, choice)):
             choice = refusals = over
         if isinstance(choice, Claim):
-            self._start(lane, candidate, choice)
+            self._start(lane, candidate, need, choice)
             return
         needs_head = self._backfill.head is None and need.devices and not refusals
         if needs_head or lane.id not in self._waiting:
@@ -133,9 +133,10 @@ class _Planner:
                 return claim
         return backfill.explain(need) if is_explained or lane.id not in self._waiting else ()
 
-    def _start(self, lane: Lane, candidate: Candidate, claim: Claim) -> None:
+    def _start(self, lane: Lane, candidate: Candidate, need: Need, claim: Claim) -> None:
         self._order.advance(lane)
-        start = Start(job_id=candidate.job_id, lane=lane, claim=claim, charged_mb=self._charged_mb(lane, claim))
+        charged_mb = self._charged_mb(lane, claim)
+        start = Start(job_id=candidate.job_id, lane=lane, claim=claim, need=need, charged_mb=charged_mb)
         self._starts.append(start)
         self._limits.add_start(lane, candidate.job_id, claim)
         self._backfill.add_start(candidate.job_id, claim)

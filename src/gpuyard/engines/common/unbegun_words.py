@@ -9,6 +9,8 @@ import os
 from gpuyard.system.passing_errors import remedy_of
 
 _UNBEGUN = "unbegun"
+# A launch of the shelf that its keeper gave back.
+RETURNED = "unbegun-returned"
 _FAILURES = {
     "process": "no program can be started",
     "log": "no log can be written",

@@ -10,6 +10,7 @@
 - When a keeper dies, the attempts that it started have no status: they are LOST.
 - A keeper that is stopped (SIGSTOP), hangs or cannot be reached is never waited for. It counts as alive: its attempts
   keep running, and their ends are recorded when it answers again. Meanwhile another keeper starts new attempts.
+- Attempts that are put on the shelf (`shelf.py`) are started by the keeper, without the daemon: it reports them later.
 - The journal is emptied when it has grown, no attempt is live and `ended` is called again: the caller has recorded all
   earlier ends by then.
 
@@ -18,10 +19,12 @@ A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies i
 
 import contextlib
 import logging
+import marshal
 import os
 import signal
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from msgspec import Struct
@@ -31,8 +34,9 @@ from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common import job_logs, oom_evidence, output_relay
 from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments
+from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.containers.started_containers import StartedContainers
-from gpuyard.engines.local import keeper, process_tree
+from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.job_cgroups import JobCgroups
 from gpuyard.engines.local.keeper_connection import (
     HELLO,
@@ -46,13 +50,16 @@ from gpuyard.engines.local.keeper_connection import (
     silent_problem,
     spawn_keeper,
 )
+from gpuyard.engines.local.kept_job import Launch as KeeperLaunch
+from gpuyard.engines.local.kept_job import frame
 from gpuyard.engines.local.log_reads import LogReads
 from gpuyard.engines.local.own_shell import OwnShell
+from gpuyard.engines.local.shelved_attempts import ShelvedAttempts, followed_of
 from gpuyard.engines.local.snapshot_results import SnapshotResults
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
+from gpuyard.ports import Ended, Followed, Launch, PlacesNothing, Prepared
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder, open_own
@@ -64,6 +71,8 @@ _CHUNK = 1 << 16
 _MOST_AT_ONCE = 100
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
+# A keeper reports what it took from the shelf after 10 ms.
+_TAKEN_WITHIN_S = 0.05
 
 # The attempt's key and its keeper's pid.
 Name = tuple[str, int]
@@ -122,6 +131,7 @@ class LocalEngine(PlacesNothing):
         self._unsent: set[Name] = set()  # of those: the keeper did not take them
         self._reported: deque[Name] = deque()  # reported by a keeper; returned half at a time
         self._entries: dict[Name, JournalEntry] = {}
+        self._shelf = ShelvedAttempts()
         self._may_empty_journal = False
         self._oom_kills = oom_evidence.OomKillCount()
 
@@ -142,6 +152,12 @@ class LocalEngine(PlacesNothing):
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """Raises UserError if the command cannot be passed to a program."""
         own = self._own_keeper()
+        content, watched = self._build(launch, own.pid, has_lease=lease_descriptor is not None)
+        self._prepared.append(_Prepared(own, watched, frame(content), lease_descriptor))
+        log, error_log = watched.log or "", watched.error_log
+        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log, error_log=error_log)
+
+    def _build(self, launch: Launch, keeper_pid: int, *, has_lease: bool) -> tuple[KeeperLaunch, WatchedAttempt]:
         outputs = job_logs.outputs_of(f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}", launch)
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
         progress = {PROGRESS_VARIABLE: job_logs.progress_file_of(self._logs, launch.key)}
@@ -152,20 +168,18 @@ class LocalEngine(PlacesNothing):
         if launch.folder is not None:
             with contextlib.suppress(OSError):  # the program notices, and has the better error message
                 os.mkdir(launch.folder)
-        content = keeper.frame(
-            (
-                launch.key, lease_descriptor is not None, start_command(launch, self._sessions_at),
-                environment, launch.cwd, outputs, launch.stdin or "",
-                output_relay.command(outputs) if launch.timestamps else (), *self._own_shell.changes(launch.shell),
-                launch.cpus, self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
-            )
+        content: KeeperLaunch = (
+            launch.key, has_lease, start_command(launch, self._sessions_at), environment, launch.cwd, outputs,
+            launch.stdin or "", output_relay.command(outputs) if launch.timestamps else (),
+            *self._own_shell.changes(launch.shell), launch.cpus,
+            self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
+            launch.group, launch.lease_variables,
         )  # fmt: skip
         watched = WatchedAttempt(
-            job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, context=StartContext.of(launch),
+            job_id=launch.job_id, attempt=launch.attempt, keeper_pid=keeper_pid, context=StartContext.of(launch),
             log=log, error_log=error_log, kills=self._oom_kills.now(),
         )  # fmt: skip
-        self._prepared.append(_Prepared(own, watched, content, lease_descriptor))
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log, error_log=error_log)
+        return content, watched
 
     def start_prepared(self) -> None:
         """Send prepared launches to the keeper. `ended` returns those that the keeper does not take."""
@@ -186,6 +200,37 @@ class LocalEngine(PlacesNothing):
     def discard_prepared(self) -> None:
         self._prepared.clear()
 
+    # The shelf
+
+    def put(self, launch: Launch) -> bool:
+        own = self._own
+        if own is None or not own.is_greeted:
+            return False
+        content, watched = self._build(launch, own.pid, has_lease=False)
+        return self._shelf.put(own, launch.group, marshal.dumps(content), watched)
+
+    def shelved(self) -> Set[int]:
+        return self._shelf.job_ids()
+
+    def take_back(self) -> None:
+        own, deadline = self._own, time.monotonic() + _TAKEN_WITHIN_S
+        if own is None or not self._shelf:
+            return
+        self._shelf.take_back(own)
+        while self._shelf and own is self._own and own.wait_to_read(deadline):
+            self._receive(own)
+        if self._shelf.has_followed or self._reported:
+            self._poll.wake()
+
+    def followed(self) -> list[Followed]:
+        return self._shelf.take_followed()
+
+    def followed_before(self) -> list[Followed]:
+        last = {(entry.key, entry.keeper): entry for entry in self._journal_entries()}
+        taken = (entry for entry in self._journal_entries() if entry.after is not None)
+        begun = (entry for entry in taken if not is_unbegun(last[entry.key, entry.keeper].word))
+        return [followed_of(entry, f"{self._logs}/{entry.key}.log") for entry in begun]
+
     def _send(self, batch: Sequence[_Prepared]) -> bool:
         own = batch[0].keeper
         # Wait for the keeper's greeting: only then can the next daemon find it. That daemon would take attempts of a
@@ -195,7 +240,7 @@ class LocalEngine(PlacesNothing):
         if not own.is_greeted or any(each.keeper is not self._own for each in batch):
             return False
         leases = [each.lease for each in batch if each.lease is not None]
-        content = keeper.frame(len(leases)) if leases else b""
+        content = frame(len(leases)) if leases else b""
         is_sent = own.send(content + b"".join(each.content for each in batch), leases)
         self._poll.want_to_write(own.fileno(), wants=own.has_unsent)
         return is_sent
@@ -229,6 +274,7 @@ class LocalEngine(PlacesNothing):
                 f"{len(self._silent)} keepers of jobs do not answer (processes {pids})",
                 hint=f"`kill -CONT {pids}` if they are stopped, or see whether a file system that jobs use hangs",
             )
+        self._shelf.take_back(own)
         self._silent[own.pid] = own
         self._own = None
         _log.warning("%s; another keeper starts new jobs", silent_problem(own.pid))
@@ -290,7 +336,7 @@ class LocalEngine(PlacesNothing):
 
     def ended(self) -> list[Ended]:
         """Call it again only when the results are recorded: they may be removed from the journal then."""
-        if self._may_empty_journal and not self._watched and os.fstat(self._journal).st_size > _LONG_JOURNAL:
+        if self._may_empty_journal and not self._watched and not self._shelf and os.fstat(self._journal).st_size > _LONG_JOURNAL:
             os.ftruncate(self._journal, 0)
         self._reach_again()
         self.containers.collect()
@@ -300,7 +346,10 @@ class LocalEngine(PlacesNothing):
                 self._poll.want_to_write(connection.fileno(), wants=connection.has_unsent)
             self._receive(connection)
         over, self._over, self._held = [*self._held, *self._over], [], []
-        if self._reported:
+        if self._shelf.has_followed:
+            over += self._reported
+            self._reported.clear()
+        elif self._reported:
             # Half of them at a time: the successors of the first ones run while the caller handles the rest. With all
             # at once, jobs and daemon would wait in turns; with one at a time, fewer would end than start.
             over += [self._reported.popleft() for _ in range(max(1, len(self._reported) // 2))]
@@ -319,6 +368,7 @@ class LocalEngine(PlacesNothing):
     def _end_all_of(self, keeper_pid: int) -> None:
         """All attempts of a keeper that is gone are over, and the journal has the last entries."""
         self._read_journal()
+        self._shelf.lose(keeper_pid)
         self._over += [name for name in self._watched if name[1] == keeper_pid]
         remove_socket(self._keepers_at, keeper_pid)
 
@@ -331,9 +381,16 @@ class LocalEngine(PlacesNothing):
                 self._over += [name for name in self._watched if name[1] == pid and name not in self._entries]
             return
         name = (entry.key, entry.keeper)
+        if entry.after is not None:
+            self._watch_followed(entry)
         if name in self._watched and entry.word != BEGAN:
             self._entries[name] = entry
             self._reported.append(name)
+
+    def _watch_followed(self, entry: JournalEntry) -> None:
+        watched = self._shelf.begin(entry)
+        if watched is not None:
+            self._watched[entry.key, entry.keeper] = watched
 
     def _hold(self, name: Name) -> bool:
         """Hold an end back while its logs are read, its container is removed and then its results are brought back."""
@@ -376,12 +433,17 @@ class LocalEngine(PlacesNothing):
 
     def _read_journal(self) -> None:
         """Read all of it. Only needed after a daemon or a keeper has died."""
+        for entry in self._journal_entries():
+            if entry.after is not None:
+                self._watch_followed(entry)
+            if (entry.key, entry.keeper) in self._watched:
+                self._entries[entry.key, entry.keeper] = entry
+
+    def _journal_entries(self) -> Iterator[JournalEntry]:
         at = 0
         while text := os.pread(self._journal, _CHUNK, at):
             entries, length = parse_journal(text)
-            for entry in entries:
-                if (entry.key, entry.keeper) in self._watched:
-                    self._entries[entry.key, entry.keeper] = entry
+            yield from entries
             if not length:
                 return
             at += length

@@ -1,13 +1,17 @@
 """The keeper: the parent of a daemon's jobs. It starts them, waits for them, and outlives the daemon.
 
 The daemon starts it as a separate process that uses the standard library alone, so that it starts fast and stays small.
-Descriptor 3 is the connection to that daemon, 4 the journal. Arguments: FOLDER, and the limit on open files for jobs.
+Descriptor 3 is the connection to that daemon, 4 the journal, 5 the shelf (`shelf.py`), if there is one. Arguments: FOLDER,
+and the limit on open files for jobs.
 
 - For each launch the keeper writes a line to the journal, starts the program in a session of its own, and writes
   another line when it ends: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The second also goes to every connected
   daemon. TIME is in seconds since the machine booted: the wall clock may be set before a daemon reads the line. A line
   starts with a newline because a full disk may have cut off the line before, and ends with a dot because a full disk
   may cut off this one.
+- When a job has succeeded and left nothing behind, the next launch of its group is taken from the shelf, and starts
+  with its lease: `18.1 KEEPER follows 17.1 TIME .` The line is written before the daemon is seen to live, and that
+  before the program starts. So the next daemon finds the line of every program that may have started.
 - A limit of the system that keeps a program from starting gives a line such as `17.1 KEEPER unbegun-log-enospc .`
 - It greets its own daemon as soon as other daemons can find it.
 - It carries out everything that its own daemon sent before it greets another. So a daemon that connects later, at the
@@ -36,90 +40,24 @@ import time
 from collections.abc import Callable
 
 from gpuyard.engines.common.log_cap import LogCaps
-from gpuyard.engines.common.pause_process import is_pause_process
-from gpuyard.engines.common.spawn_program import (
-    LEASE_AT,
-    NotBegun,
-    ShellChange,
-    SpawnSpec,
-    StartFailure,
-    exit_status,
-    open_above,
-    spawn,
-)
+from gpuyard.engines.common.spawn_program import LEASE_AT, NotBegun, StartFailure, exit_status, open_above, spawn
+from gpuyard.engines.common.unbegun_words import RETURNED
+from gpuyard.engines.local.daemon_link import DaemonLink
+from gpuyard.engines.local.kept_job import KeptJob, Launch, spawn_spec
+from gpuyard.engines.local.shelf import KeeperShelf
 from gpuyard.system import user_sockets
 
-CONNECTION, JOURNAL = 3, 4
-# Key, whether it has a lease; the fields of SpawnSpec: command, environment, directory, outputs, stdin, relay, the
-# limit on open files, what else differs from our own process, its CPUs, and the folder of its cgroup.
-Launch = tuple[
-    str, bool, tuple[str, ...], dict[str, str], str, tuple[tuple[str, int], ...], str, tuple[str, ...], int,
-    ShellChange | None, tuple[int, ...], str,
-]  # fmt: skip
-
+CONNECTION, JOURNAL, SHELF = 3, 4, 5
 _CHUNK = 1 << 14
 _RESERVE = 1 << 16  # given up to receive jobs when no memory is left; they are then reported as not begun
 _MOST_DESCRIPTORS = 253
 _TRY_AGAIN_MS = 1000
+_REPORT_WITHIN_S = 0.01
+_BEGAN = "began"
 # As in system/clock.py.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _SET_CHILD_SUBREAPER = 36
-# Variables of a job that all its processes inherit.
-_MARKS = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
-
-
-def frame(part: Launch | int) -> bytes:
-    """Encode a launch, or the number of leases in a message, for the connection to the keeper."""
-    body = marshal.dumps(part)
-    return len(body).to_bytes(4, "big") + body
-
-
-class _DaemonLink:
-    """A connected daemon and the lines that it has not received yet. None is skipped: it would wait forever."""
-
-    def __init__(self, link: socket.socket) -> None:
-        link.settimeout(0)
-        self.link = link
-        self.unsent = bytearray()
-        self.is_full = False  # as the poll knows it: it reports when more can be sent
-
-    def send(self, line: bytes = b"") -> bool:
-        """Return False if the daemon is gone; the next one reads the journal."""
-        self.unsent += line
-        try:
-            del self.unsent[: self.link.send(self.unsent)]
-        except BlockingIOError:
-            return True
-        except OSError:
-            self.unsent.clear()
-            return False
-        return True
-
-
-class _KeptJob:
-    """A job whose program runs, or whose processes that were left behind run."""
-
-    __slots__ = ("key", "lease", "logs", "marks")
-
-    def __init__(self, launch: Launch, lease: int | None) -> None:
-        self.key = launch[0]
-        self.logs = {path: cap for path, cap in launch[5] if cap}  # not files of the user, which others may write to
-        self.lease = lease
-        self.marks = {os.fsencode(f"{name}={launch[3][name]}") for name in _MARKS if name in launch[3]}
-
-    def owns(self, pid: int) -> bool:
-        """Return whether a process that we adopted is the job's, by its environment or because it writes to the log.
-
-        Also if that cannot be found out at the moment: a GPU must not be given to others while it may be in use.
-        """
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if self.marks and self.marks.issubset(file.read().split(b"\0")):
-                    return not is_pause_process(pid)
-            return any(os.readlink(f"/proc/{pid}/fd/{name}") in self.logs for name in os.listdir(f"/proc/{pid}/fd"))
-        except OSError as error:  # it has ended, or is another user's
-            return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Keeper:
@@ -129,14 +67,16 @@ class Keeper:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._me, self._open_files = os.getpid(), open_files
         self._socket = f"{folder}/{self._me}.sock"
-        own = _DaemonLink(socket.socket(fileno=CONNECTION))
-        self._daemon: _DaemonLink | None = own
-        self._others: list[_DaemonLink] = []
+        own = DaemonLink(socket.socket(fileno=CONNECTION))
+        self._daemon: DaemonLink | None = own
+        self._others: list[DaemonLink] = []
+        self._shelf = KeeperShelf(SHELF)
+        self._report_at: float | None = None  # when ends of jobs that others follow are reported, together
         self._unread, self._chunk, self._reserve = bytearray(), b"", bytes(_RESERVE)
         self._arrived: list[list[int]] = []
         self._leases: list[int] = []
-        self._jobs: dict[int, _KeptJob] = {}  # by the pid of the program
-        self._left: dict[int, _KeptJob] = {}  # by the pid of a process that a program left behind
+        self._jobs: dict[int, KeptJob] = {}  # by the pid of the program
+        self._left: dict[int, KeptJob] = {}  # by the pid of a process that a program left behind
         self._log_caps, self._children = LogCaps(), _open_list_of_children()
         self._unwritten: list[bytes] = []
         self._journal_error = OSError(errno.ENOSPC, "")
@@ -152,14 +92,12 @@ class Keeper:
         self._watch(self._listener.fileno(), self._accept)
         if self._log_caps.fileno() >= 0:
             self._watch(self._log_caps.fileno(), lambda _: None)  # after each poll, `run` looks at the logs
-        self._send(own, _line("0.0", self._me, "hello"))
+        own.unsent += _line("0.0", self._me, "hello")
+        self._send(own)
 
     def run(self) -> None:
         while self._daemon is not None or self._jobs or self._left or self._unwritten:
-            timeout_ms = self._log_caps.timeout_ms()
-            if self._unwritten:
-                timeout_ms = min(_TRY_AGAIN_MS, _TRY_AGAIN_MS if timeout_ms is None else timeout_ms)
-            ready = dict(self._wait(timeout_ms))
+            ready = dict(self._wait(self._timeout_ms()))
             for descriptor, event in ready.items():
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
@@ -167,8 +105,16 @@ class Keeper:
             self._log_caps.run(is_readable=self._log_caps.fileno() in ready)
             if self._unwritten:
                 self._write()
+            if self._report_at is not None and time.monotonic() >= self._report_at:
+                self._send_all()
         if os.path.exists(self._socket):  # a daemon that starts may have taken us for dead before we listened
             os.unlink(self._socket)
+
+    def _timeout_ms(self) -> float | None:
+        log_ms = self._log_caps.timeout_ms()
+        report_ms = None if self._report_at is None else max(0.0, (self._report_at - time.monotonic()) * 1000)
+        retry_ms = _TRY_AGAIN_MS if self._unwritten else None
+        return min((each for each in (log_ms, report_ms, retry_ms) if each is not None), default=None)
 
     def _wait(self, timeout_ms: float | None) -> list[tuple[int, int]]:
         if isinstance(self._poll, select.epoll):
@@ -221,6 +167,7 @@ class Keeper:
             self._forget(CONNECTION)
             self._daemon.link.close()
             self._daemon = None
+            self._shelf.close()
         return bool(received)
 
     def _start_received(self) -> None:
@@ -240,17 +187,24 @@ class Keeper:
     def _start(self, launch: Launch) -> None:
         key, has_lease = launch[:2]
         lease = self._leases.pop(0) if has_lease and self._leases else None
-        word = None
+        if has_lease and lease is None:
+            self._report(_line(key, self._me, NotBegun("lease", OSError(errno.EMFILE, "")).word))
+        else:
+            self._begin(launch, lease, _BEGAN)
+
+    def _begin(self, launch: Launch, lease: int | None, began: str) -> None:
+        """Write the line that says so, and start the program."""
+        key, word = launch[0], None
         try:
-            if has_lease and lease is None:
-                raise NotBegun("lease", OSError(errno.EMFILE, ""))
             self._write()  # an attempt that was unbegun may be sent again: its last line has to be the newest
             if self._unwritten:
                 raise NotBegun("journal", self._journal_error)
-            if not self._try_to_write(_line(key, self._me, "began")):
+            if not self._try_to_write(_line(key, self._me, began)):
                 raise NotBegun("journal", self._journal_error)
-            pid = spawn(SpawnSpec(*launch[2:]), lease, self._null)
-            self._jobs[pid] = job = _KeptJob(launch, self._move_up(lease))
+            if began != _BEGAN and not self._shelf.has_daemon():
+                raise StartFailure(RETURNED)
+            pid = spawn(spawn_spec(launch), lease, self._null)
+            self._jobs[pid] = job = KeptJob(launch, self._move_up(lease))
             for path, cap in job.logs.items():
                 self._log_caps.add(path, cap)
         except StartFailure as failure:
@@ -283,20 +237,22 @@ class Keeper:
         if not user_sockets.is_same_user(link):
             link.close()
             return
-        other = _DaemonLink(link)
+        other = DaemonLink(link)
         self._others.append(other)
         self._watch(link.fileno(), lambda event: self._serve_other(other, event))
+        self._shelf.close()
         # The journal lacks what could not be written yet.
-        self._send(other, _line("0.0", self._me, "hello") + b"".join(self._unwritten))
+        other.unsent += _line("0.0", self._me, "hello") + b"".join(self._unwritten)
+        self._send(other)
 
-    def _serve_other(self, other: _DaemonLink, event: int) -> None:
+    def _serve_other(self, other: DaemonLink, event: int) -> None:
         """Another daemon sends nothing: it is ready to receive, or gone."""
         if event & ~select.POLLOUT:
             self._drop(other)
         else:
             self._send(other)
 
-    def _drop(self, other: _DaemonLink) -> None:
+    def _drop(self, other: DaemonLink) -> None:
         self._forget(other.link.fileno())
         self._others.remove(other)
         other.link.close()
@@ -314,14 +270,29 @@ class Keeper:
 
     def _handle_end(self, pid: int, status: int) -> None:
         job, left = self._jobs.pop(pid, None), self._left.pop(pid, None)
-        kept = job or left
+        kept, successor = job or left, None
         if kept is not None:
             self._left.update((each, kept) for each in self._adopted() if kept.owns(each))
             if kept not in self._left.values():
-                self._release(kept)
+                successor = self._shelf.take(kept.group) if job is not None and status == 0 else None
+                self._release(kept, keeps_lease=successor is not None)
         if job is not None:
-            ended_at = time.clock_gettime(_SINCE_BOOT)
-            self._report(_line(job.key, self._me, f"{exit_status(status)} {pid} {ended_at:.3f}"))
+            ended_at = f"{time.clock_gettime(_SINCE_BOOT):.3f}"
+            end = _line(job.key, self._me, f"{exit_status(status)} {pid} {ended_at}")
+            self._report(end, is_followed=successor is not None)
+            if successor is not None:
+                self._follow(job, marshal.loads(successor), ended_at)  # noqa: S302 - from our own daemon
+
+    def _follow(self, job: KeptJob, launch: Launch, ended_at: str) -> None:
+        """Start a launch of the shelf in place of a job that has ended."""
+        began = f"follows {job.key} {ended_at}"
+        self._queue_line(_line(launch[0], self._me, began))
+        if launch[12] == job.group:
+            self._begin(job.followed_by(launch), job.lease, began)
+            return
+        if job.lease is not None:  # the daemon put launches of another group there at this very moment
+            os.close(job.lease)
+        self._report(_line(launch[0], self._me, RETURNED))
 
     def _adopted(self) -> list[int]:
         """Return our children that we did not start, and do not know yet: their parents have ended."""
@@ -330,18 +301,31 @@ class Keeper:
             content += part
         return [pid for pid in map(int, content.split()) if pid not in self._jobs and pid not in self._left]
 
-    def _release(self, job: _KeptJob) -> None:
-        if job.lease is not None:
+    def _release(self, job: KeptJob, *, keeps_lease: bool) -> None:
+        if job.lease is not None and not keeps_lease:
             os.close(job.lease)
         for path in job.logs:
             self._log_caps.remove(path)
 
-    def _report(self, line: bytes) -> None:
+    def _report(self, line: bytes, *, is_followed: bool = False) -> None:
+        """Write a line to the journal and send it. If another job follows, no daemon has to act on it at once."""
         self._unwritten.append(line)
         self._write()
+        self._queue_line(line)
+        if not is_followed:
+            self._send_all()
+        elif self._report_at is None:
+            self._report_at = time.monotonic() + _REPORT_WITHIN_S
+
+    def _queue_line(self, line: bytes) -> None:
+        for daemon in filter(None, (self._daemon, *self._others)):
+            daemon.unsent += line
+
+    def _send_all(self) -> None:
+        self._report_at = None
         for daemon in [self._daemon, *self._others]:
-            if daemon is not None:
-                self._send(daemon, line)
+            if daemon is not None and daemon.unsent:
+                self._send(daemon)
 
     def _write(self) -> None:
         while self._unwritten and self._try_to_write(self._unwritten[0]):
@@ -354,8 +338,8 @@ class Keeper:
             self._journal_error = error
             return False
 
-    def _send(self, daemon: _DaemonLink, line: bytes = b"") -> None:
-        if not daemon.send(line) and daemon in self._others:
+    def _send(self, daemon: DaemonLink) -> None:
+        if not daemon.send() and daemon in self._others:
             self._drop(daemon)
         elif daemon.is_full != bool(daemon.unsent):
             daemon.is_full = bool(daemon.unsent)
@@ -391,7 +375,7 @@ def _open_signal_pipe() -> int:
 
 
 def main() -> None:
-    for descriptor in (CONNECTION, JOURNAL):
+    for descriptor in (CONNECTION, JOURNAL, SHELF):
         os.set_inheritable(descriptor, False)  # noqa: FBT003
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)

@@ -1,7 +1,8 @@
 """The daemon's end of a connection to a keeper, and the lines that keepers send and write to the journal.
 
 Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 86400.123 .`: the attempt's key, the keeper's pid, and a word
-or the program's exit status with its pid and the time, in seconds since the machine booted. The keeper's pid is part of
+or the program's exit status with its pid and the time, in seconds since the machine booted. An attempt that the keeper
+took from the shelf begins with `18.1 4242 follows 17.1 86400.123 .` The keeper's pid is part of
 it because an attempt that never started may be prepared again under the same key. A line that a full disk cut off lacks
 its dot or runs into the next line; it is ignored.
 
@@ -23,9 +24,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper, process_tree
+from gpuyard.engines.local.shelf import Shelf, open_shelf
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets
 from gpuyard.system.private_files import PrivateFileError, open_own
@@ -37,20 +40,24 @@ _SEND_TIMEOUT_MS = 2_000
 _GREETING_MS = 2_000
 _TOO_MANY_UNDER_WAY_S = 0.001
 _ABOVE_GIVEN_DESCRIPTORS = 10
-_LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)? \.")
+_LINE = re.compile(
+    rb"([0-9]+\.[0-9]+) ([0-9]+) (?:([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)?|"
+    rb"follows ([0-9]+\.[0-9]+) ([0-9]+\.[0-9]+)) \."
+)
 # As 17.1.log, of attempt 1 of job 17.
 _LOG_NAME = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})\.[a-z.]+")
 
 
 class JournalEntry(Struct, frozen=True):
     """`word` is a word or an exit status. `pid` is the program's, if it ran, and `at` when it ended, in seconds since
-    the machine booted."""
+    the machine booted. With `after`, it took over from that attempt at that time."""
 
     key: str
     keeper: int
     word: str
     pid: int | None = None
     at: float | None = None
+    after: str | None = None
 
 
 def parse_journal(text: bytes) -> tuple[list[JournalEntry], int]:
@@ -58,9 +65,13 @@ def parse_journal(text: bytes) -> tuple[list[JournalEntry], int]:
     end = text.rfind(b"\n") + 1
     entries = []
     for match in filter(None, map(_LINE.fullmatch, text[:end].split(b"\n"))):
+        key, keeper_pid = match[1].decode(), int(match[2])
+        if match[6] is not None:
+            entries.append(JournalEntry(key, keeper_pid, BEGAN, None, float(match[7]), match[6].decode()))
+            continue
         pid = int(match[4]) if match[4] is not None else None
         at = float(match[5]) if match[5] is not None else None
-        entries.append(JournalEntry(match[1].decode(), int(match[2]), match[3].decode(), pid, at))
+        entries.append(JournalEntry(key, keeper_pid, match[3].decode(), pid, at))
     return entries, end
 
 
@@ -81,9 +92,11 @@ def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
 
 
 class KeeperConnection:
-    def __init__(self, pid: int, link: socket.socket) -> None:
+    def __init__(self, pid: int, link: socket.socket, shelf: Shelf | None = None) -> None:
+        """`shelf` is that of our own keeper."""
         link.settimeout(0)
         self.pid = pid
+        self.shelf = shelf
         self.is_greeted = False
         self.is_late = False  # it was waited for, and has not greeted
         self.was_heard = False  # it sent something in this step
@@ -96,6 +109,8 @@ class KeeperConnection:
 
     def close(self) -> None:
         self._link.close()
+        if self.shelf is not None:
+            self.shelf.close()
 
     @property
     def has_unsent(self) -> bool:
@@ -125,6 +140,10 @@ class KeeperConnection:
         """Wait for something to read, up to 2 s and only once: a later greeting is read when it arrives."""
         self.is_late = self.is_late or not self._wait(select.POLLIN, _GREETING_MS)
         return not self.is_late
+
+    def wait_to_read(self, deadline: float) -> bool:
+        """Wait for something to read, until a time of the monotonic clock."""
+        return self._wait(select.POLLIN, max(0, int((deadline - time.monotonic()) * 1000)))
 
     def send(self, content: bytes, leases: Sequence[int]) -> bool:
         """Return False if the keeper is gone or not reading; nothing was sent."""
@@ -214,6 +233,7 @@ def remove_socket(folder: str, pid: int) -> None:
 
 def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection:
     """Start a keeper that listens in this folder; its jobs may have `open_files` open. Raises OSError."""
+    shelf = open_shelf()
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as until_spawned:
 
@@ -229,13 +249,19 @@ def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection
         try:
             null = closed_later(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
             log = closed_later(open_own(f"{folder}/log"))
-            given = [(moved(theirs.fileno()), keeper.CONNECTION), (moved(journal), keeper.JOURNAL)]
+            given = [
+                (moved(theirs.fileno()), keeper.CONNECTION),
+                (moved(journal), keeper.JOURNAL),
+                (moved(null if shelf is None else shelf.taking.fileno()), keeper.SHELF),
+            ]
             streams = [(null, 0), (log, 1), (log, 2)]
             pid = spawn_in_session(sys.executable, command, {"PATH": os.defpath}, [*given, *streams])
         except (OSError, PrivateFileError):
             ours.close()
+            if shelf is not None:
+                shelf.close()
             raise
-    return KeeperConnection(pid, ours)
+    return KeeperConnection(pid, ours, shelf)
 
 
 def silent_problem(pid: int, why: str | None = None) -> str:

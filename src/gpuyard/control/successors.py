@@ -1,0 +1,247 @@
+"""Successors: short jobs that follow each other without a step in between.
+
+Where jobs end faster than steps can follow, the keeper gets the next jobs of the lane in advance (`HostEngine.put`): when
+a job has succeeded it starts the next one in its place, with its lease, and the record follows a moment later. That is
+as if this queue had decided at the very end of the job, because:
+
+- Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for devices,
+  and nothing keeps jobs from starting.
+- They need what the job needs whose place they take, so the ledger stays true.
+- No more are put than end within 0.25 s: a plan goes by a sample that may be that old. Longer jobs are never put.
+- Each request that may change the queue takes them back first, and puts none until it is answered.
+- The keeper writes each start to its journal first. A daemon that takes over records what it finds there.
+- After a failure the keeper starts none: it may be out of memory, and the next job would be, too.
+"""
+
+import logging
+import signal
+from collections.abc import Callable, Iterable, Sequence, Set
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.control.engine_set import EngineSet
+from gpuyard.control.launch_command import launch_of
+from gpuyard.control.rules import Rules
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Started
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import Need, asks_for_the_same
+from gpuyard.core.scheduling.plan import Plan, Start
+from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
+from gpuyard.core.snapshot import Sample
+from gpuyard.errors import GpuyardError
+from gpuyard.ports import Followed, Launch
+
+_log = logging.getLogger(__name__)
+_WITHIN_S = 0.25
+_MOST = 64
+_MOST_GROUPS = 1000
+
+
+class _Group(Struct, frozen=True):
+    number: int
+    lane_id: int
+    need: Need
+
+
+class _Steady(Struct, frozen=True):
+    """What the last plan was made of. While it is so, and no device becomes free, another plan would start nothing."""
+
+    lane: Lane
+    sample: Sample
+    rules: Rules
+    live: int
+    until: float
+
+
+class Successors:
+    def __init__(self, transitions: JobTransitions, engines: EngineSet, boot_id: str | None) -> None:
+        self._transitions = transitions
+        self._store = transitions.store
+        self._engines = engines
+        self._boot_id = boot_id
+        self._followed: list[Followed] = []  # not recorded yet
+        self._groups: list[_Group] = []
+        self._last_group = 0
+        self._group_of: dict[int, int] = {}  # by live job
+        self._put: dict[int, Job] = {}
+        self._steady: _Steady | None = None
+        self.changes = 0  # requests that may change the queue, and are not answered yet
+
+    # Groups
+
+    def with_group(self, launch: Launch, start: Start, job: Job) -> Launch:
+        """Return the launch with the group of its job, if others may take its place."""
+        if start.need is None or not _may_follow(start.lane, job.spec) or launch.ram_limit_mb is not None:
+            return launch
+        group = self._group_for(start.lane, start.need)
+        self._group_of[job.id] = group
+        return replace(launch, group=group)
+
+    def _group_for(self, lane: Lane, need: Need) -> int:
+        for group in self._groups:
+            if group.lane_id == lane.id and asks_for_the_same(group.need, need):
+                return group.number
+        if len(self._groups) >= _MOST_GROUPS:
+            self._groups.clear()
+        self._last_group += 1
+        self._groups.insert(0, _Group(self._last_group, lane.id, need))
+        return self._last_group
+
+    # What followed
+
+    def collect(self) -> None:
+        self._followed += self._engines.followed()
+
+    def record(self, now: float) -> None:
+        """Record the attempts that took the place of others. Call it before the ends of those are recorded."""
+        for each in self._followed:
+            self._record(each, now)
+
+    def forget_recorded(self) -> None:
+        self._followed.clear()
+
+    def record_earlier(self, now: float) -> None:
+        """Record what keepers started after an earlier daemon had recorded for the last time."""
+        for each in self._engines.followed_before():
+            job = self._store.job(each.job_id)
+            if job is not None and job.attempts < each.attempt:
+                self._record(each, now)
+
+    def _record(self, followed: Followed, now: float) -> None:
+        job = self._put.pop(followed.job_id, None) or self._store.job(followed.job_id)
+        before = self._attempt(followed.after)
+        if job is None or before is None or job.state is not JobState.QUEUED:
+            self._end_stray(followed)
+            return
+        at, limit = min(now, followed.at), job.spec.time_limit_s
+        attempt = Attempt(
+            job_id=job.id,
+            number=followed.attempt,
+            phase=Started(at=at, keeper_pid=followed.keeper_pid),
+            boot_id=self._boot_id,
+            lease_id=before.lease_id,
+            devices=before.devices,
+            log=followed.log,
+            stop_at=None if limit is None else at + limit,
+            reserved_mb=before.reserved_mb,
+            predicted_mb=before.predicted_mb,
+            cpus=before.cpus,
+        )
+        self._transitions.start(job, attempt)
+        group = self._group_of.get(before.job_id)
+        if group is not None:
+            self._group_of[job.id] = group
+
+    def _attempt(self, name: tuple[int, int]) -> Attempt | None:
+        live = self._transitions.live.get(name[0])
+        attempts = [live.attempt] if live is not None else self._store.attempts(name[0])
+        return next((each for each in attempts if each.number == name[1]), None)
+
+    def _end_stray(self, followed: Followed) -> None:
+        """End a program whose job was changed while its keeper did not answer."""
+        _log.warning("job %d began after it was changed: its program is ended", followed.job_id)
+        phase = Started(at=followed.at, keeper_pid=followed.keeper_pid)
+        stray = Attempt(job_id=followed.job_id, number=followed.attempt, phase=phase, log=followed.log)
+        self._engines.signal(stray, signal.SIGKILL)
+
+    # What is put
+
+    def shelved(self) -> Set[int]:
+        return self._engines.shelved()
+
+    def without_shelved(self, queues: Iterable[LaneQueue]) -> list[LaneQueue]:
+        """Return the queues without the jobs that the keeper starts."""
+        shelved = self.shelved()
+        if not shelved:
+            return list(queues)
+        return [
+            LaneQueue(lane=queue.lane, jobs=(each for each in queue.jobs if each.job_id not in shelved))
+            for queue in queues
+        ]
+
+    def is_steady(self, sample: Sample, rules: Rules, queues: Sequence[LaneQueue], now: float) -> bool:
+        """Return whether a plan would start nothing: all is as at the last one, and each end made way for a successor."""
+        known = self._steady
+        return (
+            known is not None
+            and not self.changes
+            and now < known.until
+            and known.sample is sample
+            and known.rules is rules
+            and known.live == len(self._transitions.live)
+            and [queue.lane.id for queue in queues] == [known.lane.id]
+        )
+
+    def note_plan(self, plan: Plan, sample: Sample, rules: Rules, queues: Sequence[LaneQueue], now: float) -> None:
+        """Note a plan that was made with nothing in the way of the queue. It has to be called after its starts."""
+        lanes = [queue.lane for queue in queues]
+        if len(lanes) != 1 or plan.preempts or self.changes or not _may_follow(lanes[0]):
+            self.stop()
+            return
+        live = len(self._transitions.live)
+        self._steady = _Steady(lane=lanes[0], sample=sample, rules=rules, live=live, until=now + _WITHIN_S)
+
+    def stop(self) -> None:
+        """Put no more, and take back what the keeper has not begun: something else decides what comes next."""
+        self._steady = None
+        if self._engines.shelved():
+            self._engines.take_back()
+        self._put = {job_id: job for job_id, job in self._put.items() if job_id in self._engines.shelved()}
+
+    def fill(self, need_of: Callable[[int], Need]) -> None:
+        """Give the keeper the next jobs of the lane, if they are short. Call it outside of a transaction."""
+        known = self._steady
+        if known is None:
+            return
+        shelved = self._engines.shelved()
+        ids = self._store.next_ids(known.lane.id, _MOST + len(shelved))
+        waiting = [job_id for job_id in ids if job_id not in shelved]
+        if not waiting:
+            return
+        estimates = self._transitions.estimates
+        likely_s = estimates.estimate_of(waiting[0]).likely_s
+        kind = estimates.kind_of(waiting[0])
+        group = self._group_for(known.lane, need_of(waiting[0]) if known.lane.sizes_each else known.lane.need)
+        places = sum(self._group_of.get(job_id) == group for job_id in self._transitions.live)
+        most = 0 if likely_s is None else min(_MOST, int(places * _WITHIN_S / max(likely_s, 0.001)))
+        if len(shelved) > most // 2:
+            return
+        for job_id in waiting[: most - len(shelved)]:
+            if estimates.kind_of(job_id) != kind or not self._put_job(job_id, group, known):
+                return
+
+    def _put_job(self, job_id: int, group: int, known: _Steady) -> bool:
+        job = self._store.job(job_id)
+        if job is None or not _may_follow(known.lane, job.spec):
+            return False
+        launch = launch_of(job, job.attempts + 1, None, known.sample.snapshot, known.rules, follows=True)
+        try:
+            is_put = launch.ram_limit_mb is None and self._engines.put(replace(launch, group=group))
+        except GpuyardError:  # the next plan reports it
+            return False
+        if is_put:
+            self._put[job_id] = job
+        return is_put
+
+    def forget_ended(self) -> None:
+        live = self._transitions.live
+        if len(self._group_of) > 2 * len(live) + _MOST:
+            self._group_of = {job_id: group for job_id, group in self._group_of.items() if job_id in live}
+
+
+def _may_follow(lane: Lane, spec: JobSpec | None = None) -> bool:
+    """Return whether jobs of a lane can take the place of each other, with all that they need."""
+    if lane.engine or lane.resumes or lane.preempts or lane.pace is not None or lane.tag_sharing is not None:
+        return False
+    if lane.stagger_s or lane.writes_files:
+        return False
+    return spec is None or (
+        spec.container is None
+        and spec.task is None
+        and spec.code.snapshot is None
+        and spec.output is None
+        and spec.error is None
+        and not spec.split_stderr
+    )
