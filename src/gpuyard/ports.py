@@ -1,6 +1,7 @@
 """Interfaces between the code that decides and the code that touches the system, as Protocols."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -105,7 +106,6 @@ class Launch(Struct, frozen=True, kw_only=True):
     ram_limit_mb: float | None = None  # it is ended if it takes more RAM
     snapshot: CodeSnapshot | None = None  # of its code, where it runs; its results are brought back at its end
     group: int = 0  # of attempts that may take each other's place (`HostEngine.put`); 0: of none
-    lease_variables: dict[str, str] = {}  # those of `environment` that follow from its lease
 
     @property
     def key(self) -> str:
@@ -223,7 +223,7 @@ class HostEngine(Engine, Protocol):
         """Let an attempt start as soon as one of its group has succeeded, in its place. Return False if the engine does
         not take it. An engine that is closed, or whose process dies, starts none that has not begun."""
 
-    def shelved(self) -> Set[int]:
+    def shelved(self) -> AbstractSet[int]:
         """Return the jobs of attempts that were put, and neither taken back nor returned by `followed`."""
 
     def take_back(self) -> None:
@@ -253,7 +253,7 @@ class PlacesNothing:
     def put(self, launch: Launch) -> bool:  # noqa: ARG002
         return False
 
-    def shelved(self) -> Set[int]:
+    def shelved(self) -> AbstractSet[int]:
         return frozenset()
 
     def take_back(self) -> None: ...

@@ -13,6 +13,7 @@ signals may be sent twice.
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -110,8 +111,8 @@ class Controller:
             self.start_pauses, health=DeviceHealthWatch(leases), boot_id=me.boot_id,
         )  # fmt: skip
         self.successors = Successors(self.transitions, self.engines, me.boot_id)
-        parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses, self.successors
-        self._launcher = JobLauncher(*parts, boot_id=me.boot_id)
+        parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses
+        self._launcher = JobLauncher(*parts, successors=self.successors, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
         self._host_gates = HostGates()
@@ -128,6 +129,7 @@ class Controller:
             self._store.drop_incomplete_submissions()
             self.transitions.reload()
             self.successors.record_earlier(now)
+            self.transitions.store_started()
         attempts = [live.attempt for live in self.transitions.live.values()]
         self.engines.adopt(attempts)
         if any(died_with_the_machine(attempt, self.me.boot_id) for attempt in attempts):
@@ -140,7 +142,7 @@ class Controller:
     def step(self, sample: Sample, *, may_start: bool = True) -> Step:
         """Run one step. With `may_start=False` (the sample is too old) it records what happened and starts nothing."""
         now = self._clock.now()
-        self._has_more_to_start = self._launcher.has_rejected = False
+        self._has_more_to_start = self._launcher.has_rejected = self.successors.has_taken_back = False
         self._ends.collect(now)
         self.successors.collect()
         self.cluster_dispatch.collect()
@@ -156,7 +158,9 @@ class Controller:
                     self._memory_freed_at = now
                 self.cluster_dispatch.record(now)
                 self.energy_meter.settle(self._ends.end_times(now))
-                if self._ends.record(now, sample):
+                has_freed = self._ends.record(now, sample)
+                self.transitions.store_started()
+                if has_freed:
                     self._has_ended_leases, self._memory_freed_at = True, now
                 self._preallocation.note(sample, now)
                 self.transitions.note_statistics(now)
@@ -181,7 +185,7 @@ class Controller:
         self.engines.start_prepared()
         for held in granted:
             held.leave()
-        self.successors.fill(lambda job_id: self._need(job_id, self._devices, sample.snapshot.host, now))
+        self.successors.fill()
         self.own_leases.release_ended()
         self._stop_signals.send(now)
         self.suspend_control.request()
@@ -208,7 +212,8 @@ class Controller:
             return 0
         started = self._start(sample, now, ready, granted)
         if self._is_clear:
-            self.successors.note_plan(self.plan, sample, self.rules, ready, now)
+            need_of = partial(self._need, devices=self._devices, host=sample.snapshot.host, now=now)
+            self.successors.note_plan(self.plan, sample, self.rules, ready, need_of=need_of, now=now)
         else:
             self.successors.stop()
         return started
@@ -418,7 +423,7 @@ class Controller:
             self._ends.sample_due(),
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self._stop_signals.wake_times(now),
-            now if self._has_more_to_start or self._launcher.has_rejected else None,
+            now if self._has_more_to_start or self._launcher.has_rejected or self.successors.has_taken_back else None,
             *self.start_pauses.wake_at(now),
         ]
         waits_for_lease, waits_for_sample = awaited(self.plan.waiting)

@@ -3,7 +3,8 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -76,7 +77,7 @@ class EngineSet:
     def put(self, launch: Launch) -> bool:
         return self._local.put(launch)
 
-    def shelved(self) -> Set[int]:
+    def shelved(self) -> AbstractSet[int]:
         return self._local.shelved()
 
     def take_back(self) -> None:

@@ -53,22 +53,15 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     *,
     terms: ClusterTerms | None = None,
     pinning: CpuPinning | None = None,
-    follows: bool = False,
 ) -> Launch:
-    """Return the launch of attempt `number`. `pinning` chooses its CPUs, if the rules say so. If it `follows` another
-    attempt, it gets devices, lease and CPUs of that one, which the keeper knows."""
+    """Return the launch of attempt `number`. `pinning` chooses its CPUs, if the rules say so."""
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
     submitted = _submitted_variables(job)
-    own = {
-        **{variable_of(name): value for name, value in job.values.items()},
-        "GPUYARD_JOB_ID": str(job.id),
-        "GPUYARD_ATTEMPT": str(number),
-        OOM_COUNT_VARIABLE: str(job.growth.count),
-    }
+    own = _own_variables(job, number)
     engine_selects = terms is not None and terms.need.devices > 0
     selects_devices = not (job.spec.sees_all_devices or engine_selects)
     by_uuid = rules.devices.shows_uuids
-    visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices and not follows else {}
+    visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
     unbuffered = {_UNBUFFERED: "1"} if rules.unbuffers_python else {}
     growing = growth_variables(submitted) if rules.stops_preallocation and job.spec.need.devices else {}
     threads = thread_variables(job.spec.cpus, submitted) if terms is None else {}
@@ -77,17 +70,15 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     is_for_cuda = "CUDA_DEVICE_ORDER" in visible or not devices
     if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible and is_for_cuda:
         visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")
-    if job.index is not None:
-        own["GPUYARD_ARRAY_INDEX"] = str(job.index)
-    by_lease = visible if held is None else {**visible, LEASE_VARIABLE: held.lease.id}
+    if held is not None:
+        own[LEASE_VARIABLE] = held.lease.id
     own |= code_variables(job.spec)
     launch = Launch(
         job_id=job.id,
         attempt=number,
         command=job.argv,
         cwd=job.spec.cwd,
-        environment={**unbuffered, **growing, **threads, **submitted, **by_lease, **own},
-        lease_variables=by_lease,
+        environment={**unbuffered, **growing, **threads, **submitted, **visible, **own},
         shell=job.spec.shell,
         stdin=job.spec.stdin,
         folder=job.values.get("output") if job.spec.pace is not None else None,
@@ -106,6 +97,35 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         ram_limit_mb=ram_limit_mb(job) if rules.host.enforce_ram and terms is None else None,
     )
     return launch if job.spec.code.snapshot is None else in_snapshot(launch, job.spec.code.snapshot)
+
+
+def follow_launch(job: Job, number: int) -> Launch:
+    """Return the launch of attempt `number` in the place of one with the same spec: the keeper gives it all variables
+    of that one, but for those of `environment`, and its lease, devices and CPUs."""
+    return Launch(
+        job_id=job.id,
+        attempt=number,
+        command=job.argv,
+        cwd=job.spec.cwd,
+        environment=_own_variables(job, number),
+        shell=job.spec.shell,
+        stdin=job.spec.stdin,
+        log_cap_mb=job.spec.log_cap_mb,
+        timestamps=job.spec.timestamps,
+    )
+
+
+def _own_variables(job: Job, number: int) -> dict[str, str]:
+    """Return the variables in which attempts with the same spec differ, whatever devices they have."""
+    own = {
+        **{variable_of(name): value for name, value in job.values.items()},
+        "GPUYARD_JOB_ID": str(job.id),
+        "GPUYARD_ATTEMPT": str(number),
+        OOM_COUNT_VARIABLE: str(job.growth.count),
+    }
+    if job.index is not None:
+        own["GPUYARD_ARRAY_INDEX"] = str(job.index)
+    return own
 
 
 def _submitted_variables(job: Job) -> dict[str, str]:

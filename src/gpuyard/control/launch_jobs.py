@@ -19,14 +19,14 @@ from gpuyard.ports import HeldClaim
 
 
 class JobLauncher:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything that a start concerns
         self,
         transitions: JobTransitions,
         engines: EngineSet,
         dispatch: ClusterDispatch,
         pauses: StartPauses,
-        successors: Successors,
         *,
+        successors: Successors,
         boot_id: str | None,
     ) -> None:
         self._transitions = transitions

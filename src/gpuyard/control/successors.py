@@ -1,11 +1,11 @@
 """Successors: short jobs that follow each other without a step in between.
 
-Where jobs end faster than steps can follow, the keeper gets the next jobs of the lane in advance (`HostEngine.put`): when
-a job has succeeded it starts the next one in its place, with its lease, and the record follows a moment later. That is
-as if this queue had decided at the very end of the job, because:
+Where jobs end faster than steps can follow, the keeper gets the next jobs of the lane in advance (`HostEngine.put`).
+When a job has succeeded it starts the next one in its place, with its lease, and the record follows a moment later. It
+is as if this queue had decided at the very end of the job, because:
 
-- Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for devices,
-  and nothing keeps jobs from starting.
+- Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for
+  devices, and nothing keeps jobs from starting.
 - They need what the job needs whose place they take, so the ledger stays true.
 - No more are put than end within 0.25 s: a plan goes by a sample that may be that old. Longer jobs are never put.
 - Each request that may change the queue takes them back first, and puts none until it is answered.
@@ -15,16 +15,17 @@ as if this queue had decided at the very end of the job, because:
 
 import logging
 import signal
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.control.engine_set import EngineSet
-from gpuyard.control.launch_command import launch_of
+from gpuyard.control.launch_command import follow_launch
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started
+from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, asks_for_the_same
 from gpuyard.core.scheduling.plan import Plan, Start
@@ -36,6 +37,7 @@ from gpuyard.ports import Followed, Launch
 _log = logging.getLogger(__name__)
 _WITHIN_S = 0.25
 _MOST = 64
+_SHORTEST_S = 0.001
 _MOST_GROUPS = 1000
 
 
@@ -43,16 +45,28 @@ class _Group(Struct, frozen=True):
     number: int
     lane_id: int
     need: Need
+    spec: JobSpec
 
 
 class _Steady(Struct, frozen=True):
     """What the last plan was made of. While it is so, and no device becomes free, another plan would start nothing."""
 
     lane: Lane
+    group: _Group
+    first: Job
+    need_of: Callable[[int], Need]
+    most: int  # jobs on the shelf
     sample: Sample
     rules: Rules
     live: int
     until: float
+
+    def takes(self, job: Job) -> bool:
+        """Return whether a job can take the place of others of the group."""
+        if job.spec is not self.group.spec or not _may_follow_by(job):
+            return False
+        needs_same = not self.lane.sizes_each or job.argv == self.first.argv
+        return needs_same or asks_for_the_same(self.group.need, self.need_of(job.id))
 
 
 class Successors:
@@ -67,27 +81,46 @@ class Successors:
         self._group_of: dict[int, int] = {}  # by live job
         self._put: dict[int, Job] = {}
         self._steady: _Steady | None = None
-        self.changes = 0  # requests that may change the queue, and are not answered yet
+        self.has_taken_back = False  # since the last step began
+        self._changes = 0  # requests that may change the queue, and are not answered yet
+
+    # Requests
+
+    @property
+    def is_active(self) -> bool:
+        return self._steady is not None
+
+    def begin_change(self) -> bool:
+        """Take back what the keeper has not begun, and put nothing until `end_change`. Return whether it has begun some
+        that a step has to record first."""
+        self._changes += 1
+        self.stop()
+        self.collect()
+        return bool(self._followed)
+
+    def end_change(self) -> None:
+        self._changes -= 1
 
     # Groups
 
     def with_group(self, launch: Launch, start: Start, job: Job) -> Launch:
         """Return the launch with the group of its job, if others may take its place."""
-        if start.need is None or not _may_follow(start.lane, job.spec) or launch.ram_limit_mb is not None:
+        may_follow = _may_follow(start.lane) and _may_follow_by(job) and launch.ram_limit_mb is None
+        if start.need is None or not may_follow:
             return launch
-        group = self._group_for(start.lane, start.need)
+        group = self._group_for(start.lane, start.need, job.spec).number
         self._group_of[job.id] = group
         return replace(launch, group=group)
 
-    def _group_for(self, lane: Lane, need: Need) -> int:
+    def _group_for(self, lane: Lane, need: Need, spec: JobSpec) -> _Group:
         for group in self._groups:
-            if group.lane_id == lane.id and asks_for_the_same(group.need, need):
-                return group.number
+            if group.lane_id == lane.id and group.spec is spec and asks_for_the_same(group.need, need):
+                return group
         if len(self._groups) >= _MOST_GROUPS:
             self._groups.clear()
         self._last_group += 1
-        self._groups.insert(0, _Group(self._last_group, lane.id, need))
-        return self._last_group
+        self._groups.insert(0, _Group(self._last_group, lane.id, need, spec))
+        return self._groups[0]
 
     # What followed
 
@@ -129,7 +162,7 @@ class Successors:
             predicted_mb=before.predicted_mb,
             cpus=before.cpus,
         )
-        self._transitions.start(job, attempt)
+        self._transitions.start(job, attempt, is_stored=False)
         group = self._group_of.get(before.job_id)
         if group is not None:
             self._group_of[job.id] = group
@@ -148,11 +181,15 @@ class Successors:
 
     # What is put
 
-    def shelved(self) -> Set[int]:
-        return self._engines.shelved()
+    def shelved(self) -> AbstractSet[int]:
+        """Return the jobs that the keeper has, or has begun without that being recorded."""
+        return self._engines.shelved() | {each.job_id for each in self._followed}
 
     def without_shelved(self, queues: Iterable[LaneQueue]) -> list[LaneQueue]:
-        """Return the queues without the jobs that the keeper starts."""
+        """Return the queues without the jobs that the keeper starts. If the place of one has become free without a
+        successor, it starts none any more: the first jobs have to get that place."""
+        if self._steady is not None and len(self._transitions.live) < self._steady.live:
+            self.stop()
         shelved = self.shelved()
         if not shelved:
             return list(queues)
@@ -162,11 +199,11 @@ class Successors:
         ]
 
     def is_steady(self, sample: Sample, rules: Rules, queues: Sequence[LaneQueue], now: float) -> bool:
-        """Return whether a plan would start nothing: all is as at the last one, and each end made way for a successor."""
+        """Return whether a plan would start nothing: all is as at the last one, and each end had a successor."""
         known = self._steady
         return (
             known is not None
-            and not self.changes
+            and not self._changes
             and now < known.until
             and known.sample is sample
             and known.rules is rules
@@ -174,55 +211,58 @@ class Successors:
             and [queue.lane.id for queue in queues] == [known.lane.id]
         )
 
-    def note_plan(self, plan: Plan, sample: Sample, rules: Rules, queues: Sequence[LaneQueue], now: float) -> None:
-        """Note a plan that was made with nothing in the way of the queue. It has to be called after its starts."""
-        lanes = [queue.lane for queue in queues]
-        if len(lanes) != 1 or plan.preempts or self.changes or not _may_follow(lanes[0]):
+    def note_plan(  # noqa: PLR0913 - what the plan was made of
+        self,
+        plan: Plan,
+        sample: Sample,
+        rules: Rules,
+        queues: Sequence[LaneQueue],
+        *,
+        need_of: Callable[[int], Need],
+        now: float,
+    ) -> None:
+        """Note a plan that was made with nothing in the way of the queue. Call it after its starts."""
+        lanes, shelved, live = [queue.lane for queue in queues], self.shelved(), self._transitions.live
+        is_alone = len(lanes) == 1 and not plan.preempts and not self._changes and _may_follow(lanes[0])
+        waiting = self._store.next_jobs(lanes[0].id, len(shelved) + 1)[-1:] if is_alone else []
+        if not waiting or waiting[0].id in shelved:
             self.stop()
             return
-        live = len(self._transitions.live)
-        self._steady = _Steady(lane=lanes[0], sample=sample, rules=rules, live=live, until=now + _WITHIN_S)
+        lane, first = lanes[0], waiting[0]
+        group = self._group_for(lane, need_of(first.id) if lane.sizes_each else lane.need, first.spec)
+        places = sum(self._group_of.get(job_id) == group.number for job_id in live)
+        likely_s = self._transitions.estimates.estimate_of(first.id).likely_s
+        most = 0 if likely_s is None else min(_MOST, int(places * _WITHIN_S / max(likely_s, _SHORTEST_S)))
+        self._steady = _Steady(
+            lane=lane, group=group, first=first, need_of=need_of, most=most, sample=sample, rules=rules, live=len(live),
+            until=now + _WITHIN_S,
+        )  # fmt: skip
 
     def stop(self) -> None:
         """Put no more, and take back what the keeper has not begun: something else decides what comes next."""
         self._steady = None
-        if self._engines.shelved():
+        if self._put:
             self._engines.take_back()
-        self._put = {job_id: job for job_id, job in self._put.items() if job_id in self._engines.shelved()}
+            begun = self.shelved()
+            self.has_taken_back = self.has_taken_back or not self._put.keys() <= begun
+            self._put = {job_id: job for job_id, job in self._put.items() if job_id in begun}
 
-    def fill(self, need_of: Callable[[int], Need]) -> None:
-        """Give the keeper the next jobs of the lane, if they are short. Call it outside of a transaction."""
-        known = self._steady
-        if known is None:
+    def fill(self) -> None:
+        """Give the keeper the next jobs of the lane, if half of them are gone. Call it outside of a transaction."""
+        known, shelved = self._steady, self.shelved()
+        if known is None or len(shelved) > known.most // 2:
             return
-        shelved = self._engines.shelved()
-        ids = self._store.next_ids(known.lane.id, _MOST + len(shelved))
-        waiting = [job_id for job_id in ids if job_id not in shelved]
-        if not waiting:
-            return
-        estimates = self._transitions.estimates
-        likely_s = estimates.estimate_of(waiting[0]).likely_s
-        kind = estimates.kind_of(waiting[0])
-        group = self._group_for(known.lane, need_of(waiting[0]) if known.lane.sizes_each else known.lane.need)
-        places = sum(self._group_of.get(job_id) == group for job_id in self._transitions.live)
-        most = 0 if likely_s is None else min(_MOST, int(places * _WITHIN_S / max(likely_s, 0.001)))
-        if len(shelved) > most // 2:
-            return
-        for job_id in waiting[: most - len(shelved)]:
-            if estimates.kind_of(job_id) != kind or not self._put_job(job_id, group, known):
+        for job in self._store.next_jobs(known.lane.id, known.most):
+            if job.id not in shelved and not (known.takes(job) and self._put_job(job, known.group.number)):
                 return
 
-    def _put_job(self, job_id: int, group: int, known: _Steady) -> bool:
-        job = self._store.job(job_id)
-        if job is None or not _may_follow(known.lane, job.spec):
-            return False
-        launch = launch_of(job, job.attempts + 1, None, known.sample.snapshot, known.rules, follows=True)
+    def _put_job(self, job: Job, group: int) -> bool:
         try:
-            is_put = launch.ram_limit_mb is None and self._engines.put(replace(launch, group=group))
+            is_put = self._engines.put(replace(follow_launch(job, job.attempts + 1), group=group))
         except GpuyardError:  # the next plan reports it
             return False
         if is_put:
-            self._put[job_id] = job
+            self._put[job.id] = job
         return is_put
 
     def forget_ended(self) -> None:
@@ -231,17 +271,16 @@ class Successors:
             self._group_of = {job_id: group for job_id, group in self._group_of.items() if job_id in live}
 
 
-def _may_follow(lane: Lane, spec: JobSpec | None = None) -> bool:
-    """Return whether jobs of a lane can take the place of each other, with all that they need."""
+def _may_follow(lane: Lane) -> bool:
+    """Return whether jobs of a lane can take the place of each other."""
     if lane.engine or lane.resumes or lane.preempts or lane.pace is not None or lane.tag_sharing is not None:
         return False
-    if lane.stagger_s or lane.writes_files:
+    return not lane.stagger_s and not lane.writes_files
+
+
+def _may_follow_by(job: Job) -> bool:
+    """Return whether a job can take the place of one with the same spec."""
+    spec = job.spec
+    if spec.container is not None or spec.task is not None or spec.code.snapshot is not None or spec.filled_variables:
         return False
-    return spec is None or (
-        spec.container is None
-        and spec.task is None
-        and spec.code.snapshot is None
-        and spec.output is None
-        and spec.error is None
-        and not spec.split_stderr
-    )
+    return spec.output is None and spec.error is None and not spec.split_stderr and job.growth == Growth()

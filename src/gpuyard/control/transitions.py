@@ -68,6 +68,7 @@ class JobTransitions:
         self._is_stale = False
         self._noted_at = self._usage_noted_at = 0.0
         self._unsaved: set[int] = set()
+        self._unstored: set[int] = set()
         self._unsaved_uses: set[Party] = set()
         self._last_starts: dict[str, float | None] = {}
         self.array_starts = ArrayStarts(store)
@@ -77,6 +78,7 @@ class JobTransitions:
         self.noted = set(self.live)
         self.uses = self.store.recent_use()
         self._unsaved_uses.clear()
+        self._unstored.clear()
         self._last_starts.clear()
         self.array_starts.clear()
         self.estimates.clear_cache()
@@ -104,9 +106,13 @@ class JobTransitions:
 
     # Attempts
 
-    def start(self, job: Job, attempt: Attempt) -> None:
-        """Record a new attempt: the job runs, or is pending with its engine."""
-        self.store.start_attempt(attempt)
+    def start(self, job: Job, attempt: Attempt, *, is_stored: bool = True) -> None:
+        """Record a new attempt: the job runs, or is pending with its engine. One that may have ended already is stored
+        with its end, or by `store_started`."""
+        if is_stored:
+            self.store.start_attempt(attempt)
+        else:
+            self._unstored.add(job.id)
         self.last_start_at = attempt.since
         if job.spec.tag_sharing is not None:
             self._last_starts[job.spec.tag] = attempt.since
@@ -116,6 +122,12 @@ class JobTransitions:
         self.live[job.id] = Live(job=job, attempt=attempt)
         if attempt.started is not None:
             self._publish(PublishedEventKind.STARTED, job, attempt.since, attempt)
+
+    def store_started(self) -> None:
+        """Store the attempts that were not stored when they were recorded, and have not ended."""
+        for job_id in self._unstored:
+            self.store.start_attempt(self.live[job_id].attempt)
+        self._unstored.clear()
 
     def _publish(self, kind: PublishedEventKind, job: Job, at: float, attempt: Attempt | None = None) -> None:
         self.events.append(PublishedEvent(kind=kind, job=job, at=at, attempt=attempt))
@@ -269,10 +281,16 @@ class JobTransitions:
             outcome = replace(outcome, kind=attempt.stopping, reason=reason, error_line=None)
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
         attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
+        is_stored = job_id not in self._unstored
+        self._unstored.discard(job_id)
         if outcome.kind is OutcomeKind.NEVER_STARTED:
-            self.store.drop_attempt(job_id, attempt.number)
+            if is_stored:
+                self.store.drop_attempt(job_id, attempt.number)
         else:
-            self.store.set_phase(attempt)
+            if is_stored:
+                self.store.set_phase(attempt)
+            else:
+                self.store.add_ended(attempt)
             party = (job.user, job.spec.tag)
             used = Live(job=job, attempt=attempt).device_seconds(now)
             self.uses[party] = add_use(self.uses.get(party, WeightedUse()), used, now)

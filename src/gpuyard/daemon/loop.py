@@ -5,6 +5,7 @@ A step that fails because the disk is full is retried; nothing that was acknowle
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -137,6 +138,20 @@ class SchedulerLoop:
         """Schedule a step; calls before it runs share that step."""
         if self._next_step is None and not self._is_closed:  # a request may finish after close
             self._next_step = self._loop.call_soon(self._step)
+
+    @contextlib.contextmanager
+    def during_change(self) -> Iterator[None]:
+        """Wrap a request that may change the queue: the keeper starts no job by itself meanwhile (`successors`)."""
+        successors = self.controller.successors
+        is_active = successors.is_active
+        if successors.begin_change():
+            self._step()
+        try:
+            yield
+        finally:
+            successors.end_change()
+            if is_active:
+                self.wake()
 
     def fail(self, error: StoreFault) -> None:
         """End the daemon because its database is damaged, which the next daemon sets aside, or its folder is gone."""

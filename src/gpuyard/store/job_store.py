@@ -203,10 +203,14 @@ class JobStore(DependencyStore):
         query = "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' LIMIT ?"
         return [job_id for (job_id,) in self._execute(query, (limit,))]
 
-    def next_ids(self, lane_id: int, limit: int) -> list[int]:
+    def next_jobs(self, lane_id: int, limit: int) -> list[Job]:
         """Return the first queued jobs of a lane."""
-        query = "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' AND lane = ? ORDER BY id LIMIT ?"
-        return self._column(query, (lane_id, limit))
+        query = (
+            f"SELECT {row_codec.JOB_COLUMNS} FROM jobs INDEXED BY jobs_ready "  # noqa: S608 - our own column names
+            "WHERE state = 'queued' AND lane = ? ORDER BY id LIMIT ?"
+        )
+        rows = self._execute(query, (lane_id, limit)).fetchall()
+        return [row_codec.job_from_row(row, self.spec(row[1])) for row in rows]
 
     def count_queued(self, lanes: Iterable[int], limit: int) -> int:
         """Return the number of queued jobs of these lanes, at most `limit`."""
@@ -295,6 +299,12 @@ class JobStore(DependencyStore):
             "ended_at = NULL WHERE id = ?",
             (state, attempt.number, attempt.started_at, attempt.job_id),
         )
+
+    def add_ended(self, attempt: Attempt) -> None:
+        """Store an attempt that has ended, and was not stored before; `change_state` stores what becomes of its job."""
+        self._execute(_INSERT_ATTEMPT, row_codec.attempt_to_row(attempt))
+        row = (attempt.number, attempt.started_at, attempt.job_id)
+        self._execute("UPDATE jobs SET attempts = ?, started_at = ? WHERE id = ?", row)
 
     def update_attempt(self, attempt: Attempt) -> None:
         """Store what changes while the attempt is live, other than its phase."""

@@ -165,13 +165,19 @@ class Routes:
         self._code.close()
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
-        with self._failing_on_damage():
+        with contextlib.ExitStack() as until_answered:
+            until_answered.enter_context(self._failing_on_damage())
             key, numbers = self._router.find(request)
-            answer = self.table[key](*numbers, *_decode(request, key))
-        return self._respond_later(answer) if isinstance(answer, Awaitable) else _respond(answer)
+            decoded = _decode(request, key)
+            if key[0] != "GET":
+                until_answered.enter_context(self._scheduler.during_change())
+            answer = self.table[key](*numbers, *decoded)
+            if isinstance(answer, Awaitable):
+                return self._respond_later(answer, until_answered.pop_all())
+        return _respond(answer)
 
-    async def _respond_later(self, answer: Awaitable[Struct]) -> HttpAnswer:
-        with self._failing_on_damage():
+    async def _respond_later(self, answer: Awaitable[Struct], until_answered: contextlib.ExitStack) -> HttpAnswer:
+        with until_answered:
             return _respond(await answer)
 
     @contextlib.contextmanager

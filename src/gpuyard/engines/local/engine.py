@@ -24,7 +24,8 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from msgspec import Struct
@@ -173,7 +174,7 @@ class LocalEngine(PlacesNothing):
             launch.stdin or "", output_relay.command(outputs) if launch.timestamps else (),
             *self._own_shell.changes(launch.shell), launch.cpus,
             self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
-            launch.group, launch.lease_variables,
+            launch.group,
         )  # fmt: skip
         watched = WatchedAttempt(
             job_id=launch.job_id, attempt=launch.attempt, keeper_pid=keeper_pid, context=StartContext.of(launch),
@@ -209,7 +210,7 @@ class LocalEngine(PlacesNothing):
         content, watched = self._build(launch, own.pid, has_lease=False)
         return self._shelf.put(own, launch.group, marshal.dumps(content), watched)
 
-    def shelved(self) -> Set[int]:
+    def shelved(self) -> AbstractSet[int]:
         return self._shelf.job_ids()
 
     def take_back(self) -> None:
@@ -336,7 +337,8 @@ class LocalEngine(PlacesNothing):
 
     def ended(self) -> list[Ended]:
         """Call it again only when the results are recorded: they may be removed from the journal then."""
-        if self._may_empty_journal and not self._watched and not self._shelf and os.fstat(self._journal).st_size > _LONG_JOURNAL:
+        is_unused = self._may_empty_journal and not self._watched and not self._shelf
+        if is_unused and os.fstat(self._journal).st_size > _LONG_JOURNAL:
             os.ftruncate(self._journal, 0)
         self._reach_again()
         self.containers.collect()

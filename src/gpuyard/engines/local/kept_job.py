@@ -8,12 +8,11 @@ from gpuyard.engines.common.pause_process import is_pause_process
 from gpuyard.engines.common.spawn_program import ShellChange, SpawnSpec
 
 # Key, whether it has a lease; the fields of SpawnSpec: command, environment, directory, outputs, stdin, relay, the
-# limit on open files, what else differs from our own process, its CPUs, and the folder of its cgroup; then its group,
-# and the variables of its environment that follow from its lease. A launch on the shelf has no such variables and no
-# CPUs: it gets those of the job that it follows.
+# limit on open files, what else differs from our own process, its CPUs, and the folder of its cgroup; then its group. A
+# launch on the shelf has only variables of its own and no CPUs: it gets all others from the job that it follows.
 Launch = tuple[
     str, bool, tuple[str, ...], dict[str, str], str, tuple[tuple[str, int], ...], str, tuple[str, ...], int,
-    ShellChange | None, tuple[int, ...], str, int, dict[str, str],
+    ShellChange | None, tuple[int, ...], str, int,
 ]  # fmt: skip
 # Variables of a job that all its processes inherit.
 _MARKS = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
@@ -32,15 +31,15 @@ def spawn_spec(launch: Launch) -> SpawnSpec:
 class KeptJob:
     """A job whose program runs, or whose processes that were left behind run."""
 
-    __slots__ = ("cpus", "group", "key", "lease", "lease_variables", "logs", "marks")
+    __slots__ = ("cpus", "environment", "group", "key", "lease", "logs", "marks")
 
     def __init__(self, launch: Launch, lease: int | None) -> None:
         self.key = launch[0]
         self.logs = {path: cap for path, cap in launch[5] if cap}  # not files of the user, which others may write to
         self.lease = lease
         self.marks = {os.fsencode(f"{name}={launch[3][name]}") for name in _MARKS if name in launch[3]}
-        self.cpus = launch[10]
-        self.group, self.lease_variables = launch[12:]
+        self.cpus, self.group = launch[10], launch[12]
+        self.environment = launch[3] if self.group else {}
 
     def owns(self, pid: int) -> bool:
         """Return whether a process that we adopted is the job's, by its environment or because it writes to the log.
@@ -57,6 +56,5 @@ class KeptJob:
 
     def followed_by(self, launch: Launch) -> Launch:
         """Return a launch of the shelf as it starts in place of this job."""
-        environment = {**launch[3], **self.lease_variables}
-        own = (*launch[:3], environment, *launch[4:10])
-        return (*own, self.cpus, launch[11], launch[12], self.lease_variables)
+        environment = {**self.environment, **launch[3]}
+        return (*launch[:3], environment, *launch[4:10], self.cpus, *launch[11:])

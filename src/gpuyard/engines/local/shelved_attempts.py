@@ -17,7 +17,8 @@ class ShelvedAttempts:
         return bool(self._attempts)
 
     def job_ids(self) -> set[int]:
-        return {each.job_id for each in self._attempts.values()}
+        """Return also the jobs of those that have begun, until `take_followed` returns them."""
+        return {each.job_id for each in self._attempts.values()} | {each.job_id for each in self._followed}
 
     def put(self, keeper: KeeperConnection, group: int, content: bytes, watched: WatchedAttempt) -> bool:
         """Return False if there is no room for it."""

@@ -1,0 +1,146 @@
+"""Short jobs that the keeper starts one after the other: each runs once, and every request wins over what was put."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gpuyard.engines.local.keeper_connection import parse_journal
+from tests.integration.queue_fixture import QueueUnderTest, until
+
+_MANY = 300
+
+
+def _follow_count(queue: QueueUnderTest) -> int:
+    """Return how many attempts the keeper started by itself."""
+    entries, _ = parse_journal((queue.home / "journal").read_bytes())
+    return sum(entry.after is not None for entry in entries)
+
+
+def _runs(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+
+def _rows(queue: QueueUnderTest, query: str) -> list[tuple[object, ...]]:
+    with contextlib.closing(sqlite3.connect(queue.home / "queue.db")) as database:
+        return database.execute(query).fetchall()
+
+
+def _keeper_pid(queue: QueueUnderTest) -> int:
+    return next(int(path.stem) for path in (queue.home / "keepers").glob("*.sock"))
+
+
+def test_short_jobs_follow_each_other_and_each_runs_once(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array=f"1-{_MANY}")
+    queue.wait()
+    assert sorted(map(int, _runs(runs))) == list(range(1, _MANY + 1))
+    assert queue.counts() == {"succeeded": _MANY}
+    assert _follow_count(queue) > _MANY // 4
+    starts = [at for (at,) in _rows(queue, "SELECT started_at FROM jobs ORDER BY id")]
+    # Two places: a job may start just before the one before it.
+    assert all(later >= earlier - 0.25 for earlier, later in zip(starts, starts[2:], strict=False))
+
+
+def test_a_successor_has_the_lease_and_the_device_of_the_job_before_it(queue: QueueUnderTest) -> None:
+    queue.shell(
+        'echo "$GPUYARD_JOB_ID $GPUYARD_ATTEMPT $GPUYARD_ARRAY_INDEX $GPUYARD_LEASE $CUDA_VISIBLE_DEVICES $NAME"',
+        array=f"1-{_MANY}",
+        environment={"PATH": os.environ["PATH"], "NAME": "value"},
+    )
+    queue.wait()
+    assert _follow_count(queue)
+    devices = {}
+    for job_id, lease, device in _rows(queue, "SELECT job, lease_id, devices FROM attempts"):
+        words = queue.log_of(int(str(job_id))).split()
+        assert words[:4] == [str(job_id), "1", str(job_id), lease]
+        assert words[5:] == ["value"]
+        devices.setdefault(device, set()).add(words[4])
+    assert sorted(map(len, devices.values())) == [1, 1]
+
+
+def test_the_successors_of_a_failed_job_run_as_well(queue: QueueUnderTest) -> None:
+    queue.shell("exit $((GPUYARD_ARRAY_INDEX % 50 == 0))", array=f"1-{_MANY}", gpus=0)
+    queue.wait()
+    assert queue.counts() == {"succeeded": _MANY - _MANY // 50, "failed": _MANY // 50}
+    failed = [job_id for (job_id,) in _rows(queue, "SELECT id FROM jobs WHERE state = 'failed'")]
+    assert failed == list(range(50, _MANY + 1, 50))
+
+
+def test_cancelled_jobs_never_run(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-2000")
+    until(lambda: len(_runs(runs)) > 50, "the first runs")
+    queue.post("/jobs/cancel", ids="all")
+    queue.wait()
+    ran = {int(job_id) for job_id in _runs(runs)}
+    with_attempt = {job_id for (job_id,) in _rows(queue, "SELECT job FROM attempts")}
+    assert ran <= with_attempt
+    cancelled = [job_id for (job_id,) in _rows(queue, "SELECT id FROM jobs WHERE state = 'cancelled'")]
+    assert cancelled
+    assert not {job_id for job_id in cancelled if job_id not in with_attempt} & ran
+
+
+def test_a_job_of_higher_priority_goes_before_the_jobs_that_wait(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1000")
+    until(lambda: len(_runs(runs)) > 50, "the first runs")
+    urgent = queue.shell(f"echo urgent >> {runs}", priority=50)
+    before = len(_runs(runs))
+    queue.wait(urgent)
+    assert _runs(runs).index("urgent") <= before + 4
+    queue.wait()
+
+
+def test_a_paused_queue_starts_nothing(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1000", gpus=0)
+    until(lambda: len(_runs(runs)) > 50, "the first runs")
+    queue.post("/pause")
+    until(lambda: "running" not in queue.counts(), "the end of what runs")
+    ran = len(_runs(runs))
+    assert queue.counts() == {"succeeded": ran, "queued": 1000 - ran}
+    queue.post("/unpause")
+    queue.wait()
+    assert len(_runs(runs)) == 1000
+
+
+@pytest.mark.parametrize("devices", [0, 1])
+def test_a_killed_daemon_loses_and_repeats_nothing(queue: QueueUnderTest, tmp_path: Path, devices: int) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1200", gpus=devices)
+    for number in range(1, 6):
+        until(lambda number=number: len(_runs(runs)) > 100 * number, "more runs")  # type: ignore[misc]
+        queue.restart()
+    queue.wait()
+    assert sorted(map(int, _runs(runs))) == list(range(1, 1201))
+    assert queue.counts() == {"succeeded": 1200}
+    assert _follow_count(queue)
+
+
+def test_a_stopped_keeper_starts_nothing_that_the_next_daemon_decides_about(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1000", gpus=0)
+    until(lambda: len(_runs(runs)) > 50, "the first runs")
+    keeper = _keeper_pid(queue)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        queue.restart()
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    queue.wait()
+    assert sorted(map(int, _runs(runs))) == list(range(1, 1001))
+
+
+def test_a_killed_keeper_loses_at_most_what_ran(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-600", gpus=0)
+    until(lambda: len(_runs(runs)) > 50, "the first runs")
+    os.kill(_keeper_pid(queue), signal.SIGKILL)
+    queue.wait()
+    counts = queue.counts()
+    assert counts["succeeded"] + counts.get("failed", 0) + counts.get("lost", 0) == 600
+    assert len(_runs(runs)) == len(set(_runs(runs)))
