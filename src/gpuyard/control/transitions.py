@@ -281,16 +281,9 @@ class JobTransitions:
             outcome = replace(outcome, kind=attempt.stopping, reason=reason, error_line=None)
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
         attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
-        is_stored = job_id not in self._unstored
+        self.store.end_attempt(attempt, is_stored=job_id not in self._unstored)
         self._unstored.discard(job_id)
-        if outcome.kind is OutcomeKind.NEVER_STARTED:
-            if is_stored:
-                self.store.drop_attempt(job_id, attempt.number)
-        else:
-            if is_stored:
-                self.store.set_phase(attempt)
-            else:
-                self.store.add_ended(attempt)
+        if outcome.kind is not OutcomeKind.NEVER_STARTED:
             party = (job.user, job.spec.tag)
             used = Live(job=job, attempt=attempt).device_seconds(now)
             self.uses[party] = add_use(self.uses.get(party, WeightedUse()), used, now)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome
+from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.memory.estimates import Profile
@@ -300,11 +300,18 @@ class JobStore(DependencyStore):
             (state, attempt.number, attempt.started_at, attempt.job_id),
         )
 
-    def add_ended(self, attempt: Attempt) -> None:
-        """Store an attempt that has ended, and was not stored before; `change_state` stores what becomes of its job."""
-        self._execute(_INSERT_ATTEMPT, row_codec.attempt_to_row(attempt))
-        row = (attempt.number, attempt.started_at, attempt.job_id)
-        self._execute("UPDATE jobs SET attempts = ?, started_at = ? WHERE id = ?", row)
+    def end_attempt(self, attempt: Attempt, *, is_stored: bool) -> None:
+        """Store how an attempt ended; one that never started is dropped. `change_state` stores what becomes of its
+        job."""
+        never_started = attempt.outcome is not None and attempt.outcome.kind is OutcomeKind.NEVER_STARTED
+        if is_stored and never_started:
+            self.drop_attempt(attempt.job_id, attempt.number)
+        elif is_stored:
+            self.set_phase(attempt)
+        elif not never_started:
+            self._execute(_INSERT_ATTEMPT, row_codec.attempt_to_row(attempt))
+            row = (attempt.number, attempt.started_at, attempt.job_id)
+            self._execute("UPDATE jobs SET attempts = ?, started_at = ? WHERE id = ?", row)
 
     def update_attempt(self, attempt: Attempt) -> None:
         """Store what changes while the attempt is live, other than its phase."""

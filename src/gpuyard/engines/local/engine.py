@@ -24,51 +24,42 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
-from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.engines.common import job_logs, oom_evidence, output_relay
-from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments
-from gpuyard.engines.common.unbegun_words import is_unbegun
-from gpuyard.engines.containers.started_containers import StartedContainers
+from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.local import process_tree
-from gpuyard.engines.local.job_cgroups import JobCgroups
+from gpuyard.engines.local.journal import Journal
 from gpuyard.engines.local.keeper_connection import (
     HELLO,
     JournalEntry,
     KeeperConnection,
     KeeperUnreachable,
     connect,
-    parse_journal,
+    not_taken,
     remove_dead_sockets,
     remove_socket,
     silent_problem,
     spawn_keeper,
 )
-from gpuyard.engines.local.kept_job import Launch as KeeperLaunch
 from gpuyard.engines.local.kept_job import frame
+from gpuyard.engines.local.launch_builder import LaunchBuilder
 from gpuyard.engines.local.log_reads import LogReads
-from gpuyard.engines.local.own_shell import OwnShell
 from gpuyard.engines.local.shelved_attempts import ShelvedAttempts, followed_of
-from gpuyard.engines.local.snapshot_results import SnapshotResults
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
-from gpuyard.engines.session.runner_command import start_command
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Followed, Launch, PlacesNothing, Prepared
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.passing_errors import remedy_of
-from gpuyard.system.private_files import make_folder, open_own
+from gpuyard.system.private_files import make_folder
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 _log = logging.getLogger(__name__)
-_LONG_JOURNAL = 1 << 20
-_CHUNK = 1 << 16
 _MOST_AT_ONCE = 100
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
@@ -101,25 +92,22 @@ class LocalEngine(PlacesNothing):
         default: that of this process."""
         folder = folder.absolute()
         self._open_files = open_files_limit() if open_files is None else open_files
-        self._own_shell = OwnShell(self._open_files)
-        self.queue = str(folder)
-        self.variables = {process_tree.QUEUE: self.queue}  # set for all jobs
         self._logs = folder / "logs"
         self._keepers_at = f"{folder}/keepers"
         self._sessions_at = f"{folder}/sessions"
         try:
             for place in (str(self._logs), self._keepers_at, self._sessions_at):
                 make_folder(place, is_closed=True)
-            self._journal = open_own(f"{folder}/journal")
-            os.fchmod(self._journal, 0o600)
+            self._journal = Journal(f"{folder}/journal")
         except OSError as error:
             raise EnvironmentFault(
                 f"{error.filename or folder} cannot be used for the queue: {error.strerror}",
                 hint="see that the folder is yours and its disk not full, or set GPUYARD_HOME to another",
             ) from error
         self._poll = WakeablePoll()
-        self.containers = StartedContainers(f"{folder}/containers", self._poll)
-        self.cgroups, self.results = JobCgroups(self.queue), SnapshotResults(self._poll)
+        builder = LaunchBuilder(folder, self._logs, self._sessions_at, self._poll, open_files=self._open_files)
+        self._builder, self.queue, self.variables = builder, builder.queue, builder.variables
+        self.containers, self.cgroups, self.results = builder.containers, builder.cgroups, builder.results
         self._log_reads = LogReads(self._logs, self._poll.wake)
         self._own: KeeperConnection | None = None
         self._keepers: dict[int, KeeperConnection] = {}
@@ -134,7 +122,6 @@ class LocalEngine(PlacesNothing):
         self._entries: dict[Name, JournalEntry] = {}
         self._shelf = ShelvedAttempts()
         self._may_empty_journal = False
-        self._oom_kills = oom_evidence.OomKillCount()
 
     def fileno(self) -> int:
         """-1 if the system has no epoll: then call `ended` now and then."""
@@ -146,41 +133,17 @@ class LocalEngine(PlacesNothing):
             self._drop(connection)
         self._log_reads.close()
         self._poll.close()
-        os.close(self._journal)
+        self._journal.close()
 
     # Starting
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """Raises UserError if the command cannot be passed to a program."""
         own = self._own_keeper()
-        content, watched = self._build(launch, own.pid, has_lease=lease_descriptor is not None)
+        content, watched = self._builder.build(launch, own.pid, has_lease=lease_descriptor is not None)
         self._prepared.append(_Prepared(own, watched, frame(content), lease_descriptor))
         log, error_log = watched.log or "", watched.error_log
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log, error_log=error_log)
-
-    def _build(self, launch: Launch, keeper_pid: int, *, has_lease: bool) -> tuple[KeeperLaunch, WatchedAttempt]:
-        outputs = job_logs.outputs_of(f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}", launch)
-        log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
-        progress = {PROGRESS_VARIABLE: job_logs.progress_file_of(self._logs, launch.key)}
-        environment = {**launch.environment, **self.variables, **progress}
-        self.results.note(launch)
-        launch = self.containers.contain(launch, environment, self.queue)
-        check_arguments(launch, environment)
-        if launch.folder is not None:
-            with contextlib.suppress(OSError):  # the program notices, and has the better error message
-                os.mkdir(launch.folder)
-        content: KeeperLaunch = (
-            launch.key, has_lease, start_command(launch, self._sessions_at), environment, launch.cwd, outputs,
-            launch.stdin or "", output_relay.command(outputs) if launch.timestamps else (),
-            *self._own_shell.changes(launch.shell), launch.cpus,
-            self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
-            launch.group,
-        )  # fmt: skip
-        watched = WatchedAttempt(
-            job_id=launch.job_id, attempt=launch.attempt, keeper_pid=keeper_pid, context=StartContext.of(launch),
-            log=log, error_log=error_log, kills=self._oom_kills.now(),
-        )  # fmt: skip
-        return content, watched
 
     def start_prepared(self) -> None:
         """Send prepared launches to the keeper. `ended` returns those that the keeper does not take."""
@@ -207,7 +170,7 @@ class LocalEngine(PlacesNothing):
         own = self._own
         if own is None or not own.is_greeted:
             return False
-        content, watched = self._build(launch, own.pid, has_lease=False)
+        content, watched = self._builder.build(launch, own.pid, has_lease=False)
         return self._shelf.put(own, launch.group, marshal.dumps(content), watched)
 
     def shelved(self) -> AbstractSet[int]:
@@ -227,10 +190,7 @@ class LocalEngine(PlacesNothing):
         return self._shelf.take_followed()
 
     def followed_before(self) -> list[Followed]:
-        last = {(entry.key, entry.keeper): entry for entry in self._journal_entries()}
-        taken = (entry for entry in self._journal_entries() if entry.after is not None)
-        begun = (entry for entry in taken if not is_unbegun(last[entry.key, entry.keeper].word))
-        return [followed_of(entry, f"{self._logs}/{entry.key}.log") for entry in begun]
+        return [followed_of(entry, f"{self._logs}/{entry.key}.log") for entry in self._journal.followed()]
 
     def _send(self, batch: Sequence[_Prepared]) -> bool:
         own = batch[0].keeper
@@ -253,7 +213,7 @@ class LocalEngine(PlacesNothing):
             self._replace_silent(own)
         if self._own is None:
             try:
-                self._own = spawn_keeper(self._keepers_at, self._journal, self._open_files)
+                self._own = spawn_keeper(self._keepers_at, self._journal.descriptor, self._open_files)
             except OSError as error:
                 raise EnvironmentFault(
                     f"the keeper of jobs cannot be started: {error.strerror}", hint=remedy_of(error)
@@ -300,13 +260,7 @@ class LocalEngine(PlacesNothing):
         alive = {*self._unreached, *(each.pid for each in self._keepers.values())}
         for attempt in attempts:
             name = (attempt.key, attempt.keeper_pid)
-            self._watched[name] = WatchedAttempt(
-                job_id=attempt.job_id,
-                attempt=attempt.number,
-                keeper_pid=attempt.keeper_pid,
-                log=attempt.log,
-                error_log=attempt.error_log,
-            )
+            self._watched[name] = WatchedAttempt.of(attempt)
             if attempt.keeper_pid not in alive:
                 self._over.append(name)
         self._read_journal()
@@ -337,9 +291,8 @@ class LocalEngine(PlacesNothing):
 
     def ended(self) -> list[Ended]:
         """Call it again only when the results are recorded: they may be removed from the journal then."""
-        is_unused = self._may_empty_journal and not self._watched and not self._shelf
-        if is_unused and os.fstat(self._journal).st_size > _LONG_JOURNAL:
-            os.ftruncate(self._journal, 0)
+        if self._may_empty_journal and not self._watched and not self._shelf:
+            self._journal.empty_if_long()
         self._reach_again()
         self.containers.collect()
         for connection in self._poll.ready(self._keepers):
@@ -417,8 +370,7 @@ class LocalEngine(PlacesNothing):
         if name not in self._unsent:
             return None
         self._unsent.remove(name)
-        text = f"the keeper of jobs (process {name[1]}) ended or does not answer"
-        return ResourceLimit(text=text, remedy=f"see {self._keepers_at}/log, and whether disk or memory is full")
+        return not_taken(name[1], self._keepers_at)
 
     def _add(self, connection: KeeperConnection) -> None:
         self._keepers[connection.fileno()] = connection
@@ -435,20 +387,11 @@ class LocalEngine(PlacesNothing):
 
     def _read_journal(self) -> None:
         """Read all of it. Only needed after a daemon or a keeper has died."""
-        for entry in self._journal_entries():
+        for entry in self._journal.entries():
             if entry.after is not None:
                 self._watch_followed(entry)
             if (entry.key, entry.keeper) in self._watched:
                 self._entries[entry.key, entry.keeper] = entry
-
-    def _journal_entries(self) -> Iterator[JournalEntry]:
-        at = 0
-        while text := os.pread(self._journal, _CHUNK, at):
-            entries, length = parse_journal(text)
-            yield from entries
-            if not length:
-                return
-            at += length
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         return self.signal_each([attempt], signum)[0]

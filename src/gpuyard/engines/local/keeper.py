@@ -1,8 +1,8 @@
 """The keeper: the parent of a daemon's jobs. It starts them, waits for them, and outlives the daemon.
 
 The daemon starts it as a separate process that uses the standard library alone, so that it starts fast and stays small.
-Descriptor 3 is the connection to that daemon, 4 the journal, 5 the shelf (`shelf.py`), if there is one. Arguments: FOLDER,
-and the limit on open files for jobs.
+Descriptor 3 is the connection to that daemon, 4 the journal, 5 the shelf (`shelf.py`). Arguments: FOLDER, and the limit
+on open files for jobs.
 
 - For each launch the keeper writes a line to the journal, starts the program in a session of its own, and writes
   another line when it ends: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The second also goes to every connected

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
@@ -272,3 +273,9 @@ def silent_problem(pid: int, why: str | None = None) -> str:
         why = f"cannot be reached: {why}" if why else "does not answer"
         remedy = "see whether a file system that jobs use hangs"
     return f"the keeper {pid} {why}; its jobs keep running, and their ends are recorded when it answers: {remedy}"
+
+
+def not_taken(pid: int, folder: str) -> ResourceLimit:
+    """Return the limit for an attempt that its keeper did not take."""
+    text = f"the keeper of jobs (process {pid}) ended or does not answer"
+    return ResourceLimit(text=text, remedy=f"see {folder}/log, and whether disk or memory is full")

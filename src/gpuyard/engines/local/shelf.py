@@ -22,8 +22,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self._putting, self.taking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._putting.setblocking(False)
-        self.taking.setblocking(False)
+        self._putting.settimeout(0)
+        self.taking.settimeout(0)
 
     def put(self, group: int, content: bytes) -> bool:
         """Return False if there is no room for it."""
@@ -61,7 +61,7 @@ class KeeperShelf:
         """`descriptor` is /dev/null where the system has no such sockets."""
         self._is_open = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
         self._taking = socket.socket(fileno=descriptor) if self._is_open else socket.socket()
-        self._taking.setblocking(False)
+        self._taking.settimeout(0)
         self._buffer = memoryview(bytearray(_LONGEST))
         self._poll = select.poll()
         self._poll.register(descriptor, 0)

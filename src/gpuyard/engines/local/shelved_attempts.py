@@ -55,7 +55,8 @@ class ShelvedAttempts:
 
 def followed_of(entry: JournalEntry, log: str | None) -> Followed:
     """Return what a line such as `18.1 4242 follows 17.1 86400.123 .` says."""
-    assert entry.after is not None and entry.at is not None
+    assert entry.after is not None
+    assert entry.at is not None
     (job_id, number), (after, after_number) = (map(int, key.split(".")) for key in (entry.key, entry.after))
     return Followed(
         job_id=job_id,

@@ -1,6 +1,7 @@
 """An attempt that the local engine has started or adopted, and its end as the keeper's journal tells it."""
 
 from collections.abc import Sequence
+from typing import Self
 
 from msgspec import Struct
 
@@ -24,6 +25,17 @@ class WatchedAttempt(Struct, frozen=True, kw_only=True):
     log: str | None = None
     error_log: str | None = None
     kills: int | None = None
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> Self:
+        """Return an attempt that another process has started."""
+        return cls(
+            job_id=attempt.job_id,
+            attempt=attempt.number,
+            keeper_pid=attempt.keeper_pid,
+            log=attempt.log,
+            error_log=attempt.error_log,
+        )
 
     @property
     def key(self) -> str:

@@ -1,0 +1,42 @@
+"""The journal: one file to which all keepers of a queue append what they start and what ends."""
+
+import os
+from collections.abc import Iterator
+
+from gpuyard.engines.common.unbegun_words import is_unbegun
+from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
+from gpuyard.system.private_files import open_own
+
+_LONG = 1 << 20
+_CHUNK = 1 << 16
+
+
+class Journal:
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self.descriptor = open_own(path)
+        os.fchmod(self.descriptor, 0o600)
+
+    def entries(self) -> Iterator[JournalEntry]:
+        """Yield all entries, in order. Only needed after a daemon or a keeper has died."""
+        at = 0
+        while text := os.pread(self.descriptor, _CHUNK, at):
+            entries, length = parse_journal(text)
+            yield from entries
+            if not length:
+                return
+            at += length
+
+    def followed(self) -> list[JournalEntry]:
+        """Return the entries of attempts that were taken from the shelf and have begun."""
+        last = {(entry.key, entry.keeper): entry.word for entry in self.entries()}
+        taken = (entry for entry in self.entries() if entry.after is not None)
+        return [entry for entry in taken if not is_unbegun(last[entry.key, entry.keeper])]
+
+    def empty_if_long(self) -> None:
+        """Call it only when all that it says is recorded."""
+        if os.fstat(self.descriptor).st_size > _LONG:
+            os.ftruncate(self.descriptor, 0)
+
+    def close(self) -> None:
+        os.close(self.descriptor)

@@ -1,0 +1,56 @@
+"""Turns a Launch into what a keeper gets, and what the engine watches."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.engines.common import job_logs, oom_evidence, output_relay
+from gpuyard.engines.common.program_outcome import StartContext, check_arguments
+from gpuyard.engines.containers.started_containers import StartedContainers
+from gpuyard.engines.local import kept_job, process_tree
+from gpuyard.engines.local.job_cgroups import JobCgroups
+from gpuyard.engines.local.own_shell import OwnShell
+from gpuyard.engines.local.snapshot_results import SnapshotResults
+from gpuyard.engines.local.watched_attempt import WatchedAttempt
+from gpuyard.engines.session.runner_command import start_command
+from gpuyard.ports import Launch
+from gpuyard.system.wakeable_poll import WakeablePoll
+
+
+class LaunchBuilder:
+    def __init__(self, folder: Path, logs: Path, sessions_at: str, poll: WakeablePoll, *, open_files: int) -> None:
+        """`folder` is that of the queue, `open_files` the limit on open files for jobs."""
+        self.queue = str(folder)
+        self.variables = {process_tree.QUEUE: self.queue}  # set for all jobs
+        self.containers = StartedContainers(f"{folder}/containers", poll)
+        self.cgroups, self.results = JobCgroups(self.queue), SnapshotResults(poll)
+        self._logs = logs
+        self._sessions_at = sessions_at
+        self._own_shell = OwnShell(open_files)
+        self._oom_kills = oom_evidence.OomKillCount()
+
+    def build(self, launch: Launch, keeper_pid: int, *, has_lease: bool) -> tuple[kept_job.Launch, WatchedAttempt]:
+        """Raises UserError if the command cannot be passed to a program."""
+        outputs = job_logs.outputs_of(f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}", launch)
+        log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
+        progress = {PROGRESS_VARIABLE: job_logs.progress_file_of(self._logs, launch.key)}
+        environment = {**launch.environment, **self.variables, **progress}
+        self.results.note(launch)
+        launch = self.containers.contain(launch, environment, self.queue)
+        check_arguments(launch, environment)
+        if launch.folder is not None:
+            with contextlib.suppress(OSError):  # the program notices, and has the better error message
+                os.mkdir(launch.folder)
+        content: kept_job.Launch = (
+            launch.key, has_lease, start_command(launch, self._sessions_at), environment, launch.cwd, outputs,
+            launch.stdin or "", output_relay.command(outputs) if launch.timestamps else (),
+            *self._own_shell.changes(launch.shell), launch.cpus,
+            self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
+            launch.group,
+        )  # fmt: skip
+        watched = WatchedAttempt(
+            job_id=launch.job_id, attempt=launch.attempt, keeper_pid=keeper_pid, context=StartContext.of(launch),
+            log=log, error_log=error_log, kills=self._oom_kills.now(),
+        )  # fmt: skip
+        return content, watched
