@@ -29,6 +29,7 @@ from gpuyard.control.host_usage import HostUsage
 from gpuyard.control.launch_jobs import JobLauncher
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
+from gpuyard.control.make_way import MakeWay
 from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.own_leases import OwnLeases, with_changes
 from gpuyard.control.power_draws import power_limit
@@ -92,6 +93,7 @@ class Controller:
         self.progress_tracker = ProgressTracker(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
+        self.make_way = MakeWay(self.transitions, self.suspend_control, self.memory_guard)
         self.host_guard = HostGuard(self.transitions, ProgramsBeside(self.transitions, leases, clock.from_wall).read)
         self.own_leases = OwnLeases(self.transitions, me)
         self._sharing_facts = SharingFacts(self.transitions)
@@ -100,23 +102,19 @@ class Controller:
         self.rules = rules
         self.plan = Plan()
         self.me = me
-        self._store = store
-        self._leases = leases
-        self._clock = clock
+        self._store, self._leases, self._clock = store, leases, clock
         self.start_pauses = StartPauses()
         self._ends = AttemptEnds(
             self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
-            self.start_pauses, health=DeviceHealthWatch(leases), boot_id=me.boot_id,
+            self.start_pauses, health=DeviceHealthWatch(leases), make_way=self.make_way, boot_id=me.boot_id,
         )  # fmt: skip
         parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses
         self._launcher = JobLauncher(*parts, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
-        self._host_gates = HostGates()
-        self._known_states = KnownStates()
-        self._ticket = QueueTicket(leases)
-        self._has_ended_leases, self._memory_freed_at = False, 0.0
-        self._has_more_to_start = False
+        self._host_gates, self._known_states, self._ticket = HostGates(), KnownStates(), QueueTicket(leases)
+        self._has_ended_leases = self._has_more_to_start = False
+        self._memory_freed_at = 0.0
 
     def recover(self) -> None:
         """Take over from an earlier daemon. Call this once, before the first step."""
@@ -224,6 +222,7 @@ class Controller:
             elif held is not None:
                 held.release()
         self.suspend_control.preempt(self.plan.preempts, sample, self.rules, now)
+        self.make_way.act(self.plan.made_way, sample, self.rules, now)
         self.batch_gates.record(self.plan, sample, now)
         self.cluster_dispatch.decide([queue for queue in ready if queue.lane.engine], self.rules, self._paused(), now)
         starts = self.cluster_dispatch.plan.starts
@@ -311,6 +310,7 @@ class Controller:
             ends_by=self.running_jobs.ends_by,
             kind=transitions.estimates.kind_of,
             disk_refusals=lambda job_id: self.disk_gate.job_reasons(job_id, rules.min_free_disk_mb),
+            younger=lambda job_id: self.make_way.younger(job_id, sample, rules, now),
             power=power_limit(rules.max_gpu_power_w, transitions),
             pace_states=self.batch_gates.pace_states,
             stopped_tags=self._store.stopped_tags(),

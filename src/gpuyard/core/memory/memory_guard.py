@@ -14,6 +14,8 @@ guard acts before the memory is gone. It goes by free memory as it was read, not
 - A first run is a job without declared or learned memory, or one that holds more than that. Jobs that stay within
   their memory never make way, nor does the only job on a card.
 - A job that the guard resumed makes way again only after a minute, or if it grows itself.
+- A program may take its memory in one step, so that a job runs out before the guard can act. If that was on the card
+  before first runs that joined it, these make way as it starts again: the youngest first, until it fits.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Growth
+from gpuyard.core.job.job import Attempt, Growth, Job
 from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
@@ -164,6 +166,27 @@ def _age(job: GuardedJob) -> tuple[float, int]:
 def may_stop(alarm: Alarm, ran_s: float) -> bool:
     """Return whether the victim is stopped and queued again where it cannot be suspended."""
     return not alarm.is_first and ran_s <= _MOST_LOST_S
+
+
+def loses_little(ran_s: float) -> bool:
+    """Return whether a job that has run for `ran_s` seconds may be stopped and queued again for the job that was there
+    first, where it cannot be suspended."""
+    return ran_s <= _MOST_LOST_S
+
+
+def makes_way_for(job: Job, attempt: Attempt, first: Job, first_attempt: Attempt) -> bool:
+    """Return whether a first run makes way for the job `first` if that runs out of memory: it joined that job on one of
+    its devices later, and has no higher priority."""
+    is_younger = (attempt.since, job.id) > (first_attempt.since, first.id)
+    return is_younger and job.priority <= first.priority and not set(first_attempt.devices).isdisjoint(attempt.devices)
+
+
+def fits_beside(growth: Growth, capacity_mb: float, stays_mb: Sequence[float | None]) -> bool:
+    """Return whether a job that ran out of memory has what it needs next on a card beside those that stay there, each
+    with its memory; None for a job that needs the card to itself."""
+    if growth.is_alone or growth.memory_mb is None:
+        return not stays_mb
+    return growth.memory_mb + sum(capacity_mb if held is None else held for held in stays_mb) <= capacity_mb
 
 
 def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
