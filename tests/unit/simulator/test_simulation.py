@@ -185,7 +185,7 @@ def test_a_younger_first_run_makes_way_for_the_job_that_was_there_first() -> Non
     assert outcomes(passed)[0] == (0, OutcomeKind.OUT_OF_MEMORY)
     runs, ran_out = last_runs(passed), passed.runs[0]
     to_ram_s, back_s = 9000.0 / (1.6 * 1024), 9000.0 / (5 * 1024)
-    assert runs[0].started_s == pytest.approx(ran_out.ended_s + to_ram_s, abs=2.0)
+    assert runs[0].started_s == pytest.approx(ran_out.ended_s + to_ram_s, abs=0.5), "without a delay"
     assert (runs[0].outcome, runs[1].outcome) == (OutcomeKind.SUCCEEDED, OutcomeKind.SUCCEEDED)
     assert [run.job for run in passed.runs].count(1) == 1, "it loses no work"
     assert runs[1].suspensions == 1
