@@ -105,7 +105,7 @@ class _Planner:
         if isinstance(choice, Claim):
             self._start(lane, candidate, choice)
             return
-        needs_head = self._backfill.head is None and need.devices and not refusals
+        needs_head = need.devices and not refusals and self._backfill.may_be_head(lane, candidate, need)
         if needs_head or lane.id not in self._waiting:
             job = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
             self._waiting.setdefault(lane.id, job)
