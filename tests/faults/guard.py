@@ -260,6 +260,14 @@ _WHAT_FOLLOWS = (
         near=("tests/unit/control/test_suspend_jobs.py",),
     ),
     Fault(
+        id="guard-forgets-what-was-promised",
+        file=_GUARD,
+        old=" or job.missing_mb > expected]",
+        new="]",
+        breaks="A job runs out of memory within what it declared, as first runs have taken it.",
+        near=(*_GUARD_TESTS, *_CARD_TESTS),
+    ),
+    Fault(
         id="guard-the-first-job-loses-its-place",
         file="src/gpuyard/control/attempt_ends.py",
         old="                verdict = keep_place(live.job, verdict)\n",

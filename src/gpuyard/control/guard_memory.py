@@ -87,11 +87,12 @@ class MemoryGuard:
         return bool(self._alarms)
 
     def _uncertain_devices(self, first_runs: Mapping[int, Live], sample: Sample) -> list[str]:
-        """Return the devices that are closed now, or on which a first run may grow, in the order of the sample."""
+        """Return the devices that are closed now, or on which a job may grow beside a first run, in the order of the
+        sample."""
         ids = set(self._gates)
-        for (job_id, _), device_ids in self._climbs.growing.items():
-            if job_id in first_runs:
-                ids |= device_ids
+        if growing := self._climbs.growing:
+            with_first_runs = {each for live in first_runs.values() for each in live.attempt.devices}
+            ids.update(*(device_ids & with_first_runs for device_ids in growing.values()))
         if hiding := sample.snapshot.hiding:
             ids |= hiding.intersection(each for live in first_runs.values() for each in live.attempt.devices)
         return [device.id for device in sample.snapshot.devices if device.id in ids] if ids else []
@@ -223,6 +224,7 @@ class MemoryGuard:
             is_leaving=_is_leaving(live, now),
             is_spared=self.is_spared(live.job.id, now),
             may_be_moved=live.job.spec.on_preempt is not OnPreempt.NEVER,
+            missing_mb=max(0.0, (attempt.reserved_mb or 0.0) - climb.held_mb),
         )
 
     def is_spared(self, job_id: int, now: float) -> bool:

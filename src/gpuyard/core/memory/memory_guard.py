@@ -4,7 +4,8 @@ A first run gets its place by what it will probably need, so now and then severa
 guard acts before the memory is gone. It goes by free memory as it was read, not by what leases promise:
 
 - It acts while a first run grows on a card that other work uses, if less than a reserve is free, or if the rest would
-  be gone within a second at the rate of a steady climb.
+  be gone within a second at the rate of a steady climb. So it does while a known job grows whose declared or learned
+  memory first runs have taken.
 - From then on nothing new starts on the card, until the reserve has been free for some seconds.
 - The youngest first run on the card makes way, whether it is the one that grows or not. It is suspended, and goes on
   from where it was once clearly more than it held is free. To move its memory out takes seconds: where the card would
@@ -97,7 +98,8 @@ def _rate(before: tuple[float, float], after: tuple[float, float]) -> float:
 class GuardedJob(Struct, frozen=True, kw_only=True):
     """A job of this queue on a card: what it holds there, and how fast it grows (`MemoryClimb`). `is_leaving`: it is
     being suspended or stopped, so its memory will be free soon. `is_spared`: it was resumed after the guard had
-    suspended it, less than a minute ago. `may_be_moved`: its user allows it."""
+    suspended it, less than a minute ago. `may_be_moved`: its user allows it. `missing_mb`: how much of what it
+    reserves it does not hold yet."""
 
     job_id: int
     since: float
@@ -108,6 +110,7 @@ class GuardedJob(Struct, frozen=True, kw_only=True):
     is_leaving: bool = False
     is_spared: bool = False
     may_be_moved: bool = True
+    missing_mb: float = 0.0
 
 
 class Alarm(Struct, frozen=True, kw_only=True):
@@ -132,16 +135,18 @@ def reserve_mb(capacity_mb: float) -> float:
 def find_alarm(
     free_mb: float, capacity_mb: float, jobs: Sequence[GuardedJob], has_other_leases: Callable[[], bool]
 ) -> Alarm | None:
-    """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there, or if a job
-    has the card alone. The memory of jobs that leave counts as free. `has_other_leases`: whether other leases were on
-    the card before the only job of this queue there; called only if that decides."""
+    """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there and no
+    known job that lacks what first runs have taken, or if a job has the card alone. The memory of jobs that leave
+    counts as free. `has_other_leases`: whether other leases were on the card before the only job of this queue there;
+    called only if that decides."""
     staying = [job for job in jobs if not job.is_leaving]
-    rates = {job.job_id: job.rate_mb_s for job in staying if job.is_first_run}
+    expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)
+    growers = [job for job in staying if job.is_first_run or job.missing_mb > expected]
+    rates = {job.job_id: job.rate_mb_s for job in growers}
     grower = max(rates, key=rates.__getitem__, default=None)
-    if grower is None or not rates[grower]:
+    if grower is None or not rates[grower] or not any(job.is_first_run for job in staying):
         return None
     reserve = reserve_mb(capacity_mb)
-    expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)
     soon = _HORIZON_S * sum(job.steady_mb_s for job in staying if job.is_first_run)
     if expected >= max(reserve, soon) or (len(staying) == 1 and not has_other_leases()):
         return None
