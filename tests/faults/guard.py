@@ -6,6 +6,7 @@ _MEMORY, _CONTROL = "src/gpuyard/core/memory", "src/gpuyard/control"
 _GUARD, _CARDS = f"{_MEMORY}/memory_guard.py", f"{_CONTROL}/guard_memory.py"
 _GUARD_TESTS = ("tests/unit/core/memory/test_memory_guard.py",)
 _CARD_TESTS = ("tests/unit/control/test_guard_memory.py",)
+_MAKE_WAY_TESTS = ("tests/unit/control/test_make_way.py", "tests/unit/simulator/test_simulation.py")
 _WATCH_TESTS = ("tests/unit/core/memory/test_watch_rate.py",)
 
 _WHEN_THE_GUARD_ACTS = (
@@ -257,6 +258,54 @@ _WHAT_FOLLOWS = (
         new="on_each = ()",
         breaks="A job on several GPUs is resumed where less is free than it held, and is lost.",
         near=("tests/unit/control/test_suspend_jobs.py",),
+    ),
+    Fault(
+        id="guard-forgets-what-was-promised",
+        file=_GUARD,
+        old=" or job.missing_mb > expected]",
+        new="]",
+        breaks="A job runs out of memory within what it declared, as first runs have taken it.",
+        near=(*_GUARD_TESTS, *_CARD_TESTS),
+    ),
+    Fault(
+        id="guard-the-first-job-loses-its-place",
+        file="src/gpuyard/control/attempt_ends.py",
+        old="                verdict = keep_place(live.job, verdict)\n",
+        new="                pass\n",
+        breaks="Other jobs take the place of the job that was on its GPU first and ran out of memory.",
+        near=_MAKE_WAY_TESTS,
+    ),
+    Fault(
+        id="guard-older-jobs-make-way",
+        file=_GUARD,
+        old="    is_younger = (attempt.since, job.id) > (first_attempt.since, first.id)\n",
+        new="    is_younger = attempt.job_id != first_attempt.job_id\n",
+        breaks="A job that ran out of memory has the jobs suspended that were there before it.",
+        near=_MAKE_WAY_TESTS,
+    ),
+    Fault(
+        id="guard-resumes-before-the-first-job-starts",
+        file=f"{_CONTROL}/suspend_jobs.py",
+        old="        if job is not None and job.state is JobState.QUEUED:\n            return first\n",
+        new="",
+        breaks="A job that made way takes its memory back before the job starts for which it did.",
+        near=_MAKE_WAY_TESTS,
+    ),
+    Fault(
+        id="guard-makes-way-by-an-old-sample",
+        file=f"{_CONTROL}/make_way.py",
+        old=" or (taken_at is not None and taken_at < first.attempt.over.at)",
+        new="",
+        breaks="More jobs are suspended than needed, as a sample still shows the memory of the program that ended.",
+        near=_MAKE_WAY_TESTS,
+    ),
+    Fault(
+        id="guard-keeps-a-place-in-vain",
+        file=_GUARD,
+        old="        return not stays_mb\n",
+        new="        return True\n",
+        breaks="A job that needs its GPU alone holds up the queue although an older job stays there.",
+        near=_MAKE_WAY_TESTS,
     ),
 )
 

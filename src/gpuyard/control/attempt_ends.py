@@ -11,6 +11,7 @@ from gpuyard.control.device_health_watch import WAIT_FOR_SAMPLE_S, DeviceHealthW
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import OOM_COUNT_VARIABLE
 from gpuyard.control.live_jobs import Live
+from gpuyard.control.make_way import MakeWay
 from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.transitions import JobTransitions
@@ -25,6 +26,7 @@ from gpuyard.core.job.retry import (
     ended_before_reboot,
     judge,
     judge_shortage,
+    keep_place,
 )
 from gpuyard.core.job.stop_warning import signal_name
 from gpuyard.core.memory.hopeless import hopeless_reason
@@ -44,6 +46,7 @@ class AttemptEnds:
         start_pauses: StartPauses,
         *,
         health: DeviceHealthWatch,
+        make_way: MakeWay,
         boot_id: str | None,
     ) -> None:
         self._transitions = transitions
@@ -52,6 +55,7 @@ class AttemptEnds:
         self._cluster_dispatch = cluster_dispatch
         self._start_pauses = start_pauses
         self._health = health
+        self._make_way = make_way
         self._boot_id = boot_id
         self._unrecorded: dict[tuple[int, int], Ended] = {}
         self._waiting: set[tuple[int, int]] = set()  # of `_unrecorded`: recorded once a newer sample shows their GPUs
@@ -143,6 +147,8 @@ class AttemptEnds:
         lack = self._lack_finder.find(live, ended)
         if lack is not None:
             outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
+            if sample is not None and self._make_way.would_help(live, lack, verdict.growth, sample.snapshot):
+                verdict = keep_place(live.job, verdict)
             self._transitions.end(job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack)
             return
         special_verdict = self._cluster_dispatch.verdict(live, ended, now)

@@ -12,8 +12,7 @@ signals may be sent twice.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -30,14 +29,14 @@ from gpuyard.control.host_usage import HostUsage
 from gpuyard.control.launch_jobs import JobLauncher
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
+from gpuyard.control.make_way import MakeWay
 from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.own_leases import OwnLeases, with_changes
-from gpuyard.control.power_draws import power_limit
+from gpuyard.control.planner_input import PlannerInput
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.programs_beside import ProgramsBeside
-from gpuyard.control.rules import HostGates, Rules
+from gpuyard.control.rules import Rules
 from gpuyard.control.running_jobs import RunningJobs
-from gpuyard.control.sharing_facts import SharingFacts
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step, awaited
 from gpuyard.control.stop_signals import StopSignals
@@ -50,16 +49,11 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
-from gpuyard.core.lease import Holder, Need
-from gpuyard.core.scheduling.closed_devices import closed_devices
-from gpuyard.core.scheduling.host_capacity import grantable_mb
-from gpuyard.core.scheduling.known_states import KnownStates
-from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.plan import Explanation, Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Device, Host, Sample
+from gpuyard.core.snapshot import Sample
 from gpuyard.engines.common.oom_evidence import loaded_libraries
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Suspender, WantedClaim
@@ -94,33 +88,29 @@ class Controller:
         self.progress_tracker = ProgressTracker(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
+        self.make_way = MakeWay(self.transitions, self.suspend_control, self.memory_guard)
         self.host_guard = HostGuard(self.transitions, ProgramsBeside(self.transitions, leases, clock.from_wall).read)
         self.own_leases = OwnLeases(self.transitions, me)
-        self._sharing_facts = SharingFacts(self.transitions)
         self._host_usage = HostUsage(self.transitions, leases, me.machine)
         self.closed: str | None = None  # why this daemon starts no more jobs
         self.rules = rules
         self.plan = Plan()
         self.me = me
-        self._store = store
-        self._leases = leases
-        self._clock = clock
+        self._store, self._leases, self._clock = store, leases, clock
         self.start_pauses = StartPauses()
         self._ends = AttemptEnds(
             self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
-            self.start_pauses, health=DeviceHealthWatch(leases), boot_id=me.boot_id,
+            self.start_pauses, health=DeviceHealthWatch(leases), make_way=self.make_way, boot_id=me.boot_id,
         )  # fmt: skip
         self.successors = Successors(self.transitions, self.engines, me.boot_id)
         parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses
         self._launcher = JobLauncher(*parts, successors=self.successors, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
-        self._host_gates = HostGates()
-        self._known_states = KnownStates()
-        self._ticket = QueueTicket(leases)
-        self._has_ended_leases, self._memory_freed_at = False, 0.0
-        self._has_more_to_start = self._is_clear = False
-        self._devices: Sequence[Device] = ()  # those that the last plan considered
+        self._ticket, self._input = QueueTicket(leases), PlannerInput(self, leases, clock, self._host_usage)
+        self._has_ended_leases = self._has_more_to_start = False
+        self._memory_freed_at = 0.0
+        self._view: PlannerView | None = None  # of the last plan
 
     def recover(self) -> None:
         """Take over from an earlier daemon. Call this once, before the first step."""
@@ -211,11 +201,8 @@ class Controller:
         if self.successors.is_steady(sample, self.rules, ready, now):
             return 0
         started = self._start(sample, now, ready, granted)
-        if self._is_clear:
-            need_of = partial(self._need, devices=self._devices, host=sample.snapshot.host, now=now)
-            self.successors.note_plan(self.plan, sample, self.rules, ready, need_of=need_of, now=now)
-        else:
-            self.successors.stop()
+        is_alone = len(ready) == 1 and not self.suspend_control.has_waiting
+        self.successors.note_plan(self.plan, self._view if is_alone else None, sample, self.rules)
         return started
 
     def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
@@ -251,8 +238,11 @@ class Controller:
             elif held is not None:
                 held.release()
         self.suspend_control.preempt(self.plan.preempts, sample, self.rules, now)
+        self.make_way.act(self.plan.made_way, sample, self.rules, now)
         self.batch_gates.record(self.plan, sample, now)
-        self.cluster_dispatch.decide([queue for queue in ready if queue.lane.engine], self.rules, self._paused(), now)
+        self.cluster_dispatch.decide(
+            [queue for queue in ready if queue.lane.engine], self.rules, self._input.paused(), now
+        )
         starts = self.cluster_dispatch.plan.starts
         return started + sum(self._launcher.launch(start, None, sample.snapshot, self.rules, now) for start in starts)
 
@@ -287,81 +277,8 @@ class Controller:
         return WantedClaim(claim=replace(start.claim, host=host), label=f"job {start.job_id}", amends=amends)
 
     def _decide(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> None:
-        self.plan, self._is_clear = Plan(), False
-        if queues:
-            view = self._view(sample, now, queues, ledger)
-            self.plan = decide(view)
-            is_held_up = view.closed_reasons or view.start_caps or view.tickets or view.placement.closed
-            self._is_clear = not is_held_up and not self.suspend_control.has_waiting
-
-    def _view(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> PlannerView:
-        """Collect the planner's input. Without `ledger` (it was not read) no process counts as foreign."""
-        leases, tickets = ledger or ((), ())
-        my_ticket = self._leases.my_ticket()
-        tickets = tuple(replace(each, since=self._clock.from_wall(each.since)) for each in tickets)
-        rules, snapshot, transitions = self.rules, sample.snapshot, self.transitions
-        foreign_limit = rules.packing.max_foreign_load_percent
-        banned = rules.devices.banned_ids(snapshot)
-        devices = [each for each in snapshot.usable_devices() if each.id not in banned] or snapshot.usable_devices()
-        self._devices = devices
-        running = self.running_jobs.list()
-        if any(queue.lane.preempts for queue in queues):
-            running = list(self.suspend_control.with_costs(running, sample, rules, now))
-        return PlannerView(
-            now=now,
-            placement=PlacementView(
-                now=now,
-                snapshot=snapshot,
-                leases=leases,
-                measured=self._leases.measure(snapshot, leases),
-                loads=sample.loads,
-                lease_loads=self._sharing_facts.lease_loads(now),
-                longest=self._sharing_facts.longest(now, len(devices)),
-                foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
-                packing=self._sharing_facts.packing(rules.packing, queues, len(devices)),
-                host=self._host_usage.view(leases, sample, rules),
-                closed={
-                    **self.memory_guard.closed(),
-                    **closed_devices(snapshot, self._leases.drains(), banned, self._leases.health_marks()),
-                },
-                known=self._known_states,
-            ),
-            queues=queues,
-            holder=self.me,
-            limits=rules.limits,
-            running=running,
-            used=transitions.used(now) if len({queue.lane.party for queue in queues}) > 1 else {},
-            closed_reasons=(
-                *self._paused(),
-                *self._host_gates.closed_reasons(sample, rules),
-                *self.host_guard.closed_reasons(),
-            ),
-            start_caps=tuple(self.start_pauses.start_caps(now)),
-            tickets=tuple(ticket for ticket in tickets if ticket.id != my_ticket),
-            my_ticket=next((ticket for ticket in tickets if ticket.id == my_ticket), None),
-            estimate=transitions.estimates.estimate_of,
-            ends_after=self.running_jobs.ends_after,
-            ends_about=self.running_jobs.ends_about,
-            ends_by=self.running_jobs.ends_by,
-            kind=transitions.estimates.kind_of,
-            disk_refusals=lambda job_id: self.disk_gate.job_reasons(job_id, rules.min_free_disk_mb),
-            power=power_limit(rules.max_gpu_power_w, transitions),
-            pace_states=self.batch_gates.pace_states,
-            stopped_tags=self._store.stopped_tags(),
-            last_starts=transitions.last_starts(queue.lane for queue in queues),
-            array_starts=transitions.array_starts.last_starts(queue.lane for queue in queues),
-            need=lambda _, job_id: self._need(job_id, devices, snapshot.host, now),
-        )
-
-    def _need(self, job_id: int, devices: Sequence[Device], host: Host, now: float) -> Need:
-        """Return the need of a job in a lane that sizes each."""
-        return self.transitions.estimates.need(
-            job_id,
-            devices,
-            self.rules.first_runs,
-            lambda job: self.lease_adjuster.running_like(job, now),
-            grantable_mb(host, self.rules.host.limits),
-        )
+        self._view = self._input.view(sample, now, queues, ledger) if queues else None
+        self.plan = Plan() if self._view is None else decide(self._view)
 
     def _is_outdated(self, sample: Sample, ready: Sequence[LaneQueue]) -> bool:
         """Return whether the sample was taken before device memory was last freed, and that matters.
@@ -376,16 +293,10 @@ class Controller:
             return True
         return any(queue.lane.preempts for queue in ready)
 
-    def _paused(self) -> Iterator[Reason]:
-        if self.closed is not None:
-            yield Reason(ReasonKind.PAUSED, self.closed)
-        if self._store.setting("paused"):
-            yield Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
-        yield from self.disk_gate.closed_reasons(self.rules.min_free_disk_mb)
-
     def _local_queues(self) -> list[LaneQueue]:
         """Return the lanes whose jobs run on this machine."""
-        return self._host_usage.sized([queue for queue in self._store.ready_queues() if not queue.lane.engine])
+        ready = self.successors.without_shelved(self._store.ready_queues())
+        return self._host_usage.sized([queue for queue in ready if not queue.lane.engine])
 
     @property
     def waiting(self) -> tuple[WaitingJob, ...]:
@@ -398,12 +309,12 @@ class Controller:
         if job.spec.engine:
             lane = self._store.lane_of(job.id)
             queues = [queue for queue in self._store.ready_queues() if queue.lane.engine]
-            plan = self.cluster_dispatch.plan_for(queues, self.rules, self._paused(), now, about=lane.id)
+            plan = self.cluster_dispatch.plan_for(queues, self.rules, self._input.paused(), now, about=lane.id)
             ahead = self._store.count_ahead(lane, job.id)
         else:
             queues = [*self._local_queues(), *self.suspend_control.queues(now)]
             leases, tickets = self._leases.read()
-            view = self._view(sample, now, queues, (self.own_leases.complete(leases), tickets))
+            view = self._input.view(sample, now, queues, (self.own_leases.complete(leases), tickets))
             resuming = next((queue.lane for queue in queues if queue.lane.id == -job.id), None)
             lane = resuming or self._store.lane_of(job.id)
             plan = decide(view, explained_lane=lane.id)

@@ -72,7 +72,7 @@ class MemoryGuard:
         if sample is self._last:
             return bool(self._alarms)
         self._last = sample
-        first_runs = self._first_runs()
+        first_runs = self.first_runs()
         self.watched = devices_to_watch((live.attempt for live in first_runs.values()), now)
         self._forget(now)
         self._note_climbs(sample, held_mb, now)
@@ -87,11 +87,12 @@ class MemoryGuard:
         return bool(self._alarms)
 
     def _uncertain_devices(self, first_runs: Mapping[int, Live], sample: Sample) -> list[str]:
-        """Return the devices that are closed now, or on which a first run may grow, in the order of the sample."""
+        """Return the devices that are closed now, or on which a job may grow beside a first run, in the order of the
+        sample."""
         ids = set(self._gates)
-        for (job_id, _), device_ids in self._climbs.growing.items():
-            if job_id in first_runs:
-                ids |= device_ids
+        if growing := self._climbs.growing:
+            with_first_runs = {each for live in first_runs.values() for each in live.attempt.devices}
+            ids.update(*(device_ids & with_first_runs for device_ids in growing.values()))
         if hiding := sample.snapshot.hiding:
             ids |= hiding.intersection(each for live in first_runs.values() for each in live.attempt.devices)
         return [device.id for device in sample.snapshot.devices if device.id in ids] if ids else []
@@ -107,7 +108,7 @@ class MemoryGuard:
         """Let a job make way on each card with an alarm, if that still holds: jobs may have ended since."""
         if not self._alarms or self._last is None:
             return
-        first_runs = self._first_runs()
+        first_runs = self.first_runs()
         for device in filter(None, map(self._last.snapshot.device, self._alarms)):
             alarm = self._alarm(device, first_runs, now)
             if alarm is not None and alarm.victim is not None:
@@ -120,24 +121,34 @@ class MemoryGuard:
         label = sample.snapshot.labels.get(device.id, device.id)
         if alarm.suspends_grower:
             grower = first_runs[alarm.grower]
-            if self._why_not_suspended(grower, sample, rules) is None:
+            if self.why_not_suspended(grower, sample, rules) is None:
                 text = f"{alarm_text(alarm, label, alarm.grower)}; to suspend job {live.job.id} would take too long"
                 self._suspend(grower, text, now)
                 return
         text = f"{alarm_text(alarm, label, live.job.id)}; {self._why_this_job(live)}"
-        why_not = self._why_not_suspended(live, sample, rules)
+        is_stoppable = may_stop(alarm, live.attempt.ran_s(now))
+        if not self.leave(live, device, text, sample, rules, now, may_be_stopped=is_stoppable):
+            self._kept_at[live.job.id] = now + _TRY_AGAIN_S
+
+    def leave(  # noqa: PLR0913, PLR0917 - everything that decides
+        self, live: Live, device: Device, text: str, sample: Sample, rules: Rules, now: float, *, may_be_stopped: bool
+    ) -> bool:
+        """Suspend a first run for the reason `text`; where it cannot be suspended, stop it and queue it again if it
+        `may_be_stopped`. Return False if it keeps running."""
+        why_not = self.why_not_suspended(live, sample, rules)
         if why_not is None:
             self._suspend(live, text, now)
-        elif may_stop(alarm, live.attempt.ran_s(now)):
+        elif may_be_stopped:
             growth = grown_need(live.job.growth, self._room(live, device))
             self._transitions.set_growth(live.job.id, growth)
             text = f"{text}, and cannot be suspended ({why_not}); it needs {format_size(growth.memory_mb)} next time"
             self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)
             self._transitions.publish_made_way(live.job.id, now, text)
         else:
-            self._kept_at[live.job.id] = now + _TRY_AGAIN_S
+            return False
+        return True
 
-    def _why_not_suspended(self, live: Live, sample: Sample, rules: Rules) -> str | None:
+    def why_not_suspended(self, live: Live, sample: Sample, rules: Rules) -> str | None:
         if live.job.spec.on_preempt is OnPreempt.REQUEUE:
             return "--on-preempt requeue"
         return self._suspend_control.why_not(live, sample, rules)
@@ -153,7 +164,7 @@ class MemoryGuard:
             return "it was the youngest first run"
         return f"it held more than the {format_size(live.attempt.reserved_mb)} reserved for it"
 
-    def _first_runs(self) -> dict[int, Live]:
+    def first_runs(self) -> dict[int, Live]:
         """Return the running jobs whose need is unknown, and those that hold more than they reserve."""
         jobs = self._transitions.live
         return {
@@ -211,9 +222,14 @@ class MemoryGuard:
             steady_mb_s=climb.steady_mb_s,
             is_first_run=live.job.id in first_runs,
             is_leaving=_is_leaving(live, now),
-            is_spared=now - self._left_at.get(live.job.id, -SPARED_S) < SPARED_S,
+            is_spared=self.is_spared(live.job.id, now),
             may_be_moved=live.job.spec.on_preempt is not OnPreempt.NEVER,
+            missing_mb=max(0.0, (attempt.reserved_mb or 0.0) - climb.held_mb),
         )
+
+    def is_spared(self, job_id: int, now: float) -> bool:
+        """Return whether the job was resumed less than a minute ago, after it had made way."""
+        return now - self._left_at.get(job_id, -SPARED_S) < SPARED_S
 
     def _foreign_mb(self, device: Device) -> float | None:
         """Return the memory of the device that no job of this queue holds; None if that cannot be measured."""

@@ -15,7 +15,7 @@ is as if this queue had decided at the very end of the job, because:
 
 import logging
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
@@ -28,7 +28,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, asks_for_the_same
-from gpuyard.core.scheduling.plan import Plan, Start
+from gpuyard.core.scheduling.plan import Plan, PlannerView, Start
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
 from gpuyard.core.snapshot import Sample
 from gpuyard.errors import GpuyardError
@@ -51,22 +51,24 @@ class _Group(Struct, frozen=True):
 class _Steady(Struct, frozen=True):
     """What the last plan was made of. While it is so, and no device becomes free, another plan would start nothing."""
 
-    lane: Lane
     group: _Group
     first: Job
-    need_of: Callable[[int], Need]
+    view: PlannerView
     most: int  # jobs on the shelf
     sample: Sample
     rules: Rules
     live: int
-    until: float
+
+    @property
+    def lane(self) -> Lane:
+        return self.view.queues[0].lane
 
     def takes(self, job: Job) -> bool:
         """Return whether a job can take the place of others of the group."""
         if job.spec is not self.group.spec or not _may_follow_by(job):
             return False
         needs_same = not self.lane.sizes_each or job.argv == self.first.argv
-        return needs_same or asks_for_the_same(self.group.need, self.need_of(job.id))
+        return needs_same or asks_for_the_same(self.group.need, self.view.need(self.lane, job.id))
 
 
 class Successors:
@@ -204,38 +206,30 @@ class Successors:
         return (
             known is not None
             and not self._changes
-            and now < known.until
+            and now < known.view.now + _WITHIN_S
             and known.sample is sample
             and known.rules is rules
             and known.live == len(self._transitions.live)
             and [queue.lane.id for queue in queues] == [known.lane.id]
         )
 
-    def note_plan(  # noqa: PLR0913 - what the plan was made of
-        self,
-        plan: Plan,
-        sample: Sample,
-        rules: Rules,
-        queues: Sequence[LaneQueue],
-        *,
-        need_of: Callable[[int], Need],
-        now: float,
-    ) -> None:
-        """Note a plan that was made with nothing in the way of the queue. Call it after its starts."""
-        lanes, shelved, live = [queue.lane for queue in queues], self.shelved(), self._transitions.live
-        is_alone = len(lanes) == 1 and not plan.preempts and not self._changes and _may_follow(lanes[0])
-        waiting = self._store.next_jobs(lanes[0].id, len(shelved) + 1)[-1:] if is_alone else []
-        if not waiting or waiting[0].id in shelved:
+    def note_plan(self, plan: Plan, view: PlannerView | None, sample: Sample, rules: Rules) -> None:
+        """Note a plan, after its starts. `view` is None if several lanes have ready jobs, or suspended jobs wait."""
+        if view is None or self._changes or _is_held_up(plan, view) or not _may_follow(view.queues[0].lane):
             self.stop()
             return
-        lane, first = lanes[0], waiting[0]
-        group = self._group_for(lane, need_of(first.id) if lane.sizes_each else lane.need, first.spec)
+        lane, shelved, live = view.queues[0].lane, self.shelved(), self._transitions.live
+        waiting = self._store.next_jobs(lane.id, len(shelved) + 1)
+        first = next((job for job in waiting if job.id not in shelved), None)
+        if first is None:
+            self.stop()
+            return
+        group = self._group_for(lane, view.need(lane, first.id) if lane.sizes_each else lane.need, first.spec)
         places = sum(self._group_of.get(job_id) == group.number for job_id in live)
         likely_s = self._transitions.estimates.estimate_of(first.id).likely_s
         most = 0 if likely_s is None else min(_MOST, int(places * _WITHIN_S / max(likely_s, _SHORTEST_S)))
         self._steady = _Steady(
-            lane=lane, group=group, first=first, need_of=need_of, most=most, sample=sample, rules=rules, live=len(live),
-            until=now + _WITHIN_S,
+            group=group, first=first, view=view, most=most, sample=sample, rules=rules, live=len(live)
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -269,6 +263,12 @@ class Successors:
         live = self._transitions.live
         if len(self._group_of) > 2 * len(live) + _MOST:
             self._group_of = {job_id: group for job_id, group in self._group_of.items() if job_id in live}
+
+
+def _is_held_up(plan: Plan, view: PlannerView) -> bool:
+    """Return whether more than the lack of free devices decides what starts next."""
+    makes_way = plan.preempts or plan.made_way
+    return bool(makes_way or view.closed_reasons or view.start_caps or view.tickets or view.placement.closed)
 
 
 def _may_follow(lane: Lane) -> bool:

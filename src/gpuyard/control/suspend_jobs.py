@@ -43,6 +43,7 @@ class SuspendControl:
         self._not_before: dict[int, float] = {}
         self._preempted_for: dict[int, tuple[int, float]] = {}
         self._refused: dict[tuple[int, int], str] = {}
+        self.made_way: dict[int, int] = {}  # jobs that made way, and the jobs after whose start they resume
 
     # Results
 
@@ -191,13 +192,28 @@ class SuspendControl:
                 continue
             job = live.job
             lane = Lane(
-                id=-job_id, priority=job.priority, user=job.user, tag=job.spec.tag, need=resume_need(live), resumes=True
+                id=-job_id,
+                priority=job.priority,
+                user=job.user,
+                tag=job.spec.tag,
+                need=resume_need(live),
+                resumes=True,
+                made_way_for=self._awaited_start(job_id),
             )
             # It did not wait while it ran: it must not come before the job that preempted it. The memory guard
             # suspends a job for no other one: it keeps its place.
             is_guarded = live.attempt.parked is SuspendedBy.MEMORY_GUARD
             since = job.submitted_at if is_guarded else live.attempt.suspended_at or job.submitted_at
             yield LaneQueue(lane=lane, jobs=iter([Candidate(job_id=job_id, queued_at=since)]))
+
+    def _awaited_start(self, job_id: int) -> int | None:
+        """Return the job for which this one made way, while that is queued."""
+        first = self.made_way.get(job_id)
+        job = None if first is None else self._transitions.store.job(first)
+        if job is not None and job.state is JobState.QUEUED:
+            return first
+        self.made_way.pop(job_id, None)
+        return None
 
     def wake_at(self, now: float) -> float | None:
         live = self._transitions.live

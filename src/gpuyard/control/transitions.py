@@ -293,11 +293,13 @@ class JobTransitions:
 
     def _apply_verdict(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
         never_started = outcome.kind is OutcomeKind.NEVER_STARTED
-        if verdict.event is JobEvent.RETRY and not never_started and job.spec.tag in self.store.stopped_tags():
+        is_rerun = verdict.event is JobEvent.RETRY or verdict.growth is not None
+        if is_rerun and not never_started and job.spec.tag in self.store.stopped_tags():
             text = f"{outcome.reason or outcome.kind}; its workspace was stopped, so there is no retry"
             verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
         state = advance(job.state, verdict.event)
         is_back_in_line = never_started and state is JobState.QUEUED and not attempt.engine
+        keeps_place = is_back_in_line or verdict.keeps_place
         reason = None if state is JobState.SUCCEEDED or is_back_in_line else verdict.text
         self.store.change_state(
             job.id,
@@ -307,7 +309,7 @@ class JobTransitions:
             ended_at=now if state in FINISHED else None,
             outcome=outcome,
             failures=job.failures + verdict.counts,
-            queued_at=now if state is JobState.QUEUED and not is_back_in_line else None,
+            queued_at=now if state is JobState.QUEUED and not keeps_place else None,
         )
         if verdict.growth is not None:
             self.set_growth(job.id, verdict.growth)

@@ -257,6 +257,15 @@ def test_jobs_that_stay_within_their_memory_are_left_alone_and_others_are_not(gu
     assert "more than the 102 MB reserved for it" in (guard.queue_db.job(third).reason or "")
 
 
+def test_a_known_job_gets_the_memory_that_a_first_run_has_taken(guard: Guard) -> None:
+    known, first_run = guard.start(need=Need(memory=FixedMemory(8 * GB))), guard.start()
+    guard.read(110.0, job1=4.0, job2=19.0)
+    assert guard.read(111.0, job1=4.6, job2=19.0)
+    assert (guard.state(known), guard.state(first_run)) == (JobState.RUNNING, JobState.SUSPENDING)
+    text = f"GPU 0 had 410 MB left while job {known} grew; it was the youngest first run"
+    assert guard.queue_db.job(first_run).reason == text
+
+
 @pytest.mark.parametrize(
     ("since", "foreign_gb", "is_suspended"), [(1099.0, 2.0, True), (1200.0, 2.0, False), (0.0, 0.1, False)]
 )

@@ -4,7 +4,8 @@ A first run gets its place by what it will probably need, so now and then severa
 guard acts before the memory is gone. It goes by free memory as it was read, not by what leases promise:
 
 - It acts while a first run grows on a card that other work uses, if less than a reserve is free, or if the rest would
-  be gone within a second at the rate of a steady climb.
+  be gone within a second at the rate of a steady climb. So it does while a known job grows whose declared or learned
+  memory first runs have taken.
 - From then on nothing new starts on the card, until the reserve has been free for some seconds.
 - The youngest first run on the card makes way, whether it is the one that grows or not. It is suspended, and goes on
   from where it was once clearly more than it held is free. To move its memory out takes seconds: where the card would
@@ -14,6 +15,8 @@ guard acts before the memory is gone. It goes by free memory as it was read, not
 - A first run is a job without declared or learned memory, or one that holds more than that. Jobs that stay within
   their memory never make way, nor does the only job on a card.
 - A job that the guard resumed makes way again only after a minute, or if it grows itself.
+- A program may take its memory in one step, so that a job runs out before the guard can act. If that was on the card
+  before first runs that joined it, these make way as it starts again: the youngest first, until it fits.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +24,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Growth
+from gpuyard.core.job.job import Attempt, Growth, Job
 from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
@@ -95,7 +98,8 @@ def _rate(before: tuple[float, float], after: tuple[float, float]) -> float:
 class GuardedJob(Struct, frozen=True, kw_only=True):
     """A job of this queue on a card: what it holds there, and how fast it grows (`MemoryClimb`). `is_leaving`: it is
     being suspended or stopped, so its memory will be free soon. `is_spared`: it was resumed after the guard had
-    suspended it, less than a minute ago. `may_be_moved`: its user allows it."""
+    suspended it, less than a minute ago. `may_be_moved`: its user allows it. `missing_mb`: how much of what it
+    reserves it does not hold yet."""
 
     job_id: int
     since: float
@@ -106,6 +110,7 @@ class GuardedJob(Struct, frozen=True, kw_only=True):
     is_leaving: bool = False
     is_spared: bool = False
     may_be_moved: bool = True
+    missing_mb: float = 0.0
 
 
 class Alarm(Struct, frozen=True, kw_only=True):
@@ -130,16 +135,18 @@ def reserve_mb(capacity_mb: float) -> float:
 def find_alarm(
     free_mb: float, capacity_mb: float, jobs: Sequence[GuardedJob], has_other_leases: Callable[[], bool]
 ) -> Alarm | None:
-    """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there, or if a job
-    has the card alone. The memory of jobs that leave counts as free. `has_other_leases`: whether other leases were on
-    the card before the only job of this queue there; called only if that decides."""
+    """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there and no
+    known job that lacks what first runs have taken, or if a job has the card alone. The memory of jobs that leave
+    counts as free. `has_other_leases`: whether other leases were on the card before the only job of this queue there;
+    called only if that decides."""
     staying = [job for job in jobs if not job.is_leaving]
-    rates = {job.job_id: job.rate_mb_s for job in staying if job.is_first_run}
+    expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)
+    growers = [job for job in staying if job.is_first_run or job.missing_mb > expected]
+    rates = {job.job_id: job.rate_mb_s for job in growers}
     grower = max(rates, key=rates.__getitem__, default=None)
-    if grower is None or not rates[grower]:
+    if grower is None or not rates[grower] or not any(job.is_first_run for job in staying):
         return None
     reserve = reserve_mb(capacity_mb)
-    expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)
     soon = _HORIZON_S * sum(job.steady_mb_s for job in staying if job.is_first_run)
     if expected >= max(reserve, soon) or (len(staying) == 1 and not has_other_leases()):
         return None
@@ -164,6 +171,27 @@ def _age(job: GuardedJob) -> tuple[float, int]:
 def may_stop(alarm: Alarm, ran_s: float) -> bool:
     """Return whether the victim is stopped and queued again where it cannot be suspended."""
     return not alarm.is_first and ran_s <= _MOST_LOST_S
+
+
+def loses_little(ran_s: float) -> bool:
+    """Return whether a job that has run for `ran_s` seconds may be stopped and queued again for the job that was there
+    first, where it cannot be suspended."""
+    return ran_s <= _MOST_LOST_S
+
+
+def makes_way_for(job: Job, attempt: Attempt, first: Job, first_attempt: Attempt) -> bool:
+    """Return whether a first run makes way for the job `first` if that runs out of memory: it joined that job on one of
+    its devices later, and has no higher priority."""
+    is_younger = (attempt.since, job.id) > (first_attempt.since, first.id)
+    return is_younger and job.priority <= first.priority and not set(first_attempt.devices).isdisjoint(attempt.devices)
+
+
+def fits_beside(growth: Growth, capacity_mb: float, stays_mb: Sequence[float | None]) -> bool:
+    """Return whether a job that ran out of memory has what it needs next on a card beside those that stay there, each
+    with its memory; None for a job that needs the card to itself."""
+    if growth.is_alone or growth.memory_mb is None:
+        return not stays_mb
+    return growth.memory_mb + sum(capacity_mb if held is None else held for held in stays_mb) <= capacity_mb
 
 
 def alarm_text(alarm: Alarm, label: str, victim: int) -> str:

@@ -4,7 +4,9 @@ The head of the queue is the first job that needs devices and cannot get them. I
 serve it; or, where the ends of all running jobs are known and it has not waited for STRICT_AFTER_S, only the devices
 that become available first. A job behind it may start on devices that the head cannot use, in the memory that the head
 leaves over if its own need is known, or anywhere if it is sure to end before the head could start. A job that would not
-fit even after all leases have ended does not become the head.
+fit even after all leases have ended does not become the head. A suspended job waits for its former devices only, which
+may take hours: behind it, a job that needs a whole device or several is a second head after STRICT_AFTER_S. Otherwise
+smaller jobs would overtake it for as long as they come.
 
 The first job that waits for RAM or CPUs, with devices or without, has them kept: a job behind it starts only if the
 first job fits beside it once those jobs have ended that ran already when the wait began. After STRICT_AFTER_S no job
@@ -13,7 +15,7 @@ behind it starts that reserves RAM or CPUs.
 Requests in the ledger's queue, of other users or of scripts, that are ahead of this queue are served before it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from msgspec.structs import replace
@@ -34,7 +36,8 @@ class Backfill:
     def __init__(self, view: PlannerView, starts: Sequence[Start]) -> None:
         self._view = view
         self._starts = starts
-        self.head: WaitingJob | None = None
+        self.head: WaitingJob | None = None  # the last of `_heads`
+        self._heads: list[WaitingJob] = []
         self._beside_head: PlacementState | None = None
         self._head_starts_at: float | None = None
         self._host_head: WaitingJob | None = None  # the first job that waits for RAM or CPUs
@@ -48,6 +51,17 @@ class Backfill:
     def placement(self) -> PlacementState:
         """All leases and starts of this plan, without the head's reservation. Built for the first job with devices."""
         return PlacementState(self._view.placement)
+
+    def may_be_head(self, lane: Lane, candidate: Candidate, need: Need) -> bool:
+        """Return whether the job becomes the head if it cannot start: the first that waits, and the first behind a
+        suspended job that needs a whole device or several and has waited for STRICT_AFTER_S."""
+        if self.head is None:
+            return True
+        needs_whole = need.is_exclusive or need.devices > 1
+        return self.head.lane.resumes and not lane.resumes and needs_whole and self._has_waited(candidate)
+
+    def _has_waited(self, candidate: Candidate) -> bool:
+        return self._view.now - candidate.queued_at > STRICT_AFTER_S
 
     def explain(self, need: Need) -> tuple[Reason, ...]:
         return tuple((self._beside_head or self.placement).explain(need))
@@ -86,7 +100,7 @@ class Backfill:
             self._set_head(job)  # no device is left to reserve
             return
         beside_head = (self._beside_head or self.placement).copy()
-        is_strict = job.lane.preempts or self._view.now - candidate.queued_at > STRICT_AFTER_S
+        is_strict = job.lane.preempts or self._has_waited(candidate)
         ends = None if is_strict else self._likely_ends()
         if beside_head.reserve(job.need, self._holder(job.job_id), ends):
             self._beside_head = beside_head
@@ -94,12 +108,14 @@ class Backfill:
 
     def _set_head(self, job: WaitingJob) -> None:
         self.head, self.first_head = job, self.first_head or job
+        self._heads.append(job)
+        self._head_starts_at = None
 
     def keep_host_for(self, job: WaitingJob, candidate: Candidate) -> None:
         """Reserve RAM and CPUs for the job if it is the first that waits for them."""
         if self._host_head is None and self.placement.host.lacks(job.need):
             beside = (self._beside_head or self.placement).copy()
-            is_strict = self._view.now - candidate.queued_at > STRICT_AFTER_S
+            is_strict = self._has_waited(candidate)
             runs = [run for run in self._view.running if run.started_at <= candidate.queued_at]
             older = None if is_strict else {run.lease_id for run in runs if run.lease_id is not None}
             if beside.reserve_host(job.need, self._holder(job.job_id), older):
@@ -116,11 +132,15 @@ class Backfill:
         if most_s is None:
             return False
         if self._head_starts_at is None:
-            assert self.head is not None
-            need = self.head.need
-            first = self.placement.first_available(need, self._earliest_ends())
-            self._head_starts_at = first[-1][0] if len(first) == need.devices else self._view.now
+            ends = self._earliest_ends()
+            self._head_starts_at = min(
+                (self._may_start_at(head.need, ends) for head in self._heads), default=self._view.now
+            )
         return self._view.now + most_s <= self._head_starts_at
+
+    def _may_start_at(self, need: Need, ends: Mapping[str, float]) -> float:
+        first = self.placement.first_available(need, ends)
+        return first[-1][0] if len(first) == need.devices else self._view.now
 
     def _earliest_ends(self) -> dict[str, float]:
         """Return when each lease of this queue could end at the earliest: now, if that is unknown."""

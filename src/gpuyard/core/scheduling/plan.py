@@ -1,6 +1,6 @@
 """The input and output of the planner: PlannerView and Plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -53,6 +53,7 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     kind: Callable[[int], int | None] = lambda _: None  # equal for jobs of equal need and duration, in such a lane
     pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
     power: PowerLimit | None = None
+    younger: Callable[[int], Collection[int]] = lambda _: ()  # jobs that may make way for a job that ran out of memory
     disk_refusals: Callable[[int], tuple[Reason, ...]] = lambda _: ()  # of jobs that write to disks of their own
     stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
     last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules
@@ -86,6 +87,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...] = ()
     waiting: tuple[WaitingJob, ...] = ()  # the first job of each lane that was considered and did not start
     preempts: tuple[Preempt, ...] = ()
+    made_way: tuple[Preempt, ...] = ()  # younger first runs that make way for the head, which ran out of memory
     head: WaitingJob | None = None  # has devices, RAM or CPUs reserved; else the first that waits for devices
 
 

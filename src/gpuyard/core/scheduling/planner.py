@@ -7,7 +7,8 @@ wait behind no job with devices, unless that waits for RAM or CPUs that they nee
 as a batch limits its own number.
 
 Jobs that were suspended to free memory wait in the same queue. A head that may preempt preempts the cheapest jobs of
-lower priority (`preemption`); while these leave it waits, and no further job is preempted.
+lower priority (`preemption`); while these leave it waits, and no further job is preempted. For a head that ran out of
+memory, first runs that joined it on its devices make way, the youngest first.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,11 @@ from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
 from gpuyard.core.scheduling.device_fit import host_refusals
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Start, WaitingJob
-from gpuyard.core.scheduling.preemption import find_victims
+from gpuyard.core.scheduling.preemption import find_victims, find_younger
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, QueueOrder
 from gpuyard.core.scheduling.start_limits import StartLimits
 from gpuyard.core.scheduling.tag_sharing import merge_variants
-from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.scheduling.wait_reasons import Reason, made_way
 
 # At most this many jobs of a lane with differing needs are considered in one plan.
 LOOK_AHEAD = 64
@@ -54,6 +55,7 @@ class _Planner:
         self._waiting: dict[int, WaitingJob] = {}
         self._first_waiting: WaitingJob | None = None
         self._preempts: tuple[Preempt, ...] = ()
+        self._made_way: tuple[Preempt, ...] = ()
         self._considered: dict[int, int] = {}
         self._refused: set[tuple[int, int]] = set()  # lanes and kinds of jobs: a kind that was refused once stays so
         own = {run.lease_id for run in view.running}
@@ -62,13 +64,25 @@ class _Planner:
 
     def plan(self) -> Plan:
         while (first := self._order.first()) is not None:
-            self._consider(*first)
+            if self._made_way_for(first[0]) is None:
+                self._consider(*first)
+            else:
+                self._order.set_aside(first[0])
+        for lane, candidate in self._order.aside:
+            reasons = (made_way(lane.made_way_for or 0),)
+            self._waiting[lane.id] = WaitingJob(job_id=candidate.job_id, lane=lane, need=lane.need, reasons=reasons)
         return Plan(
             starts=tuple(self._starts),
             waiting=tuple(self._waiting.values()),
             preempts=self._preempts,
+            made_way=self._made_way,
             head=self._backfill.first_head or self._first_waiting,
         )
+
+    def _made_way_for(self, lane: Lane) -> int | None:
+        """Return the job after whose start this suspended job resumes; None if that has started."""
+        first = lane.made_way_for
+        return None if first is None or any(start.job_id == first for start in self._starts) else first
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
         sizes_by_kind = lane.sizes_each and lane.pace is None and lane.tag_sharing is None
@@ -91,7 +105,7 @@ class _Planner:
         if isinstance(choice, Claim):
             self._start(lane, candidate, need, choice)
             return
-        needs_head = self._backfill.head is None and need.devices and not refusals
+        needs_head = need.devices and not refusals and self._backfill.may_be_head(lane, candidate, need)
         if needs_head or lane.id not in self._waiting:
             job = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
             self._waiting.setdefault(lane.id, job)
@@ -135,6 +149,7 @@ class _Planner:
 
     def _start(self, lane: Lane, candidate: Candidate, need: Need, claim: Claim) -> None:
         self._order.advance(lane)
+        self._order.bring_back(candidate.job_id)
         charged_mb = self._charged_mb(lane, claim)
         start = Start(job_id=candidate.job_id, lane=lane, claim=claim, need=need, charged_mb=charged_mb)
         self._starts.append(start)
@@ -153,6 +168,9 @@ class _Planner:
         if job.lane.preempts:
             victims = find_victims(job.need, self._backfill.placement, self._view.running, job.lane.priority)
             self._preempts = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
+        elif not job.lane.resumes and (younger := self._view.younger(job.job_id)):
+            victims = find_younger(job.need, self._backfill.placement, self._view.running, younger)
+            self._made_way = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
         self._backfill.try_make_head(job, candidate)
 
 

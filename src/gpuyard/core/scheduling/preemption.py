@@ -1,8 +1,10 @@
-"""Choose the victims of a preemption: the cheapest set of running jobs of lower priority, device by device."""
+"""Choose which running jobs leave, device by device, so that a need fits: for a preemption the cheapest ones of lower
+priority, and for a job that ran out of memory the youngest first runs beside it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_memory import DeviceState
@@ -31,22 +33,34 @@ def find_victims(
 ) -> tuple[RunningJob, ...]:
     """Return the jobs to preempt so that the need fits. Empty where preemption would not help, or where the jobs that
     are already leaving free enough."""
+    may_leave = (run for run in running if run.preempt_cost_s is not None and run.priority < priority)
+    return _find(need, placement, running, may_leave)
+
+
+def find_younger(
+    need: Need, placement: PlacementState, running: Sequence[RunningJob], younger: Collection[int]
+) -> tuple[RunningJob, ...]:
+    """Return which of the jobs `younger` make way so that the need fits, the youngest first; empty where that would not
+    help, or where the jobs that are already leaving free enough."""
+    # None is cheaper than another: age alone decides.
+    may_leave = (replace(run, preempt_cost_s=1.0) for run in running if run.job_id in younger)
+    return _find(need, placement, running, may_leave)
+
+
+def _find(
+    need: Need, placement: PlacementState, running: Sequence[RunningJob], may_leave: Iterable[RunningJob]
+) -> tuple[RunningJob, ...]:
     leaving = {run.lease_id for run in running if run.is_leaving and run.lease_id is not None}
-    may_leave = {
-        run.lease_id: run
-        for run in running
-        if run.lease_id is not None
-        and run.preempt_cost_s is not None
-        and run.priority < priority
-        and not run.is_leaving
+    by_lease: dict[str | None, RunningJob] = {
+        run.lease_id: run for run in may_leave if run.lease_id is not None and not run.is_leaving
     }
-    if placement.host.refuses(need):
+    if not by_lease or placement.host.refuses(need):
         return ()
     states = [state.without(frozenset(leaving)) for state in placement.suitable_devices(need)]
     found = {
         state.device.id: victims
         for state in states
-        if (victims := _victims_on(need, placement, state, may_leave)) is not None
+        if (victims := _victims_on(need, placement, state, by_lease)) is not None
     }
     costs = [(sum(run.preempt_cost_s or 0.0 for run in victims), each) for each, victims in found.items()]
     cheapest = [each for _, each in placement.links.first(need, iter(sorted(costs, key=lambda cost: cost[0])))]
@@ -59,11 +73,11 @@ def find_victims(
 
 
 def _victims_on(
-    need: Need, placement: PlacementState, state: DeviceState, may_leave: dict[str, RunningJob]
+    need: Need, placement: PlacementState, state: DeviceState, may_leave: Mapping[str | None, RunningJob]
 ) -> tuple[RunningJob, ...] | None:
     """Add the cheapest job of the device until the need fits. None where it never does."""
     here = [may_leave[each.lease_id] for each in state.promises if each.lease_id in may_leave]
-    here.sort(key=lambda run: (run.preempt_cost_s or 0.0, -run.started_at))
+    here.sort(key=_rank)
     victims: list[RunningJob] = []
     while not _fits(need, placement, state, victims):
         if not here:
@@ -77,11 +91,16 @@ def _without_useless(
 ) -> tuple[RunningJob, ...]:
     """Drop victims that are not needed: another may free memory on several devices, or more than is missing."""
     left = list(victims)
-    for victim in sorted(victims, key=lambda run: -(run.preempt_cost_s or 0.0)):
+    for victim in sorted(victims, key=_rank, reverse=True):
         fewer = [run for run in left if run is not victim]
         if sum(_fits(need, placement, state, fewer) for state in states) >= devices:
             left = fewer
     return tuple(left)
+
+
+def _rank(run: RunningJob) -> tuple[float, float, int]:
+    """Return the order in which jobs leave: the cheapest first, then the youngest."""
+    return run.preempt_cost_s or 0.0, -run.started_at, -run.job_id
 
 
 def _fits(need: Need, placement: PlacementState, state: DeviceState, victims: Iterable[RunningJob]) -> bool:

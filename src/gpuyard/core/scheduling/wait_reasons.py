@@ -155,6 +155,12 @@ def awaited(device_id: str | None, holders: tuple[Holder, ...], why: str = "") -
     return Reason(ReasonKind.AWAITED, text, device_id, holders=holders, is_leased=True)
 
 
+def made_way(for_job: int) -> Reason:
+    """Return why a suspended job does not resume before the job for which it made way has started."""
+    text = f"made way for job {for_job}, which was on its GPU first, ran out of memory and has not started again yet"
+    return Reason(ReasonKind.SUSPENDED, text)
+
+
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:
     what, unit = _MEASURES[kind]
     text = f"{what} {had or 0.0:.0f}{unit} > {allowed or 0.0:.0f}{unit}"

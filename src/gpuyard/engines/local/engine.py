@@ -31,7 +31,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
-from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.journal import Journal
@@ -363,14 +362,9 @@ class LocalEngine(PlacesNothing):
         with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
             os.unlink(f"{self._sessions_at}/{name[0]}.sock")
         texts = self._log_reads.take(watched, entry)
-        return watched.ended(entry, texts, self._keeper_limit(name), self.cgroups.end(name[0]))
-
-    def _keeper_limit(self, name: Name) -> ResourceLimit | None:
-        """Return the limit for an attempt that its keeper did not take: a keeper that cannot start ends at once."""
-        if name not in self._unsent:
-            return None
-        self._unsent.remove(name)
-        return not_taken(name[1], self._keepers_at)
+        limit = not_taken(name[1], self._keepers_at) if name in self._unsent else None
+        self._unsent.discard(name)
+        return watched.ended(entry, texts, limit, self.cgroups.end(name[0]))
 
     def _add(self, connection: KeeperConnection) -> None:
         self._keepers[connection.fileno()] = connection

@@ -54,6 +54,15 @@ def test_nothing_happens_while_enough_is_free_or_nothing_grows() -> None:
     assert alarm_of(10.0, job(1), job(2, rate_mb_s=100.0, is_first_run=False)) is None
 
 
+def test_a_first_run_makes_way_for_a_known_job_whose_memory_it_has_taken() -> None:
+    grows = job(2, rate_mb_s=100.0, is_first_run=False, missing_mb=300.0)
+    assert victim_of(200.0, job(1), grows, job(3)) == 3
+    assert alarm_of(300.0, job(1), grows, job(3)) is None, "it gets what it was promised"
+    assert alarm_of(200.0, job(1, is_first_run=False), grows) is None, "no first run has taken it"
+    still = job(2, is_first_run=False, missing_mb=300.0)
+    assert alarm_of(200.0, job(1), still) is None, "it may never need more"
+
+
 def test_memory_that_would_be_gone_within_a_second_counts_as_gone() -> None:
     assert victim_of(3 * GB, job(1), job(2, rate_mb_s=4 * GB)) == 2
     assert alarm_of(5 * GB, job(1), job(2, rate_mb_s=4 * GB)) is None
