@@ -19,7 +19,7 @@ BUDGETS = ("--device", "host", "--vram-budget", "2M", "--ram-budget", "4M", "--w
 DEADLINE_S = 90.0
 
 RENDERERS = '''
-import fcntl, json, os, pathlib, signal, time
+import fcntl, json, os, pathlib, signal, threading, time
 import numpy as np
 
 def render(scene, frames, label, out_dir):
@@ -50,19 +50,27 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def dying(scene, frames, label, out_dir):
-    """Die in the middle of the seventh output."""
+    """Die in the middle of the seventh output, after another one was renamed."""
     calls.append(label)
     if len(calls) == 7:
         (out_dir / "image.json").write_text("half of it")
+        assert is_one_renamed.wait(30)
         die()
     render(scene, frames, label, out_dir)
 
-rename = pathlib.Path.rename
+rename, is_one_renamed = pathlib.Path.rename, threading.Event()
+
+def recorded_rename(*paths):
+    rename(*paths)
+    is_one_renamed.set()
+
+pathlib.Path.rename = recorded_rename
 
 def dying_before_rename(scene, frames, label, out_dir):
     render(scene, frames, label, out_dir)
     calls.append(label)
     if len(calls) == 5:
+        assert is_one_renamed.wait(30)
         pathlib.Path.rename = lambda *_: die()
 
 def dying_after_rename(scene, frames, label, out_dir):
