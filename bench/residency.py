@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from bench.residency_data import Shape, drop_from_cache, make
 from gpuyard.errors import ProbeError
 
-_TINY = Shape(scenes=4, scene_mb=1, actors=3, frames=3, frame_mb=0.1, pairs=8, labels=24, views=2)
+TINY = Shape(scenes=4, scene_mb=1, actors=3, frames=3, frame_mb=0.1, pairs=8, labels=24, views=2)
 _SAMPLE_S = 0.05
 _GB = 1 << 30
 _AT_ONCE = 4
@@ -35,8 +35,7 @@ class CardMonitor:
     """Samples the first card in a thread. Without a card, all figures are None."""
 
     def __init__(self) -> None:
-        self._loads: list[float] = []
-        self._used_mb: list[float] = []
+        self.samples: list[tuple[float, float, float]] = []  # wall clock, load in percent, used MB
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -57,16 +56,16 @@ class CardMonitor:
                 card = probe.read(5).devices[0]
             except (ProbeError, IndexError):
                 return
-            self._loads.append(card.utilization_percent or 0.0)
-            self._used_mb.append(card.memory_used_mb or 0.0)
+            self.samples.append((time.time(), card.utilization_percent or 0.0, card.memory_used_mb or 0.0))
 
     def figures(self) -> dict[str, float | None]:
-        if not self._loads:
+        if not self.samples:
             return {"idle_percent": None, "load_percent": None, "card_gb": None}
+        loads = [load for _, load, _ in self.samples]
         return {
-            "idle_percent": round(100 * sum(load == 0 for load in self._loads) / len(self._loads), 1),
-            "load_percent": round(sum(self._loads) / len(self._loads), 1),
-            "card_gb": round(max(self._used_mb) * 1048576 / _GB, 2),
+            "idle_percent": round(100 * sum(load == 0 for load in loads) / len(loads), 1),
+            "load_percent": round(sum(loads) / len(loads), 1),
+            "card_gb": round(max(used_mb for *_, used_mb in self.samples) * 1048576 / _GB, 2),
         }
 
 
@@ -189,7 +188,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> None:
     options = _parse(arguments)
     given = {field: getattr(options, field) for field in Shape.__struct_fields__}
-    shape = replace(_TINY if options.tiny else Shape(), **{name: value for name, value in given.items() if value})
+    shape = replace(TINY if options.tiny else Shape(), **{name: value for name, value in given.items() if value})
     options.vram = options.vram or ("5M" if options.tiny else "12G")
     options.ram = options.ram or ("3M" if options.tiny else "20G")
     began = time.monotonic()

@@ -50,7 +50,7 @@ def _peaks(device: str, allocated: int | None) -> dict[str, int | None]:
     return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
 
 
-class _Cloud:
+class Cloud:
     """The vertices of a PLY file as rows, as a plain script would load them."""
 
     def __init__(self, path: Path, device: str, count: Callable[[int], None]) -> None:
@@ -81,13 +81,13 @@ def scene(folder: str, out: str, device: str, name: str) -> dict[str, Any]:
 
     lines = (Path(folder) / "manifest.jsonl").read_text().splitlines()
     entries = [entry for entry in map(json.loads, lines) if entry["scene"] == name]
-    cloud = _Cloud(Path(folder) / name, device, count)
+    cloud = Cloud(Path(folder) / name, device, count)
     labels = 0
-    frames: list[_Cloud] = []
+    frames: list[Cloud] = []
     for entry in entries:
         frames.clear()
         files = sorted((Path(folder) / entry["actor"]).iterdir(), key=lambda path: int(path.stem))
-        frames.extend(_Cloud(path, device, count) for path in files)
+        frames.extend(Cloud(path, device, count) for path in files)
         for label in entry["labels"]:
             target = Path(out) / label["name"]
             target.mkdir(parents=True)

@@ -19,7 +19,7 @@ BUDGETS = ("--device", "host", "--vram-budget", "2M", "--ram-budget", "4M", "--w
 DEADLINE_S = 90.0
 
 RENDERERS = '''
-import fcntl, json, os, pathlib, signal, time
+import fcntl, itertools, json, os, pathlib, signal, threading, time
 import numpy as np
 
 def render(scene, frames, label, out_dir):
@@ -44,32 +44,47 @@ def recording_order(scene, frames, label, out_dir):
     with open("order", "a") as order:
         order.write(label["name"] + "\\n")
 
-calls = []
+calls = itertools.count(1)
+
+def count_call(most):
+    """Return the number of this call. Later calls than `most` wait for the end, so that labels are left."""
+    number = next(calls)
+    if number > most:
+        threading.Event().wait()
+    return number
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def dying(scene, frames, label, out_dir):
-    """Die in the middle of the seventh output."""
-    calls.append(label)
-    if len(calls) == 7:
+    """Die in the middle of the seventh output, after another one was renamed."""
+    count = count_call(7)
+    if count == 7:
         (out_dir / "image.json").write_text("half of it")
+        assert is_one_renamed.wait(30)
         die()
     render(scene, frames, label, out_dir)
 
-rename = pathlib.Path.rename
+rename, is_one_renamed = pathlib.Path.rename, threading.Event()
+
+def recorded_rename(*paths):
+    rename(*paths)
+    is_one_renamed.set()
+
+pathlib.Path.rename = recorded_rename
 
 def dying_before_rename(scene, frames, label, out_dir):
+    count = count_call(5)
     render(scene, frames, label, out_dir)
-    calls.append(label)
-    if len(calls) == 5:
+    if count == 5:
+        assert is_one_renamed.wait(30)
         pathlib.Path.rename = lambda *_: die()
 
 def dying_after_rename(scene, frames, label, out_dir):
     """Die after renaming an output, while another is not renamed yet."""
+    count = count_call(5)
     render(scene, frames, label, out_dir)
-    calls.append(label)
-    if len(calls) == 5:
+    if count == 5:
         pathlib.Path.rename = rename_and_die
 
 def rename_and_die(*paths):

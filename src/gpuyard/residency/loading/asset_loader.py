@@ -10,6 +10,7 @@ import abc
 import glob
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -26,9 +27,15 @@ HELD_NBYTES = 1 << 28  # limit of a loader's arrays kept until the size of the w
 
 Load = Callable[[str], Mapping[str, npt.ArrayLike]]
 Allocate = Callable[[int], Sink]
+Spread = Callable[[Sequence[Callable[[], object]]], object]  # calls all of them, in any threads, and waits for that
 NamedArrays = dict[str, npt.NDArray[Any]]
 
 _DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
+
+
+def call_in_turn(acts: Iterable[Callable[[], object]]) -> None:
+    for act in acts:
+        act()
 
 
 class Source(abc.ABC):
@@ -42,9 +49,10 @@ class Source(abc.ABC):
         self.disk_nbytes = disk_nbytes
 
     @abc.abstractmethod
-    def read(self, allocate: Allocate) -> tuple[Layout, ...]:
-        """Read all frames, one after the other, into one sink from `allocate`. Return a layout per frame: offsets count
-        from the start of the sink, `nbytes` is the size of that frame."""
+    def read(self, allocate: Allocate, spread: Spread = call_in_turn) -> tuple[Layout, ...]:
+        """Read all frames into one sink from `allocate`, one after the other; in parts that `spread` calls, if they can
+        be read at once. Return a layout per frame: offsets count from the start of the sink, `nbytes` is the size of
+        that frame."""
 
     @abc.abstractmethod
     def read_frame(self, index: int, allocate: Allocate) -> Layout:
@@ -94,11 +102,10 @@ class _PlySource(Source):
         self._sizes = [file.nbytes for file in files]
         super().__init__(self._sizes, sum(file.stat.nbytes for file in files))
 
-    def read(self, allocate: Allocate) -> tuple[Layout, ...]:
+    def read(self, allocate: Allocate, spread: Spread = call_in_turn) -> tuple[Layout, ...]:
         sink = allocate(self.nbytes)
         placed = list(zip(self._files, _offsets(self._sizes), strict=True))
-        for file, offset in placed:
-            file.read(sink, offset)
+        spread([partial(file.read_part, part, sink, offset) for file, offset in placed for part in file.parts()])
         return tuple(file.layout(offset) for file, offset in placed)
 
     def read_frame(self, index: int, allocate: Allocate) -> Layout:
@@ -116,7 +123,7 @@ class _LoadedSource(Source):
         sizes = [stat.nbytes for stat in self._stats.values()]
         super().__init__([aligned(nbytes) for nbytes in sizes], sum(sizes))
 
-    def read(self, allocate: Allocate) -> tuple[Layout, ...]:
+    def read(self, allocate: Allocate, spread: Spread = call_in_turn) -> tuple[Layout, ...]:  # noqa: ARG002
         """A sequence larger than HELD_NBYTES is loaded twice: once for its size, then for its data."""
         held: dict[str, NamedArrays] = {}
         layouts: list[Layout] = []

@@ -24,13 +24,13 @@ import numpy as np
 from gpuyard.errors import AssetError
 from gpuyard.residency.loading.asset_files import FileStat, Sink, check_unchanged, opened, write_array
 from gpuyard.residency.loading.named_arrays import Field, Layout, aligned
+from gpuyard.residency.loading.ply_text import as_type, parse_rows
 
 HEADER_LIMIT = 1 << 20  # bytes to read, because a file may not be PLY at all
+PART_NBYTES = 1 << 26  # of a file that several threads read at once
 CHUNK_NBYTES = 1 << 20  # fits into a processor's cache: with 16 MB, decoding took up to a third longer
 TEXT_NBYTES = 1 << 16  # numpy holds the GIL while it parses: about a millisecond for this
 LINE_LIMIT = 1 << 22
-
-Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 _TYPES = {
     "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2",
@@ -149,9 +149,28 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
 
     def read(self, sink: Sink, offset: int = 0) -> None:
         """Read all vertices into the sink, from `offset` on."""
+        for part in self.parts():
+            self.read_part(part, sink, offset)
+
+    def parts(self) -> list[range]:
+        """Return the rows in parts of at most PART_NBYTES, which threads can read at once; all in one part if the rows
+        are decoded, or have no known place in the file."""
+        is_one = not self.is_plain or any(element.has_lists for element in self.header.before)
+        step = self.rows if is_one else max(1, PART_NBYTES // self.header.vertex.row_nbytes)
+        return [range(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the vertices are in memory as in the file: they are read without a copy."""
+        header, blocks = self.header, self.blocks
+        is_same = header.form is _NATIVE or blocks[0].dtype[1:] == "1"
+        return header.form is not PlyFormat.ASCII and len(blocks) == 1 and is_same
+
+    def read_part(self, rows: range, sink: Sink, offset: int = 0) -> None:
+        """Read these vertices into the sink; `offset` is that of the first vertex of the file."""
         with opened(self.path) as (file, now):
             check_unchanged(self.path, self.stat, now)
-            _PlyReader(self, file, sink, offset).run()
+            _PlyReader(self, file, sink, offset).run(rows)
 
 
 def describe(path: str) -> Ply:
@@ -254,7 +273,7 @@ class _PlyReader:
         self._file, self._sink, self._offset = file, sink, offset
         self._is_swapped = ply.header.form is not _NATIVE
 
-    def run(self) -> None:
+    def run(self, part: range) -> None:
         header, blocks = self._ply.header, self._ply.blocks
         self._file.seek(header.nbytes)
         if header.form is PlyFormat.ASCII:
@@ -266,8 +285,10 @@ class _PlyReader:
                 continue
             for _ in range(element.rows):
                 self._skip_row(element)
-        if len(blocks) == 1 and (not self._is_swapped or blocks[0].dtype[1:] == "1"):
-            for view in self._sink.views(self._offset, self._ply.rows * header.vertex.row_nbytes):
+        if self._ply.is_plain:
+            row_nbytes = header.vertex.row_nbytes
+            self._file.seek(part.start * row_nbytes, os.SEEK_CUR)
+            for view in self._sink.views(self._offset + part.start * row_nbytes, len(part) * row_nbytes):
                 self._fill(view)
         else:
             self._read_chunks(blocks)
@@ -319,11 +340,11 @@ class _PlyReader:
     def _read_text(self, blocks: list[VertexBlock]) -> None:
         done, rows = 0, self._ply.rows
         for lines in self._vertex_lines():
-            table = _parse(self._path, lines, done, len(self._ply.header.vertex.properties))
+            table = parse_rows(self._path, lines, done, len(self._ply.header.vertex.properties))
             for block in blocks:
                 values = table[:, block.column : block.column + len(block.names)]
                 offset = self._offset + block.offset + done * block.row_nbytes
-                write_array(self._sink, offset, _as_type(self._path, values, block, done))
+                write_array(self._sink, offset, as_type(self._path, values, block.dtype, block.names, done))
             done += len(lines)
         if done < rows:
             raise AssetError(self._path, f"its header says {rows:,} vertices, but it has {done:,}")
@@ -349,46 +370,3 @@ class _PlyReader:
                 raise AssetError(self._path, f"it has a line of more than {LINE_LIMIT:,} bytes")
         if rest:
             yield [rest.removesuffix(b"\r").decode("latin-1")]
-
-
-def _parse(path: str, lines: list[str], first: int, columns: int) -> Numbers:
-    """Return all numbers as float64, which holds the numbers of every PLY type exactly."""
-    try:
-        if not lines[0].strip():
-            raise ValueError("a line is blank")  # numpy skips blank lines, and warns if all are blank
-        table = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
-        if table.shape != (len(lines), columns):
-            raise ValueError(f"{len(lines)} lines are {table.shape[0]} rows of {table.shape[1]} numbers")
-    except ValueError as error:
-        raise AssetError(path, _find_mistake(lines, first, columns) or str(error)) from error
-    return table
-
-
-def _find_mistake(lines: list[str], first: int, columns: int) -> str | None:
-    for row, line in enumerate(lines, first + 1):
-        numbers = line.split()
-        if len(numbers) != columns:
-            return f"vertex {row:,} has {len(numbers)} numbers, but the header says {columns}"
-        for number in numbers:
-            try:
-                float(number)
-            except ValueError:
-                return f"vertex {row:,} has {number[:60]!r} in place of a number"
-    return None
-
-
-def _as_type(path: str, values: Numbers, block: VertexBlock, first: int) -> np.ndarray[Any, Any]:
-    """Return the values as the block's type. Raises AssetError if an integer does not fit."""
-    with np.errstate(all="ignore"):
-        if block.dtype[0] == "f":
-            return np.ascontiguousarray(values, block.dtype)
-        bounds = np.iinfo(block.dtype)
-        fits = (values >= bounds.min) & (values <= bounds.max) & (values == np.trunc(values))
-        if fits.all():
-            return np.ascontiguousarray(values, block.dtype)
-    row, column = np.argwhere(~fits)[0]
-    raise AssetError(
-        path,
-        f"vertex {first + row + 1:,} has {values[row, column]:.15g} as its {block.names[column]!r}, "
-        f"which must be an integer from {bounds.min:,} to {bounds.max:,}",
-    )

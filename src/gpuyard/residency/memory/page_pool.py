@@ -16,10 +16,26 @@ def page_size(ram: int) -> int:
 
 
 class Pages:
-    """A sequence of bytes on pages."""
+    """A sequence of bytes on pages of `size` bytes, each taken with `take` when it is first used: so one part is read
+    while memory for the next is pinned. Any thread may use them."""
 
-    def __init__(self, pages: list[memoryview], nbytes: int) -> None:
-        self.pages, self.nbytes = pages, nbytes
+    def __init__(self, nbytes: int, size: int, take: Callable[[], memoryview]) -> None:
+        self.nbytes = nbytes
+        self._size, self._take = size, take
+        self._pages: list[memoryview | None] = [None] * -(-nbytes // size)
+        self._lock = threading.Lock()
+
+    @property
+    def pages(self) -> list[memoryview]:
+        """The pages that were taken so far."""
+        return [page for page in self._pages if page is not None]
+
+    def _page(self, number: int) -> memoryview:
+        with self._lock:
+            page = self._pages[number]
+            if page is None:
+                page = self._pages[number] = self._take()
+            return page
 
     def views(self, offset: int, nbytes: int) -> list[memoryview]:
         """Return views of these bytes, in order."""
@@ -27,8 +43,8 @@ class Pages:
             raise ValueError(f"bytes {offset} to {offset + nbytes} of {self.nbytes}")
         found = []
         while nbytes:
-            page = self.pages[offset // self.pages[0].nbytes]
-            start = offset % page.nbytes
+            page = self._page(offset // self._size)
+            start = offset % self._size
             part = page[start : start + nbytes]
             found.append(part)
             offset, nbytes = offset + part.nbytes, nbytes - part.nbytes
@@ -36,7 +52,7 @@ class Pages:
 
 
 class PagePool:
-    """Reuses pages that were given back, and allocates new ones with `make`."""
+    """Reuses pages that were given back; new ones are made with `make`."""
 
     def __init__(self, make: Callable[[int], memoryview], size: int) -> None:
         self._make, self.size = make, size
@@ -48,13 +64,13 @@ class PagePool:
         return -(-nbytes // self.size) * self.size
 
     def take(self, nbytes: int) -> Pages:
-        count = self.rounded(nbytes) // self.size
+        return Pages(nbytes, self.size, self._page)
+
+    def _page(self) -> memoryview:
         with self._lock:
-            kept = len(self._free) - min(count, len(self._free))
-            pages = self._free[kept:]
-            del self._free[kept:]
-        pages.extend(self._make(self.size) for _ in range(count - len(pages)))
-        return Pages(pages, nbytes)
+            if self._free:
+                return self._free.pop()
+        return self._make(self.size)
 
     def give_back(self, blob: Pages) -> None:
         with self._lock:

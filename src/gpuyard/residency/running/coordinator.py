@@ -25,6 +25,7 @@ from gpuyard.residency.planning.assets import Asset, BudgetLimits, Budgets, Kind
 from gpuyard.residency.planning.render_units import Future, Unit, keys_of, split, with_keys
 from gpuyard.residency.planning.unit_order import choose_order
 from gpuyard.residency.running.output_folders import Outputs
+from gpuyard.residency.running.output_writers import OutputWriters
 from gpuyard.residency.running.render_worker import Render, Worker
 from gpuyard.residency.running.run_status import LabelResults, RunStatus
 from gpuyard.residency.running.status_file import RenderReport, RenderStatus, SkipReason
@@ -210,11 +211,13 @@ class RenderRun:
         keys = sorted({key for unit in units for key in keys_of(unit)})
         copies = {key: Copies(self._assets[key], self._sources[key], self._memory, self._pool) for key in keys}
         tiers = Tiers(self._memory, self._settings.budgets, copies, Future(units), rounded=self._pool.rounded)
-        shared = (tiers, self._pool, render, self._outputs, self._results)
+        writers = OutputWriters()
+        shared = (tiers, self._pool, render, self._outputs, writers, self._results)
         all_workers = [Worker(number, *shared) for number in range(workers)]
         self.status.start(tiers, all_workers)
         try:
-            _run_all(all_workers, tiers)
+            with writers:
+                _run_all(all_workers, tiers)
         finally:
             tiers.close()
             self.status.close_tiers()

@@ -1,12 +1,14 @@
 """A worker: a thread with its own lane on the device that renders one unit after the other.
 
 A label is rendered, reported as skipped, or postponed because the device was out of memory: postponed labels are tried
-once more at the end, alone on the device. An exception of a renderer never ends the run.
+once more at the end, alone on the device. An exception of a renderer never ends the run. Other threads write outputs to
+disk while the worker renders the next label; a label counts as rendered when that is done.
 """
 
 import contextlib
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
@@ -19,6 +21,7 @@ from gpuyard.residency.memory.device_memory import TransferLane, as_device_full
 from gpuyard.residency.memory.page_pool import PagePool
 from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.running.output_folders import Outputs
+from gpuyard.residency.running.output_writers import OutputWriters
 from gpuyard.residency.running.run_status import LabelResults
 from gpuyard.residency.running.status_file import SkipReason, WorkerStatus
 from gpuyard.residency.tiers.asset_copies import TiersStopped, TooLarge
@@ -40,9 +43,17 @@ class Worker:
     """`status` may be read by other threads."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a thread needs
-        self, number: int, tiers: Tiers, pool: PagePool, render: Render, outputs: Outputs, results: LabelResults
+        self,
+        number: int,
+        tiers: Tiers,
+        pool: PagePool,
+        render: Render,
+        outputs: Outputs,
+        writers: OutputWriters,
+        results: LabelResults,
     ) -> None:
         self._tiers, self._render, self._outputs, self._results = tiers, render, outputs, results
+        self._writers = writers
         self._scenes, self._actors = SceneManager(tiers), ActorCache(tiers, pool)
         self.status = WorkerStatus(worker=number)
 
@@ -78,7 +89,7 @@ class Worker:
         """Raises AssetError if a streamed frame cannot be read."""
         self._set_status(doing="rendering", label=label.name)
         try:
-            retry_with_less(self._tiers, lambda: self._render_output(label, scene, frames, lane))
+            folder = retry_with_less(self._tiers, lambda: self._render_output(label, scene, frames, lane))
         except DeviceFull as error:
             self._results.postpone(unit, [label], self._reason(unit, "out-of-memory", error.message))
         except RendererError as error:
@@ -88,12 +99,12 @@ class Worker:
         except EnvironmentFault as error:
             self._results.skip(unit, [label], self._reason(unit, "output", error.message))
         else:
-            self._results.count_rendered()
             self._tiers.learn_working()
+            self._writers.write(partial(self._commit, unit, label, folder))
         self._set_status(labels_done=self.status.labels_done + 1)
 
-    def _render_output(self, label: Label, scene: Arrays | None, frames: Frames, lane: TransferLane) -> None:
-        """Write the complete output, or nothing."""
+    def _render_output(self, label: Label, scene: Arrays | None, frames: Frames, lane: TransferLane) -> Path:
+        """Return the folder of the complete output, without its name yet. Leaves no folder if that fails."""
         folder = self._outputs.open(label)
         # With a copy of the label's value, because the renderer may be called again with the same label.
         error = self._catch_error(lambda: self._render(scene, frames, copy.deepcopy(label.value), folder))
@@ -101,7 +112,15 @@ class Worker:
         if error is not None:
             self._outputs.discard(folder)
             raise error
-        self._outputs.commit(label, folder)
+        return folder
+
+    def _commit(self, unit: Unit, label: Label, folder: Path) -> None:
+        try:
+            self._outputs.commit(label, folder)
+        except EnvironmentFault as error:
+            self._results.skip(unit, [label], self._reason(unit, "output", error.message))
+        else:
+            self._results.count_rendered()
 
     @staticmethod
     def _catch_error(act: Callable[[], object]) -> Exception | None:

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.residency.loading.asset_loader import Source
+from gpuyard.residency.loading.asset_loader import Source, Spread, call_in_turn
 from gpuyard.residency.loading.named_arrays import Layout
 from gpuyard.residency.memory.device_memory import Buffer, DeviceMemory
 from gpuyard.residency.memory.page_pool import PagePool, Pages
@@ -41,8 +41,8 @@ class Copies:
         self.pages: Pages | None = None
         self.buffer: Buffer = None
 
-    def read(self) -> None:
-        """Read from disk to RAM."""
+    def read(self, spread: Spread = call_in_turn) -> None:
+        """Read from disk to RAM, in parts that `spread` calls."""
         taken: list[Pages] = []
 
         def allocate(nbytes: int) -> Pages:
@@ -52,7 +52,7 @@ class Copies:
             return taken[-1]
 
         try:
-            self.layouts = self.source.read(allocate)
+            self.layouts = self.source.read(allocate, spread)
         except BaseException:
             for pages in taken:
                 self._pool.give_back(pages)

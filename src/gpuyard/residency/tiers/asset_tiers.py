@@ -1,8 +1,9 @@
 """Assets in RAM and VRAM: carry out the plan, and lend copies to workers.
 
 One lock guards the state; slow steps (reading, uploading, downloading) run in threads outside the lock, and a new plan
-is made when one ends. Units are handed out here too, so that the plan knows all requests. A waiting worker holds at
-most a scene, and requests of workers that hold one go first: so some worker can always continue.
+is made when one ends. All threads read parts of the asset that is needed first, then of the next. Units are handed out
+here too, so that the plan knows all requests. A waiting worker holds at most a scene, and requests of workers that hold
+one go first: so some worker can always continue.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -21,6 +23,7 @@ from gpuyard.residency.planning.transfer_plan import PlanState, TransferPlan, pl
 from gpuyard.residency.running.status_file import TransferCounts
 from gpuyard.residency.tiers import asset_copies
 from gpuyard.residency.tiers.asset_copies import AssetUsers, Copies, Loan, TiersStopped, TooLarge, add_count
+from gpuyard.residency.tiers.part_readers import PartReaders
 
 
 class Tiers:
@@ -48,6 +51,7 @@ class Tiers:
         self.is_stopped = False
         threads = {"read": readers, "up": 1, "down": 1}
         self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
+        self._parts = PartReaders(readers)
         self._set_limits()
         self.counts = TransferCounts()
         self.waits: dict[str, StallCause] = {}
@@ -206,7 +210,7 @@ class Tiers:
             case Action.READ:
                 self._ram[key] = Stage.COMING
                 self._reading += 1
-                reading.submit(self._carry_out, key, self._copies[key].read, self._was_read)
+                reading.submit(self._carry_out, key, self._reading_of(key), self._was_read)
             case Action.PROMOTE:
                 self._vram[key] = Stage.COMING
                 add_count(self._users.held_ram, key, 1)
@@ -214,6 +218,10 @@ class Tiers:
             case Action.DEMOTE:
                 self._vram[key], self._ram[key] = Stage.LEAVING, Stage.COMING
                 down.submit(self._carry_out, key, self._copies[key].download, self._was_downloaded)
+
+    def _reading_of(self, key: str) -> Callable[[], None]:
+        place = self._users.requested().get(key, self._future.needed.get(key, 0))
+        return partial(self._copies[key].read, partial(self._parts.call_all, place))
 
     def _drop_vram(self, key: str) -> None:
         del self._vram[key]
@@ -361,6 +369,7 @@ class Tiers:
         self.stop()
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
+        self._parts.close()
         for copies in self._copies.values():
             copies.drop_vram()
             copies.drop_ram()

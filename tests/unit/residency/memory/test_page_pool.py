@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.residency.memory.page_pool import LARGEST, SMALLEST, PagePool, page_size
+from gpuyard.residency.memory.page_pool import LARGEST, SMALLEST, PagePool, Pages, page_size
 
 SIZE = 16
 
@@ -48,16 +48,30 @@ def test_two_blobs_never_share_a_page() -> None:
 def test_released_pages_are_reused_before_new_pages_are_allocated() -> None:
     made: list[int] = []
     pool = pool_of(made)
-    blob = pool.take(3 * SIZE)
-    pool.give_back(blob)
-    again = [pool.take(SIZE), pool.take(SIZE + 1)]
+
+    def used(nbytes: int) -> Pages:
+        blob = pool.take(nbytes)
+        blob.views(0, nbytes)
+        return blob
+
+    pool.give_back(used(3 * SIZE))
+    again = [used(SIZE), used(SIZE + 1)]
     assert made == [SIZE] * 3
-    more = pool.take(2 * SIZE)
+    more = used(2 * SIZE)
     assert made == [SIZE] * 5
     for each in (*again, more):
         pool.give_back(each)
-    pool.take(5 * SIZE)
+    used(5 * SIZE)
     assert made == [SIZE] * 5
+
+
+def test_a_page_is_allocated_when_it_is_first_used() -> None:
+    made: list[int] = []
+    blob = pool_of(made).take(4 * SIZE)
+    blob.views(SIZE, SIZE + 1)
+    assert made == [SIZE] * 2
+    blob.views(0, 3 * SIZE)
+    assert made == [SIZE] * 3
 
 
 def test_a_blob_takes_whole_pages() -> None:
