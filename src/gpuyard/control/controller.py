@@ -112,8 +112,7 @@ class Controller:
         self._launcher = JobLauncher(*parts, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
-        self._host_gates = HostGates()
-        self._known_states = KnownStates()
+        self._host_gates, self._known_states = HostGates(), KnownStates()
         self._ticket = QueueTicket(leases)
         self._has_ended_leases, self._memory_freed_at = False, 0.0
         self._has_more_to_start = False
@@ -152,6 +151,7 @@ class Controller:
                 self.energy_meter.settle(self._ends.end_times(now))
                 if self._ends.record(now, sample):
                     self._has_ended_leases, self._memory_freed_at = True, now
+                self.transitions.dependants.settle_more(now)
                 self._preallocation.note(sample, now)
                 self.transitions.note_statistics(now)
                 for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
@@ -161,7 +161,7 @@ class Controller:
                 self.memory_guard.act(self.rules, now)
                 ready = self._store.ready_queues()
                 is_outdated = self._is_outdated(sample, ready)
-                may_start = may_start and not is_outdated
+                may_start = may_start and not is_outdated and not self.transitions.dependants.may_reject_ready
                 started = self._start(sample, now, ready, granted) if may_start else self._wait_for_sample(now)
         except BaseException:
             self.batch_gates.forget()
@@ -385,7 +385,9 @@ class Controller:
             self._ends.sample_due(),
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self._stop_signals.wake_times(now),
-            now if self._has_more_to_start or self._launcher.has_rejected else None,
+            now
+            if self._has_more_to_start or self._launcher.has_rejected or self.transitions.dependants.has_more
+            else None,
             *self.start_pauses.wake_at(now),
         ]
         waits_for_lease, waits_for_sample = awaited(self.plan.waiting)

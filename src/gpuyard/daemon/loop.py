@@ -24,6 +24,7 @@ from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.daemon.read_rules import read_rules
 from gpuyard.daemon.save_when_quiet import QuietSaver
+from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault
@@ -42,6 +43,8 @@ _FRESH_S = 0.25
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _SAMPLE_AGAIN_S = 1.0
 _RETRY_S = 1.0
+# Between two steps that settle the dependants of one job: other requests are served.
+_PIECE_PAUSE_S = 0.001
 _TIMER_EARLY_S = 0.5
 # The loop's clock stops while the machine is suspended, and the queue's does not.
 _LONGEST_TIMER_S = 60.0
@@ -85,6 +88,8 @@ class SchedulerLoop:
         self.step_s: float | None = None
         # Called after each step, so after each change and each sample; they have to return quickly.
         self.listeners: list[Callable[[Step], None]] = []
+        # Called after each turn of the event loop, with its seconds.
+        self.turn_listeners: list[Callable[[float], None]] = []
         # What else users should know at this moment.
         self.notice_sources: list[Callable[[], Iterable[str]]] = []
         # Called when a changed configuration has been read.
@@ -115,6 +120,10 @@ class SchedulerLoop:
         self.controller.recover()
         self._watch_engine(is_wanted=True)
         self._home.watch(self.wake)
+        if isinstance(self._loop, MeteredLoop):
+            self._loop.call_soon(
+                self._loop.turns.listeners.extend, self.turn_listeners
+            )  # without the turn of the start
         self.wake()
 
     def close(self) -> None:
@@ -212,7 +221,9 @@ class SchedulerLoop:
         if is_wanted or step.needs_sample or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
-        self._drop_refused()
+        self._clear_up()
+        if self.controller.transitions.dependants.has_more:
+            self._loop.call_later(_PIECE_PAUSE_S, self.wake)
         return step
 
     def on_memory(self) -> None:
@@ -230,11 +241,12 @@ class SchedulerLoop:
             self.controller.closed = self._home.problem
             _log.error("%s", self._home.problem)
 
-    def _drop_refused(self) -> None:
-        """Delete what is stored of refused submissions, a piece per step; on a full disk try again after a while."""
+    def _clear_up(self) -> None:
+        """Delete what is stored of refused submissions, and revive what interrupted requests left, a piece per step; on
+        a full disk try again after a while."""
         try:
-            if self.requests.drop_refused():
-                self.wake()
+            if self.requests.drop_refused() or self.requests.revive_more():
+                self._loop.call_later(_PIECE_PAUSE_S, self.wake)
         except StoreFault:
             self._loop.call_later(_RETRY_S, self.wake)
 

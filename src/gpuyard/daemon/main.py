@@ -25,7 +25,7 @@ from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
 from gpuyard.daemon.queue_clock import StoredClock
 from gpuyard.daemon.server.connection import Server, serve
-from gpuyard.daemon.turn_meter import TurnMeter
+from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
@@ -105,17 +105,14 @@ def run_daemon(*, is_managed: bool = False) -> int:
             database, notice = open_database(folder / "queue.db")
             with contextlib.closing(database):
                 home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
-                turns = TurnMeter()
-                with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(turns)) as runner:
-                    return runner.run(_serve(database, notice, home, open_files, turns, is_managed=is_managed))
+                with asyncio.Runner(loop_factory=MeteredLoop) as runner:
+                    return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
 
 
-async def _serve(  # noqa: PLR0913 - what exists before the loop
-    database: Database, notice: str | None, home: HomeWatch, open_files: int, turns: TurnMeter, *, is_managed: bool
-) -> int:
+async def _serve(database: Database, notice: str | None, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
     """Serve until the daemon is stopped; return the exit status. `open_files` is the limit for jobs."""
     folder, store = Path(home.folder), JobStore(database)
     clock = StoredClock(store, QueueQueries(database, store))
@@ -175,7 +172,6 @@ async def _serve(  # noqa: PLR0913 - what exists before the loop
     await routes.web.open_as_configured(scheduler.notices.append)
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
-    turns.listeners.append(routes.metrics.count_turn)
     gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
     tasks = [asyncio.create_task(each) for each in (_restore_socket(server), routes.retention.run())]
     for task in tasks:

@@ -55,14 +55,11 @@ class Metrics:
         self._started_at = started_at
         self._counters = EventCounters()
         scheduler.listeners.append(self._count)
+        scheduler.turn_listeners.append(self._counters.turn_s.add)
 
     def _count(self, step: Step) -> None:
         scheduler, snapshot = self._scheduler, self._scheduler.sampling.latest.snapshot
         self._counters.count(step, scheduler.step_s or 0.0, scheduler.controller.plan, snapshot)
-
-    def count_turn(self, seconds: float) -> None:
-        """Count a turn of the event loop."""
-        self._counters.turn_s.add(seconds)
 
     async def metrics(self) -> Response:
         sample = await self._scheduler.sampling.fresh(_FRESH_S)

@@ -1,8 +1,9 @@
-"""TurnMeter: how long the turns of the event loop take. While a turn runs, no request is answered and no job starts.
+"""MeteredLoop: an event loop that measures its turns. While a turn runs, no request is answered and no job starts.
 
 A turn lasts from the moment at which the loop stops waiting for events to the moment at which it waits again.
 """
 
+import asyncio
 import selectors
 import time
 from collections.abc import Callable
@@ -26,3 +27,9 @@ class TurnMeter(selectors.DefaultSelector):
             return super().select(timeout)
         finally:
             self._began = time.perf_counter()
+
+
+class MeteredLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.turns = TurnMeter()
+        super().__init__(self.turns)

@@ -92,11 +92,10 @@ class Routes:
         devices = DeviceList(scheduler)
         self._usage = UsageHistory(scheduler, devices, HistoryFile(Path(paths.state_folder())))
         self.health = devices.health
-        self.metrics = Metrics(scheduler, devices, started_at)
         self.table: dict[RouteKey, Route] = {
             **{(method, API + path): route for (method, path), route in self._api_routes(devices).items()},
             ("GET", "/openapi.json"): lambda: Response(body=document()),
-            ("GET", "/metrics"): self.metrics.metrics,
+            ("GET", "/metrics"): Metrics(scheduler, devices, started_at).metrics,
         }
         self._router = Router(self.table)
 

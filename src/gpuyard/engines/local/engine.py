@@ -61,6 +61,8 @@ from gpuyard.system.wakeable_poll import WakeablePoll
 _log = logging.getLogger(__name__)
 _LONG_JOURNAL = 1 << 20
 _CHUNK = 1 << 16
+# Ends of attempts that one step records: a few milliseconds of work.
+_MOST_ENDS = 16
 _MOST_AT_ONCE = 100
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
@@ -303,7 +305,7 @@ class LocalEngine(PlacesNothing):
         if self._reported:
             # Half of them at a time: the successors of the first ones run while the caller handles the rest. With all
             # at once, jobs and daemon would wait in turns; with one at a time, fewer would end than start.
-            over += [self._reported.popleft() for _ in range(max(1, len(self._reported) // 2))]
+            over += [self._reported.popleft() for _ in range(min(_MOST_ENDS, max(1, len(self._reported) // 2)))]
             if self._reported:
                 self._poll.wake()
         return [self._result(name) for name in dict.fromkeys(over) if name in self._watched and not self._hold(name)]
