@@ -172,7 +172,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     await routes.web.open_as_configured(scheduler.notices.append)
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
-    gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
+    _collect_garbage()
     tasks = [asyncio.create_task(each) for each in (_restore_socket(server), routes.retention.run())]
     for task in tasks:
         task.add_done_callback(_log_bug)
@@ -188,6 +188,11 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         publisher.close()
         os.close(directory_record)
         _log.info("the daemon stops; running jobs go on")
+
+
+def _collect_garbage() -> None:
+    gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
+    gc.enable()
 
 
 async def _restore_socket(server: Server) -> None:
