@@ -8,7 +8,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -248,6 +247,8 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
             raise StoreFault(f"the queue's database is damaged: {found}", is_damage=True)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
+        from importlib import resources  # needed once in the life of a queue
+
         schema = (resources.files("gpuyard.store") / "schema.sql").read_text(encoding="utf-8")
         connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     elif version > SCHEMA_VERSION:
