@@ -43,6 +43,8 @@ _FRESH_S = 0.25
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _SAMPLE_AGAIN_S = 1.0
 _RETRY_S = 1.0
+# After a step that took this long, requests that have arrived meanwhile are served for a while.
+_LONG_STEP_S, _FOR_OTHERS_S = 0.01, 0.002
 # Between two steps that settle the dependants of one job: other requests are served.
 _PIECE_PAUSE_S = 0.001
 _TIMER_EARLY_S = 0.5
@@ -108,6 +110,7 @@ class SchedulerLoop:
         self._home = home or HomeWatch(lambda: True, "")
         self._ledger_watch: FileWatch | None = None
         self._finished = 0
+        self._others_until = 0.0  # no step before this time of the loop
         self._settled = len(_SETTLE_S)
         self._is_closed = False
         self._config_stamp = config_stamp()
@@ -183,6 +186,10 @@ class SchedulerLoop:
         if self._next_step is not None:
             self._next_step.cancel()
             self._next_step = None
+        pause_s = self._others_until - self._loop.time()
+        if pause_s > 0:
+            self._next_step = self._loop.call_later(pause_s, self._step)
+            return
         started = time.perf_counter()
         try:
             with convert_sqlite_errors():
@@ -196,6 +203,8 @@ class SchedulerLoop:
             return
         self.problem = None
         self.step_s = time.perf_counter() - started
+        if self.step_s > _LONG_STEP_S:
+            self._others_until = self._loop.time() + _FOR_OTHERS_S
         if self.controller.transitions.finished != self._finished:
             self._finished = self.controller.transitions.finished
             self._settled = 0
