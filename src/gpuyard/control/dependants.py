@@ -40,13 +40,14 @@ class Dependants:
         self._store = store
         self._apply = apply
         self._apply_to_many = apply_to_many
-        self.reload()
+        self._open: dict[int, int] = {}  # ended jobs with the last of their dependants that was settled
+        self._stored: set[int] = set()
+        self.left = _AT_ONCE
 
     def reload(self) -> None:
-        # Ended jobs with the last of their dependants that was settled.
+        """Take over what the store has. Call it before the first transaction."""
         self._open = dict.fromkeys(self._store.unsettled(revives=False), 0)
         self._stored = set(self._open)
-        self.left = _AT_ONCE
 
     def begin(self) -> None:
         """Call it at the start of each transaction."""

@@ -68,6 +68,7 @@ def test_another_daemon_goes_on_with_dependants_that_are_not_settled(
     end(queue_db, JobTransitions(queue_db.store), first, state)
     assert 0 < counts(queue_db)[JobState.BLOCKED] < MANY  # a part was settled with the end
     next_daemon = JobTransitions(queue_db.store)
+    next_daemon.reload()
     assert settle_all(queue_db, next_daemon) > 1
     assert counts(queue_db) == expected
     assert queue_db.store.unsettled(revives=False) == []
