@@ -1,6 +1,6 @@
 """The starter: spawns the daemon from a process of its own, prints the daemon's pid, and ends (see `autostart`).
 
-It runs as a file, without site-packages (`python -I -S`), which takes a third of the time: it imports nothing of ours.
+It runs as a file, without site-packages (`python -I -S`), which takes less time: it imports nothing of ours.
 """
 
 import os
