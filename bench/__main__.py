@@ -13,6 +13,7 @@ from bench.order import bench_order
 from bench.queue import bench_queue
 from bench.queue_pages import bench_pages
 from bench.simulate import bench_simulate
+from bench.stalls import bench_stalls
 from bench.versions import bench_versions
 from bench.viewers import bench_viewers
 from gpuyard.errors import ProbeError
@@ -97,6 +98,8 @@ elif sys.argv[1:2] == ["order"]:
     bench_order(sys.argv[2:])
 elif sys.argv[1:2] == ["code"]:
     bench_code()
+elif sys.argv[1:2] == ["stalls"]:
+    bench_stalls(sys.argv[2:])
 elif sys.argv[1:2] == ["versions"]:
     bench_versions(sys.argv[2:])
 else:
@@ -107,4 +110,5 @@ else:
     bench_queue([])
     bench_viewers()
     bench_pages()
+    bench_stalls([])
     bench_code()

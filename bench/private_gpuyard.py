@@ -54,8 +54,9 @@ class PrivateGpuyard(msgspec.Struct, frozen=True):
 @contextlib.contextmanager
 def private_gpuyard(home: Path, devices: str, command: str = GPUYARD) -> Iterator[PrivateGpuyard]:
     home.mkdir(exist_ok=True)
-    # Without the user's own settings, such as a shared lease directory.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GPUYARD_")}
+    # Without the user's own settings, such as a shared lease directory. Modules are compiled once, as for users.
+    left_out = ("GPUYARD_", "PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     gpuyard = PrivateGpuyard(home, {**env, "GPUYARD_HOME": str(home), "GPUYARD_SIMULATE": devices}, command)
     gpuyard("daemon", "start")
     try:

@@ -5,6 +5,7 @@ same work.
 """
 
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -24,6 +25,7 @@ from bench.work import Tool, ToolFailed, compile_stamp, do_work, gaps_s, percent
 _ROUNDS = 3
 _SLOTS = 2
 _COMMANDS = 30
+_FIRSTS = 9
 _MANY = 100_000
 _STEPS = 20
 Command = tuple[str, ...]
@@ -145,22 +147,45 @@ def _submit_array(gpuyard: PrivateGpuyard) -> None:
 
 
 def bench_commands(folder: Path) -> None:
-    """Measure whole processes, from exec to exit, compared with an interpreter that does nothing."""
+    """Measure whole processes, from exec to exit, compared with an interpreter that does nothing. CPU time depends less
+    on other programs of the machine than the time that passes."""
     commands = {
         "python -c pass": (sys.executable, "-c", "pass"),
         "gpuyard submit -- true": (GPUYARD, "submit", "--", "true"),
         "gpuyard queue": (GPUYARD, "queue"),
     }
-    taken: dict[str, list[float]] = {name: [] for name in commands}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     with private_gpuyard(folder / "home", "2x24GB") as gpuyard:
         gpuyard("pause")
         for _ in range(_COMMANDS):
             for name, command in commands.items():
-                taken[name].append(process_s(gpuyard, command))
-    floor = statistics.median(taken["python -c pass"])
-    for name, seconds in taken.items():
-        median = statistics.median(seconds)
-        print(f"{name:<44}{median * 1e3:10.2f} ms{median / floor:10.2f} x python")
+                used_s = _children_s()
+                seconds = process_s(gpuyard, command)
+                taken[name].append((seconds, _children_s() - used_s))
+    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in taken.items()}
+    floor_s, floor_cpu_s = medians["python -c pass"]
+    for name, (seconds, cpu_s) in medians.items():
+        cpu = f"{cpu_s * 1e3:10.2f} ms of CPU{cpu_s / floor_cpu_s:10.2f} x"
+        print(f"{name:<44}{seconds * 1e3:10.2f} ms{seconds / floor_s:10.2f} x python{cpu}")
+
+
+def _children_s() -> float:
+    """Return the CPU time of all processes that we have waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def bench_first(folder: Path) -> None:
+    """Measure a submission that starts the daemon."""
+    seconds = []
+    with private_gpuyard(folder / "home", "2x24GB") as gpuyard:
+        for _ in range(_FIRSTS):
+            gpuyard("daemon", "stop")
+            seconds.append(process_s(gpuyard, (GPUYARD, "submit", "--gpus", "0", "--", "true")))
+    floor = statistics.median(process_s(gpuyard, (sys.executable, "-c", "pass")) for _ in range(_FIRSTS))
+    median = statistics.median(seconds)
+    what = "gpuyard submit when no daemon runs yet"
+    print(f"{what:<44}{median * 1e3:10.2f} ms{median / floor:10.2f} x python  (fastest {min(seconds) * 1e3:.0f} ms)")
 
 
 def process_s(gpuyard: PrivateGpuyard, command: Sequence[str]) -> float:
@@ -223,6 +248,7 @@ PARTS: dict[str, Callable[[Path], None]] = {
     "peers": bench_peers,  # the same as `jobs` without gpuyard; only when named
     "array": bench_array,
     "commands": bench_commands,
+    "first": bench_first,
     "waiting": bench_waiting,
     "idle": bench_idle,
 }

@@ -3,8 +3,6 @@
 The public names below are imported when they are first used, so importing the package takes almost no time.
 """
 
-import importlib
-
 from gpuyard.version import __version__
 
 TYPE_CHECKING = False  # importing typing would take a third of the time that a command may take
@@ -62,6 +60,8 @@ _MODULES = {
 def __getattr__(name: str) -> "Any":
     if name not in _MODULES:
         raise AttributeError(f"module 'gpuyard' has no attribute '{name}'")
+    import importlib  # takes as long as ten modules of ours
+
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 

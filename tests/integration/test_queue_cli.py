@@ -406,17 +406,30 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     daemon.answers["POST /submissions"] = SUBMITTED
     daemon.answers["POST /jobs/cancel"] = changed("17", 1, [])
     run(*arguments)  # the first one in an hour looks for other users of the GPUs
-    command = [sys.executable, "-X", "importtime", "-m", "gpuyard", *arguments]
+    # As the installed command does; `-m` imports importlib.
+    command = [sys.executable, "-X", "importtime", "-c", "from gpuyard.ui.cli import main; main()", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "gpuyard.connect.fast_http" in imported
     assert not imported & {"click", "rich", "msgspec", "json", "socket", "subprocess", "asyncio", "re"}
+    assert not imported & {"importlib", "warnings", "encodings.ascii", "gpuyard.ui.cli.jobs.sweep_text"}
+    assert not imported & {"atexit", "threading"}  # then it need not take the interpreter down
     assert {name for name in imported if name.startswith("gpuyard.core.")} <= {
         "gpuyard.core.job",
         "gpuyard.core.job.submit_options",
         "gpuyard.core.printable_text",
         "gpuyard.core.units",
     }
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_functions_that_are_to_be_called_at_the_exit_are_called(daemon: StandIn) -> None:
+    daemon.answers["GET /jobs"] = page(row(1, elapsed_s=2.0), queued=1)
+    script = "import atexit; atexit.register(print, 'the last line'); from gpuyard.ui.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", script, "queue"], capture_output=True, text=True, timeout=90, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "the last line"
 
 
 def test_completion_offers_the_verbs_options_and_choices_of_the_queue() -> None:

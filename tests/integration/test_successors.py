@@ -121,7 +121,9 @@ def test_a_killed_daemon_loses_and_repeats_nothing(queue: QueueUnderTest, tmp_pa
     assert _follow_count(queue)
 
 
-def test_a_stopped_keeper_starts_nothing_that_the_next_daemon_decides_about(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_a_stopped_keeper_starts_nothing_that_the_next_daemon_decides_about(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
     runs = tmp_path / "runs"
     queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1000", gpus=0)
     until(lambda: len(_runs(runs)) > 50, "the first runs")

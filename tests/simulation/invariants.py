@@ -130,6 +130,8 @@ class Checker:
             assert not may_fail or any(may_fail), f"job {job_id} runs before one of its dependencies has failed"
 
     def _check_blocked(self, store: JobStore, states: dict[int, JobState]) -> None:
+        if store.unsettled(revives=False):  # the next steps, or the next daemon, settle the rest
+            return
         arriving = self._arriving()
         for job_id, state in states.items():
             if state is JobState.BLOCKED and job_id not in arriving:

@@ -73,7 +73,7 @@ class SimulatedDaemon:
         if step.is_outdated:
             self._latest = None
             step = self.controller.step(self.sample())
-        while self.requests.drop_refused():
+        while self.requests.drop_refused() or self.requests.revive_more():
             pass
         return step
 

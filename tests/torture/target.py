@@ -145,4 +145,4 @@ class Target:
 
 def _is_command(command: list[str]) -> bool:
     """Whether it is a client that only has the name of a role among its arguments: `gpuyard submit -- … job.py`."""
-    return "gpuyard" in command[:5] or "gpuyard.connect.autostart" in command
+    return "gpuyard" in command[:5] or any("daemon_starter.py" in each for each in command)

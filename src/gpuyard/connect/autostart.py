@@ -2,16 +2,15 @@
 
     the caller ── the starter ── the daemon
 
-The starter is a process that ends at once, so the daemon is no child of the caller, and has none of its descriptors and
-no terminal. The daemon starts with default signal handling, even if the caller ignores or blocks signals. The caller
-itself must not fork, because it may have threads.
+The starter (`daemon_starter.py`) is a process that ends at once, so the daemon is no child of the caller, and has none
+of its descriptors and no terminal. The daemon starts with default signal handling, even if the caller ignores or blocks
+signals. The caller itself must not fork, because it may have threads.
 
 Several callers may start a daemon at the same time. One daemon gets the lock, the others end, and all callers connect
 to the one with the lock.
 """
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
 from gpuyard.system.user_directories import named_state_directory
 
 DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
-_STARTER = (sys.executable, "-P", "-m", "gpuyard.connect.autostart")
+_STARTER = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "daemon_starter.py"))
 # A daemon may lose the lock to another that is just ending: then a second start is needed.
 _MOST_STARTS = 2
 _OF_A_JOB = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
@@ -40,9 +39,12 @@ def start_daemon(
     Starts none before `wait_for_other_s` have passed, so that a service manager can start it instead.
     """
     from gpuyard.connect.daemon_lock import running_pid
-    from gpuyard.connect.queue_host import refuse_other_machine
+    from gpuyard.connect.own_queue import is_plainly_ours
 
-    refuse_other_machine(paths.state_folder())
+    if not is_plainly_ours(paths.state_folder()):
+        from gpuyard.connect.queue_host import refuse_other_machine
+
+        refuse_other_machine(paths.state_folder())
     not_before = time.monotonic() + wait_for_other_s
     deadline = not_before + timeout_s
     log_start = _log_size()
@@ -116,7 +118,13 @@ def _log_size() -> int:
 
 def _has_ended(pid: int) -> bool:
     """Whether the process has ended. A zombie counts as ended: in some containers no process reaps it."""
-    import psutil
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"Z"]
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.isdir("/proc/self"):
+            return True
+    import psutil  # on a system without /proc
 
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -135,16 +143,3 @@ def _failure(message: str, log_start: int) -> EnvironmentFault:
         lines = []
     last = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
     return EnvironmentFault(f"{message}:{last}" if last else message, hint=f"see its log, {path}")
-
-
-def _launch(command: Sequence[str]) -> int:
-    """Spawn the daemon from the starter, which has its own session and only the standard streams open."""
-    may_be_reset = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-    out_to_log = [(os.POSIX_SPAWN_DUP2, 2, 1)]
-    return os.posix_spawn(
-        command[0], tuple(command), os.environ, file_actions=out_to_log, setsigmask=(), setsigdef=may_be_reset
-    )
-
-
-if __name__ == "__main__":
-    print(_launch(sys.argv[1:]))  # noqa: T201 - the caller reads it

@@ -118,9 +118,7 @@ class DaemonConnection(Closeable):
         if self._socket is None:
             self._socket = dial(self.path)
         if self._socket is None:
-            from gpuyard.connect.queue_host import refuse_second_queue
-
-            refuse_second_queue(os.path.dirname(self.path))
+            _refuse_second_queue(os.path.dirname(self.path))
         if self._socket is None and self.may_start:
             from gpuyard.connect.autostart import start_daemon
 
@@ -366,3 +364,12 @@ def _unreadable(content: bytes) -> EnvironmentFault:
         f"the daemon's answer cannot be read: {content[:60]!r}",
         hint="it may be of another version: `gpuyard daemon restart` (running jobs continue)",
     )
+
+
+def _refuse_second_queue(folder: str) -> None:
+    from gpuyard.connect.own_queue import is_plainly_ours
+
+    if not is_plainly_ours(folder):
+        from gpuyard.connect.queue_host import refuse_second_queue
+
+        refuse_second_queue(folder)

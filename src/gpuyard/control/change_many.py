@@ -63,7 +63,7 @@ def change_many(
     )
     if not chosen:
         return []
-    queries.change_states(chosen, state, now, reason=change.reason, resets=change.resets)
+    transitions.store.change_states(chosen, state, now, reason=change.reason, resets=change.resets)
     if change.resets:
         transitions.estimates.clear_cache()
     job = transitions.store.job(chosen[0])

@@ -152,6 +152,7 @@ class Controller:
                 self.transitions.store_started()
                 if has_freed:
                     self._has_ended_leases, self._memory_freed_at = True, now
+                self.transitions.dependants.settle_more(now)
                 self._preallocation.note(sample, now)
                 self.transitions.note_statistics(now)
                 for job in filter(None, map(self._store.job, self._store.due_jobs(now))):
@@ -161,7 +162,8 @@ class Controller:
                 self.memory_guard.act(self.rules, now)
                 ready = self.successors.without_shelved(self._store.ready_queues())
                 is_outdated = self._is_outdated(sample, ready)
-                started = self._start_if_due(sample, now, ready, granted, may_start=may_start and not is_outdated)
+                may_start = may_start and not is_outdated and not self.transitions.dependants.may_reject_ready
+                started = self._start_if_due(sample, now, ready, granted, may_start=may_start)
         except BaseException:
             self.batch_gates.forget()
             self.engines.discard_prepared()
@@ -324,6 +326,11 @@ class Controller:
         reasons, first_id = (first.reasons, first.job_id) if first is not None else ((), job.id)
         return Explanation(reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at)
 
+    def _has_more_to_do(self) -> bool:
+        """Return whether another step should follow at once."""
+        has_rejected, dependants = self._launcher.has_rejected, self.transitions.dependants
+        return self._has_more_to_start or has_rejected or self.successors.has_taken_back or dependants.has_more
+
     def _result(self, now: float, started: int, *, is_outdated: bool) -> Step:
         times = [
             self._store.next_due(),
@@ -334,7 +341,7 @@ class Controller:
             self._ends.sample_due(),
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self._stop_signals.wake_times(now),
-            now if self._has_more_to_start or self._launcher.has_rejected or self.successors.has_taken_back else None,
+            now if self._has_more_to_do() else None,
             *self.start_pauses.wake_at(now),
         ]
         waits_for_lease, waits_for_sample = awaited(self.plan.waiting)

@@ -23,9 +23,7 @@ class SelectedJobs:
             raise UserError(
                 "no job is given", hint="give an id such as 17, a range such as 17-20, state=failed, tag=night or all"
             )
-        for first, last in selection.ranges:
-            if next(self._queries.ids(first, last), None) is None:
-                raise _not_found(f"there is no {f'job {first}' if first == last else f'job in {first}-{last}'}")
+        refuse_empty_range(self._queries.empty_range(selection.ranges) if selection.ranges else None)
         if not selection.since:
             return selection
         return replace(selection, since_at=self._clock.from_wall(self._wall_time(selection.since)))
@@ -52,6 +50,12 @@ def refuse_no_match(selection: JobSelection, found: list[tuple[int, int]]) -> No
     if not found and not (selection.is_all and not selection.has_conditions):
         among = " among these ids" if selection.ranges else ""
         raise _not_found(f"no job matches {describe_conditions(selection)}{among}")
+
+
+def refuse_empty_range(ids: tuple[int, int] | None) -> None:
+    if ids is not None:
+        first, last = ids
+        raise _not_found(f"there is no {f'job {first}' if first == last else f'job in {first}-{last}'}")
 
 
 def _not_found(problem: str) -> UserError:

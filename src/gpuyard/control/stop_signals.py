@@ -21,6 +21,8 @@ from gpuyard.core.units import format_count, format_duration
 
 _KILL_AGAIN_S = 5.0
 _STOP_AGAIN_S = 0.05
+# Attempts that one step asks to stop: finding the processes of each takes up to a millisecond.
+_MOST_AT_ONCE = 16
 # Between two tries to warn a program: this part of its lead, or this long.
 _WARN_AGAIN_PART, _LEAST_WARN_AGAIN_S, _MOST_WARN_AGAIN_S = 0.05, 0.1, 5.0
 
@@ -30,7 +32,8 @@ class StopSignals:
         self._transitions = transitions
         self._engines = engines
         self._stopped: set[int] = set()
-        self._has_unstopped = False
+        self._has_unstopped = self._has_unasked = False
+        self._asked: set[int] = set()  # jobs that were asked to stop since all were
         # By attempt: how many processes were warned, and when to try again those of which none handled the signal.
         self._warned: dict[str, int] = {}
         self._warn_again: dict[str, float] = {}
@@ -78,10 +81,13 @@ class StopSignals:
             if each.attempt.stopping is not None and (each.attempt.stop_at is None or each.attempt.stop_at <= now)
         }
         self._stopped &= stopping.keys()
-        asked = [attempt for job_id, attempt in stopping.items() if job_id not in self._stopped]
+        left = [each for job_id, each in stopping.items() if job_id not in self._stopped | self._asked]
+        asked = left[:_MOST_AT_ONCE]
         counts = self._engines.signal_each(asked, signal.SIGTERM)
         reached = [attempt for attempt, count in zip(asked, counts, strict=True) if count]
         self._stopped |= {attempt.job_id for attempt in reached}
+        self._has_unasked = len(asked) < len(left)
+        self._asked = self._asked | {each.job_id for each in asked} if self._has_unasked else set()
         parked = [attempt for attempt in reached if attempt.parked is not None]
         self._engines.signal_each(parked, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         self._has_unstopped = len(self._stopped) < len(stopping)
@@ -108,6 +114,8 @@ class StopSignals:
         keys = {each.attempt.key for each in live.apart.values()} if self._warned or self._warn_again else set()
         self._warned = {key: count for key, count in self._warned.items() if key in keys}
         self._warn_again = {key: at for key, at in self._warn_again.items() if key in keys}
+        if self._has_unasked:
+            yield now
         if self._has_unstopped:
             yield now + _STOP_AGAIN_S
         for each in live.apart.values():

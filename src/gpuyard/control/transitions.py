@@ -4,7 +4,7 @@ Everything kept here can be rebuilt from the store: after a failed transaction, 
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ from gpuyard.core.job.job import (
     SuspendedBy,
     Usage,
 )
-from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState, advance, can
+from gpuyard.core.job.lifecycle import FINISHED, TRANSITIONS, JobEvent, JobState, advance, can
 from gpuyard.core.job.retry import Verdict, judge
 from gpuyard.core.job.stop_warning import stop_times
 from gpuyard.core.lease import Claim
@@ -63,7 +63,7 @@ class JobTransitions:
         self.finished = 0
         self.last_start_at = 0.0
         self.estimates = LearnedEstimates(store)
-        self.dependants = Dependants(store, self._apply)
+        self.dependants = Dependants(store, self._apply, self._apply_to_many)
         self.events: list[PublishedEvent] = []
         self._is_stale = False
         self._noted_at = self._usage_noted_at = 0.0
@@ -82,6 +82,7 @@ class JobTransitions:
         self._last_starts.clear()
         self.array_starts.clear()
         self.estimates.clear_cache()
+        self.dependants.reload()
         self._is_stale = False
 
     @contextlib.contextmanager
@@ -91,6 +92,7 @@ class JobTransitions:
         try:
             if self._is_stale:
                 self.reload()
+            self.dependants.begin()
             yield
         except BaseException:
             del self.events[known:]
@@ -347,6 +349,14 @@ class JobTransitions:
             self.finished += 1
             self._publish(PublishedEventKind.FINISHED, replace(job, state=state, reason=reason), now)
         return state
+
+    def _apply_to_many(self, job_ids: Sequence[int], event: JobEvent, now: float, reason: str | None = None) -> None:
+        """Unblock or reject jobs that no time keeps waiting, as `_apply` does, in a few SQL statements."""
+        state = TRANSITIONS[JobState.BLOCKED, event]
+        self.store.change_states(job_ids, state, now, reason=reason)
+        for job in filter(None, map(self.store.job, job_ids if state in FINISHED else ())):
+            self.finished += 1
+            self._publish(PublishedEventKind.FINISHED, job, now)
 
     # Recent use and estimates
 

@@ -7,12 +7,13 @@ Such requests are generators: they yield after each piece and return the answer.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.control.add_submission import PIECE, InPieces, SubmissionIntake, batched
+from gpuyard.control.add_submission import InPieces, SubmissionIntake
 from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
 from gpuyard.control.delete_finished import delete_finished
@@ -37,6 +38,9 @@ from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.visible_devices import named_visible
 
 Act: TypeAlias = Callable[[Job, float], None]
+# A piece of a change takes about this long: other requests are served between two.
+_PIECE_S = 0.008
+_FIRST_PIECE, _LEAST_AT_ONCE, _MOST_AT_ONCE = 200, 10, 400
 _NO_SNAPSHOT = "the snapshot of its code was removed (`snapshots` under [keep]): submit it again from its directory"
 
 
@@ -71,6 +75,9 @@ class UserRequests:
         }
         self._revival = Revival(store, self._transitions.dependants)  # of the change that is being made
         self._supply = Supply()  # of that change
+        # Revivals of interrupted requests, which the store knows, and how far we are with them.
+        self._has_left_revivals = True  # may be; revive_more() finds out
+        self._left_revival: Revival | None = None
         self.selected = SelectedJobs(queries, clock)
         intake = SubmissionIntake(self._transitions, clock, self.selected.ids)
         self.submit, self.check, self.drop_refused = intake.submit, intake.check, intake.drop_refused
@@ -149,30 +156,67 @@ class UserRequests:
             raise UserError(f"it is {job.state}, not suspended")
         self._transitions.resume_when_memory_is_free(job.id, now)
 
-    def change(self, selection: JobSelection, act: Act, supply: Supply | None = None) -> InPieces[ChangeResult]:
+    def change(
+        self, selection: JobSelection, act: Act, supply: Supply | None = None, *, is_last: bool = True
+    ) -> InPieces[ChangeResult]:
         """Apply `act`, such as `cancel`, to each selected job; a job for which it raises UserError is unchanged.
 
-        With a `supply`, jobs whose secrets were dropped get them again, and are unchanged if it lacks some.
+        With a `supply`, jobs whose secrets were dropped get them again, and are unchanged if it lacks some. `is_last`:
+        the request selects no more jobs.
         """
         changed: list[int] = []
         refused: list[UnchangedJob] = []
         revival = Revival(self._store, self._transitions.dependants)
         # The states of jobs whose ids are known are checked as they are changed: they may have changed since.
-        pieces = batched(self.selected.ids(replace(selection, states=()) if selection.ranges else selection), PIECE)
-        piece = next(pieces, None)
-        while piece is not None:
-            following = next(pieces, None)
-            # The sync of the last commit covers those before it.
-            with self._transitions.in_step(), self._store.transaction(is_synced=following is None):
-                self._revival, self._supply = revival, supply or Supply()
-                lacking = {} if supply is None else self._supply_secrets(piece)
-                done, not_done = self._change_piece(piece, selection.states, act, lacking)
-            changed += done
-            refused += not_done
-            piece = following
-            yield
+        ids = iter(self.selected.ids(replace(selection, states=()) if selection.ranges else selection))
+        size = _FIRST_PIECE
+        piece, following = list(islice(ids, size)), list(islice(ids, size))
+        try:
+            yield from self._settle()
+            while piece:
+                # The sync of the last commit covers those before it.
+                began, count = self._clock.monotonic(), len(piece)
+                with self._transitions.in_step(), self._store.transaction(is_synced=is_last and not following):
+                    self._revival, self._supply = revival, supply or Supply()
+                    lacking = {} if supply is None else self._supply_secrets(piece)
+                    done, not_done, piece = self._change_piece(piece, selection.states, act, lacking)
+                changed += done
+                refused += not_done
+                size = _next_size(count - len(piece), self._clock.monotonic() - began)
+                yield
+                yield from self._settle(revival, supply)
+                if not piece:
+                    piece, following = following, list(islice(ids, size))
+        finally:
+            self._has_left_revivals = self._has_left_revivals or revival.has_undecided()
         others = {each for each in revival.revived - set(changed) if not self._store.is_arriving(each)}
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused), revived=tuple(sorted(others)))
+
+    def _settle(self, revival: Revival | None = None, supply: Supply | None = None) -> InPieces[None]:
+        """Decide all dependants of the jobs that have changed so far."""
+        dependants = self._transitions.dependants
+        while dependants.has_more or (revival is not None and revival.has_undecided()):
+            with self._transitions.in_step(), self._store.transaction():
+                dependants.settle_more(self._clock.now())
+                if revival is not None:
+                    self._revival, self._supply = revival, supply or Supply()
+                    self._revive_dependants(self._clock.now())
+            yield
+
+    def revive_more(self) -> bool:
+        """Revive some of the dependants that an interrupted request, or an earlier daemon, left. Return whether there
+        are more."""
+        if not self._has_left_revivals:
+            return False
+        revival, self._left_revival = self._left_revival or Revival(self._store, self._transitions.dependants), None
+        with self._transitions.in_step(), self._store.transaction():
+            if not revival.has_undecided():
+                revival.load()
+            self._revival, self._supply = revival, Supply()
+            self._revive_dependants(self._clock.now())
+        self._has_left_revivals = revival.has_undecided()
+        self._left_revival = revival if self._has_left_revivals else None
+        return self._has_left_revivals
 
     def _supply_secrets(self, job_ids: Sequence[int]) -> dict[int, tuple[str, ...]]:
         """Return the jobs that lack values of variables, and which."""
@@ -180,8 +224,12 @@ class UserRequests:
 
     def _change_piece(
         self, piece: list[int], only: Sequence[JobState], act: Act, lacking: Mapping[int, tuple[str, ...]]
-    ) -> tuple[list[int], list[UnchangedJob]]:
-        """Change the jobs for which that needs no more than SQL together, and the others one by one."""
+    ) -> tuple[list[int], list[UnchangedJob], list[int]]:
+        """Change the jobs for which that needs no more than SQL together, and the others one by one.
+
+        Return the jobs that changed, those that did not, and the rest: its changes follow when all dependants of these
+        are decided.
+        """
         now = self._clock.now()
         states = {
             job_id: state
@@ -200,12 +248,16 @@ class UserRequests:
         ]
         together = [] if change is None else change_many(self._transitions, self._queries, change, list(states), now)
         changed = list(together)
-        for job_id in sorted(states.keys() - set(together)):
+        others, rest = sorted(states.keys() - set(together)), list[int]()
+        for place, job_id in enumerate(others):
+            self._revive_dependants(now, job_id)
+            if self._transitions.dependants.has_more or self._revival.has_undecided(job_id):
+                rest = others[place:]
+                break
             state = states[job_id]
             try:
                 if change in (CANCEL, HOLD):
                     _refuse_finished(state)  # without reading the job: there may be very many
-                self._revive_dependants(now, job_id)
                 job = self._store.job(job_id)
                 assert job is not None
                 state = job.state  # the change of another job may have changed it
@@ -215,7 +267,7 @@ class UserRequests:
             except UserError as error:
                 refused.append(UnchangedJob(id=job_id, state=state, reason=str(error)))
         self._revive_dependants(now)
-        return sorted(changed), refused
+        return sorted(changed), refused, rest
 
     def _lacking_code(self, job_ids: Sequence[int]) -> dict[int, str]:
         """Return the jobs whose snapshot was removed, and what to do."""
@@ -231,6 +283,8 @@ class UserRequests:
                 job = self._store.job(job_id)
                 if job is not None and can(job.state, JobEvent.HOLD):
                     self._transitions.apply(job, JobEvent.HOLD, now, text)
+        if up_to is None:
+            self._revival.store()
 
     # The queue as a whole
 
@@ -318,6 +372,12 @@ def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, 
     if visible is None or LEASE_VARIABLE in environment:  # set by gpuyard for the job that submits this one
         return None
     return tuple(device.id for device in named_visible(visible, snapshot))
+
+
+def _next_size(count: int, took_s: float) -> int:
+    """Return how many jobs the next piece changes, if this many took so long."""
+    per_job_s = max(took_s / max(1, count), _PIECE_S / _MOST_AT_ONCE)
+    return max(_LEAST_AT_ONCE, int(_PIECE_S / per_job_s))
 
 
 def _lacking_text(names: Sequence[str]) -> str:

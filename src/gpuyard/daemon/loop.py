@@ -25,6 +25,7 @@ from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.daemon.read_rules import read_rules
 from gpuyard.daemon.save_when_quiet import QuietSaver
+from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault
@@ -43,6 +44,10 @@ _FRESH_S = 0.25
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _SAMPLE_AGAIN_S = 1.0
 _RETRY_S = 1.0
+# After a step that took this long, requests that have arrived meanwhile are served for a while.
+_LONG_STEP_S, _FOR_OTHERS_S = 0.01, 0.002
+# Between two steps that settle the dependants of one job: other requests are served.
+_PIECE_PAUSE_S = 0.001
 _TIMER_EARLY_S = 0.5
 # The loop's clock stops while the machine is suspended, and the queue's does not.
 _LONGEST_TIMER_S = 60.0
@@ -86,6 +91,8 @@ class SchedulerLoop:
         self.step_s: float | None = None
         # Called after each step, so after each change and each sample; they have to return quickly.
         self.listeners: list[Callable[[Step], None]] = []
+        # Called after each turn of the event loop, with its seconds.
+        self.turn_listeners: list[Callable[[float], None]] = []
         # What else users should know at this moment.
         self.notice_sources: list[Callable[[], Iterable[str]]] = []
         # Called when a changed configuration has been read.
@@ -104,6 +111,7 @@ class SchedulerLoop:
         self._home = home or HomeWatch(lambda: True, "")
         self._ledger_watch: FileWatch | None = None
         self._finished = 0
+        self._others_until = 0.0  # no step before this time of the loop
         self._settled = len(_SETTLE_S)
         self._is_closed = False
         self._config_stamp = config_stamp()
@@ -116,6 +124,10 @@ class SchedulerLoop:
         self.controller.recover()
         self._watch_engine(is_wanted=True)
         self._home.watch(self.wake)
+        if isinstance(self._loop, MeteredLoop):
+            self._loop.call_soon(
+                self._loop.turns.listeners.extend, self.turn_listeners
+            )  # without the turn of the start
         self.wake()
 
     def close(self) -> None:
@@ -189,6 +201,10 @@ class SchedulerLoop:
         if self._next_step is not None:
             self._next_step.cancel()
             self._next_step = None
+        pause_s = self._others_until - self._loop.time()
+        if pause_s > 0:
+            self._next_step = self._loop.call_later(pause_s, self._step)
+            return
         started = time.perf_counter()
         try:
             with convert_sqlite_errors():
@@ -202,6 +218,8 @@ class SchedulerLoop:
             return
         self.problem = None
         self.step_s = time.perf_counter() - started
+        if self.step_s > _LONG_STEP_S:
+            self._others_until = self._loop.time() + _FOR_OTHERS_S
         if self.controller.transitions.finished != self._finished:
             self._finished = self.controller.transitions.finished
             self._settled = 0
@@ -227,7 +245,9 @@ class SchedulerLoop:
         if is_wanted or step.needs_sample or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
-        self._drop_refused()
+        self._clear_up()
+        if self.controller.transitions.dependants.has_more:
+            self._loop.call_later(_PIECE_PAUSE_S, self.wake)
         return step
 
     def on_memory(self) -> None:
@@ -245,11 +265,12 @@ class SchedulerLoop:
             self.controller.closed = self._home.problem
             _log.error("%s", self._home.problem)
 
-    def _drop_refused(self) -> None:
-        """Delete what is stored of refused submissions, a piece per step; on a full disk try again after a while."""
+    def _clear_up(self) -> None:
+        """Delete what is stored of refused submissions, and revive what interrupted requests left, a piece per step; on
+        a full disk try again after a while."""
         try:
-            if self.requests.drop_refused():
-                self.wake()
+            if self.requests.drop_refused() or self.requests.revive_more():
+                self._loop.call_later(_PIECE_PAUSE_S, self.wake)
         except StoreFault:
             self._loop.call_later(_RETRY_S, self.wake)
 

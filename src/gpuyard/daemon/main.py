@@ -25,6 +25,7 @@ from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
 from gpuyard.daemon.queue_clock import StoredClock
 from gpuyard.daemon.server.connection import Server, serve
+from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
@@ -104,7 +105,8 @@ def run_daemon(*, is_managed: bool = False) -> int:
             database, notice = open_database(folder / "queue.db")
             with contextlib.closing(database):
                 home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
-                return asyncio.run(_serve(database, notice, home, open_files, is_managed=is_managed))
+                with asyncio.Runner(loop_factory=MeteredLoop) as runner:
+                    return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
@@ -170,7 +172,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     await routes.web.open_as_configured(scheduler.notices.append)
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
-    gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
+    _collect_garbage()
     tasks = [asyncio.create_task(each) for each in (_restore_socket(server), routes.retention.run())]
     for task in tasks:
         task.add_done_callback(_log_bug)
@@ -186,6 +188,11 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         publisher.close()
         os.close(directory_record)
         _log.info("the daemon stops; running jobs go on")
+
+
+def _collect_garbage() -> None:
+    gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
+    gc.enable()
 
 
 async def _restore_socket(server: Server) -> None:

@@ -8,9 +8,8 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import metadata
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +22,9 @@ from gpuyard.ports import Engine
 from gpuyard.system.file_locks import lock
 from gpuyard.system.private_files import open_own
 from gpuyard.system.user_directories import shared_directory, state_directory
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "gpuyard.engines"
 LOCAL = "local"
@@ -121,7 +123,9 @@ def _load(name: str) -> Opener:
     return opener
 
 
-def _plugins() -> list[metadata.EntryPoint]:
+def _plugins() -> "list[EntryPoint]":
+    from importlib import metadata  # takes 12 ms
+
     return [each for each in metadata.entry_points(group=GROUP) if each.name not in (LOCAL, *_OWN)]
 
 

@@ -8,7 +8,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +17,7 @@ from gpuyard.store.migrations import migrate
 from gpuyard.store.queue_record import QueueProgress, QueueRecord, compare
 
 # No schema was released yet.
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
 _MAX_CHECKED_BYTES = 64 * 1024 * 1024
@@ -248,6 +247,8 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
             raise StoreFault(f"the queue's database is damaged: {found}", is_damage=True)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
+        from importlib import resources  # needed once in the life of a queue
+
         schema = (resources.files("gpuyard.store") / "schema.sql").read_text(encoding="utf-8")
         connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     elif version > SCHEMA_VERSION:

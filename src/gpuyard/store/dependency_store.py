@@ -1,11 +1,22 @@
-"""DependencyStore: which jobs depend on which, in SQL. JobStore is one."""
+"""DependencyStore: which jobs depend on which, and the states of many jobs, in SQL. JobStore is one."""
 
 import json
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
+
 from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, DependencyState, outlook
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.store.database import Database
+
+
+class Dependant(Struct, frozen=True):
+    """A job that depends on another one in these ways. `not_before` is the earliest start that its user asked for."""
+
+    id: int
+    state: JobState
+    not_before: float | None
+    kinds: tuple[DependencyKind, ...]
 
 
 class DependencyStore:
@@ -30,36 +41,89 @@ class DependencyStore:
         query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
         return self._column(query, (job_id,))
 
+    def with_dependants(self, job_ids: Sequence[int]) -> list[int]:
+        """Return those of these jobs that other jobs depend on."""
+        query = "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM dependencies WHERE on_job = value)"
+        return self._column(query, (json.dumps(job_ids),)) if self.has_dependencies else []
+
+    def dependants_after(self, job_id: int, after: int, limit: int) -> list[Dependant]:
+        """Return the first dependants with higher ids than `after`, by id."""
+        if not self.has_dependencies:
+            return []
+        query = (
+            "SELECT job, state, not_before, group_concat(kind) FROM dependencies JOIN jobs ON jobs.id = job "
+            "WHERE on_job = ? AND job > ? GROUP BY job ORDER BY job LIMIT ?"
+        )
+        found = self._execute(query, (job_id, after, limit)).fetchall()
+        return [
+            Dependant(dependant, JobState(state), not_before, tuple(map(DependencyKind, kinds.split(","))))
+            for dependant, state, not_before, kinds in found
+        ]
+
     def dependencies(self, job_id: int) -> list[DependencyState]:
-        query = (
-            "SELECT on_job, kind, state FROM dependencies JOIN jobs ON jobs.id = on_job WHERE job = ? ORDER BY on_job"
-        )
-        found = self._execute(query, (job_id,)).fetchall()
-        return [(other, DependencyKind(kind), JobState(state)) for other, kind, state in found]
+        return self.dependencies_of([job_id])[job_id]
 
-    def may_decide(self, job_id: int, ended: int, *, is_blocked: bool) -> bool:
-        """Return whether the end of job `ended` may decide that `job_id` can start or never can, given that no earlier
-        end did. A job that depends on thousands is checked at the end of each: only the last reads them all."""
-        query = "SELECT kind FROM dependencies WHERE job = ? AND on_job = ?"
-        state = self.state_of(ended)
-        for kind in map(DependencyKind, self._column(query, (job_id, ended))):
-            if outlook(kind, state) is DependencyOutlook.MET:
-                decides = is_blocked and not self._has_pending(job_id, DependencyKind.OK)
-            else:
-                decides = kind is DependencyKind.OK or not self._has_pending(job_id, kind)
-            if decides:
-                return True
-        return False
-
-    def _has_pending(self, job_id: int, like: DependencyKind) -> bool:
-        """Return whether a dependency has not ended: of the set of which one has to fail, or of the others. The query
-        tries the last first: jobs mostly end in order."""
-        kinds = "= 'failed'" if like is DependencyKind.FAILED else "<> 'failed'"
+    def dependencies_of(self, job_ids: Sequence[int]) -> dict[int, list[DependencyState]]:
         query = (
-            "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job "  # noqa: S608 - our own text
-            f"WHERE job = ? AND ended_at IS NULL AND kind {kinds} ORDER BY on_job DESC LIMIT 1"
+            "SELECT job, on_job, kind, state FROM dependencies JOIN jobs ON jobs.id = on_job "
+            "WHERE job IN (SELECT value FROM json_each(?)) ORDER BY job, on_job"
         )
-        return self._value(query, (job_id,)) is not None
+        found: dict[int, list[DependencyState]] = {job_id: [] for job_id in job_ids}
+        for job_id, other, kind, state in self._execute(query, (json.dumps(job_ids),)).fetchall():
+            found[job_id].append((other, DependencyKind(kind), JobState(state)))
+        return found
+
+    def may_decide(self, dependants: Iterable[Dependant], ended: JobState) -> set[int]:
+        """Return the dependants of which the end of a job, in this state, may decide that they can start or never can,
+        given that no earlier end did. A job that depends on thousands is checked at the end of each: only the last
+        reads them all."""
+        decided: set[int] = set()
+        undecided: dict[bool, list[int]] = {True: [], False: []}  # by whether those that had to fail are awaited
+        for each in dependants:
+            for kind in each.kinds:
+                if outlook(kind, ended) is DependencyOutlook.MET:
+                    if each.state is JobState.BLOCKED:
+                        undecided[False].append(each.id)
+                elif kind is DependencyKind.OK:
+                    decided.add(each.id)
+                else:
+                    undecided[kind is DependencyKind.FAILED].append(each.id)
+        for had_to_fail, job_ids in undecided.items():
+            undecided_ids = [each for each in job_ids if each not in decided]
+            decided.update(self._without_pending(undecided_ids, had_to_fail=had_to_fail))
+        return decided
+
+    def _without_pending(self, job_ids: Sequence[int], *, had_to_fail: bool) -> list[int]:
+        """Return the jobs of which all dependencies have ended: of the set of which one has to fail, or of the others.
+        The query tries the last first: jobs mostly end in order."""
+        kinds = "= 'failed'" if had_to_fail else "<> 'failed'"
+        query = (
+            "SELECT value FROM json_each(?) WHERE (SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job "  # noqa: S608
+            f"WHERE job = value AND ended_at IS NULL AND kind {kinds} ORDER BY on_job DESC LIMIT 1) IS NULL"
+        )
+        return self._column(query, (json.dumps(job_ids),)) if job_ids else []
+
+    def may_reject_ready(self, job_id: int) -> bool:
+        """Return whether queued jobs depend on this job, and may be rejected because of its end."""
+        lost = [kind for kind in DependencyKind if outlook(kind, self.state_of(job_id)) is DependencyOutlook.NEVER]
+        query = (
+            "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = job "
+            "WHERE on_job = ? AND kind IN (SELECT value FROM json_each(?)) AND state = 'queued' LIMIT 1"
+        )
+        return bool(lost) and self._value(query, (job_id, json.dumps(lost))) is not None
+
+    # Ended jobs whose dependants are not all settled, and jobs that run again whose dependants are not all revived
+
+    def unsettled(self, *, revives: bool) -> list[int]:
+        return self._column("SELECT job FROM unsettled WHERE revives = ?", (revives,))
+
+    def add_unsettled(self, job_ids: Iterable[int], *, revives: bool) -> None:
+        rows = [(job_id, revives) for job_id in job_ids]
+        self._db.executemany("INSERT INTO unsettled VALUES (?, ?) ON CONFLICT DO NOTHING", rows)
+
+    def drop_unsettled(self, job_ids: Iterable[int], *, revives: bool) -> None:
+        rows = [(job_id, revives) for job_id in job_ids]
+        self._db.executemany("DELETE FROM unsettled WHERE job = ? AND revives = ?", rows)
 
     def has_lost_dependency(self, job_id: int) -> bool:
         """Return whether a job that has to succeed ended otherwise."""
@@ -76,6 +140,24 @@ class DependencyStore:
         """Return the states of those of these jobs that exist."""
         query = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
         return {job_id: JobState(state) for job_id, state in self._execute(query, (json.dumps(job_ids),)).fetchall()}
+
+    def change_states(
+        self, job_ids: Sequence[int], state: JobState, at: float, *, reason: str | None, resets: bool = False
+    ) -> None:
+        """Set the state of jobs without a live attempt, as `change_state` does, and add an event to each.
+
+        `resets`: as `reset_failures` does.
+        """
+        ids = json.dumps(job_ids)
+        ended_at, queued_at = at if state in FINISHED else None, at if state is JobState.QUEUED else None
+        self._execute(
+            "UPDATE jobs SET state = ?, reason = ?, due_at = NULL, ended_at = ?, outcome = NULL, "  # noqa: S608
+            f"queued_at = coalesce(?, queued_at){', failures = 0, growth = NULL' if resets else ''} "
+            "WHERE id IN (SELECT value FROM json_each(?))",
+            (state, reason, ended_at, queued_at, ids),
+        )
+        query = "INSERT INTO events (job, at, kind, text) SELECT value, ?, ?, ? FROM json_each(?)"
+        self._execute(query, (at, state, reason, ids))
 
     def array_index(self, job_id: int) -> int | None:
         index: int | None = self._value("SELECT array_index FROM jobs WHERE id = ?", (job_id,))

@@ -21,7 +21,7 @@ from gpuyard.store.database import Database
 from gpuyard.store.job_sort import order_clause
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import SUBMISSION_IS_COMPLETE
-from gpuyard.store.selection_sql import IN_RANGES, among, range_query, selection_conditions
+from gpuyard.store.selection_sql import EMPTY_RANGE, IN_RANGES, among, range_query, selection_conditions
 
 LIVE_IN_ORDER = (
     JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
@@ -144,6 +144,11 @@ class Search:
             clauses, values = selection_conditions(selection)
             query = range_query([*clauses, SUBMISSION_IS_COMPLETE])
             return [(first, last) for first, last in self._execute(query, values)]
+
+    def empty_range(self, ranges: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+        """Return the first of these ranges of ids in which no job is."""
+        found: tuple[int, int] | None = self._execute(EMPTY_RANGE, (json.dumps(ranges),)).fetchone()
+        return found
 
     def count_states(self, ranges: Sequence[tuple[int, int]]) -> dict[JobState, int]:
         """Return the number of jobs with these ids in each state."""

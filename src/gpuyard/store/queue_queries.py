@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from gpuyard.core.job.job import Job
-from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection, merge_ranges
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.old_jobs import OldJobs
-from gpuyard.store.selection_sql import selection_conditions
+from gpuyard.store.selection_sql import EMPTY_RANGE, selection_conditions
 
 # 500 ranges fit into the first line of a request; 20,000 ids are read in a few milliseconds.
 _MAX_RANGES, _MAX_IDS = 500, 20_000
@@ -58,6 +58,11 @@ class QueueQueries:
             return _to_ranges(job_id for (job_id,) in self._execute(query, values).fetchall())
         found = selection.ranges or (((1, last_id),) if selection.is_all else ())
         return merge_ranges((first, min(last, last_id)) for first, last in found if first <= last_id)
+
+    def empty_range(self, ranges: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+        """Return the first of these ranges of ids in which no job is."""
+        found: tuple[int, int] | None = self._execute(EMPTY_RANGE, (json.dumps(ranges),)).fetchone()
+        return found
 
     def ids(self, first: int, last: int, states: Sequence[JobState] | None = None) -> Iterator[int]:
         """Yield the ids of existing jobs in order, fetched 1000 at a time."""
@@ -167,24 +172,6 @@ class QueueQueries:
             f"AND state IN (SELECT value FROM json_each(?)){only} ORDER BY id"
         )
         return self._column(query, (json.dumps(job_ids), json.dumps(states)))
-
-    def change_states(
-        self, job_ids: Sequence[int], state: JobState, at: float, *, reason: str | None, resets: bool
-    ) -> None:
-        """Set the state of jobs without a live attempt, as `change_state` does, and add an event to each.
-
-        `resets`: as `reset_failures` does.
-        """
-        ids = json.dumps(job_ids)
-        ended_at, queued_at = at if state in FINISHED else None, at if state is JobState.QUEUED else None
-        self._execute(
-            "UPDATE jobs SET state = ?, reason = ?, due_at = NULL, ended_at = ?, outcome = NULL, "  # noqa: S608
-            f"queued_at = coalesce(?, queued_at){', failures = 0, growth = NULL' if resets else ''} "
-            "WHERE id IN (SELECT value FROM json_each(?))",
-            (state, reason, ended_at, queued_at, ids),
-        )
-        query = "INSERT INTO events (job, at, kind, text) SELECT value, ?, ?, ? FROM json_each(?)"
-        self._execute(query, (at, state, reason, ids))
 
     def _jobs(self, chosen: str, parameters: tuple[Any, ...]) -> list[Job]:
         rows = self._execute(f"SELECT {row_codec.JOB_COLUMNS} FROM jobs {chosen}", parameters).fetchall()  # noqa: S608

@@ -208,6 +208,14 @@ CREATE TABLE dependencies (
 
 CREATE INDEX dependants ON dependencies (on_job);
 
+-- Work that is done in pieces: ended jobs whose dependants are not all unblocked or rejected yet, and jobs that run
+-- again (`revives`) whose dependants do not all wait again yet.
+CREATE TABLE unsettled (
+    job INTEGER NOT NULL,
+    revives INTEGER NOT NULL,
+    PRIMARY KEY (job, revives)
+) WITHOUT ROWID;
+
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
     job INTEGER NOT NULL,

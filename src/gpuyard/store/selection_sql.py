@@ -11,6 +11,12 @@ IN_RANGES = (
     "ON selected.id BETWEEN json_extract(value, '$[0]') AND json_extract(value, '$[1]'))"
 )
 
+# The first range of ids in which no job is.
+EMPTY_RANGE = (
+    "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?) WHERE NOT EXISTS "
+    "(SELECT 1 FROM jobs WHERE id BETWEEN json_extract(value, '$[0]') AND json_extract(value, '$[1]')) LIMIT 1"
+)
+
 
 def selection_conditions(selection: JobSelection) -> tuple[list[str], dict[str, object]]:
     """Return the conditions that a row of `jobs` has to meet, and their parameters."""

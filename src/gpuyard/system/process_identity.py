@@ -5,9 +5,12 @@ import pwd
 from functools import lru_cache
 from pathlib import Path
 
-from gpuyard.core.lease import Holder
 from gpuyard.core.printable_text import printable
 from gpuyard.system.machine_identity import boot_id, machine_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuyard.core.lease import Holder
 
 _LONGEST_LABEL = 200
 _LONGEST_USER = 100
@@ -16,7 +19,9 @@ _STOPPED = ("stopped", "tracing-stop")  # by psutil's names
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def this_process(label: str | None = None) -> Holder:
+def this_process(label: str | None = None) -> "Holder":
+    from gpuyard.core.lease import Holder  # a command that starts the daemon needs only `start_time`
+
     uid, pid = os.getuid(), os.getpid()
     return Holder(
         uid=uid,
@@ -64,7 +69,7 @@ def _create_time(pid: int) -> float | None:
         return None
 
 
-def is_alive(holder: Holder) -> bool:
+def is_alive(holder: "Holder") -> bool:
     """Return whether the process that made the record still runs, under the same user."""
     import psutil
 
@@ -77,7 +82,7 @@ def is_alive(holder: Holder) -> bool:
     return same_start and uid == holder.uid and holder.boot_id in (None, boot_id())
 
 
-def is_stopped(holder: Holder) -> bool:
+def is_stopped(holder: "Holder") -> bool:
     """Return whether the process is stopped, as by Ctrl-Z: it would not use what is reserved for it.
 
     False for a process that this system does not know: the pid of one in another container may be another process here.

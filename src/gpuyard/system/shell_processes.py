@@ -41,7 +41,7 @@ def _read(pid: int) -> tuple[int | None, str | None]:
 
 def _boot() -> str:
     try:
-        with open(_BOOT_ID, encoding="ascii") as file:
-            return file.read(8)
+        with open(_BOOT_ID, "rb") as file:
+            return file.read(8).decode("latin-1")
     except OSError:
         return os.uname().nodename[:40]

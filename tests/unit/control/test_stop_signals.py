@@ -176,3 +176,36 @@ def test_a_program_that_ends_after_its_warning_has_timed_out_unless_it_succeeded
         assert queue_db.job(job_id).outcome == Outcome(
             kind=OutcomeKind.TIMED_OUT, status=75, reason="exit status 75 after the signal before its time limit"
         )
+
+
+class ManyPrograms(Program):
+    """Counts who was asked to stop. Those in `hidden` have no process that could be found."""
+
+    def __init__(self, hidden: set[int]) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.asked: list[int] = []
+
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+        if signum == signal.SIGTERM:
+            self.asked += [each.job_id for each in attempts]
+        return [int(each.job_id not in self.hidden) for each in attempts]
+
+
+def test_very_many_programs_are_asked_to_stop_in_several_steps_that_follow_at_once(queue_db: QueueDb) -> None:
+    ids = [start(queue_db, stop_at=None) for _ in range(40)]
+    hidden = set(ids[:20])
+    program = ManyPrograms(hidden)
+    daemon = Daemon(queue_db, program)
+    with queue_db.store.transaction():
+        for job_id in ids:
+            daemon.transitions.stop(job_id, OutcomeKind.CANCELLED, 200.0)
+    steps = [daemon.step(200.0)]
+    assert 0 < len(program.asked) < 40
+    while steps[-1] == 200.0:
+        steps.append(daemon.step(200.0))
+    assert len(steps) > 2
+    assert sorted(program.asked) == ids
+    for _ in steps:
+        daemon.step(201.0)
+    assert set(program.asked[40:]) == hidden  # each is asked again

@@ -211,7 +211,9 @@ def test_the_queries_of_a_step_scan_no_table(queue_db: QueueDb) -> None:
         lambda: store.job(1), lambda: store.attempts(1), lambda: store.dependants(1), lambda: store.dependencies(2),
         lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.profile("x"),
         lambda: store.find_submission("x"),
-        lambda: store.count_ahead(store.lane_of(2), 2), lambda: store.may_decide(2, 1, is_blocked=True),
+        lambda: store.count_ahead(store.lane_of(2), 2), lambda: store.dependencies_of([2]),
+        lambda: store.may_decide(store.dependants_after(1, 0, 9), JobState.SUCCEEDED),
+        lambda: store.with_dependants([1]), lambda: store.may_reject_ready(1),
         lambda: store.batch_state(1), lambda: store.set_batch_state(1, "{}"), lambda: store.last_start_in_batch(1),
     ):  # fmt: skip
         assert full_scans(queue_db.plan_of(act)) == []

@@ -15,7 +15,7 @@ def submit(queue_db: QueueDb, count: int, *processes: str) -> None:
 
 
 def end(queue_db: QueueDb, job_id: int, at: float) -> None:
-    queue_db.queries.change_states([job_id], JobState.CANCELLED, at, reason=None, resets=False)
+    queue_db.store.change_states([job_id], JobState.CANCELLED, at, reason=None)
 
 
 def test_the_nearest_process_that_has_submitted_jobs_is_found(queue_db: QueueDb) -> None:

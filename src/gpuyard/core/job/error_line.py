@@ -14,7 +14,6 @@ Without any of these no line is an error; the last line is then quoted after the
 the program's own. A program that a signal ended has said nothing about it.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
@@ -22,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
+from gpuyard.core.lazy_pattern import LazyPattern
 from gpuyard.core.output_lines import last_lines
 from gpuyard.core.printable_text import printable
 
@@ -36,11 +36,11 @@ _TRACEBACK = "Traceback (most recent call last)"
 _NOT_FATAL = ("Exception ignored in", "Exception ignored while", "--- Logging error ---")
 _IN_THREAD = "Exception in thread"
 # What the lines of an exception group begin with.
-_GROUP = re.compile(r"^ {2,40}[|+][ -]?")
-_RAISED = re.compile(r"(?:[A-Za-z_]\w{0,99}\.){0,20}[A-Za-z_]\w{0,99}(?:\([\w.]{1,99}\))?(?:: .*|:?\s*)")
+_GROUP = LazyPattern(r"^ {2,40}[|+][ -]?")
+_RAISED = LazyPattern(r"(?:[A-Za-z_]\w{0,99}\.){0,20}[A-Za-z_]\w{0,99}(?:\([\w.]{1,99}\))?(?:: .*|:?\s*)")
 
 # Errors by which launchers, worker pools and sibling ranks report that another process has failed.
-_CONSEQUENCES = re.compile(
+_CONSEQUENCES = LazyPattern(
     r"^(?:[\w.]{0,120}\.)?(?:ChildFailedError|CalledProcessError|BrokenProcessPool|ProcessExitedException|"
     r"ProcessRaisedException|DistBackendError|DistNetworkError|DistStoreError|RayTaskError|RayActorError|ActorDiedError|"
     r"BrokenPipeError|ConnectionResetError|KeyboardInterrupt|SystemExit|WorkerCrashedError|JobFailedError)\b"
@@ -50,7 +50,7 @@ _CONSEQUENCES = re.compile(
     r"|\bexits with return code = |^Aborted\b|\bAborted +\(core dumped\)"
 )
 _CAUSES = tuple(
-    re.compile(text)
+    LazyPattern(text)
     for text in (
         # An error without a traceback of its own, as for a SyntaxError or after a traceback in a frame
         r"^(?:[A-Za-z_]\w{0,99}\.){0,20}[A-Z]\w{0,99}(?:Error|Exception|Interrupt)(?:: \S.*|:?\s*$)",
@@ -76,7 +76,7 @@ _CAUSES = tuple(
     )
 )
 _MESSAGES = tuple(
-    re.compile(text)
+    LazyPattern(text)
     for text in (
         # A shell
         r"(?:^|: )(?:command )?not found(?:: .{1,200})?$|: unbound variable$|: syntax error\b",
@@ -88,15 +88,15 @@ _MESSAGES = tuple(
     )
 )
 # Lines that match and are no error: advice, warnings, and the frames of stacks.
-_ADVICE = re.compile(
+_ADVICE = LazyPattern(
     r"^\s{1,20}(?:at |File |\^|from |frame #|\[\d)|^(?:frame #|CUDA kernel errors might|For debugging consider|"
     r"Compile with|Set the environment variable|Device-side assertion|Search for [`'])|\b0 errors?\b"
     r"|^Error executing job with overrides|\b(?i:warning)\b|\b(?:INFO|DEBUG)\b|\b[WI] (?:tensorflow|external)/"
 )
-_WHAT = re.compile(r"^\s{0,8}what\(\): {1,4}(.*)")
-_THROWN = re.compile(r"\b(?:instance of|uncaught exception of type) '?([\w:<>, ]{1,120})'?")
-_SIGNAL = re.compile(r"signal \d{1,3} \((SIG\w{1,12})\)")
-_BAR = re.compile(r"\d{1,3}%\s{0,4}[|\[]|[█━▏▎▍▌▋▊▉]{3}")
+_WHAT = LazyPattern(r"^\s{0,8}what\(\): {1,4}(.*)")
+_THROWN = LazyPattern(r"\b(?:instance of|uncaught exception of type) '?([\w:<>, ]{1,120})'?")
+_SIGNAL = LazyPattern(r"signal \d{1,3} \((SIG\w{1,12})\)")
+_BAR = LazyPattern(r"\d{1,3}%\s{0,4}[|\[]|[█━▏▎▍▌▋▊▉]{3}")
 _OWN_LINES = ("gpuyard: ", "--- gpuyard: ")
 _FRAME = " \t=-_*#~+|│┃╭╮╰╯─━"
 

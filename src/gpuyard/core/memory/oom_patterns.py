@@ -16,6 +16,8 @@ import re
 
 from msgspec import Struct
 
+from gpuyard.core.lazy_pattern import LazyPattern
+
 _ALLOC_FAILED = r"(?:STATUS_)?(?:INTERNAL_ERROR_\w{0,20})?ALLOC(?:ATION)?_FAILED\b"
 # Every match contains one of these, and hardly any other line does: searching for them is a hundred times cheaper.
 _HINTS = (
@@ -24,9 +26,9 @@ _HINTS = (
     "not initialized", "batch size found",
 )  # fmt: skip
 # Case-sensitive, as "May" is in the dates of logs.
-_ADVICE = re.compile(r"\b(?:[Ii]f|[Aa]void\w{0,3}|[Pp]revent\w{0,3}|[Ii]n case|may|might|such as|e\.g\.)(?=[\s,:])")
+_ADVICE = LazyPattern(r"\b(?:[Ii]f|[Aa]void\w{0,3}|[Pp]revent\w{0,3}|[Ii]n case|may|might|such as|e\.g\.)(?=[\s,:])")
 # Errors that a full device often, but not always, causes. After a notice, one of them confirms it.
-CONSEQUENCES = re.compile(
+CONSEQUENCES = LazyPattern(
     r"\bCU(?:BLAS|DNN|SOLVER)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)\b"
     r"|\bDNN library initialization failed\b"
     r"|\bFailed to (?:load model|create llama_context)\b|\bvalidation error for Llama"
@@ -35,7 +37,7 @@ CONSEQUENCES = re.compile(
 
 class OomPattern(Struct, frozen=True):
     framework: str | None
-    regex: re.Pattern[str]
+    regex: LazyPattern
     is_host: bool = False
     is_notice: bool = False
 
@@ -53,11 +55,11 @@ def find(line: str) -> tuple[OomPattern, int] | None:
 
 
 def _device(framework: str | None, *patterns: str, is_notice: bool = False) -> OomPattern:
-    return OomPattern(framework, re.compile("|".join(patterns), re.IGNORECASE), is_notice=is_notice)
+    return OomPattern(framework, LazyPattern("|".join(patterns), re.IGNORECASE), is_notice=is_notice)
 
 
 def _host(framework: str, *patterns: str) -> OomPattern:
-    return OomPattern(framework, re.compile("|".join(patterns)), is_host=True)
+    return OomPattern(framework, LazyPattern("|".join(patterns)), is_host=True)
 
 
 _PATTERNS = (

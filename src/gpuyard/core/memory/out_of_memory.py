@@ -24,6 +24,7 @@ from math import prod
 
 from msgspec import Struct
 
+from gpuyard.core.lazy_pattern import LazyPattern
 from gpuyard.core.memory import oom_patterns
 from gpuyard.core.memory.oom_patterns import OomPattern
 from gpuyard.core.output_lines import without_prefix
@@ -36,7 +37,7 @@ _LEAD_CHARS = 80
 _KILLED = 137  # 128 and SIGKILL
 _NEARLY_ALL = 0.9
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
+_COLOUR = LazyPattern(r"\x1b\[[0-9;]{0,20}m")
 _TRACEBACK = "Traceback (most recent call last):"
 _NO_NEW_FAILURE = (
     "During handling of the above exception",
@@ -45,7 +46,7 @@ _NO_NEW_FAILURE = (
     "Exception in thread",
     "--- Logging error ---",
 )
-_ERROR = re.compile(r"([A-Za-z_][\w.]{0,200})(?:: |:?\s*$)")
+_ERROR = LazyPattern(r"([A-Za-z_][\w.]{0,200})(?:: |:?\s*$)")
 _OTHER_ERRORS = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "FileExistsError", "FileNotFoundError", "FloatingPointError",
     "ImportError", "IndentationError", "IndexError", "IsADirectoryError", "JSONDecodeError", "KeyError",
@@ -63,8 +64,8 @@ _MB_PER_UNIT = {"B": 2.0**-20, "K": 2.0**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**
 _ABSURD_MB = 2.0**30
 
 
-def _patterns(*texts: str) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(text, re.IGNORECASE | re.ASCII) for text in texts)
+def _patterns(*texts: str) -> tuple[LazyPattern, ...]:
+    return tuple(LazyPattern(text, re.IGNORECASE | re.ASCII) for text in texts)
 
 
 _ASKED = _patterns(
@@ -101,7 +102,7 @@ _INDEX = _patterns(
     r"\b(?:cuda|hip|xpu):(\d{1,3})(?!\d)",
     r"\b(?:CUDA|ROCm|Vulkan|SYCL)(\d{1,2}) buffer\b",
 )
-_TENSOR = re.compile(r"\bshape ?\[([\d,]{1,200})\] and type (\w{1,20})", re.ASCII)
+_TENSOR = LazyPattern(r"\bshape ?\[([\d,]{1,200})\] and type (\w{1,20})", re.ASCII)
 _BYTES_PER_TYPE = {
     "bool": 1, "int8": 1, "uint8": 1, "half": 2, "bfloat16": 2, "int16": 2, "uint16": 2, "float": 4, "int32": 4,
     "uint32": 4, "double": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16,
@@ -232,11 +233,11 @@ def _shortened(line: str, at: int) -> str:
     return text if len(text) <= _SAYS_CHARS else f"{text[: _SAYS_CHARS - 1]}…"
 
 
-def _first(patterns: Sequence[re.Pattern[str]], line: str) -> re.Match[str] | None:
+def _first(patterns: Sequence[LazyPattern], line: str) -> re.Match[str] | None:
     return next((match for pattern in patterns if (match := pattern.search(line)) is not None), None)
 
 
-def _first_size(patterns: Sequence[re.Pattern[str]], line: str) -> float | None:
+def _first_size(patterns: Sequence[LazyPattern], line: str) -> float | None:
     match = _first(patterns, line)
     return None if match is None else _megabytes(match[1], match[2])
 

@@ -12,6 +12,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.lazy_pattern import LazyPattern
 from gpuyard.core.printable_text import printable
 
 MOST_FIGURES_PER_LINE = 16
@@ -29,47 +30,47 @@ _INNER = (
 _UNITS = "|".join((*_OUTERMOST, *_OUTER, *_INNER))
 _NUMBER = r"\d[\d,]{0,24}(?:\.\d{1,12})?[kKMGT]?"
 _OF = r"\s*(?:/|\bof\b|\bout of\b)\s*"
-_WORD_FIRST = re.compile(
+_WORD_FIRST = LazyPattern(
     rf"\b({_UNITS})(?:e?s)?\b[\s:=#(\[|-]{{0,12}}({_NUMBER}){_OF}({_NUMBER})(?![\w/]|[.:]\d)", re.IGNORECASE
 )
-_WORD_LAST = re.compile(rf"(?<![\d/.,:-])({_NUMBER}){_OF}({_NUMBER})\s+({_UNITS})(?:e?s)?\b", re.IGNORECASE)
-_WORD_ALONE = re.compile(
+_WORD_LAST = LazyPattern(rf"(?<![\d/.,:-])({_NUMBER}){_OF}({_NUMBER})\s+({_UNITS})(?:e?s)?\b", re.IGNORECASE)
+_WORD_ALONE = LazyPattern(
     rf"\b({'|'.join(_OUTER)})(?:\(\w+\))?[\s:=#\[]{{1,3}}(\d+)\b(?![.\d]|{_OF}\d|\])|"
     rf"\b({'|'.join(_OUTER)})(?:\(\w+\))?\s*\[(\d+)\](?=\s*\[)",
     re.IGNORECASE,
 )
-_FRACTION = re.compile(rf"(?<![\w/.,:-])({_NUMBER}){_OF}({_NUMBER})(?![\w/:-]|\.\d)")
-_PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s?%")
-_BAR = re.compile(r"[█▉▊▋▌▍▎▏━╸╺▓▒░■▇▆▅▄▃▂▁⣿]|[|\[][#=>.\- ]{4,}[|\]]|%\|")
-_LONG_BAR = re.compile(r"([█━╸#=>.\- ])\1{7,}")
-_BRACKETED_PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\s*\]")
-_SPOKEN_PERCENT = re.compile(
+_FRACTION = LazyPattern(rf"(?<![\w/.,:-])({_NUMBER}){_OF}({_NUMBER})(?![\w/:-]|\.\d)")
+_PERCENT = LazyPattern(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s?%")
+_BAR = LazyPattern(r"[█▉▊▋▌▍▎▏━╸╺▓▒░■▇▆▅▄▃▂▁⣿]|[|\[][#=>.\- ]{4,}[|\]]|%\|")
+_LONG_BAR = LazyPattern(r"([█━╸#=>.\- ])\1{7,}")
+_BRACKETED_PERCENT = LazyPattern(r"^\s*\[\s*(\d{1,3})%\s*\]")
+_SPOKEN_PERCENT = LazyPattern(
     r"\bprogress\s*[:=]?\s*(\d{1,3}(?:\.\d+)?)\s?%|\b(\d{1,3}(?:\.\d+)?)\s?%\s*(?:complete|completed|done|finished)\b",
     re.IGNORECASE,
 )
-_BRACKETED = re.compile(rf"^\s*[\[(]\s*({_NUMBER})\s*/\s*({_NUMBER})\s*[\])]")
-_AFTER_EPOCH = re.compile(rf"\[\s*({_NUMBER})\s*/\s*({_NUMBER})\s*(?:\(\s*\d+(?:\.\d+)?%\s*\))?\s*\]")
+_BRACKETED = LazyPattern(rf"^\s*[\[(]\s*({_NUMBER})\s*/\s*({_NUMBER})\s*[\])]")
+_AFTER_EPOCH = LazyPattern(rf"\[\s*({_NUMBER})\s*/\s*({_NUMBER})\s*(?:\(\s*\d+(?:\.\d+)?%\s*\))?\s*\]")
 _TIME = r"(?:(\d+) days?, )?(?:(\d+):)?(\d{1,3}):(\d\d)(?:\.\d+)?"
-_LEFT = re.compile(rf"(?:<\s*|\beta\W{{1,3}}){_TIME}", re.IGNORECASE)
-_LEFT_AT_END = re.compile(rf"(?:^|\s){_TIME}\s*$")
-_RATE = re.compile(r"[\d.?]+\s?([A-Za-z]{1,16})/s\b|s/([A-Za-z]{1,16})\b")
+_LEFT = LazyPattern(rf"(?:<\s*|\beta\W{{1,3}}){_TIME}", re.IGNORECASE)
+_LEFT_AT_END = LazyPattern(rf"(?:^|\s){_TIME}\s*$")
+_RATE = LazyPattern(r"[\d.?]+\s?([A-Za-z]{1,16})/s\b|s/([A-Za-z]{1,16})\b")
 
 _VALUE = r"([-+]?(?:\d[\d,]{0,24}(?:\.\d{0,24})?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf(?:inity)?)(%?)"
-_PAIR = re.compile(
+_PAIR = LazyPattern(
     r"(?<![\w./-])['\"]?([A-Za-z][\w./@-]{0,60}(?: [A-Za-z][\w]{1,20})?)['\"]?"
     rf"(?:\s*=\s*|\s*:\s+|:(?=\d+\.\d))['\"]?{_VALUE}"
     r"(?![\w:/%|]|\.\d)",
     re.IGNORECASE,
 )
-_SPACED_PAIR = re.compile(rf"\b((?:\w+[_ ])?(?:loss|accuracy|acc|ppl|perplexity))\s+{_VALUE}(?![\w:/])", re.IGNORECASE)
+_SPACED_PAIR = LazyPattern(rf"\b((?:\w+[_ ])?(?:loss|accuracy|acc|ppl|perplexity))\s+{_VALUE}(?![\w:/])", re.IGNORECASE)
 # Names that are taken for figures on lines without a counter, too.
-_METRIC = re.compile(
+_METRIC = LazyPattern(
     r"(?:^|[_./ -])(?:loss|acc|accuracy|top\d|f1|auc|auroc|ap|map|map50|mse|rmse|mae|l1|l2|r2|ppl|perplexity|bleu|"
     r"rouge\w*|iou|miou|dice|reward|return|psnr|ssim|lpips|fid|lr|learning[_ ]rate|grad_norm|error|wer|cer|score|elbo|"
     r"kl|nll|precision|recall|bpb|logloss|entropy)\d*$|^(?:val|valid|validation|train|training|eval|test)[_./ -]\w",
     re.IGNORECASE,
 )
-_NO_FIGURES = re.compile(
+_NO_FIGURES = LazyPattern(
     r"^(?:.*\s)?(?:epochs?|steps?|iter\w*|it|batch\w*|eta|time|elapsed(?: time)?|date|v_num|pid|port|rank|seed|gpus?|"
     r"cuda|device|line|version|round|fold|trial|run|global_step|job|task|(?:num|max|min|n)_\w+|total|remaining|\w*(?:runtime|per_second)|"
     r"world_size|size|exit|code|status|samples|node|host|warning|error code)$",

@@ -163,8 +163,11 @@ class JobHandler:
         supply = None
         if isinstance(body, requests.RunAgainRequest):
             supply = Supply(values=body.environment, allow_missing=body.allow_missing)
-        for selection in await self._selection.pieces(body, only):
-            changed = await run_in_pieces(self._scheduler.requests.change(selection, act, supply))
+        pieces = await self._selection.pieces(body, only)
+        for place, selection in enumerate(pieces, 1):
+            is_last = place == len(pieces)
+            change = self._scheduler.requests.change(selection, act, supply, is_last=is_last)
+            changed = await run_in_pieces(change)
             ids += changed.ids
             unchanged += changed.unchanged
             revived += changed.revived

@@ -3,11 +3,13 @@
 Conditions are looked up in the reader's thread, so that a selection of 100,000 jobs delays no other request.
 """
 
+import asyncio
+
 from msgspec.structs import replace
 
-from gpuyard.control.selected_jobs import refuse_no_match
+from gpuyard.control.selected_jobs import refuse_empty_range, refuse_no_match
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.selection import JobSelection, parse_selection, parse_state
+from gpuyard.core.job.selection import JobSelection, merge_ranges, parse_selection, parse_state
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
@@ -19,6 +21,7 @@ _LONGEST_SEARCH = 1000
 _RANGES_AT_ONCE = 200
 # So many ranges fit into the first line of a request.
 _MOST_RANGES = 500
+_LONG_TEXT = 8192
 
 
 class SelectionReader:
@@ -70,10 +73,12 @@ class SelectionReader:
         """Return the selected jobs in pieces. Their states are checked again when they are changed."""
         if body.where is None:
             text = _ids_text(body)
-            selection = parse_selection(text)
-            if not selection.has_conditions and not selection.is_all:
+            selection = await _parse(text)
+            if len(selection.ranges) <= _RANGES_AT_ONCE and not selection.has_conditions and not selection.is_all:
                 return [replace(selection, states=only)]
-            ranges, states = await self.ranges(text), selection.states
+            is_given = not selection.has_conditions and not selection.is_all
+            ranges = await (self._given_ranges(selection) if is_given else self.ranges(text))
+            states = selection.states
         else:
             if body.ids:
                 raise UserError("ids and where do not go together", hint="give one of them")
@@ -85,6 +90,18 @@ class SelectionReader:
             JobSelection(ranges=tuple(ranges[first : first + _RANGES_AT_ONCE]), states=only or states)
             for first in range(0, len(ranges), _RANGES_AT_ONCE)
         ]
+
+    async def _given_ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
+        """Return the ranges of ids that a selection names, in order. UserError if there is no job in one of them."""
+        refuse_empty_range(await self._reader.search(lambda search: search.empty_range(selection.ranges)))
+        return merge_ranges(selection.ranges)
+
+
+async def _parse(text: str) -> JobSelection:
+    """Parse a selection; a list of thousands of ids in a thread, as that takes long."""
+    if len(text) <= _LONG_TEXT:
+        return parse_selection(text)
+    return await asyncio.get_running_loop().run_in_executor(None, parse_selection, text)
 
 
 def read_filter(query: requests.JobMatch) -> JobFilter:

@@ -16,7 +16,6 @@ import time
 from gpuyard.core.notify.messages import Message
 from gpuyard.core.notify.subscriptions import is_url, redact
 from gpuyard.core.printable_text import printable
-from gpuyard.installation import find_installation
 from gpuyard.system.passing_errors import passes
 
 LIMIT_S = 30.0
@@ -31,6 +30,8 @@ _REAP_S = 0.5
 
 def apprise_missing() -> str:
     """Return the warning, with the command that installs Apprise."""
+    from gpuyard.installation import find_installation  # takes 14 ms
+
     how = find_installation().with_extra("notify")
     return f"notifications to URLs need Apprise, which is not installed; install it with `{how}`"
 

@@ -7,6 +7,7 @@ Nothing here raises: what cannot be read is no evidence, and comes back as an em
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -34,12 +35,13 @@ class FailureEvidence(Struct, frozen=True, kw_only=True):
     device_fault: str | None = None
 
 
-def read_outputs(outcome: Outcome, logs: Sequence[str | None], key: str) -> list[str]:
+def read_outputs(outcome: Outcome, logs: Sequence[str | None], key: str, *, is_local: bool = False) -> list[str]:
     """Return the ends of the logs of a failed attempt, that of standard error first; nothing for any other. `key` is
-    that of the attempt: what a file of the user held before it does not count."""
+    that of the attempt: what a file of the user held before it does not count. `is_local`: no disk of them can hang."""
     if outcome.kind is not OutcomeKind.FAILED:
         return []
-    return [_own_part(read_tail(Path(log)), key) for log in reversed(logs) if log is not None]
+    read = partial(_read_tail, most_bytes=_MOST_BYTES) if is_local else read_tail
+    return [_own_part(read(Path(log)), key) for log in reversed(logs) if log is not None]
 
 
 def _own_part(text: str, key: str) -> str:

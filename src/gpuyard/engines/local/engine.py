@@ -59,6 +59,8 @@ from gpuyard.system.private_files import make_folder
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 _log = logging.getLogger(__name__)
+# Ends of attempts that one step records: a few milliseconds of work.
+_MOST_ENDS = 16
 _MOST_AT_ONCE = 100
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
@@ -306,7 +308,7 @@ class LocalEngine(PlacesNothing):
         elif self._reported:
             # Half of them at a time: the successors of the first ones run while the caller handles the rest. With all
             # at once, jobs and daemon would wait in turns; with one at a time, fewer would end than start.
-            over += [self._reported.popleft() for _ in range(max(1, len(self._reported) // 2))]
+            over += [self._reported.popleft() for _ in range(min(_MOST_ENDS, max(1, len(self._reported) // 2)))]
             if self._reported:
                 self._poll.wake()
         return [self._result(name) for name in dict.fromkeys(over) if name in self._watched and not self._hold(name)]

@@ -26,9 +26,7 @@ class LogReads:
         """Start to read the logs of an attempt that is over if they are files of the user; return whether to wait."""
         if watched.key in self._texts:
             return self._texts[watched.key] is None
-        logs = [log for log in (watched.log, watched.error_log) if log is not None]
-        is_own = all(log.startswith(self._own_folder) for log in logs)
-        if is_own or not watched.outcome(entry).status:
+        if self._are_own(watched) or not watched.outcome(entry).status:
             return False
         self._texts[watched.key] = None
         try:
@@ -40,7 +38,11 @@ class LogReads:
     def take(self, watched: WatchedAttempt, entry: JournalEntry | None) -> list[str]:
         """Return the ends of the logs, once `is_reading` has returned False."""
         texts = self._texts.pop(watched.key, None)
-        return watched.read_outputs(entry) if texts is None else texts
+        return watched.read_outputs(entry, is_local=self._are_own(watched)) if texts is None else texts
+
+    def _are_own(self, watched: WatchedAttempt) -> bool:
+        """Return whether all logs of the attempt are logs of the queue."""
+        return all(log.startswith(self._own_folder) for log in (watched.log, watched.error_log) if log is not None)
 
     def close(self) -> None:
         with self._lock:

@@ -54,9 +54,9 @@ class WatchedAttempt(Struct, frozen=True, kw_only=True):
         """`entry` is the last one on this attempt, if there is any."""
         return outcome_of(None if entry is None else entry.word, self.context)
 
-    def read_outputs(self, entry: JournalEntry | None) -> list[str]:
-        """Return the ends of its logs if it has failed. This may take seconds."""
-        return oom_evidence.read_outputs(self.outcome(entry), (self.log, self.error_log), self.key)
+    def read_outputs(self, entry: JournalEntry | None, *, is_local: bool = False) -> list[str]:
+        """Return the ends of its logs if it has failed. This may take seconds, unless its logs are on a local disk."""
+        return oom_evidence.read_outputs(self.outcome(entry), (self.log, self.error_log), self.key, is_local=is_local)
 
     def ended(
         self,

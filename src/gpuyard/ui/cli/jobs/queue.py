@@ -9,7 +9,6 @@ from gpuyard.ui.cli.ask_daemon import selection_text
 from gpuyard.ui.cli.jobs import job_text
 from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
 from gpuyard.ui.cli.jobs.progress_text import running_text
-from gpuyard.ui.cli.jobs.sweep_text import show_sweep
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, say_json, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
@@ -50,6 +49,8 @@ _OTHER_LINES = 6
 def run(typed: Typed) -> int:
     limit = read_limit(typed, "jobs", _OTHER_LINES)
     if typed.text("sweep") is not None:
+        from gpuyard.ui.cli.jobs.sweep_text import show_sweep
+
         return show_sweep(typed, limit)
     if typed.text("sort") is not None:
         raise UserError("--sort goes with --sweep", hint="such as `gpuyard queue --sweep 17 --sort lr`")

@@ -10,7 +10,6 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.jobs.sweep_text import say_preview
 from gpuyard.ui.cli.jobs.typed_command import read_command
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
@@ -93,6 +92,8 @@ def run(typed: Typed) -> int:
         "code": code,
     }
     if is_dry:
+        from gpuyard.ui.cli.jobs.sweep_text import say_preview
+
         return say_preview(typed, request("POST", "/submissions/preview", body=body, is_repeatable=True))
     with RemovedIfRefused(code):
         answer = request("POST", "/submissions", body=body, is_repeatable=True)
