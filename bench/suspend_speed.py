@@ -1,5 +1,5 @@
-"""What the time of a suspension goes to, on a real card: a PyTorch program is suspended and restored by the driver, with
-and without `Prefault`; and what pinned memory costs.
+"""What the time of a suspension goes to, on a real card: the driver suspends and restores a PyTorch program, with and
+without `Prefault`; and what pinned memory costs.
 
     python -m bench.suspend_speed [GIGABYTES] [THREADS …]
 
@@ -43,7 +43,7 @@ def main(gigabytes: float, threads: list[int]) -> None:
         for count in (0, threads[-1]):
             began = time.monotonic()
             with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda each: _suspend(each.pid, count), (first, second)))
+                list(pool.map(_suspend, (first.pid, second.pid), (count, count)))
             print(f"two of {two:g} GB side by side, {count} threads each: {time.monotonic() - began:.2f} s", flush=True)
             for each in (first, second):
                 Cuda(10.0).restore(each.pid)
@@ -184,8 +184,8 @@ def _pinned(gigabytes: float) -> None:
     populated_s = time.monotonic() - began
     code = torch.cuda.cudart().cudaHostRegister(address, size, 0)
     print(
-        f"{gigabytes:g} GB pinned by hand: populated in {populated_s:.2f} s (advice {advised}, {codes}), registered after "
-        f"{time.monotonic() - began:.2f} s ({code})"
+        f"{gigabytes:g} GB pinned by hand: populated in {populated_s:.2f} s (advice {advised}, {codes}), "
+        f"registered after {time.monotonic() - began:.2f} s ({code})"
     )
     target = torch.frombuffer(memory, dtype=torch.uint8)
     for name, to, come in (("out", target, source), ("back", source, target), ("out again", target, source)):

@@ -18,6 +18,7 @@ import queue
 import re
 import threading
 from types import TracebackType
+from typing import Self
 
 _ANONYMOUS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 *$", re.MULTILINE)
 _PIECE = 1 << 21
@@ -48,7 +49,7 @@ class Prefault:
         self._workers = [threading.Thread(target=self._touch_pieces, daemon=True) for _ in range(count)]
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> "Prefault":
+    def __enter__(self) -> Self:
         for thread in (self._watcher, *self._workers):
             thread.start()
         return self
