@@ -60,6 +60,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> "Any":
+    if name == "torch":
+        return importlib.import_module("gpuyard.torch")
     if name not in _MODULES:
         raise AttributeError(f"module 'gpuyard' has no attribute '{name}'")
     return getattr(importlib.import_module(_MODULES[name]), name)

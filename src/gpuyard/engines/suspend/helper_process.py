@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
+from gpuyard.engines.suspend.ask_to_park import find_registered
 from gpuyard.engines.suspend.drivers import Cuda, DriverError, Simulated
 from gpuyard.engines.suspend.move_memory import MemoryMover, Trouble
 from gpuyard.system.file_locks import hold_lock_file
@@ -41,6 +42,7 @@ class Order(Struct, frozen=True, kw_only=True):
     mutexes: tuple[str, ...] = ()
     limit_s: float
     lock_timeout_s: float
+    parks_within_s: float
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -49,6 +51,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     text: str = ""
     seconds: float = 0.0
     held_mb: dict[str, float] = {}
+    parked_mb: float | None = None
 
 
 class _Reply:
@@ -125,7 +128,7 @@ def main(arguments: list[str]) -> None:
         except DriverError as error:
             reply.send(Answer(is_done=False, text=str(error)))
             return
-        if not reply.send(Answer(is_done=True, held_mb=mover.held_mb)):
+        if not reply.send(Answer(is_done=True, held_mb=mover.held_mb, parked_mb=mover.parked_mb)):
             with contextlib.suppress(Trouble):  # the answer was sent already, and the next helper finds this trouble
                 if order.is_resumption:
                     mover.undo_resume()
@@ -141,6 +144,7 @@ def _mover(order: Order, reply: _Reply) -> MemoryMover:
     return MemoryMover(
         driver,
         lambda: process_tree.processes_of(order.attempt, order.queue, order.daemon),
+        lambda processes: find_registered(order.queue, order.attempt.key, processes, order.parks_within_s),
         devices=order.attempt.devices,
         mutexes=mutexes,
         check=reply.check,
