@@ -1,4 +1,8 @@
-"""Choose the victims of a preemption: the cheapest set of running jobs of lower priority, device by device."""
+"""Choose the victims of a preemption: the cheapest set of running jobs of lower priority, device by device.
+
+What counts is the time until their memory is free, and the time that they lose. Victims leave side by side: two that
+hold 10 GB each are gone sooner than one that holds 20 GB.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,6 +25,8 @@ class RunningJob(Struct, frozen=True, kw_only=True):
     lease_id: str | None = None
     priority: int = 0
     preempt_cost_s: float | None = None  # the cost of preempting it; None where it may not be preempted
+    frees_in_s: float = 0.0  # how long it takes until it has freed its memory
+    shares_s: float = 0.0  # the same, as its part of the time in which several are moved side by side
     is_leaving: bool = False  # it is already being preempted
     takes_slot: bool = True  # it counts as a job without devices; false for runs of a batch and jobs on a cluster
     device_ids: tuple[str, ...] = ()
@@ -48,7 +54,7 @@ def find_victims(
         for state in states
         if (victims := _victims_on(need, placement, state, may_leave)) is not None
     }
-    costs = [(sum(run.preempt_cost_s or 0.0 for run in victims), each) for each, victims in found.items()]
+    costs = [(_cost_s(victims), each) for each, victims in found.items()]
     cheapest = [each for _, each in placement.links.first(need, iter(sorted(costs, key=lambda cost: cost[0])))]
     if len(cheapest) < need.devices:
         return ()
@@ -61,15 +67,35 @@ def find_victims(
 def _victims_on(
     need: Need, placement: PlacementState, state: DeviceState, may_leave: dict[str, RunningJob]
 ) -> tuple[RunningJob, ...] | None:
-    """Add the cheapest job of the device until the need fits. None where it never does."""
+    """Return the best victims on the device: the cheapest of those that leave within some time, or a single one. None
+    where the need never fits."""
     here = [may_leave[each.lease_id] for each in state.promises if each.lease_id in may_leave]
     here.sort(key=lambda run: (run.preempt_cost_s or 0.0, -run.started_at))
+    times_s = sorted({0.0, *(run.frees_in_s for run in here)})
+    groups = ([run for run in here if run.frees_in_s <= limit_s] for limit_s in times_s)
+    several = (_cheapest(need, placement, state, group) for group in groups)
+    choices = [victims for victims in several if victims is not None]
+    choices += [(run,) for run in here if _fits(need, placement, state, (run,))]
+    return min(choices, key=_cost_s, default=None)
+
+
+def _cheapest(
+    need: Need, placement: PlacementState, state: DeviceState, here: list[RunningJob]
+) -> tuple[RunningJob, ...] | None:
+    """Add the cheapest job until the need fits; `here` is sorted by cost. None where it never does."""
     victims: list[RunningJob] = []
     while not _fits(need, placement, state, victims):
         if not here:
             return None
         victims.append(here.pop(0))
     return _without_useless(need, placement, [state], victims, 1)
+
+
+def _cost_s(victims: Sequence[RunningJob]) -> float:
+    """Return the time until all have left, and what each of them loses."""
+    leave_s = max((run.frees_in_s for run in victims), default=0.0)
+    side_by_side_s = sum(run.shares_s for run in victims)
+    return max(leave_s, side_by_side_s) + sum(run.preempt_cost_s or 0.0 for run in victims)
 
 
 def _without_useless(
