@@ -27,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     devices = SimulatedDevices()
     device_id = visible_device_ids(devices, dict(os.environ))[0]
-    parkable_mb, steps = options.vram - CONTEXT_MB, 0
+    parkable_mb = float(options.vram) - CONTEXT_MB
 
     with SimulatedUse(devices) as usage:
         usage.allocate(device_id, options.vram)
@@ -49,7 +49,6 @@ def main() -> None:
         say("holding")
         while not options.gate.exists():
             usage.work()
-            steps += 1
             if not options.stuck:
                 listener.point()
             time.sleep(0.005)
