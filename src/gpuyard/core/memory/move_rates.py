@@ -19,12 +19,12 @@ _OVERHEAD_S = 0.5
 
 
 class MoveRates(Struct, frozen=True, kw_only=True):
-    """MB per second. The defaults were measured on an H200 with 16 cores and small pages."""
+    """MB per second. The defaults are between those of slow and fast machines with an H200 (docs/measurements.md)."""
 
-    out_mb_s: float = 1600.0
-    back_mb_s: float = 4000.0
-    parked_out_mb_s: float = 30000.0
-    parked_back_mb_s: float = 15000.0
+    out_mb_s: float = 2500.0
+    back_mb_s: float = 5000.0
+    parked_out_mb_s: float = 40000.0
+    parked_back_mb_s: float = 20000.0
     together_mb_s: float = 6000.0
 
     def out_s(self, memory_mb: float, *, is_parked: bool = False) -> float:

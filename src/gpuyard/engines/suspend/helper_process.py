@@ -6,6 +6,7 @@ It has a session of its own, because it calls drivers, which may hang.
   never work on the same attempt at once.
 - It answers with one line, even if the driver hangs: after its time limit it reports a failure. When the driver returns
   later, it undoes the change, so that the attempt is in the state that was reported.
+- It answers as soon as a program has parked its memory, and lets the driver move the rest afterwards.
 - It outlives the daemon and finishes. If it is killed at any moment, the next helper can finish its work.
 """
 
@@ -60,13 +61,13 @@ class _Reply:
     def __init__(self, limit_s: float) -> None:
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self._is_sent = False
+        self._is_sent = self.has_given_up = False
         self._is_working = False
         self._timer = threading.Timer(limit_s, self._give_up)
         self.set_limit(limit_s)
 
     def send(self, answer: Answer) -> bool:
-        """Return False if the time limit was reported already."""
+        """Return False if something was reported already."""
         if not self._is_first():
             return False
         self._timer.cancel()
@@ -90,7 +91,7 @@ class _Reply:
             self._is_working = True
 
     def check(self) -> None:
-        if self._is_sent:
+        if self.has_given_up:
             raise Trouble("it took too long")
 
     def set_limit(self, seconds: float) -> None:
@@ -102,6 +103,7 @@ class _Reply:
     def _give_up(self) -> None:
         if not self._is_first():
             return
+        self.has_given_up = True
         waited = f"{time.monotonic() - self._started:.0f} s"
         if self._is_working:
             text = f"the driver did not answer for {waited}; undone as soon as it answers"
@@ -128,12 +130,16 @@ def main(arguments: list[str]) -> None:
         except DriverError as error:
             reply.send(Answer(is_done=False, text=str(error)))
             return
-        if not reply.send(Answer(is_done=True, held_mb=mover.held_mb, parked_mb=mover.parked_mb)):
+        if not reply.send(_success(mover)) and reply.has_given_up:
             with contextlib.suppress(Trouble):  # the answer was sent already, and the next helper finds this trouble
                 if order.is_resumption:
                     mover.undo_resume()
                 else:
                     mover.undo_suspend()
+
+
+def _success(mover: MemoryMover) -> Answer:
+    return Answer(is_done=True, held_mb=mover.held_mb, parked_mb=mover.parked_mb)
 
 
 def _mover(order: Order, reply: _Reply) -> MemoryMover:
@@ -148,6 +154,7 @@ def _mover(order: Order, reply: _Reply) -> MemoryMover:
         devices=order.attempt.devices,
         mutexes=mutexes,
         check=reply.check,
+        tell_parked=lambda parked: reply.send(_success(parked)),
     )
 
 

@@ -12,7 +12,8 @@ Rules, from how the driver behaves:
 - Putting back more than fits destroys the process. So free memory is checked last of all.
 - The driver moves the memory of each process by one thread of it, so several processes are moved side by side.
 - A program that can park its memory itself (`ask_to_park.py`) is asked first, while all of its processes still run: it
-  is faster, and leaves less to the driver. It takes its memory back last.
+  is faster, and leaves little to the driver. Then the attempt counts as suspended; the driver moves the rest, and if it
+  refuses, the rest stays on the device. The program takes its memory back last.
 """
 
 import contextlib
@@ -37,6 +38,8 @@ _MUTEX_WITHIN_S = 2.0
 _POLL_S = 0.002
 _MOST_THREADS = 16
 _MB = 1048576
+# What a program may keep on its devices when it has parked its memory: its contexts.
+_CONTEXTS_MB = 1024.0
 _NO_PROCESSES = "it has no processes: it may just have ended"
 # Segments of memory that a process could share with others, by device and inode.
 _SHARED = re.compile(r"^\S+ ...s \S+ (\S+ \d+)\s+/(?:dev/shm/|memfd:|SYSV)", re.MULTILINE)
@@ -55,7 +58,8 @@ class Trouble(Exception):
 
 class MemoryMover:
     """Suspends or resumes one attempt, once. `find` lists its processes, `find_registered` returns the one among them
-    that can park its memory, if any; `check` raises Trouble to stop the move."""
+    that can park its memory, if any; `check` raises Trouble to stop the move, and `tell_parked` is called when the
+    program has parked nearly all of its memory."""
 
     def __init__(  # noqa: PLR0913 - the parts of the system that it works on
         self,
@@ -66,6 +70,7 @@ class MemoryMover:
         devices: Sequence[str],
         mutexes: Sequence[str],
         check: Callable[[], None],
+        tell_parked: Callable[["MemoryMover"], object] = lambda _: None,
     ) -> None:
         self._driver = driver
         self._find = find
@@ -74,6 +79,8 @@ class MemoryMover:
         self.parked_mb: float | None = None  # what the program has moved itself
         self._mutexes = mutexes
         self._check = check
+        self._tell_parked = tell_parked
+        self._is_parked = False
         self._is_undoing = False
         self._known: dict[tuple[int, float], TrackedProcess] = {}
         self._states: dict[TrackedProcess, CudaProcessState] = {}
@@ -82,6 +89,9 @@ class MemoryMover:
         try:
             self._take_away()
         except Trouble as trouble:
+            if self._is_parked:
+                self._stop(self._find())
+                return
             if not trouble.is_ruined:
                 self.undo_suspend()
             raise
@@ -93,7 +103,7 @@ class MemoryMover:
             raise Trouble(_NO_PROCESSES)
         if not all(process.is_stopped for process in found):
             self._read_states(found)
-            if CudaProcessState.SUSPENDED not in self._states.values():
+            if CudaProcessState.SUSPENDED not in self._states.values() and self._find_registered(found) is None:
                 self.undo_suspend()
                 return
             self.undo_resume()  # it was half put back: free memory is known only when all of it is away
@@ -121,39 +131,45 @@ class MemoryMover:
     # Away
 
     def _take_away(self) -> None:
-        before_mb = self._park()
+        self._park()
         while self._lock_all():
             if not self._is_undoing:
                 self._refuse_shared_memory()
             locked = self._in_state(CudaProcessState.LOCKED)
-            for device_id, held_mb in self._held_by(locked).items():  # it has to fit when they are put back
-                self.held_mb[device_id] += held_mb
+            if self.parked_mb is None:  # it has to fit when they are put back
+                self._add_held(locked)
             self._call_for_each(locked, self._driver.suspend, CudaProcessState.SUSPENDED, "be moved to host memory")
             self._stop(list(self._states))
-        for device_id, held_mb in before_mb.items():
-            self.held_mb[device_id] = max(held_mb, self.held_mb[device_id])
         if not self._known:
             raise Trouble(_NO_PROCESSES)
 
-    def _park(self) -> dict[str, float]:
-        """Ask the program to park its memory, if it can. Return what its processes held on each device before."""
+    def _park(self) -> None:
+        """Ask the program to park its memory, if it can."""
         processes = self._find()
         program = self._find_registered(processes)
         if program is None:
-            return {}
-        held_mb = self._held_by(processes)
+            return
+        self._add_held(processes)
         for process in processes:
             process_tree.send(process, signal.SIGCONT)
         parked_bytes = program.park()
-        self.parked_mb = None if parked_bytes is None else parked_bytes / _MB
-        return held_mb
+        held_mb, self.held_mb = self.held_mb, dict.fromkeys(self.held_mb, 0.0)
+        if parked_bytes is None:
+            return
+        self.parked_mb = parked_bytes / _MB
+        self._add_held(processes)
+        left_mb, self.held_mb = sum(self.held_mb.values()), held_mb
+        if len(held_mb) == 1 and sum(held_mb.values()) < self.parked_mb:  # it had parked already, for an earlier helper
+            self.held_mb = {device_id: left_mb + self.parked_mb for device_id in held_mb}
+        self._is_parked = left_mb <= _CONTEXTS_MB
+        if self._is_parked and not self._is_undoing:
+            self._tell_parked(self)
 
-    def _held_by(self, processes: Sequence[TrackedProcess]) -> dict[str, float]:
-        pids, held_mb = {process.pid for process in processes}, {}
+    def _add_held(self, processes: Sequence[TrackedProcess]) -> None:
+        pids = {process.pid for process in processes}
         for device_id in self.held_mb:
             with contextlib.suppress(DriverError):
-                held_mb[device_id] = self._driver.held_mb(device_id, pids)
-        return held_mb
+                self.held_mb[device_id] += self._driver.held_mb(device_id, pids)
 
     def _lock_all(self) -> bool:
         """Lock processes until no new ones appear. Return whether there were any new ones."""
