@@ -2,6 +2,7 @@
 result as one that is not disturbed."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,8 @@ print("digest", digest.hexdigest(), flush=True)
 
 
 @pytest.fixture(autouse=True)
-def able(monkeypatch: pytest.MonkeyPatch) -> None:
+def able() -> None:
     pytest.importorskip("torch")
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def card_id() -> str:
@@ -71,7 +71,9 @@ def used_mb() -> float:
 
 
 def training(engine: LocalEngine, folder: Path, job_id: int) -> Attempt:
-    program = f"import os; os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'\n{TRAINING}"
+    # A program of the engine has not the environment of this process.
+    settings = f"import os, sys; os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'; sys.path[:] = {sys.path!r}"
+    program = f"{settings}\n{TRAINING}"
     attempt = script(engine, job_id, program, "400", devices=(card_id(),))
     wait_for_line(folder, job_id, "holding")
     return attempt

@@ -160,7 +160,7 @@ class MemoryMover:
         self._add_held(processes)
         left_mb, self.held_mb = sum(self.held_mb.values()), held_mb
         if len(held_mb) == 1 and sum(held_mb.values()) < self.parked_mb:  # it had parked already, for an earlier helper
-            self.held_mb = {device_id: left_mb + self.parked_mb for device_id in held_mb}
+            self.held_mb = dict.fromkeys(held_mb, left_mb + self.parked_mb)
         self._is_parked = left_mb <= _CONTEXTS_MB
         if self._is_parked and not self._is_undoing:
             self._tell_parked(self)
