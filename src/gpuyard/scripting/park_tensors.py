@@ -95,7 +95,7 @@ def _wait_for_devices(torch: Any, storages: Iterable[tuple[Any, int]]) -> None:
 def _tensors(torch: Any, thing: Any) -> Iterator[Any]:
     if isinstance(thing, torch.Tensor):
         yield thing
-        if thing.grad is not None:
+        if thing.is_leaf and thing.grad is not None:  # PyTorch warns if others are asked
             yield thing.grad
     elif isinstance(thing, torch.nn.Module):
         yield from _tensors(torch, [*thing.parameters(), *thing.buffers()])
