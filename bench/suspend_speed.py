@@ -1,25 +1,22 @@
 """What the time of a suspension goes to, on a real card: the driver suspends and restores a PyTorch program, with and
-without `Prefault`; and what pinned memory costs.
+without `Prefault`.
 
     python -m bench.suspend_speed [GIGABYTES] [THREADS …]
 
-Needs an idle NVIDIA card with driver 570 or later, PyTorch, and 1.5 times GIGABYTES of RAM.
+Needs an idle NVIDIA card with driver 570 or later, PyTorch, and RAM for GIGABYTES of each program.
 """
 
 import contextlib
-import ctypes
-import mmap
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gpuyard.engines.suspend.drivers import Cuda
-from gpuyard.engines.suspend.prefault import Prefault, _mappings, subtract
+from gpuyard.engines.suspend.prefault import Prefault
 
 _HOLDER = """
 import sys, torch
@@ -28,27 +25,24 @@ held = torch.randint(-2**62, 2**62, (int(float(sys.argv[1]) * 2**27),), dtype=to
 for line in sys.stdin:
     print(held.sum().item(), (held[::1001] * torch.arange(len(held[::1001]), device="cuda")).sum().item(), flush=True)
 """
-_POPULATE_WRITE, _HUGE = 23, 14
 _GB = 1 << 30
 
 
 def main(gigabytes: float, threads: list[int]) -> None:
+    """Suspend a program without Prefault, and then one for each number of `threads`. All stay suspended until the end,
+    so that none gets memory that another has used: on a virtual machine such memory is allocated much faster. Then
+    suspend the first one again with each number."""
     _print_machine()
-    with _holder(gigabytes) as program:
-        _round(program, 0, watches=True)
-        for count in threads:
-            _round(program, count, watches=count == threads[0])
-    two = gigabytes / 2
-    with _holder(two) as first, _holder(two) as second:
+    with contextlib.ExitStack() as stack:
+        programs = [stack.enter_context(_holder(gigabytes)) for _ in (0, *threads)]
+        digests = [_digest(program) for program in programs]
+        for program, count in zip(programs, (0, *threads), strict=True):
+            _out(program, count, "fresh memory")
+        for program, digest in zip(programs, digests, strict=True):
+            _back(program, digest)
         for count in (0, threads[-1]):
-            began = time.monotonic()
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(_suspend, (first.pid, second.pid), (count, count)))
-            print(f"two of {two:g} GB side by side, {count} threads each: {time.monotonic() - began:.2f} s", flush=True)
-            for each in (first, second):
-                Cuda(10.0).restore(each.pid)
-                Cuda(10.0).unlock(each.pid)
-    _pinned(gigabytes)
+            _out(programs[0], count, "memory that was used before")
+            _back(programs[0], digests[0])
 
 
 def _print_machine() -> None:
@@ -87,25 +81,24 @@ def _digest(program: subprocess.Popen[str]) -> str:
     return program.stdout.readline()
 
 
-def _round(program: subprocess.Popen[str], threads: int, *, watches: bool) -> None:
-    pid, before = program.pid, _digest(program)
-    user, kernel = _cpu_s(pid)
-    stop = threading.Event()
+def _out(program: subprocess.Popen[str], threads: int, memory: str) -> None:
+    pid, before, stop = program.pid, _cpu_s(program.pid), threading.Event()
     watcher = threading.Thread(target=_watch, args=(pid, stop))
-    if watches:
-        watcher.start()
+    watcher.start()
     out_s, touched = _suspend(pid, threads)
     stop.set()
-    user, kernel = (now - then for now, then in zip(_cpu_s(pid), (user, kernel), strict=True))
-    began = time.monotonic()
-    Cuda(10.0).restore(pid)
+    watcher.join()
+    user, kernel = (now - then for now, then in zip(_cpu_s(pid), before, strict=True))
+    cpu = f"program: {user:.1f} s user, {kernel:.1f} s kernel"
+    print(f"{threads} threads, {memory}: out {out_s:.2f} s ({cpu}; touched {touched})", flush=True)
+
+
+def _back(program: subprocess.Popen[str], digest: str) -> None:
+    driver, began = Cuda(10.0), time.monotonic()
+    driver.restore(program.pid)
     back_s = time.monotonic() - began
-    Cuda(10.0).unlock(pid)
-    print(
-        f"{threads} threads: out {out_s:.2f} s (program: {user:.1f} s user, {kernel:.1f} s kernel; touched {touched}), "
-        f"back {back_s:.2f} s, result {'same' if _digest(program) == before else 'DIFFERENT'}",
-        flush=True,
-    )
+    driver.unlock(program.pid)
+    print(f"back {back_s:.2f} s, result {'same' if _digest(program) == digest else 'DIFFERENT'}", flush=True)
 
 
 def _suspend(pid: int, threads: int) -> tuple[float, str]:
@@ -115,39 +108,22 @@ def _suspend(pid: int, threads: int) -> tuple[float, str]:
     locked_s = time.monotonic() - began
     if threads:
         with Prefault(pid, 1 << 40, threads) as prefault:
-            driver.suspend(pid)
+            driver.checkpoint(pid)
         touched = f"{prefault.touched_bytes / _GB:.1f} GB, refusal {prefault.refusal}"
     else:
-        driver.suspend(pid)
+        driver.checkpoint(pid)
     return time.monotonic() - began, f"{touched}; lock {locked_s:.3f} s"
 
 
 def _watch(pid: int, stop: threading.Event) -> None:
-    """Print each change of the mappings, and how the resident memory grows."""
-    known, anonymous, began, shown, resident = _lines(pid), _mappings(pid), time.monotonic(), 0.0, 0
-    while not stop.wait(0.01):
-        now, lines = time.monotonic() - began, _lines(pid)
-        for line in sorted(lines - known):
-            size = (int(line.split("-")[1].split()[0], 16) - int(line.split("-")[0], 16)) / 2**20
-            if size >= 4:
-                print(f"   {now:6.2f} s  + {size:9.1f} MB  {line}")
-        gone = sum(int(line.split("-")[1].split()[0], 16) - int(line.split("-")[0], 16) for line in known - lines)
-        if gone > 4 << 20:
-            print(f"   {now:6.2f} s  - {gone / 2**20:9.1f} MB of mappings changed or gone")
-        known = lines
-        if now - shown >= 0.5:
-            shown, before, resident = now, resident, _resident(pid)
-            print(f"   {now:6.2f} s  resident {resident / 2**20:8.2f} GB  + {(resident - before) / 2**20:6.2f}")
-    new = subtract(_mappings(pid), anonymous)
-    print(
-        "   new anonymous:",
-        [f"{(end - begin) / _GB:.2f} GB" for begin, end in new if end - begin > 4 << 20],
-        flush=True,
-    )
-
-
-def _lines(pid: int) -> set[str]:
-    return set(Path(f"/proc/{pid}/maps").read_text().splitlines())
+    """Print how the resident memory grows, in GB per second."""
+    began, resident, rates = time.monotonic(), _resident(pid), []
+    at = began
+    while not stop.wait(0.5):
+        now, held = time.monotonic(), _resident(pid)
+        rates.append(f"{(held - resident) / 2**20 / (now - at):.1f}")
+        at, resident = now, held
+    print("   growth every 0.5 s, GB/s:", *rates, flush=True)
 
 
 def _resident(pid: int) -> int:
@@ -161,45 +137,5 @@ def _cpu_s(pid: int) -> tuple[float, float]:
     return int(fields[11]) / tick, int(fields[12]) / tick
 
 
-def _pinned(gigabytes: float) -> None:
-    """Print what it costs to have pinned memory: as PyTorch allocates it, and allocated on many threads first."""
-    import torch
-
-    size = int(gigabytes * _GB)
-    source = torch.empty(size, dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()
-    began = time.monotonic()
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    view = (ctypes.c_char * size).from_buffer(memory)
-    address, libc = ctypes.addressof(view), ctypes.CDLL(None, use_errno=True)
-    advised = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _HUGE)
-    step = 64 << 20
-
-    def populate(start: int) -> int:
-        length = min(step, size - start)
-        return int(libc.madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(length), _POPULATE_WRITE))
-
-    with ThreadPoolExecutor(8) as pool:
-        codes = set(pool.map(populate, range(0, size, step)))
-    populated_s = time.monotonic() - began
-    code = torch.cuda.cudart().cudaHostRegister(address, size, 0)
-    print(
-        f"{gigabytes:g} GB pinned by hand: populated in {populated_s:.2f} s (advice {advised}, {codes}), "
-        f"registered after {time.monotonic() - began:.2f} s ({code})"
-    )
-    target = torch.frombuffer(memory, dtype=torch.uint8)
-    for name, to, come in (("out", target, source), ("back", source, target), ("out again", target, source)):
-        began = time.monotonic()
-        to.copy_(come, non_blocking=True)
-        torch.cuda.synchronize()
-        took = time.monotonic() - began
-        print(f"  {name}: {took:.2f} s, {gigabytes / took:.1f} GB/s", flush=True)
-    torch.cuda.cudart().cudaHostUnregister(address)
-    del target, view, source
-    began = time.monotonic()
-    torch.empty(16 * _GB, dtype=torch.uint8, pin_memory=True)
-    print(f"16 GB pinned by PyTorch: {time.monotonic() - began:.2f} s", flush=True)
-
-
 if __name__ == "__main__":
-    main(float((*sys.argv[1:], "35")[0]), [int(each) for each in sys.argv[2:]] or [8, 4, 14])
+    main(float((*sys.argv[1:], "35")[0]), [int(each) for each in sys.argv[2:]] or [8])

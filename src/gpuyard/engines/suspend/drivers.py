@@ -92,7 +92,11 @@ class Cuda:
 
     def suspend(self, pid: int) -> None:
         with Prefault(pid, round(self._held_everywhere(pid) * _MB)):
-            self._call("Checkpoint", pid)
+            self.checkpoint(pid)
+
+    def checkpoint(self, pid: int) -> None:
+        """Suspend as the driver does it by itself."""
+        self._call("Checkpoint", pid)
 
     def restore(self, pid: int) -> None:
         # Without persistence mode an unused card powers down, and a restore does not wake it.
