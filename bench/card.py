@@ -1,7 +1,7 @@
 """Packing and preemption on a real card: many PyTorch jobs without declared memory, one at a time and then packed; an
-urgent job on a full card.
+urgent job on a full card, where its victim is suspended by the driver, and where it parks its memory itself.
 
-    python -m bench card [jobs|urgent]
+    python -m bench card [jobs|urgent|parked]
 
 Needs an idle NVIDIA card, and PyTorch.
 """
@@ -21,7 +21,7 @@ _JOB = Path(__file__).with_name("card_job.py")
 _CLASSES = ((1.0, 90), (4.0, 200), (12.0, 150), (40.0, 60))
 _EACH = 10
 _ALONE = '[packing]\nmax_jobs_per_device = 1\nfirst_run = "alone"\n'
-_VICTIMS, _VICTIM_GB, _VICTIM_STEPS = 3, 35.0, 1000
+_VICTIM_GB, _VICTIM_STEPS = 35.0, 600
 _URGENT_GB, _URGENT_STEPS = 50.0, 60
 _WAIT_JOB_FAILED = 5
 
@@ -41,8 +41,8 @@ class Home:
             raise SystemExit(f"gpuyard {' '.join(arguments)}: {done.stderr}")
         return done.stdout
 
-    def submit(self, gigabytes: float, steps: int, seed: int, *options: str) -> int:
-        job = (sys.executable, "-P", str(_JOB), str(gigabytes), str(steps), str(seed))
+    def submit(self, gigabytes: float, steps: int, seed: int, *options: str, way: str = "") -> int:
+        job = (sys.executable, "-P", str(_JOB), str(gigabytes), str(steps), str(seed), *way.split())
         return int(self("submit", *options, "--", *job))
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -70,7 +70,9 @@ def bench_card(parts: list[str]) -> None:
         if not parts or "jobs" in parts:
             _many_jobs(Path(folder))
         if not parts or "urgent" in parts:
-            _urgent_job(Path(folder))
+            _urgent_job(Path(folder) / "urgent", "")
+        if not parts or "parked" in parts:
+            _urgent_job(Path(folder) / "parked", "parkable")
 
 
 def _many_jobs(folder: Path) -> None:
@@ -99,15 +101,17 @@ def _pass(name: str, home: Home) -> float:
     return rate
 
 
-def _urgent_job(folder: Path) -> None:
-    home = Home(folder / "urgent")
-    undisturbed = _fill_card(home)
+def _urgent_job(folder: Path, way: str) -> None:
+    """Fill the card with three jobs, the last of which is started in this `way`, and submit an urgent one."""
+    home = Home(folder)
+    undisturbed = _fill_card(home, way)
     home("wait", *map(str, undisturbed))
-    victims = _fill_card(home)
+    victims = _fill_card(home, way)
     for job_id in victims:
         home.wait_for(job_id, lambda job: "ready" in home("logs", str(job["id"])))
     submitted_at = time.time()
     urgent = home.submit(_URGENT_GB, _URGENT_STEPS, 99, "--preempt", "--vram", f"{_URGENT_GB + 1:g}G")
+    print(home("why", str(urgent)))
     job = home.wait_for(urgent, lambda job: job["started_at"] is not None)
     print(f"urgent job running {_seconds(job['started_at']) - submitted_at:.1f} s after its submission", flush=True)
     home("wait", *map(str, (urgent, *victims)))
@@ -115,13 +119,15 @@ def _urgent_job(folder: Path) -> None:
         same = home.result(before) == home.result(after) != "no result"
         print(f"job {after}: {'identical to undisturbed' if same else 'DIFFERENT'} ({home.result(after)})")
         print(home("history", str(after)))
+    print(home("logs", str(victims[-1])))
     print(home("history", str(urgent)))
     home("daemon", "stop")
 
 
-def _fill_card(home: Home) -> list[int]:
+def _fill_card(home: Home, way: str) -> list[int]:
     size = f"{_VICTIM_GB + 1:g}G"
-    return [home.submit(_VICTIM_GB, _VICTIM_STEPS, seed, "--vram", size) for seed in range(_VICTIMS)]
+    ways = ("", "", way)
+    return [home.submit(_VICTIM_GB, _VICTIM_STEPS, seed, "--vram", size, way=each) for seed, each in enumerate(ways)]
 
 
 def _seconds(moment: str) -> float:

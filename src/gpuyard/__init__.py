@@ -58,10 +58,12 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> "Any":
-    if name not in _MODULES:
+    if name not in _MODULES and name != "torch":
         raise AttributeError(f"module 'gpuyard' has no attribute '{name}'")
     import importlib  # takes as long as ten modules of ours
 
+    if name == "torch":
+        return importlib.import_module("gpuyard.torch")
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 

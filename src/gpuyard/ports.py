@@ -357,6 +357,7 @@ class SuspendResult(Struct, frozen=True, kw_only=True):
     text: str = ""
     seconds: float | None = None
     held_mb: dict[str, float] = {}  # memory it held on each device when it was suspended, as far as it was measured
+    parked_mb: float | None = None  # how much of it the program has moved itself; None: nothing, the driver did
 
 
 class Suspender(Protocol):
@@ -364,6 +365,10 @@ class Suspender(Protocol):
 
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
         """Return why this attempt cannot be suspended here, or None."""
+
+    def can_park(self, attempt: Attempt) -> bool:
+        """Return whether its program has registered to move its device memory itself, which is faster and needs no
+        RAM: it has that already."""
 
     def suspend(self, attempt: Attempt) -> None:
         """Start to suspend. Repeating the request while it is in progress or done is harmless."""

@@ -15,5 +15,8 @@ class NoSuspender:
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None: ...
 
+    def can_park(self, attempt: Attempt) -> bool:
+        return False
+
     def moved(self) -> list[SuspendResult]:
         return []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import gated_job
+from tests.fakes import gated_job, parking_job
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
 
@@ -126,6 +126,28 @@ def test_an_urgent_job_runs_at_once_and_the_suspended_job_continues(
     assert f"preempted by job {urgent}" in run("history", str(victim)).stdout
     assert card.job(victim)["attempt"] == 1
     assert work_done(card, victim) == work_done(card, urgent)
+
+
+def test_an_urgent_job_prefers_a_victim_that_parks_its_memory_and_runs_beside_the_rest(
+    own_queue: QueueUnderTest, gate: Path, open_gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first victim holds less, and so would be cheaper to suspend if the other could not park."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x4GB")
+    own_queue.home.mkdir(mode=0o700)
+    (own_queue.home / "config.toml").write_text("[suspend]\nram_reserve_mb = 0\n")
+    own_queue.start()
+    plain = begin(own_queue, gate)
+    size = f"{LARGE_MB + 300:g}"
+    command = (*parking_job.COMMAND, "--vram", size, str(gate))
+    parks = int(run("submit", "--vram", f"{size}M", "--", *command).stdout)
+    until(lambda: peak(own_queue, parks) == LARGE_MB + 300, "the memory of the job that parks")
+    urgent = submit(open_gate, "--preempt")
+    assert run("wait", str(urgent)).returncode == 0
+    gate.touch()
+    assert run("wait").returncode == 0
+    assert "moved to RAM by the program itself in " in run("history", str(parks)).stdout
+    assert history_of(plain) == ["submitted", "started", "ended"]
+    assert own_queue.log_of(parks, 1).splitlines() == ["holding", "parked", "returned", "done"]
 
 
 def test_a_job_may_be_preempted_by_requeueing(card: QueueUnderTest, gate: Path, open_gate: Path) -> None:

@@ -37,6 +37,9 @@ class SimulatedSuspender:
 
         self._order(attempt, resumption, is_resumed=True)
 
+    def can_park(self, attempt: Attempt) -> bool:
+        return False
+
     def moved(self) -> list[SuspendResult]:
         news, self._news = self._news, []
         return news

@@ -6,17 +6,18 @@
 - A job whose memory cannot be restored is ended, and follows the rules for retries.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
+from gpuyard.control.move_rates import LearnedRates
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, UncertainMemory, WholeDevice
-from gpuyard.core.memory.memory_guard import MOVED_OUT_MB_S, room_to_resume
+from gpuyard.core.memory.memory_guard import room_to_resume
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
@@ -24,10 +25,10 @@ from gpuyard.core.snapshot import Sample
 from gpuyard.core.units import format_size
 from gpuyard.ports import Suspender, SuspendResult, WantedClaim
 
-# Transfer rates to RAM and back, measured on a current GPU.
 # A suspended job without an estimate may need this part more than was expected of it.
 _MAY_GROW = 0.25
-_OUT_MB_PER_S, _BACK_MB_PER_S = MOVED_OUT_MB_S, 5000.0
+# A program that is asked to stop usually has ended by then.
+_STOPS_IN_S = 1.0
 _TRY_AGAIN_S = 5.0
 _PREEMPT_AGAIN_S, _LONGEST_PREEMPT_AGAIN_S = 15.0, 3600.0
 _MOVING = (JobState.SUSPENDING, JobState.RESUMING)
@@ -37,6 +38,8 @@ class SuspendControl:
     def __init__(self, transitions: JobTransitions, suspender: Suspender) -> None:
         self._transitions = transitions
         self._suspender = suspender
+        self.learned_rates = LearnedRates(transitions.store)
+        self._was_parked: dict[int, bool] = {}  # whether the memory of a suspended job was moved by its program
         self._requested: set[tuple[int, JobState]] = set()
         self._granted: set[int] = set()
         self._unrecorded: list[SuspendResult] = []
@@ -62,7 +65,9 @@ class SuspendControl:
             self._granted.discard(moved.job_id)
             live = self._transitions.live.get(moved.job_id)
             if live is None or live.attempt.number != moved.attempt or live.attempt.stopping is not None:
+                self.learned_rates.fail(moved.job_id, is_resumed=moved.is_resumed)
                 continue
+            self._learn_rates(live, moved, now)
             if moved.is_ruined:
                 self._transitions.store.add_event(moved.job_id, now, "not-restored", moved.text)
                 self._transitions.stop(moved.job_id, OutcomeKind.NOT_RESTORED, now)
@@ -72,6 +77,19 @@ class SuspendControl:
                 self._record_suspension(live, moved, now)
                 has_freed = has_freed or moved.is_done
         return has_freed
+
+    def _learn_rates(self, live: Live, moved: SuspendResult, now: float) -> None:
+        job_id, is_parked = live.job.id, moved.parked_mb is not None
+        if moved.is_resumed:
+            was_parked = self._was_parked.pop(job_id, None)
+            is_known, is_parked = was_parked is not None, bool(was_parked)
+        else:
+            self._was_parked[job_id], is_known = is_parked, True
+        if not (moved.is_done and is_known):
+            self.learned_rates.fail(job_id, is_resumed=moved.is_resumed)
+            return
+        memory_mb = sum(moved.held_mb.values()) or sum(_held_mb(live.attempt).values())
+        self.learned_rates.end(job_id, memory_mb, moved.seconds, now, is_resumed=moved.is_resumed, is_parked=is_parked)
 
     def _record_suspension(self, live: Live, moved: SuspendResult, now: float) -> None:
         job_id, attempt, event = live.job.id, live.attempt, JobEvent.MOVED_OUT
@@ -116,19 +134,23 @@ class SuspendControl:
             if key in self._requested or (live.job.state is JobState.RESUMING and key[0] not in self._granted):
                 continue
             self._requested.add(key)
+            is_resumed, since = live.job.state is JobState.RESUMING, live.attempt.suspended_at or 0.0
+            self.learned_rates.begin(live.job.id, since, is_resumed=is_resumed)
             if live.job.state is JobState.SUSPENDING:
                 self._suspender.suspend(live.attempt)
             else:
                 self._suspender.resume(live.attempt, _held_mb(live.attempt))
 
     def refusal(self, live: Live, sample: Sample, rules: Rules) -> str | None:
-        """Return why the job cannot be suspended now, or None. RAM that suspending jobs will need is taken."""
+        """Return why the job cannot be suspended now, or None. RAM that suspending jobs will need is taken; those that
+        park their memory have theirs already."""
         if not live.attempt.devices:
             return "it holds no GPU memory"
         available = sample.snapshot.host.memory_available_mb
         leaving = [each for each in self._transitions.live.apart.values() if each.job.state is JobState.SUSPENDING]
-        needed = sum(sum(_held_mb(each.attempt).values()) for each in (live, *leaving)) + rules.ram_reserve_mb
-        if available is not None and available < needed:
+        moved = [each for each in (live, *leaving) if not self._suspender.can_park(each.attempt)]
+        needed = sum(sum(_held_mb(each.attempt).values()) for each in moved) + rules.ram_reserve_mb
+        if moved and available is not None and available < needed:
             return f"{format_size(available)} of RAM are available, {format_size(needed)} needed"
         return self._suspender.refusal(live.attempt, sample.snapshot)
 
@@ -146,13 +168,31 @@ class SuspendControl:
         for run in running:
             live = self._transitions.live[run.job_id]
             may_be = live.job.state is JobState.RUNNING and live.job.spec.on_preempt is not OnPreempt.NEVER
-            yield replace(run, preempt_cost_s=self._cost_s(live, sample, rules, now)) if may_be else run
+            yield self._with_cost(run, live, sample, rules, now) if may_be else run
 
-    def _cost_s(self, live: Live, sample: Sample, rules: Rules, now: float) -> float:
+    def _with_cost(self, run: RunningJob, live: Live, sample: Sample, rules: Rules, now: float) -> RunningJob:
         if live.job.spec.on_preempt is OnPreempt.SUSPEND and self.why_not(live, sample, rules) is None:
-            held = sum(_held_mb(live.attempt).values())
-            return held / _OUT_MB_PER_S + held / _BACK_MB_PER_S
-        return live.attempt.ran_s(now)  # it starts from the beginning again
+            rates, held_mb = self.learned_rates.rates, sum(_held_mb(live.attempt).values())
+            parks = self._suspender.can_park(live.attempt)
+            out_s = rates.out_s(held_mb, is_parked=parks)
+            return replace(
+                run,
+                preempt_cost_s=out_s + rates.back_s(held_mb, is_parked=parks),
+                frees_in_s=out_s,
+                shares_s=0.0 if parks else held_mb / rates.together_mb_s,
+            )
+        warning = live.job.spec.warning
+        leaves_s = _STOPS_IN_S + (warning.lead_s if warning is not None else 0.0)
+        return replace(run, preempt_cost_s=live.attempt.ran_s(now), frees_in_s=leaves_s)  # it starts again
+
+    def frees_memory_at(self, job_ids: Collection[int]) -> float | None:
+        """Return when these jobs should have moved their memory out; None if one of them is not being suspended."""
+        lives = [self._transitions.live[each] for each in job_ids if each in self._transitions.live]
+        if not lives or any(each.job.state is not JobState.SUSPENDING for each in lives):
+            return None
+        moves = [(sum(_held_mb(each.attempt).values()), self._suspender.can_park(each.attempt)) for each in lives]
+        began_at = max(each.attempt.suspended_at or 0.0 for each in lives)
+        return began_at + self.learned_rates.rates.all_out_s(moves)
 
     def preempt(self, preempts: Sequence[Preempt], sample: Sample, rules: Rules, now: float) -> None:
         """Suspend the victims, or stop and queue them again if they cannot be suspended."""
@@ -297,7 +337,8 @@ def _held_mb(attempt: Attempt) -> dict[str, float]:
 def _suspended_text(live: Live, moved: SuspendResult) -> str:
     is_by_person = live.attempt.parked is SuspendedBy.BY_PERSON
     until = f"until `gpuyard resume {live.job.id}`" if is_by_person else "resumes when enough memory is free"
-    return f"{format_size(sum(_held_mb(live.attempt).values()))} moved to RAM{_took(moved)}; {until}"
+    by_program = "" if moved.parked_mb is None else " by the program itself"
+    return f"{format_size(sum(_held_mb(live.attempt).values()))} moved to RAM{by_program}{_took(moved)}; {until}"
 
 
 def _took(moved: SuspendResult) -> str:

@@ -226,6 +226,9 @@ class SimulatedSuspender:
             return "too little RAM is free for its memory"
         return None
 
+    def can_park(self, attempt: Attempt) -> bool:  # noqa: ARG002
+        return False
+
     def suspend(self, attempt: Attempt) -> None:
         program = self._program(attempt)
         if program is not None and program.where is MemoryLocation.ON:

@@ -113,6 +113,9 @@ class LimitedSuspender(Suspender):
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
         return None
 
+    def can_park(self, attempt: Attempt) -> bool:
+        return False
+
     def moved(self) -> list[SuspendResult]:
         return [
             SuspendResult(

@@ -38,6 +38,9 @@ class CanSuspend(NoSuspender):
     def __init__(self) -> None:
         self.results: list[SuspendResult] = []
 
+    def can_park(self, attempt: Attempt) -> bool:
+        return False
+
     def moved(self) -> list[SuspendResult]:
         return self.results
 

@@ -1,15 +1,22 @@
-"""What a suspended job needs to resume. G0 has 24 GB, G1 has 12 GB."""
+"""What a suspended job needs to resume, and when one that is being suspended has freed its memory. G0 has 24 GB, G1 has
+12 GB."""
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.suspend_jobs import resume_need
+from gpuyard.control.suspend_jobs import SuspendControl, resume_need
+from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
+from gpuyard.core.memory.move_rates import MoveRates
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.snapshot import Device
+from gpuyard.store.database import open_database
+from gpuyard.store.job_store import JobStore
+from tests.fakes.no_suspender import NoSuspender
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine
 
 SMALL = card(1, memory_total_mb=12 * GB, memory_free_mb=12 * GB)
@@ -82,3 +89,43 @@ def test_a_job_that_was_never_measured_gets_nearly_empty_cards() -> None:
     assert granted_gb(live) == {"G0": None, "G1": None}
     occupied = card(1, used=2 * GB, memory_total_mb=12 * GB, memory_free_mb=10 * GB)
     assert granted_gb(live, occupied) is None
+
+
+class Parks(NoSuspender):
+    """Every program parks its memory."""
+
+    def can_park(self, attempt: Attempt) -> bool:
+        return True
+
+
+def suspending(job_id: int, gigabytes: float, since: float) -> Live:
+    live = suspended(FixedMemory(gigabytes * GB), {"G0": gigabytes}, reserved_gb=gigabytes)
+    attempt = replace(live.attempt, job_id=job_id, devices=("G0",), suspended_at=since)
+    return Live(job=replace(live.job, id=job_id, state=JobState.SUSPENDING), attempt=attempt)
+
+
+def control_with(suspender: NoSuspender, *lives: Live) -> SuspendControl:
+    database, _ = open_database(None)
+    transitions = JobTransitions(JobStore(database))
+    for live in lives:
+        transitions.live[live.job.id] = live
+    return SuspendControl(transitions, suspender)
+
+
+def test_victims_free_their_memory_after_the_time_of_the_largest() -> None:
+    rates = MoveRates()
+    control = control_with(NoSuspender(), suspending(1, 10, 100.0), suspending(2, 6, 101.0))
+    assert control.frees_memory_at([1]) == 100.0 + rates.out_s(10 * GB)
+    assert control.frees_memory_at([1, 2]) == 101.0 + rates.out_s(10 * GB)
+
+
+def test_a_program_that_parks_frees_its_memory_sooner() -> None:
+    control = control_with(Parks(), suspending(1, 10, 100.0))
+    assert control.frees_memory_at([1]) == 100.0 + MoveRates().out_s(10 * GB, is_parked=True)
+
+
+def test_a_job_that_is_being_stopped_has_no_estimate() -> None:
+    live = suspending(1, 10, 100.0)
+    stopping = Live(job=replace(live.job, state=JobState.STOPPING), attempt=live.attempt)
+    assert control_with(NoSuspender(), stopping).frees_memory_at([1]) is None
+    assert control_with(NoSuspender()).frees_memory_at([1]) is None

@@ -1,5 +1,9 @@
 """Choose which running jobs leave, device by device, so that a need fits: for a preemption the cheapest ones of lower
-priority, and for a job that ran out of memory the youngest first runs beside it."""
+priority, and for a job that ran out of memory the youngest first runs beside it.
+
+What counts for a preemption is the time until their memory is free, and the time that they lose. Victims leave side by
+side: two that hold 10 GB each are gone sooner than one that holds 20 GB.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -23,6 +27,8 @@ class RunningJob(Struct, frozen=True, kw_only=True):
     lease_id: str | None = None
     priority: int = 0
     preempt_cost_s: float | None = None  # the cost of preempting it; None where it may not be preempted
+    frees_in_s: float = 0.0  # how long it takes until it has freed its memory
+    shares_s: float = 0.0  # the same, as its part of the time in which several are moved side by side
     is_leaving: bool = False  # it is already being preempted
     takes_slot: bool = True  # it counts as a job without devices; false for runs of a batch and jobs on a cluster
     device_ids: tuple[str, ...] = ()
@@ -34,7 +40,7 @@ def find_victims(
     """Return the jobs to preempt so that the need fits. Empty where preemption would not help, or where the jobs that
     are already leaving free enough."""
     may_leave = (run for run in running if run.preempt_cost_s is not None and run.priority < priority)
-    return _find(need, placement, running, may_leave)
+    return _find(need, placement, running, may_leave, by_time=True)
 
 
 def find_younger(
@@ -43,12 +49,18 @@ def find_younger(
     """Return which of the jobs `younger` make way so that the need fits, the youngest first; empty where that would not
     help, or where the jobs that are already leaving free enough."""
     # None is cheaper than another: age alone decides.
-    may_leave = (replace(run, preempt_cost_s=1.0) for run in running if run.job_id in younger)
-    return _find(need, placement, running, may_leave)
+    alike = {"preempt_cost_s": 1.0, "frees_in_s": 0.0, "shares_s": 0.0}
+    may_leave = (replace(run, **alike) for run in running if run.job_id in younger)
+    return _find(need, placement, running, may_leave, by_time=False)
 
 
 def _find(
-    need: Need, placement: PlacementState, running: Sequence[RunningJob], may_leave: Iterable[RunningJob]
+    need: Need,
+    placement: PlacementState,
+    running: Sequence[RunningJob],
+    may_leave: Iterable[RunningJob],
+    *,
+    by_time: bool,
 ) -> tuple[RunningJob, ...]:
     leaving = {run.lease_id for run in running if run.is_leaving and run.lease_id is not None}
     by_lease: dict[str | None, RunningJob] = {
@@ -60,9 +72,9 @@ def _find(
     found = {
         state.device.id: victims
         for state in states
-        if (victims := _victims_on(need, placement, state, by_lease)) is not None
+        if (victims := _victims_on(need, placement, state, by_lease, by_time=by_time)) is not None
     }
-    costs = [(sum(run.preempt_cost_s or 0.0 for run in victims), each) for each, victims in found.items()]
+    costs = [(_cost_s(victims), each) for each, victims in found.items()]
     cheapest = [each for _, each in placement.links.first(need, iter(sorted(costs, key=lambda cost: cost[0])))]
     if len(cheapest) < need.devices:
         return ()
@@ -73,17 +85,44 @@ def _find(
 
 
 def _victims_on(
-    need: Need, placement: PlacementState, state: DeviceState, may_leave: Mapping[str | None, RunningJob]
+    need: Need,
+    placement: PlacementState,
+    state: DeviceState,
+    may_leave: Mapping[str | None, RunningJob],
+    *,
+    by_time: bool,
 ) -> tuple[RunningJob, ...] | None:
-    """Add the cheapest job of the device until the need fits. None where it never does."""
+    """Return the best victims on the device: the first in their order, or `by_time` the cheapest of those that leave
+    within some time, or a single one. None where the need never fits."""
     here = [may_leave[each.lease_id] for each in state.promises if each.lease_id in may_leave]
     here.sort(key=_rank)
+    if not by_time:
+        return _cheapest(need, placement, state, here)
+    times_s = sorted({0.0, *(run.frees_in_s for run in here)})
+    groups = ([run for run in here if run.frees_in_s <= limit_s] for limit_s in times_s)
+    several = (_cheapest(need, placement, state, group) for group in groups)
+    choices = [victims for victims in several if victims is not None]
+    choices += [(run,) for run in here if _fits(need, placement, state, (run,))]
+    return min(choices, key=_cost_s, default=None)
+
+
+def _cheapest(
+    need: Need, placement: PlacementState, state: DeviceState, here: list[RunningJob]
+) -> tuple[RunningJob, ...] | None:
+    """Add the cheapest job until the need fits; `here` is sorted by cost. None where it never does."""
     victims: list[RunningJob] = []
     while not _fits(need, placement, state, victims):
         if not here:
             return None
         victims.append(here.pop(0))
     return _without_useless(need, placement, [state], victims, 1)
+
+
+def _cost_s(victims: Sequence[RunningJob]) -> float:
+    """Return the time until all have left, and what each of them loses."""
+    leave_s = max((run.frees_in_s for run in victims), default=0.0)
+    side_by_side_s = sum(run.shares_s for run in victims)
+    return max(leave_s, side_by_side_s) + sum(run.preempt_cost_s or 0.0 for run in victims)
 
 
 def _without_useless(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from gpuyard.control.live_jobs import Live
 from gpuyard.control.preallocation_watch import EVENT as PREALLOCATES
 from gpuyard.core.job.dependencies import DependencyKind, DependencyState, awaited
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
@@ -40,7 +41,7 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
             ahead, reasons = None, unreachable
         summary = _waiting_summary(job, is_about_to=not reasons, is_suspended=is_suspended)
         if any(_preempted_jobs(scheduler, job)):
-            starts_at, estimate = None, "it starts as soon as they have freed their memory"
+            starts_at, estimate = _preemption_estimate(scheduler, job)
         elif not unreachable:
             estimate = _estimate_text(starts_at, scheduler.sampling.now(), is_suspended=is_suspended)
     else:
@@ -135,13 +136,30 @@ def _was_preempted(scheduler: SchedulerLoop, job: Job) -> bool:
     return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is not SuspendedBy.BY_PERSON
 
 
-def _preempted_jobs(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
-    """Yield a text for each job that is being preempted for this one."""
+def _preemption_estimate(scheduler: SchedulerLoop, job: Job) -> tuple[float | None, str]:
+    """Return when a job should start for which others are being preempted, if they only move their memory."""
+    leaving = [live.job.id for live in _leaving(scheduler, job)]
+    frees_at, now = scheduler.controller.suspend_control.frees_memory_at(leaving), scheduler.sampling.now()
+    if frees_at is None or frees_at < now:
+        return None, "it starts as soon as they have freed their memory"
+    return frees_at, f"it should start {format_due(frees_at - now)}, when they have freed their memory"
+
+
+def _leaving(scheduler: SchedulerLoop, job: Job) -> Iterator[Live]:
+    """Yield the jobs that are being preempted for this one."""
     lower = (live for live in scheduler.controller.transitions.live.values() if live.job.priority < job.priority)
     for live in lower if job.spec.preempts else ():
-        if live.job.state is JobState.SUSPENDING and live.attempt.parked is SuspendedBy.FOR_ROOM:
+        is_suspending = live.job.state is JobState.SUSPENDING and live.attempt.parked is SuspendedBy.FOR_ROOM
+        if is_suspending or live.attempt.stopping is OutcomeKind.PREEMPTED:
+            yield live
+
+
+def _preempted_jobs(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
+    """Yield a text for each job that is being preempted for this one."""
+    for live in _leaving(scheduler, job):
+        if live.job.state is JobState.SUSPENDING:
             yield f"job {live.job.id} is being suspended for it: its memory is moved to RAM"
-        elif live.attempt.stopping is OutcomeKind.PREEMPTED:
+        else:
             left_s = (live.attempt.stop_at or 0.0) - scheduler.sampling.now()
             saves = f", and has {format_duration(left_s)} to save its work" if left_s > 0 else ""
             yield f"job {live.job.id} is being stopped for it{saves}"

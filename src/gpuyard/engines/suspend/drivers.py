@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.snapshot import Device
+from gpuyard.engines.suspend.prefault import Prefault
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 
 LIBRARY = "libcuda.so.1"
@@ -90,6 +91,11 @@ class Cuda:
         self._call("Lock", pid, self._lock_timeout_ms)
 
     def suspend(self, pid: int) -> None:
+        with Prefault(pid, round(self._held_everywhere(pid) * _MB)):
+            self.checkpoint(pid)
+
+    def checkpoint(self, pid: int) -> None:
+        """Suspend as the driver does it by itself."""
         self._call("Checkpoint", pid)
 
     def restore(self, pid: int) -> None:
@@ -114,6 +120,14 @@ class Cuda:
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
         return float(sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)) / _MB
 
+    def _held_everywhere(self, pid: int) -> float:
+        """Return how many MB a process holds on all devices, or all processes if the driver does not say."""
+        held = used = 0.0
+        with contextlib.suppress(DriverError):
+            for device_id in _device_ids():
+                held, used = held + self.held_mb(device_id, {pid}), used + self.used_mb(device_id)
+        return held or used
+
     def _call(self, name: str, pid: int, timeout_ms: int = 0) -> None:
         arguments = _Arguments(timeout_ms=timeout_ms)
         function = getattr(self._library, f"cuCheckpointProcess{name}")
@@ -133,6 +147,17 @@ def _nvml(device_id: str) -> Iterator[tuple[Any, Any]]:
     try:
         pynvml.nvmlInit()
         yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(device_id)
+    except pynvml.NVMLError as error:
+        raise DriverError(f"NVML: {error}") from None
+
+
+def _device_ids() -> list[str]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except pynvml.NVMLError as error:
         raise DriverError(f"NVML: {error}") from None
 

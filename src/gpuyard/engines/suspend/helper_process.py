@@ -6,6 +6,7 @@ It has a session of its own, because it calls drivers, which may hang.
   never work on the same attempt at once.
 - It answers with one line, even if the driver hangs: after its time limit it reports a failure. When the driver returns
   later, it undoes the change, so that the attempt is in the state that was reported.
+- It answers as soon as a program has parked its memory, and lets the driver move the rest afterwards.
 - It outlives the daemon and finishes. If it is killed at any moment, the next helper can finish its work.
 """
 
@@ -20,6 +21,7 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
+from gpuyard.engines.suspend.ask_to_park import find_registered
 from gpuyard.engines.suspend.drivers import Cuda, DriverError, Simulated
 from gpuyard.engines.suspend.move_memory import MemoryMover, Trouble
 from gpuyard.system.file_locks import hold_lock_file
@@ -41,6 +43,7 @@ class Order(Struct, frozen=True, kw_only=True):
     mutexes: tuple[str, ...] = ()
     limit_s: float
     lock_timeout_s: float
+    parks_within_s: float
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -49,6 +52,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     text: str = ""
     seconds: float = 0.0
     held_mb: dict[str, float] = {}
+    parked_mb: float | None = None
 
 
 class _Reply:
@@ -57,13 +61,13 @@ class _Reply:
     def __init__(self, limit_s: float) -> None:
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self._is_sent = False
+        self._is_sent = self.has_given_up = False
         self._is_working = False
         self._timer = threading.Timer(limit_s, self._give_up)
         self.set_limit(limit_s)
 
     def send(self, answer: Answer) -> bool:
-        """Return False if the time limit was reported already."""
+        """Return False if something was reported already."""
         if not self._is_first():
             return False
         self._timer.cancel()
@@ -87,7 +91,7 @@ class _Reply:
             self._is_working = True
 
     def check(self) -> None:
-        if self._is_sent:
+        if self.has_given_up:
             raise Trouble("it took too long")
 
     def set_limit(self, seconds: float) -> None:
@@ -99,6 +103,7 @@ class _Reply:
     def _give_up(self) -> None:
         if not self._is_first():
             return
+        self.has_given_up = True
         waited = f"{time.monotonic() - self._started:.0f} s"
         if self._is_working:
             text = f"the driver did not answer for {waited}; undone as soon as it answers"
@@ -125,12 +130,16 @@ def main(arguments: list[str]) -> None:
         except DriverError as error:
             reply.send(Answer(is_done=False, text=str(error)))
             return
-        if not reply.send(Answer(is_done=True, held_mb=mover.held_mb)):
+        if not reply.send(_success(mover)) and reply.has_given_up:
             with contextlib.suppress(Trouble):  # the answer was sent already, and the next helper finds this trouble
                 if order.is_resumption:
                     mover.undo_resume()
                 else:
                     mover.undo_suspend()
+
+
+def _success(mover: MemoryMover) -> Answer:
+    return Answer(is_done=True, held_mb=mover.held_mb, parked_mb=mover.parked_mb)
 
 
 def _mover(order: Order, reply: _Reply) -> MemoryMover:
@@ -141,9 +150,11 @@ def _mover(order: Order, reply: _Reply) -> MemoryMover:
     return MemoryMover(
         driver,
         lambda: process_tree.processes_of(order.attempt, order.queue, order.daemon),
+        lambda processes: find_registered(order.queue, order.attempt.key, processes, order.parks_within_s),
         devices=order.attempt.devices,
         mutexes=mutexes,
         check=reply.check,
+        tell_parked=lambda parked: reply.send(_success(parked)),
     )
 
 

@@ -10,6 +10,10 @@ Rules, from how the driver behaves:
 - Two processes that share memory may share device memory too, which the driver can take away but not put back. Then
   nothing is tried.
 - Putting back more than fits destroys the process. So free memory is checked last of all.
+- The driver moves the memory of each process by one thread of it, so several processes are moved side by side.
+- A program that can park its memory itself (`ask_to_park.py`) is asked first, while all of its processes still run: it
+  is faster, and leaves little to the driver. Then the attempt counts as suspended; the driver moves the rest, and if it
+  refuses, the rest stays on the device. The program takes its memory back last.
 """
 
 import contextlib
@@ -18,11 +22,13 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 from gpuyard.core.units import format_size
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.process_tree import TrackedProcess
+from gpuyard.engines.suspend.ask_to_park import RegisteredProgram
 from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, Simulated
 from gpuyard.system.file_locks import lock_within
 
@@ -30,6 +36,10 @@ _MOST_ROUNDS = 50
 _STOPS_WITHIN_S = 1.0
 _MUTEX_WITHIN_S = 2.0
 _POLL_S = 0.002
+_MOST_THREADS = 16
+_MB = 1048576
+# What a program may keep on its devices when it has parked its memory: its contexts.
+_CONTEXTS_MB = 1024.0
 _NO_PROCESSES = "it has no processes: it may just have ended"
 # Segments of memory that a process could share with others, by device and inode.
 _SHARED = re.compile(r"^\S+ ...s \S+ (\S+ \d+)\s+/(?:dev/shm/|memfd:|SYSV)", re.MULTILINE)
@@ -47,22 +57,30 @@ class Trouble(Exception):
 
 
 class MemoryMover:
-    """Suspends or resumes one attempt, once. `find` lists its processes; `check` raises Trouble to stop the move."""
+    """Suspends or resumes one attempt, once. `find` lists its processes, `find_registered` returns the one among them
+    that can park its memory, if any; `check` raises Trouble to stop the move, and `tell_parked` is called when the
+    program has parked nearly all of its memory."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of the system that it works on
         self,
         driver: Driver,
         find: Callable[[], Sequence[TrackedProcess]],
+        find_registered: Callable[[Sequence[TrackedProcess]], RegisteredProgram | None],
         *,
         devices: Sequence[str],
         mutexes: Sequence[str],
         check: Callable[[], None],
+        tell_parked: Callable[["MemoryMover"], object] = lambda _: None,
     ) -> None:
         self._driver = driver
         self._find = find
+        self._find_registered = find_registered
         self.held_mb = dict.fromkeys(devices, 0.0)
+        self.parked_mb: float | None = None  # what the program has moved itself
         self._mutexes = mutexes
         self._check = check
+        self._tell_parked = tell_parked
+        self._is_parked = False
         self._is_undoing = False
         self._known: dict[tuple[int, float], TrackedProcess] = {}
         self._states: dict[TrackedProcess, CudaProcessState] = {}
@@ -71,6 +89,9 @@ class MemoryMover:
         try:
             self._take_away()
         except Trouble as trouble:
+            if self._is_parked:
+                self._stop(self._find())
+                return
             if not trouble.is_ruined:
                 self.undo_suspend()
             raise
@@ -82,7 +103,7 @@ class MemoryMover:
             raise Trouble(_NO_PROCESSES)
         if not all(process.is_stopped for process in found):
             self._read_states(found)
-            if CudaProcessState.SUSPENDED not in self._states.values():
+            if CudaProcessState.SUSPENDED not in self._states.values() and self._find_registered(found) is None:
                 self.undo_suspend()
                 return
             self.undo_resume()  # it was half put back: free memory is known only when all of it is away
@@ -110,18 +131,45 @@ class MemoryMover:
     # Away
 
     def _take_away(self) -> None:
+        self._park()
         while self._lock_all():
             if not self._is_undoing:
                 self._refuse_shared_memory()
             locked = self._in_state(CudaProcessState.LOCKED)
-            for device_id in self.held_mb:  # it has to fit when they are put back
-                with contextlib.suppress(DriverError):
-                    self.held_mb[device_id] += self._driver.held_mb(device_id, {process.pid for process in locked})
-            for process in locked:
-                self._call_driver(process, self._driver.suspend, CudaProcessState.SUSPENDED, "be moved to host memory")
+            if self.parked_mb is None:  # it has to fit when they are put back
+                self._add_held(locked)
+            self._call_for_each(locked, self._driver.suspend, CudaProcessState.SUSPENDED, "be moved to host memory")
             self._stop(list(self._states))
         if not self._known:
             raise Trouble(_NO_PROCESSES)
+
+    def _park(self) -> None:
+        """Ask the program to park its memory, if it can."""
+        processes = self._find()
+        program = self._find_registered(processes)
+        if program is None:
+            return
+        self._add_held(processes)
+        for process in processes:
+            process_tree.send(process, signal.SIGCONT)
+        parked_bytes = program.park()
+        held_mb, self.held_mb = self.held_mb, dict.fromkeys(self.held_mb, 0.0)
+        if parked_bytes is None:
+            return
+        self.parked_mb = parked_bytes / _MB
+        self._add_held(processes)
+        left_mb, self.held_mb = sum(self.held_mb.values()), held_mb
+        if len(held_mb) == 1 and sum(held_mb.values()) < self.parked_mb:  # it had parked already, for an earlier helper
+            self.held_mb = dict.fromkeys(held_mb, left_mb + self.parked_mb)
+        self._is_parked = left_mb <= _CONTEXTS_MB
+        if self._is_parked and not self._is_undoing:
+            self._tell_parked(self)
+
+    def _add_held(self, processes: Sequence[TrackedProcess]) -> None:
+        pids = {process.pid for process in processes}
+        for device_id in self.held_mb:
+            with contextlib.suppress(DriverError):
+                self.held_mb[device_id] += self._driver.held_mb(device_id, pids)
 
     def _lock_all(self) -> bool:
         """Lock processes until no new ones appear. Return whether there were any new ones."""
@@ -170,10 +218,15 @@ class MemoryMover:
         self._known.clear()
         self._states.clear()
         self._read_states(self._find())
-        for process in self._in_state(CudaProcessState.SUSPENDED):
-            self._call_driver(process, self._driver.restore, CudaProcessState.LOCKED, "be put back", is_fatal=True)
+        suspended = self._in_state(CudaProcessState.SUSPENDED)
+        self._call_for_each(suspended, self._driver.restore, CudaProcessState.LOCKED, "be put back", is_fatal=True)
         for process in self._in_state(CudaProcessState.LOCKED):
             self._call_driver(process, self._driver.unlock, CudaProcessState.RUNNING, "be unlocked", is_fatal=True)
+        program = self._find_registered(list(self._known.values()))
+        refusal = program.bring_back() if program is not None else None
+        if refusal is not None:
+            text = f"the program did not take its memory back: {refusal}"
+            raise self._ruin(text) if self._is_undoing else Trouble(text)
 
     # Each process
 
@@ -199,6 +252,24 @@ class MemoryMover:
             if self._is_undoing or process_tree.read_again(process) is None:
                 return None
             raise Trouble(f"the driver does not tell the state of process {process.pid}: {error}") from None
+
+    def _call_for_each(
+        self,
+        processes: Sequence[TrackedProcess],
+        call: Callable[[int], None],
+        new_state: CudaProcessState,
+        action: str,
+        *,
+        is_fatal: bool = False,
+    ) -> None:
+        """Call the driver for all of the processes side by side. Raises the first Trouble, after all calls are over."""
+        with ThreadPoolExecutor(_MOST_THREADS) as pool:
+            calls = [
+                pool.submit(self._call_driver, process, call, new_state, action, is_fatal=is_fatal)
+                for process in processes
+            ]
+        for each in calls:
+            each.result()
 
     def _call_driver(
         self,

@@ -20,9 +20,11 @@ from gpuyard.core.job.job import Attempt
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.local import process_tree
+from gpuyard.engines.suspend.ask_to_park import PARKS_WITHIN_S
 from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
 from gpuyard.engines.suspend.helper_process import Answer, Order
 from gpuyard.ports import SuspendResult
+from gpuyard.system.park_sockets import registered, remove_dead
 from gpuyard.system.passing_errors import passes
 from gpuyard.system.wakeable_poll import WakeablePoll
 
@@ -79,7 +81,7 @@ class LocalSuspender:
     An event loop can watch `fileno()`: it is readable when `moved` should be called.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its time limits
         self,
         folder: Path,
         queue: str,
@@ -87,22 +89,26 @@ class LocalSuspender:
         mutexes: Sequence[Path] = (),
         limit_s: float = 60.0,
         lock_timeout_s: float = 10.0,
+        parks_within_s: float = PARKS_WITHIN_S,
     ) -> None:
         """
         queue: the folder of the local engine.
         mutexes: no process is stopped while it holds one of these files.
         limit_s: the time limit of a helper, in addition to the time that copying the memory takes.
         lock_timeout_s: how long programs have to pause their work on the device.
+        parks_within_s: how long a program that can park its memory has to come to the end of its step.
         """
         self._folder = folder.absolute()
         self._queue = queue
         self._mutexes = tuple(str(path) for path in mutexes)
         self._limit_s = limit_s
         self._lock_timeout_s = lock_timeout_s
+        self._parks_within_s = parks_within_s
         self._driver = _NvidiaDriver()
         self._helpers: dict[int, _Helper] = {}
         self._results: list[SuspendResult] = []
         self._poll = WakeablePoll()
+        remove_dead(queue)
 
     def fileno(self) -> int:
         """-1 if the system has no epoll: then call `moved` now and then."""
@@ -131,6 +137,9 @@ class LocalSuspender:
             return f"{device.id} is a MIG device, and the driver cannot suspend programs on it"
         return self._driver.refusal()
 
+    def can_park(self, attempt: Attempt) -> bool:
+        return len(registered(self._queue, attempt.key)) == 1
+
     def suspend(self, attempt: Attempt) -> None:
         self._start(self._order(attempt, is_resumption=False))
 
@@ -149,6 +158,7 @@ class LocalSuspender:
             mutexes=self._mutexes,
             limit_s=self._limit_s,
             lock_timeout_s=self._lock_timeout_s,
+            parks_within_s=self._parks_within_s,
         )
 
     def _start(self, order: Order, tries: int = 1) -> None:

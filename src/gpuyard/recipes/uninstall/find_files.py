@@ -167,7 +167,7 @@ def _queue_files(folder: Path) -> Iterator[InstalledFiles]:
     yield from _files_named(folder / "containers", "records of containers", r"\d+\.\d+-[0-9a-f]+")
     snapshots = Path(load_config().submit.snapshot_folder or folder / "snapshots").expanduser()
     yield from _files_named(snapshots, "snapshots of code", r"(\.(new|removed)-)?[0-9a-f]{16}")
-    yield from _files_named(folder / "suspending", "locks of suspended jobs", r".+\.lock")
+    yield from _files_named(folder / "suspending", "locks and sockets of suspended jobs", r".+\.(lock|park)")
     yield from _files_named(folder / "simulated", "simulated GPUs in use", r".+\.share")
     aside = r"\.(damaged|before-restore|schema)-[\w-]+"
     database = rf"queue\.db({aside})?(-wal|-shm)?|queue\.(record|host)|\.[0-9a-f]{{16}}\.(backup|restore)"

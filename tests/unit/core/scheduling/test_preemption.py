@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.core.scheduling.placement import PlacementState, PlacementView
@@ -49,6 +50,39 @@ def test_only_as_many_leave_as_there_is_need_for() -> None:
     here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((2, 4, 6, 8), 1)]
     running = [job(number, float(number)) for number in range(1, 5)]
     assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {1, 3}
+
+
+def moved(job_id: int, gigabytes: float, out_gb_s: float = 1.5, together_gb_s: float = 6.0) -> RunningJob:
+    """Return a running job that is suspended at this rate, and resumed at 5 GB/s."""
+    out_s = gigabytes / out_gb_s
+    run = job(job_id, out_s + gigabytes / 5.0)
+    return replace(run, frees_in_s=out_s, shares_s=gigabytes / together_gb_s)
+
+
+def test_two_small_victims_beat_a_large_one_because_they_leave_side_by_side() -> None:
+    here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((12, 6, 6), 1)]
+    running = [moved(1, 12), moved(2, 6), moved(3, 6)]
+    assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {2, 3}
+
+
+def test_a_large_victim_that_parks_its_memory_beats_two_small_ones() -> None:
+    here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((12, 6, 6), 1)]
+    running = [replace(moved(1, 12, out_gb_s=30.0), shares_s=0.0), moved(2, 6), moved(3, 6)]
+    assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {1}
+
+
+def test_small_victims_are_spared_where_the_machine_moves_no_more_side_by_side() -> None:
+    """Together the small ones hold more, and what is moved side by side is no faster than one by one."""
+    here = [held(1, "G0", memory_mb=10 * GB), held(2, "G0", memory_mb=7 * GB), held(3, "G0", memory_mb=7 * GB)]
+    running = [moved(1, 10, together_gb_s=1.5), moved(2, 7, together_gb_s=1.5), moved(3, 7, together_gb_s=1.5)]
+    assert ids(find_victims(shared(10 * GB), placement(*here, cards=1), running, URGENT)) == {1}
+
+
+def test_a_victim_that_takes_long_to_leave_is_spared_for_one_that_loses_more() -> None:
+    """The first has only just begun, and asked for a minute to save its work."""
+    here = [held(1, "G0", memory_mb=12 * GB), held(2, "G0", memory_mb=12 * GB)]
+    running = [replace(job(1, 5.0), frees_in_s=61.0), moved(2, 12)]
+    assert ids(find_victims(shared(12 * GB), placement(*here, cards=1), running, URGENT)) == {2}
 
 
 def test_a_victim_that_frees_two_devices_spares_others() -> None:

@@ -35,6 +35,7 @@ from gpuyard.schema.machine import drain_row
 from gpuyard.ui.cli.machine.devices import health_lines
 from gpuyard.ui.cli.machine.doctor_folders import check_folders, folder_lines
 from gpuyard.ui.cli.machine.doctor_host import ram_limit_notices
+from gpuyard.ui.cli.machine.doctor_suspend import suspend_notices
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
@@ -62,6 +63,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     engines = list(check_engines())
     contents = _read_ledger()
     notices = [*_closed_texts(checks, contents.drains), *ignored_texts(contents.bad), *ram_limit_notices()]
+    notices += suspend_notices(checks)
     faults, alarms = _health_texts(checks, contents.health_marks)
     notices += alarms
     advice = [*_advice(checks, plugged), *faults] + [

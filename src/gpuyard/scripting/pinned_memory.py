@@ -1,0 +1,64 @@
+"""Host memory that a GPU copies to and from at full speed: allocated once, in large pages, and pinned.
+
+PyTorch's own pinned memory is rounded up to a power of two, and is allocated by one thread in small pages. Memory of
+this module is a mapping that the kernel is asked to back with huge pages, allocated by several threads, and then
+registered with CUDA.
+"""
+
+import ctypes
+import importlib
+import mmap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+_MADV_POPULATE_WRITE = 23
+_PIECE = 64 << 20
+_HUGE_PAGE = 2 << 20
+_THREADS = 8
+
+
+class PinnedMemory:
+    """Blocks of pinned memory. `reserve` adds what is missing; nothing is given back before the program ends."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.is_pinned = True
+        self._blocks: list[Any] = []  # byte tensors, which keep their mappings alive
+
+    def reserve(self, size: int) -> None:
+        """Have at least `size` bytes. If CUDA refuses to register them, they are used all the same, more slowly."""
+        missing = size - self.size
+        if missing <= 0:
+            return
+        missing += -missing % _HUGE_PAGE
+        torch: Any = importlib.import_module("torch")
+        memory = mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block = torch.frombuffer(memory, dtype=torch.uint8)
+        _allocate(block.data_ptr(), missing)
+        code = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), missing, 0)
+        self.is_pinned = self.is_pinned and int(code) == 0
+        self._blocks.append(block)
+        self.size += missing
+
+    def slices(self, begin: int, size: int) -> Iterator[Any]:
+        """Yield byte tensors that together are the `size` bytes from `begin` on."""
+        for block in self._blocks:
+            if begin < len(block) and size:
+                part = block[begin : begin + size]
+                yield part
+                begin, size = begin + len(part), size - len(part)
+            begin -= len(block)
+
+
+def _allocate(address: int, size: int) -> None:
+    """Let the kernel allocate the pages on several threads. Kernels before 5.14 refuse; then CUDA does it, slowly."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
+
+    def populate(start: int) -> None:
+        length = ctypes.c_size_t(min(_PIECE, size - start))
+        libc.madvise(ctypes.c_void_p(address + start), length, _MADV_POPULATE_WRITE)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(populate, range(0, size, _PIECE)))

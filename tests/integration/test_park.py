@@ -1,0 +1,162 @@
+"""Suspending a program that parks its GPU memory itself. The GPU is simulated, and the driver moves the rest."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.engines.suspend.ask_to_park import RegisteredProgram, find_registered
+from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.probes.simulated_devices import SimulatedDevices
+from gpuyard.system.park_sockets import path_of, registered
+from tests.fakes import parking_job
+from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for
+from tests.integration.suspend_fixture import (
+    begun,
+    helper_pid,
+    next_result,
+    nothing_is_left,
+    resumed,
+    suspended,
+    suspender,
+    wait_for_line,
+)
+
+__all__ = ["engine", "folder", "nothing_is_left", "suspender"]
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+SIZE_MB = 8192.0
+
+
+@pytest.fixture(autouse=True)
+def devices(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevices:
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x24GB")
+    return SimulatedDevices()
+
+
+def used_mb(devices: SimulatedDevices) -> float | None:
+    return devices.read(1).devices[0].memory_used_mb
+
+
+def parking(engine: LocalEngine, folder: Path, gate: Path, *options: str) -> Attempt:
+    attempt = begun(engine, 1, *parking_job.COMMAND, "--vram", str(SIZE_MB), *options, str(gate), devices=("SIM-0",))
+    wait_for_line(folder, 1, "holding")
+    return attempt
+
+
+def program_of(folder: Path) -> RegisteredProgram:
+    (pid,) = registered(str(folder), "1.1")
+    return RegisteredProgram(path_of(str(folder), "1.1", pid), parks_within_s=0.1)
+
+
+def moves(folder: Path) -> list[str]:
+    return [line for line in log_of(folder, 1).splitlines() if line != "holding"]
+
+
+def test_a_registered_program_parks_its_memory_and_takes_it_back(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
+) -> None:
+    attempt = parking(engine, folder, tmp_path / "gate")
+    assert suspender.can_park(attempt)
+    for _ in range(2):
+        moved = suspended(suspender, attempt)
+        assert moved.is_done
+        assert moved.parked_mb == SIZE_MB - parking_job.CONTEXT_MB
+        assert moved.held_mb == {"SIM-0": SIZE_MB}, "all of it has to be free before it is resumed"
+        wait_for(lambda: used_mb(devices) == 0, "the driver, which moves the rest")
+        assert resumed(suspender, attempt, SIZE_MB).is_done
+        assert used_mb(devices) == SIZE_MB
+    (tmp_path / "gate").touch()
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+    assert moves(folder) == ["parked", "returned"] * 2 + ["done"]
+    assert not suspender.can_park(attempt), "the registration ends with the program"
+
+
+def test_the_driver_suspends_a_program_that_does_not_reach_the_end_of_its_step(
+    engine: LocalEngine, folder: Path, devices: SimulatedDevices, tmp_path: Path
+) -> None:
+    impatient = LocalSuspender(folder / "suspending", str(folder), parks_within_s=0.2)
+    attempt = parking(engine, folder, tmp_path / "gate", "--stuck")
+    moved = suspended(impatient, attempt)
+    assert (moved.is_done, moved.parked_mb, moved.held_mb) == (True, None, {"SIM-0": SIZE_MB})
+    assert used_mb(devices) == 0
+    assert resumed(impatient, attempt, SIZE_MB).is_done
+    (tmp_path / "gate").touch()
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+    assert moves(folder) == ["done"]
+    impatient.close()
+
+
+def test_a_program_that_cannot_take_its_memory_back_stays_suspended_and_returns_later(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
+) -> None:
+    attempt = parking(engine, folder, tmp_path / "gate")
+    assert suspended(suspender, attempt).is_done
+    (tmp_path / "gate.full").touch()
+    moved = resumed(suspender, attempt, SIZE_MB)
+    assert (moved.is_done, moved.is_ruined) == (False, False)
+    assert moved.text == "the program did not take its memory back: CUDA out of memory"
+    wait_for(lambda: used_mb(devices) == 0, "the driver, which moves the rest")
+    (tmp_path / "gate.full").unlink()
+    assert resumed(suspender, attempt, SIZE_MB).is_done
+    (tmp_path / "gate").touch()
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+
+
+def test_a_second_helper_finishes_when_the_first_is_killed(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
+) -> None:
+    attempt = parking(engine, folder, tmp_path / "gate")
+    suspender.suspend(attempt)
+    wait_for_line(folder, 1, "parked")
+    os.kill(helper_pid(), signal.SIGKILL)
+    assert next_result(suspender).is_done
+    wait_for(lambda: used_mb(devices) in (0, parking_job.CONTEXT_MB), "the memory")
+    assert resumed(suspender, attempt, SIZE_MB).is_done
+    assert used_mb(devices) == SIZE_MB
+    (tmp_path / "gate").touch()
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+
+
+def test_a_request_whose_connection_is_closed_is_withdrawn(
+    engine: LocalEngine, folder: Path, devices: SimulatedDevices, tmp_path: Path
+) -> None:
+    parking(engine, folder, tmp_path / "gate", "--stuck")
+    program = program_of(folder)
+    assert program.park() is None
+    assert program.bring_back() is None, "it had not parked"
+    (tmp_path / "gate").touch()
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+    assert moves(folder) == ["done"]
+
+
+def test_a_job_with_two_registered_processes_is_left_to_the_driver(
+    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
+) -> None:
+    shell = 'for _ in 1 2; do "$@" & done; wait'
+    command = ("/bin/sh", "-c", shell, "sh", *parking_job.COMMAND, "--vram", str(SIZE_MB), str(tmp_path / "gate"))
+    attempt = begun(engine, 1, *command, devices=("SIM-0",))
+    wait_for(lambda: len(registered(str(folder), "1.1")) == 2, "two registrations")
+    assert not suspender.can_park(attempt)
+    moved = suspended(suspender, attempt)
+    assert (moved.is_done, moved.parked_mb) == (True, None)
+    assert resumed(suspender, attempt, 2 * SIZE_MB).is_done
+    (tmp_path / "gate").touch()
+    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
+    assert "parked" not in moves(folder)
+
+
+def test_the_socket_of_a_killed_program_is_removed_and_asked_for_nothing(
+    engine: LocalEngine, folder: Path, tmp_path: Path
+) -> None:
+    attempt = parking(engine, folder, tmp_path / "gate")
+    (pid,) = registered(str(folder), "1.1")
+    engine.signal(attempt, signal.SIGKILL)
+    outcomes(engine)
+    assert find_registered(str(folder), "1.1", [], 1.0) is None
+    assert program_of(folder).park() is None
+    LocalSuspender(folder / "suspending", str(folder)).close()
+    assert registered(str(folder), "1.1") == [], f"process {pid} has ended"
