@@ -226,8 +226,9 @@ class HostEngine(Engine, Protocol):
     def shelved(self) -> AbstractSet[int]:
         """Return the jobs of attempts that were put, and neither taken back nor returned by `followed`."""
 
-    def take_back(self) -> None:
-        """Let no attempt that was put start any more. Those that stay in `shelved` have begun."""
+    def take_back(self, most: int | None = None) -> None:
+        """Let no attempt that was put start any more, or not the first ones. Without `most`, those that stay in
+        `shelved` have begun."""
 
     def followed(self) -> list[Followed]:
         """Return attempts that have begun since the last call, in order. `ended` returns their ends, but not before."""
@@ -256,7 +257,7 @@ class PlacesNothing:
     def shelved(self) -> AbstractSet[int]:
         return frozenset()
 
-    def take_back(self) -> None: ...
+    def take_back(self, most: int | None = None) -> None: ...
 
     def followed(self) -> list[Followed]:
         return []

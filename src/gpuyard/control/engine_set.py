@@ -80,8 +80,8 @@ class EngineSet:
     def shelved(self) -> AbstractSet[int]:
         return self._local.shelved()
 
-    def take_back(self) -> None:
-        self._local.take_back()
+    def take_back(self, most: int | None = None) -> None:
+        self._local.take_back(most)
 
     def followed(self) -> list[Followed]:
         return self._in_queue_time(self._local.followed())

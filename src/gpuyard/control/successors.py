@@ -36,7 +36,7 @@ from gpuyard.ports import Followed, Launch
 
 _log = logging.getLogger(__name__)
 _WITHIN_S = 0.25
-_MOST = 64
+_MOST = 96
 _SHORTEST_S = 0.001
 _MOST_GROUPS = 1000
 
@@ -188,11 +188,13 @@ class Successors:
         return self._engines.shelved() | {each.job_id for each in self._followed}
 
     def without_shelved(self, queues: Iterable[LaneQueue]) -> list[LaneQueue]:
-        """Return the queues without the jobs that the keeper starts. If the place of one has become free without a
-        successor, it starts none any more: the first jobs have to get that place."""
-        if self._steady is not None and len(self._transitions.live) < self._steady.live:
-            self.stop()
+        """Return the queues without the jobs that the keeper starts. For each place that has become free without a
+        successor, the first of these is taken back: it comes before all others."""
+        free = 0 if self._steady is None else self._steady.live - len(self._transitions.live)
+        if free > 0 and self._put:
+            self._engines.take_back(free)
         shelved = self.shelved()
+        self._put = {job_id: job for job_id, job in self._put.items() if job_id in shelved}
         if not shelved:
             return list(queues)
         return [

@@ -177,12 +177,12 @@ class LocalEngine(PlacesNothing):
     def shelved(self) -> AbstractSet[int]:
         return self._shelf.job_ids()
 
-    def take_back(self) -> None:
+    def take_back(self, most: int | None = None) -> None:
         own, deadline = self._own, time.monotonic() + _TAKEN_WITHIN_S
         if own is None or not self._shelf:
             return
-        self._shelf.take_back(own)
-        while self._shelf and own is self._own and own.wait_to_read(deadline):
+        self._shelf.take_back(own, most)
+        while most is None and self._shelf and own is self._own and own.wait_to_read(deadline):
             self._receive(own)
         if self._shelf.has_followed or self._reported:
             self._poll.wake()

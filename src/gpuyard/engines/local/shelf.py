@@ -32,14 +32,15 @@ class Shelf:
         except OSError:  # it is full, or the launch is too long for it
             return False
 
-    def take_back(self) -> list[bytes]:
-        """Return the launches that the keeper has not taken, which it will not get any more."""
-        taken = []
-        while True:
+    def take_back(self, most: int | None = None) -> list[bytes]:
+        """Return the launches, or the first ones, that the keeper has not taken, which it will not get any more."""
+        taken: list[bytes] = []
+        while most is None or len(taken) < most:
             try:
                 taken.append(self.taking.recv(_LONGEST)[_NUMBER:])
             except BlockingIOError:
-                return taken
+                break
+        return taken
 
     def close(self) -> None:
         self._putting.close()

@@ -1,6 +1,11 @@
-"""The attempts on the shelf of a keeper, as the daemon knows them, and those that the keeper has taken and started."""
+"""The attempts on the shelf of a keeper, as the daemon knows them, and those that the keeper has taken and started.
 
+Their logs are created here: that takes some file systems longer than the keeper needs for all the rest of a start.
+"""
+
+import contextlib
 import marshal
+import os
 
 from gpuyard.engines.local.keeper_connection import JournalEntry, KeeperConnection
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
@@ -22,15 +27,22 @@ class ShelvedAttempts:
 
     def put(self, keeper: KeeperConnection, group: int, content: bytes, watched: WatchedAttempt) -> bool:
         """Return False if there is no room for it."""
-        if keeper.shelf is None or not keeper.shelf.put(group, content):
+        if keeper.shelf is None or watched.log is None or not _create(watched.log):
+            return False
+        if not keeper.shelf.put(group, content):
+            os.unlink(watched.log)
             return False
         self._attempts[watched.key] = watched
         return True
 
-    def take_back(self, keeper: KeeperConnection) -> None:
-        """Take back all that the keeper has not taken. What is left has begun, and the keeper says so in a moment."""
-        for content in keeper.shelf.take_back() if keeper.shelf is not None else ():
-            self._attempts.pop(marshal.loads(content)[0], None)  # noqa: S302 - our own
+    def take_back(self, keeper: KeeperConnection, most: int | None = None) -> None:
+        """Take back the first ones, or all that the keeper has not taken: what is left then has begun, and the keeper
+        says so in a moment."""
+        for content in keeper.shelf.take_back(most) if keeper.shelf is not None else ():
+            taken = self._attempts.pop(marshal.loads(content)[0], None)  # noqa: S302 - our own
+            if taken is not None and taken.log is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(taken.log)
 
     def begin(self, entry: JournalEntry) -> WatchedAttempt | None:
         """Note the line by which a keeper says that it took an attempt. Return the attempt if it was on its shelf."""
@@ -51,6 +63,15 @@ class ShelvedAttempts:
     def take_followed(self) -> list[Followed]:
         taken, self._followed = self._followed, []
         return taken
+
+
+def _create(path: str) -> bool:
+    """Create an empty log. Return False if it cannot be created, or there is one."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return False
+    return True
 
 
 def followed_of(entry: JournalEntry, log: str | None) -> Followed:
