@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.engines.local.keeper_connection import parse_journal
+from gpuyard.leases.ledger import open_ledger
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 _MANY = 300
@@ -60,6 +61,18 @@ def test_a_successor_has_the_lease_and_the_device_of_the_job_before_it(queue: Qu
         assert words[5:] == ["value"]
         devices.setdefault(device, set()).add(words[4])
     assert sorted(map(len, devices.values())) == [1, 1]
+
+
+def test_a_lease_that_passes_on_names_the_job_that_has_it(queue: QueueUnderTest) -> None:
+    queue.shell("true", array="1-3000")
+
+    def jobs_in_ledger() -> list[int]:
+        labels = [lease.holder.label or "" for lease in open_ledger().leases()]
+        return [int(label.removeprefix("job ")) for label in labels]
+
+    until(lambda: jobs_in_ledger() and min(jobs_in_ledger(), default=0) > 200, "leases of later jobs")
+    queue.post("/jobs/cancel", ids="all")
+    queue.wait()
 
 
 def test_the_successors_of_a_failed_job_run_as_well(queue: QueueUnderTest) -> None:

@@ -200,7 +200,7 @@ class Controller:
         if not may_start:
             self.successors.stop()
             return self._wait_for_sample(now)
-        if self.successors.is_steady(sample, self.rules, ready, now):
+        if not self.suspend_control.has_suspended and self.successors.is_steady(sample, self.rules, ready, now):
             return 0
         started = self._start(sample, now, ready, granted)
         is_alone = len(ready) == 1 and not self.suspend_control.has_waiting
@@ -263,6 +263,7 @@ class Controller:
         (found, tickets), leases = ledger, self.own_leases.complete(ledger[0])
         remade = self.own_leases.wanted(found, self._clock.monotonic())
         changes = [
+            *self.own_leases.relabelled(found),
             *self.suspend_control.release_leases(leases, now),
             *self.lease_adjuster.adjust(leases, now, self.rules.packing.sureness),
         ]

@@ -64,6 +64,16 @@ class OwnLeases:
         due = [each for each, since in self._missing.items() if self._takes_over or now >= since + _REMAKE_AFTER_S]
         return [WantedClaim(claim=self._claims[each], label=f"job {leased[each].job.id}", remakes=each) for each in due]
 
+    def relabelled(self, leases: Sequence[Lease]) -> list[WantedClaim]:
+        """Return claims that name the job of each lease of ours that has passed to a successor."""
+        leased = self._leased()
+        labels = ((lease, f"job {leased[lease.id].job.id}") for lease in leases if lease.id in leased)
+        return [
+            WantedClaim(claim=Claim(shares=lease.shares), label=label, amends=lease.id)
+            for lease, label in labels
+            if lease.holder.label != label
+        ]
+
     def keep(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Hold the leases among the claims that were made again; return the others, which are new."""
         remade = [held for held in claims if held.lease.id in self._missing]

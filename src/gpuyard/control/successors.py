@@ -207,6 +207,7 @@ class Successors:
         known = self._steady
         return (
             known is not None
+            and bool(self._put)
             and not self._changes
             and now < known.view.now + _WITHIN_S
             and known.sample is sample

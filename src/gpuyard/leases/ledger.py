@@ -170,11 +170,11 @@ class Ledger:
         held.lease = Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time(), host=claim.host)
         return held
 
-    def amend(self, lease_id: str, claim: Claim) -> None:
-        """Replace the shares of a lease of this user, unless it has ended; and its share of the host if the claim has
-        one. Call it only from within `decide`, where the mutex is held."""
+    def amend(self, lease_id: str, claim: Claim, label: str = "") -> None:
+        """Replace the shares of a lease of this user, unless it has ended; and its share of the host and its label if
+        there is another. Call it only from within `decide`, where the mutex is held."""
         with self._as_fault(), contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-            rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: replace_shares(content, claim))
+            rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: replace_shares(content, claim, label))
 
     def end(self, lease_id: str) -> None:
         """Remove a lease of this user from the ledger, also if another process of the user holds it.

@@ -43,7 +43,7 @@ class QueueLedger:
                     holder = replace(self._holder, label=each.label)
                     remade.append(self.ledger.remake(each.remakes, holder, each.claim))
                 elif each.amends is not None:
-                    self.ledger.amend(each.amends, each.claim)
+                    self.ledger.amend(each.amends, each.claim, each.label)
             new = (each for each in wanted if each.amends is None and each.remakes is None)
             return [(replace(self._holder, label=each.label), each.claim) for each in new]
 

@@ -79,11 +79,12 @@ def encode_ticket(holder: Holder, need: Need, priority: int) -> bytes:
     return msgspec.json.encode(TicketRecord(holder=holder, need=need, priority=priority, made=since_boot()))
 
 
-def replace_shares(content: bytes, claim: Claim) -> bytes:
-    """Return the content of a lease with other shares, and with another share of the host if the claim has one. Raises
-    MsgspecError if it is not a lease."""
+def replace_shares(content: bytes, claim: Claim, label: str = "") -> bytes:
+    """Return the content of a lease with other shares, and with another share of the host and another label if there is
+    one. Raises MsgspecError if it is not a lease."""
     record = msgspec.json.decode(content, type=LeaseRecord)
-    return msgspec.json.encode(replace(record, shares=claim.shares, host=claim.host or record.host))
+    holder = replace(record.holder, label=label or record.holder.label)
+    return msgspec.json.encode(replace(record, holder=holder, shares=claim.shares, host=claim.host or record.host))
 
 
 def read_record(found: HeldFile) -> Lease | Ticket | BadRecord | None:
