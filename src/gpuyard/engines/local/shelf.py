@@ -61,8 +61,9 @@ class KeeperShelf:
     def __init__(self, descriptor: int) -> None:
         """`descriptor` is /dev/null where the system has no such sockets."""
         self._is_open = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-        self._taking = socket.socket(fileno=descriptor) if self._is_open else socket.socket()
-        self._taking.settimeout(0)
+        if self._is_open:
+            self._taking = socket.socket(fileno=descriptor)
+            self._taking.settimeout(0)
         self._buffer = memoryview(bytearray(_LONGEST))
         self._poll = select.poll()
         self._poll.register(descriptor, 0)
