@@ -141,7 +141,7 @@ class Controller:
         granted: list[HeldClaim] = []
         try:
             with self.transitions.in_step(), self._store.transaction():
-                self.successors.record(now)
+                followed = self.successors.record(now)
                 self._stop_signals.record_warnings(now)
                 self._machine_sleep.record(self._clock.asleep(), now)
                 if self.suspend_control.record(now):
@@ -181,7 +181,7 @@ class Controller:
         self.own_leases.release_ended()
         self._stop_signals.send(now)
         self.suspend_control.request()
-        self._ticket.update(self.plan.head, now, has_started=started > 0)
+        self._ticket.update(self.plan.head, now, has_started=started + followed > 0)
         return self._result(now, started, is_outdated=is_outdated)
 
     def observe(self, sample: Sample) -> bool:

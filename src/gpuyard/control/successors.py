@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 _WITHIN_S = 0.25
 _MOST = 96
 _SHORTEST_S = 0.001
-_MOST_GROUPS = 1000
+_MOST_GROUPS = 100
 
 
 class _Group(Struct, frozen=True):
@@ -81,7 +81,7 @@ class Successors:
         self._groups: list[_Group] = []
         self._last_group = 0
         self._group_of: dict[int, int] = {}  # by live job
-        self._put: dict[int, Job] = {}
+        self._put: dict[int, Job | None] = {}  # as they were when they were put; None: read it again
         self._steady: _Steady | None = None
         self.has_taken_back = False  # since the last step began
         self._changes = 0  # requests that may change the queue, and are not answered yet
@@ -129,13 +129,18 @@ class Successors:
     def collect(self) -> None:
         self._followed += self._engines.followed()
 
-    def record(self, now: float) -> None:
-        """Record the attempts that took the place of others. Call it before the ends of those are recorded."""
+    def record(self, now: float) -> int:
+        """Record the attempts that took the place of others, and return how many. Call it before the ends of those are
+        recorded."""
         for each in self._followed:
             self._record(each, now)
+        return len(self._followed)
 
     def forget_recorded(self) -> None:
         self._followed.clear()
+        live = self._transitions.live
+        if len(self._group_of) > 2 * len(live) + _MOST:
+            self._group_of = {job_id: group for job_id, group in self._group_of.items() if job_id in live}
 
     def record_earlier(self, now: float) -> None:
         """Record what keepers started after an earlier daemon had recorded for the last time."""
@@ -242,7 +247,7 @@ class Successors:
             self._engines.take_back()
             begun = self.shelved()
             self.has_taken_back = self.has_taken_back or not self._put.keys() <= begun
-            self._put = {job_id: job for job_id, job in self._put.items() if job_id in begun}
+            self._put = dict.fromkeys(self._put.keys() & begun)  # a request may change them before they are recorded
 
     def fill(self) -> None:
         """Give the keeper the next jobs of the lane, if half of them are gone. Call it outside of a transaction."""
@@ -261,11 +266,6 @@ class Successors:
         if is_put:
             self._put[job.id] = job
         return is_put
-
-    def forget_ended(self) -> None:
-        live = self._transitions.live
-        if len(self._group_of) > 2 * len(live) + _MOST:
-            self._group_of = {job_id: group for job_id, group in self._group_of.items() if job_id in live}
 
 
 def _is_held_up(plan: Plan, view: PlannerView) -> bool:

@@ -130,6 +130,8 @@ class LocalEngine(PlacesNothing):
 
     def close(self) -> None:
         self.discard_prepared()
+        if self._own is not None:
+            self._shelf.take_back(self._own)
         for connection in list(self._keepers.values()):
             self._drop(connection)
         self._log_reads.close()
