@@ -102,7 +102,7 @@ class Controller:
             self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
             self.start_pauses, health=DeviceHealthWatch(leases), make_way=self.make_way, boot_id=me.boot_id,
         )  # fmt: skip
-        self.successors = Successors(self.transitions, self.engines, me.boot_id)
+        self.successors = Successors(self.transitions, self.engines)
         parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses
         self._launcher = JobLauncher(*parts, successors=self.successors, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)

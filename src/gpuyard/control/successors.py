@@ -72,11 +72,10 @@ class _Steady(Struct, frozen=True):
 
 
 class Successors:
-    def __init__(self, transitions: JobTransitions, engines: EngineSet, boot_id: str | None) -> None:
+    def __init__(self, transitions: JobTransitions, engines: EngineSet) -> None:
         self._transitions = transitions
         self._store = transitions.store
         self._engines = engines
-        self._boot_id = boot_id
         self._followed: list[Followed] = []  # not recorded yet
         self._groups: list[_Group] = []
         self._last_group = 0
@@ -160,7 +159,7 @@ class Successors:
             job_id=job.id,
             number=followed.attempt,
             phase=Started(at=at, keeper_pid=followed.keeper_pid),
-            boot_id=self._boot_id,
+            boot_id=before.boot_id,
             lease_id=before.lease_id,
             devices=before.devices,
             log=followed.log,
@@ -226,14 +225,19 @@ class Successors:
         if view is None or self._changes or _is_held_up(plan, view) or not _may_follow(view.queues[0].lane):
             self.stop()
             return
-        lane, shelved, live = view.queues[0].lane, self.shelved(), self._transitions.live
+        lane, shelved, live, known = view.queues[0].lane, self.shelved(), self._transitions.live, self._steady
         waiting = self._store.next_jobs(lane.id, len(shelved) + 1)
         first = next((job for job in waiting if job.id not in shelved), None)
-        if first is None:
+        if first is not None:
+            group = self._group_for(lane, view.need(lane, first.id) if lane.sizes_each else lane.need, first.spec)
+        elif known is not None:  # the last ones are with the keeper
+            group, first = known.group, known.first
+        else:
             self.stop()
             return
-        group = self._group_for(lane, view.need(lane, first.id) if lane.sizes_each else lane.need, first.spec)
         places = sum(self._group_of.get(job_id) == group.number for job_id in live)
+        if self._put and (known is None or known.group is not group or not places):
+            self.stop()  # no job that ends would be followed by them
         likely_s = self._transitions.estimates.estimate_of(first.id).likely_s
         most = 0 if likely_s is None else min(_MOST, int(places * _WITHIN_S / max(likely_s, _SHORTEST_S)))
         self._steady = _Steady(
