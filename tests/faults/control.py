@@ -19,14 +19,22 @@ FAULTS = (
     Fault(
         id="control-programs-begin-before-the-commit",
         file=f"{_CONTROL}/controller.py",
-        old=" if may_start else self._wait_for_sample(now)\n        except",
+        old=" ready, granted, may_start=may_start)\n        except",
         new=(
-            " if may_start else self._wait_for_sample(now)\n"
+            " ready, granted, may_start=may_start)\n"
             "                self.engines.start_prepared()\n"
             "        except"
         ),
         breaks="After a crash of the daemon at the wrong moment, a job runs that is still queued in the database.",
         near=("tests/simulation/test_crashes.py",),
+    ),
+    Fault(
+        id="control-requests-leave-jobs-on-the-shelf",
+        file=f"{_CONTROL}/successors.py",
+        old="        self._changes += 1\n        self.stop()\n",
+        new="        self._changes += 1\n",
+        breaks="A cancelled job runs, because the keeper had it already.",
+        near=("tests/integration/test_successors.py",),
     ),
     Fault(
         id="control-lease-kept-by-the-daemon",

@@ -12,7 +12,7 @@ FAULTS = (
     Fault(
         id="engines-beginning-not-in-the-journal",
         file=f"{_ENGINES}/local/keeper.py",
-        old='if not self._try_to_write(_line(key, self._me, "began")):',
+        old="if not self._try_to_write(_line(key, self._me, began)):",
         new='if not self._try_to_write(b""):',
         breaks="After a crash of the keeper, a job that ran is considered as never started, and runs twice.",
         near=(f"{_TESTS}/test_keeper.py",),
@@ -60,7 +60,7 @@ FAULTS = (
     Fault(
         id="engines-keeper-keeps-leases",
         file=f"{_ENGINES}/local/keeper.py",
-        old="        if job.lease is not None:\n            os.close(job.lease)\n",
+        old="        if job.lease is not None and not keeps_lease:\n            os.close(job.lease)\n",
         new="",
         breaks="The GPU of a job that has ended stays leased until its keeper exits.",
         near=(f"{_TESTS}/test_keeper_limits.py",),
@@ -68,10 +68,18 @@ FAULTS = (
     Fault(
         id="engines-daemonised-process-loses-its-gpu",
         file=f"{_ENGINES}/local/keeper.py",
-        old="            if kept not in self._left.values():\n                self._release(kept)\n",
-        new="            self._release(kept)\n",
+        old="            if kept not in self._left.values():\n",
+        new="            if kept is not None:\n",
         breaks="The GPU of a job that left a daemon behind is given to others while the daemon uses it.",
         near=(f"{_TESTS}/test_keeper_limits.py",),
+    ),
+    Fault(
+        id="engines-successor-after-a-failure",
+        file=f"{_ENGINES}/local/keeper.py",
+        old=" if job is not None and status == 0 else None",
+        new=" if job is not None else None",
+        breaks="After a job that ran out of memory, all that follow it on its GPU run out as well.",
+        near=(f"{_TESTS}/test_successors.py",),
     ),
     Fault(
         id="engines-half-a-line-in-the-journal",

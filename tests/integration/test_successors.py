@@ -84,6 +84,9 @@ def test_the_successors_of_a_failed_job_run_as_well(queue: QueueUnderTest) -> No
     assert queue.counts() == {"succeeded": _MANY - _MANY // 50, "failed": _MANY // 50}
     failed = [job_id for (job_id,) in _rows(queue, "SELECT id FROM jobs WHERE state = 'failed'")]
     assert failed == list(range(50, _MANY + 1, 50))
+    entries, _ = parse_journal((queue.home / "journal").read_bytes())
+    ends = {entry.key: entry.word for entry in entries}
+    assert {ends[entry.after] for entry in entries if entry.after is not None} == {"0"}
 
 
 def test_cancelled_jobs_never_run(queue: QueueUnderTest, tmp_path: Path) -> None:
@@ -91,8 +94,10 @@ def test_cancelled_jobs_never_run(queue: QueueUnderTest, tmp_path: Path) -> None
     queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-2000")
     until(lambda: len(_runs(runs)) > 50, "the first runs")
     queue.post("/jobs/cancel", ids="all")
+    before = len(_runs(runs))
     queue.wait()
     ran = {int(job_id) for job_id in _runs(runs)}
+    assert len(ran) <= before + 2  # those that ran when it was answered
     with_attempt = {job_id for (job_id,) in _rows(queue, "SELECT job FROM attempts")}
     assert ran <= with_attempt
     cancelled = [job_id for (job_id,) in _rows(queue, "SELECT id FROM jobs WHERE state = 'cancelled'")]
