@@ -93,11 +93,16 @@ def test_cancelled_jobs_never_run(queue: QueueUnderTest, tmp_path: Path) -> None
     runs = tmp_path / "runs"
     queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-2000")
     until(lambda: len(_runs(runs)) > 50, "the first runs")
-    queue.post("/jobs/cancel", ids="all")
+    answer = queue.post("/jobs/cancel", ids="all")
     before = len(_runs(runs))
     queue.wait()
     ran = {int(job_id) for job_id in _runs(runs)}
     assert len(ran) <= before + 2  # those that ran when it was answered
+    ranges = [part.partition("-") for part in answer["changed"].replace(",", " ").split()]
+    changed = {job_id for first, _, last in ranges for job_id in range(int(first), int(last or first) + 1)}
+    assert len(changed) == answer["count"]
+    succeeded = {job_id for (job_id,) in _rows(queue, "SELECT id FROM jobs WHERE state = 'succeeded'")}
+    assert not changed & succeeded
     with_attempt = {job_id for (job_id,) in _rows(queue, "SELECT job FROM attempts")}
     assert ran <= with_attempt
     cancelled = [job_id for (job_id,) in _rows(queue, "SELECT id FROM jobs WHERE state = 'cancelled'")]
