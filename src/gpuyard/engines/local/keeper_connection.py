@@ -234,8 +234,8 @@ def remove_socket(folder: str, pid: int) -> None:
 
 def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection:
     """Start a keeper that listens in this folder; its jobs may have `open_files` open. Raises OSError."""
-    shelf = open_shelf()
     ours, theirs = socket.socketpair()
+    shelf = open_shelf()
     with contextlib.ExitStack() as until_spawned:
 
         def closed_later(descriptor: int) -> int:
