@@ -83,7 +83,7 @@ class StopSignals:
         self._stopped &= stopping.keys()
         left = [each for job_id, each in stopping.items() if job_id not in self._stopped | self._asked]
         here, elsewhere = ([each for each in left if bool(each.engine) is is_away] for is_away in (False, True))
-        asked = [*elsewhere, *here[:_MOST_AT_ONCE]]  # a site is told of any number in one call
+        asked = [*elsewhere, *here[:_MOST_AT_ONCE]]  # one call to a site stops any number
         counts = self._engines.signal_each(asked, signal.SIGTERM)
         reached = [attempt for attempt, count in zip(asked, counts, strict=True) if count]
         self._stopped |= {attempt.job_id for attempt in reached}

@@ -125,9 +125,8 @@ class SchedulerLoop:
         self._watch_engine(is_wanted=True)
         self._home.watch(self.wake)
         if isinstance(self._loop, MeteredLoop):
-            self._loop.call_soon(
-                self._loop.turns.listeners.extend, self.turn_listeners
-            )  # without the turn of the start
+            # Without the turn of the start.
+            self._loop.call_soon(self._loop.turns.listeners.extend, self.turn_listeners)
         self.wake()
 
     def close(self) -> None:
@@ -157,6 +156,7 @@ class SchedulerLoop:
         successors = self.controller.successors
         is_active = successors.is_active
         if successors.begin_change():
+            self._others_until = 0.0  # the request has to find recorded what has begun
             self._step()
         try:
             yield

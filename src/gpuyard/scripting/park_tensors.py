@@ -6,7 +6,7 @@ same. Only their addresses on the GPU may differ.
 
 - Tensors that share a storage are moved once.
 - Storages that PyTorch does not own, such as memory of another library, stay where they are.
-- Nobody may use the tensors between `park` and `bring_back`.
+- The program must not use the tensors between `park` and `bring_back`.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """The shelf: launches that the keeper may start by itself, each when a job like it has succeeded, in its place.
 
-It is a pair of sockets. The daemon puts launches on it. Whoever receives one has it, and the kernel gives each to one
-alone: the keeper, which starts it, or the daemon, which takes it back. Neither waits for the other.
+It is a pair of sockets. The daemon puts launches on it. The kernel gives each launch to one receiver: to the keeper,
+which starts it, or to the daemon, which takes it back. Neither waits for the other.
 
 A launch begins with the number of its group: jobs of a group need the same, and so can use the lease of one another.
 This module uses the standard library alone, as the keeper does.
