@@ -75,6 +75,10 @@ class WaitedTooLong(EnvironmentFault, TimeoutError):
     code = "timeout"
 
 
+class LedgerBusy(EnvironmentFault):
+    """Another process changes the ledger at this moment. The queue goes on as soon as it can."""
+
+
 class StoreFault(EnvironmentFault):
     """The queue's database is damaged, or cannot be written because the disk is full."""
 

@@ -308,7 +308,8 @@ class LeaseLedger(Protocol):
     ) -> Sequence[HeldClaim]:
         """Call `decide` with all live leases and tickets while the ledger is locked; return a lease for each claim
         that it wants, those that are made again first, or for the first ones if this process may not open more files.
-        Amended leases, which may have ended by then, are not returned."""
+        Amended leases, which may have ended by then, are not returned. Raises LedgerBusy if another process has it
+        locked: the queue makes another step as soon as it can be locked."""
 
     def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
         """Return all live leases and tickets, without waiting for processes that change the ledger."""

@@ -187,8 +187,8 @@ FAULTS = (
     ),
     Fault(
         id="daemon-ledger-is-not-watched",
-        file=f"{_DAEMON}/loop.py",
-        old="        self._loop.add_reader(watch.fileno(), self._on_ledger_change)\n",
+        file=f"{_DAEMON}/ledger_watch.py",
+        old="        loop.add_reader(watch.fileno(), self._on_change)\n",
         new="",
         breaks="A job that waits for a script's GPU starts a second after the script has ended instead of at once.",
         near=(_LOOP,),

@@ -193,8 +193,8 @@ FAULTS = (
     Fault(
         id="leases-locked-ledger-is-no-timeout",
         file=f"{_LEASES}/ledger_mutex.py",
-        old="            raise _busy(folder, timeout_s)\n",
-        new="            raise EnvironmentFault(str(_busy(folder, timeout_s)))\n",
+        old="            raise busy_too_long(folder, timeout_s)\n",
+        new="            raise EnvironmentFault(str(busy_too_long(folder, timeout_s)))\n",
         breaks="A script that handles TimeoutError ends with an error when the ledger stays locked.",
         near=("tests/integration/test_api_waiting.py",),
     ),

@@ -38,7 +38,7 @@ from gpuyard.control.programs_beside import ProgramsBeside
 from gpuyard.control.rules import Rules
 from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.control.start_pauses import StartPauses
-from gpuyard.control.step_result import Step, awaited
+from gpuyard.control.step_result import Step, are_held_by_others, awaited
 from gpuyard.control.stop_signals import StopSignals
 from gpuyard.control.successors import Successors
 from gpuyard.control.suspend_jobs import SuspendControl
@@ -55,7 +55,7 @@ from gpuyard.core.scheduling.planner import decide, estimate_start
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.snapshot import Sample
 from gpuyard.engines.common.oom_evidence import loaded_libraries
-from gpuyard.errors import EnvironmentFault
+from gpuyard.errors import EnvironmentFault, LedgerBusy
 from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Suspender, WantedClaim
 from gpuyard.store.job_store import JobStore
 
@@ -203,11 +203,14 @@ class Controller:
         if not self.suspend_control.has_suspended and self.successors.is_steady(sample, self.rules, ready, now):
             return 0
         started = self._start(sample, now, ready, granted)
+        if started is None:
+            return 0
         is_alone = len(ready) == 1 and not self.suspend_control.has_waiting
         self.successors.note_plan(self.plan, self._view if is_alone else None, sample, self.rules)
         return started
 
-    def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
+    def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int | None:
+        """Start what the plan starts, and return how many; None if the ledger was busy, and nothing was decided."""
         queues = self._host_usage.sized([queue for queue in ready if not queue.lane.engine])
         self.start_pauses.update(now, has_ready=bool(queues))
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
@@ -221,6 +224,9 @@ class Controller:
                 granted += self.own_leases.keep(claims)
                 self._has_ended_leases = False
                 self.start_pauses.note_ledger(None, now)
+            except LedgerBusy:  # a step follows as soon as it is ours
+                self.plan = replace(self.plan, starts=(), preempts=(), made_way=())
+                return None
             except EnvironmentFault as error:
                 self.start_pauses.note_ledger(error, now)
                 self._decide(sample, now, self._local_queues(), None)
@@ -350,6 +356,7 @@ class Controller:
             wake_at=min((at for at in times if at is not None), default=None),
             waits_for_devices=waits_for_sample or waits_for_lease,
             waits_for_sample=waits_for_sample,
+            waits_for_others=are_held_by_others(self.plan.waiting, self.me.pid),
             started=started,
             is_outdated=is_outdated,
             needs_sample=self._ends.sample_due() is not None,

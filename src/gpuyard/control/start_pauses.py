@@ -55,10 +55,11 @@ class StartPauses:
 
     def note_ledger(self, error: EnvironmentFault | None, now: float) -> None:
         """Note that the ledger could not be used, or with None that it could."""
-        self._ledger_fault = error
+        before, self._ledger_fault = self._ledger_fault, error
         if error is not None:
             self._ledger_retry_at = now + _LEDGER_RETRY_S
-            _log.warning("%s; jobs that need devices wait", error)
+            if before is None or str(before) != str(error):
+                _log.warning("%s; jobs that need devices wait", error)
 
     # What follows
 

@@ -14,7 +14,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
     - `wake_at`: when the next step is due even if nothing happens.
     - `waits_for_devices`: a job waits for something that others hold. `waits_for_sample`: only a new sample can show
-      whether a job may start.
+      whether a job may start. `waits_for_others`: the end of another program's lease, or of a drain, may let it.
     - `is_outdated`: the sample may not show memory that was freed, so nothing was started.
     - `needs_sample`: the end of an attempt is recorded when a newer sample shows whether its GPU failed.
     - `events`: events of this step and of user requests since the last one.
@@ -24,6 +24,7 @@ class Step(Struct, frozen=True, kw_only=True):
     waits_for_devices: bool
     waits_for_sample: bool
     started: int
+    waits_for_others: bool = False
     is_outdated: bool = False
     needs_sample: bool = False
     events: tuple[PublishedEvent, ...] = ()
@@ -35,3 +36,11 @@ def awaited(waiting: Sequence[WaitingJob]) -> tuple[bool, bool]:
     for_lease = any(reason.is_leased for reason in reasons)
     kinds = {reason.kind for reason in reasons if not reason.is_leased}
     return for_lease, not kinds <= NOTICED_BY_QUEUE or (ReasonKind.TOO_FEW in kinds and not for_lease)
+
+
+def are_held_by_others(waiting: Sequence[WaitingJob], pid: int) -> bool:
+    """Return whether jobs wait for a device that a process other than this daemon holds, or that is drained."""
+    reasons = (reason for each in waiting for reason in each.reasons)
+    return any(
+        reason.kind is ReasonKind.DRAINED or any(holder.pid != pid for holder in reason.holders) for reason in reasons
+    )

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -19,9 +20,9 @@ from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.closed_devices import describe_drain
-from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.home_watch import HomeWatch
+from gpuyard.daemon.ledger_watch import LedgerWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.daemon.read_rules import read_rules
 from gpuyard.daemon.save_when_quiet import QuietSaver
@@ -29,7 +30,6 @@ from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault
-from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Clock, Engine
 from gpuyard.store.database import Database, convert_sqlite_errors
@@ -109,7 +109,7 @@ class SchedulerLoop:
         self._timer: asyncio.TimerHandle | None = None
         self._saver = QuietSaver(database)
         self._home = home or HomeWatch(lambda: True, "")
-        self._ledger_watch: FileWatch | None = None
+        self._ledger_watch = LedgerWatch(queue_ledger.ledger.folder, self._on_ledger_change)
         self._finished = 0
         self._others_until = 0.0  # no step before this time of the loop
         self._settled = len(_SETTLE_S)
@@ -121,6 +121,7 @@ class SchedulerLoop:
         self._loop = asyncio.get_running_loop()
         self.fatal_fault = self._loop.create_future()
         self.sampling = sampling
+        self._queue_ledger.turns.on_turn = partial(self._loop.call_soon_threadsafe, self._on_ledger_turn)
         self.controller.recover()
         self._watch_engine(is_wanted=True)
         self._home.watch(self.wake)
@@ -134,12 +135,13 @@ class SchedulerLoop:
             return
         self._is_closed = True
         self._watch_engine(is_wanted=False)
-        self._watch_ledger(is_wanted=False)
+        self._ledger_watch.set(is_wanted=False)
         for handle in (self._next_step, self._timer):
             if handle is not None:
                 handle.cancel()
         self._saver.close()
         self._home.close()
+        self._queue_ledger.turns.close()
         self._queue_ledger.return_ticket()
         self.sampling.close()
         self._suspender.close()
@@ -303,7 +305,7 @@ class SchedulerLoop:
         if (check_s := self._engine.containers.next_check_s()) is not None:
             waits.append(check_s)
         self._set_timer(min(waits) if waits else None)
-        self._watch_ledger(is_wanted=step.waits_for_devices and self._is_blocked_by_others())
+        self._ledger_watch.set(is_wanted=step.waits_for_others)
         self._saver.schedule()
 
     def _set_timer(self, seconds: float | None) -> None:
@@ -367,33 +369,16 @@ class SchedulerLoop:
             elif descriptor >= 0:
                 self._loop.remove_reader(descriptor)
 
-    def _is_blocked_by_others(self) -> bool:
-        """Whether a job waits for a device that a process other than this daemon holds, or that is drained."""
-        plan, me = self.controller.plan, self.controller.me
-        reasons = [reason for job in plan.waiting for reason in job.reasons]
-        return any(
-            reason.kind is ReasonKind.DRAINED or any(holder.pid != me.pid for holder in reason.holders)
-            for reason in reasons
-        )
-
-    def _watch_ledger(self, *, is_wanted: bool) -> None:
-        if is_wanted == (self._ledger_watch is not None):
-            return
-        if self._ledger_watch is not None:
-            self._loop.remove_reader(self._ledger_watch.fileno())
-            self._ledger_watch.give_back()
-            self._ledger_watch = None
-            return
-        watch = FileWatch(self.ledger.folder)
-        if watch.fileno() < 0:
-            watch.give_back()
-            return
-        self._ledger_watch = watch
-        self._loop.add_reader(watch.fileno(), self._on_ledger_change)
+    def _on_ledger_turn(self) -> None:
+        """The ledger is locked for one step of ours, or was busy for too long."""
+        try:
+            if not self._is_closed:
+                self._others_until = 0.0
+                self._step()
+        finally:
+            self._queue_ledger.turns.end_turn()
 
     def _on_ledger_change(self) -> None:
-        if self._ledger_watch is not None:
-            self._ledger_watch.clear()
         self._settled = 0
         self.sampling.request()
 

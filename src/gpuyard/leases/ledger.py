@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -42,6 +42,8 @@ from gpuyard.system.passing_errors import passes
 # Below MAX_FILES_PER_USER: there are tickets and dead files, too.
 MAX_LEASES_PER_USER = 3840
 _DRAIN_TIMEOUT_S = 10.0
+Mutex: TypeAlias = contextlib.AbstractContextManager[None]  # holds the mutex of the ledger
+Decide: TypeAlias = Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[tuple[Holder, Claim]]]
 
 
 class LedgerContents(NamedTuple):
@@ -85,8 +87,11 @@ class Ledger:
 
     def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> LockFile:
         """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
+        return self.take_ticket_under(hold_mutex(self.folder, timeout_s), holder, need, priority)
+
+    def take_ticket_under(self, mutex: Mutex, holder: Holder, need: Need, priority: int) -> LockFile:
         content = encode_ticket(holder, need, priority)
-        with hold_mutex(self.folder, timeout_s), self._as_fault():
+        with mutex, self._as_fault():
             return LockFile(self._new_path(TICKET), content, is_inherited=False)
 
     def claim(
@@ -110,7 +115,7 @@ class Ledger:
 
     def claim_all(
         self,
-        decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[tuple[Holder, Claim]]],
+        decide: Decide,
         timeout_s: float,
         ticket: LockFile | None = None,
     ) -> list[HeldLease]:
@@ -118,9 +123,12 @@ class Ledger:
 
         If descriptors or space for lease files run out, only the first ones are granted, at least one.
         """
+        return self.claim_all_under(hold_mutex(self.folder, timeout_s), decide, ticket)
+
+    def claim_all_under(self, mutex: Mutex, decide: Decide, ticket: LockFile | None = None) -> list[HeldLease]:
         granted: list[HeldLease] = []
         try:
-            with hold_mutex(self.folder, timeout_s):
+            with mutex:
                 if self._check is not None:
                     self._check(self.folder)
                 live = self._live()

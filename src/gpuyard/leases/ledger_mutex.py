@@ -28,21 +28,25 @@ _open_here: set[int] = set()
 def hold_mutex(folder: Path, timeout_s: float) -> Iterator[None]:
     """Hold the mutex for the block. Raises WaitedTooLong if another process holds it for longer than `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    pause_s = _FIRST_PAUSE_S
-    while True:
+    for pause_s in pauses_s():
         with DeferInterrupts():
-            descriptor = _try_lock(folder)
+            descriptor = try_mutex(folder)
             if descriptor is not None:
                 try:
                     yield
                 finally:
-                    if descriptor in _open_here:
-                        unlock(descriptor)
-                        _close(descriptor)
+                    release_mutex(descriptor)
                 return
         if time.monotonic() > deadline:
-            raise _busy(folder, timeout_s)
+            raise busy_too_long(folder, timeout_s)
         time.sleep(pause_s)
+
+
+def pauses_s() -> Iterator[float]:
+    """Yield the pauses between attempts to get the mutex, without an end."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
         pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
 
@@ -62,7 +66,7 @@ def unwritable(folder: Path, error: OSError) -> EnvironmentFault:
     )
 
 
-def _try_lock(folder: Path) -> int | None:
+def try_mutex(folder: Path) -> int | None:
     """Return the descriptor of the locked directory, or None if it is locked or was replaced meanwhile."""
     try:
         descriptor = os.open(folder, _FLAGS)
@@ -81,13 +85,19 @@ def _try_lock(folder: Path) -> int | None:
     return descriptor if is_mine else None
 
 
+def release_mutex(descriptor: int) -> None:
+    if descriptor in _open_here:  # not in a forked child
+        unlock(descriptor)
+        _close(descriptor)
+
+
 def _leads_to(folder: Path, status: os.stat_result) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.stat(folder), status)
     return False
 
 
-def _busy(folder: Path, timeout_s: float) -> WaitedTooLong:
+def busy_too_long(folder: Path, timeout_s: float) -> WaitedTooLong:
     holder = describe_mutex_holder(folder)
     if holder is None:
         return WaitedTooLong(

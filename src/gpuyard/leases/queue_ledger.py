@@ -14,10 +14,8 @@ from gpuyard.leases.ledger import HeldLease, Ledger
 from gpuyard.leases.ledger_directory import is_private, restore_directory
 from gpuyard.leases.lock_file import LockFile
 from gpuyard.leases.measured_usage import measure, measure_loads
+from gpuyard.leases.mutex_turns import MutexTurns
 from gpuyard.ports import WantedClaim
-
-# Short, as the daemon has requests to answer: it tries again in the next step.
-_MUTEX_TIMEOUT_S = 0.2
 
 
 class QueueLedger:
@@ -32,6 +30,8 @@ class QueueLedger:
         self.foreign_loads = ForeignLoadTracker().update
         self._is_private = is_private(ledger.folder)
         self._host_meter = HostMeter()
+        # Of the mutex: the queue has requests to answer, so it never waits for others.
+        self.turns = MutexTurns(ledger.folder)
 
     def grant(
         self, decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[WantedClaim]]
@@ -51,7 +51,7 @@ class QueueLedger:
         if self._is_private:
             restore_directory(self.ledger.folder)
         try:
-            granted = self.ledger.claim_all(decide_as_us, _MUTEX_TIMEOUT_S)
+            granted = self.ledger.claim_all_under(self.turns.hold(), decide_as_us)
         except BaseException:
             for held in remade:
                 held.release()
@@ -85,7 +85,7 @@ class QueueLedger:
                 return
         self.return_ticket()
         holder = replace(self._holder, label=label)
-        self._ticket = self.ledger.take_ticket(holder, need, priority, _MUTEX_TIMEOUT_S)
+        self._ticket = self.ledger.take_ticket_under(self.turns.hold(), holder, need, priority)
         self._waits_for = (need, priority)
 
     def return_ticket(self) -> None:

@@ -29,6 +29,7 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.store.database import open_database
 from gpuyard.system.process_identity import this_process
@@ -271,5 +272,26 @@ def test_the_end_of_another_processs_lease_is_noticed_at_once(own_home: Path, mo
         held.release()
         async with asyncio.timeout(DEADLINE_S):
             await fixture.sample_requested.wait()
+
+    run(own_home, scenario)
+
+
+def lock_and_unlock(folder: Path) -> None:
+    with hold_mutex(folder, DEADLINE_S):
+        pass
+
+
+def test_the_loop_goes_on_while_another_process_has_the_ledger_locked_and_gets_its_turn_after_it(
+    own_home: Path,
+) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
+        scheduler = fixture.scheduler
+        with hold_mutex(scheduler.ledger.folder, DEADLINE_S):
+            await fixture.submit(gpus=1)
+            await fixture.step()
+            assert scheduler.controller.plan.head is None  # nothing is decided yet
+        while not scheduler.controller.waiting:
+            await fixture.step()
+        await asyncio.to_thread(lock_and_unlock, scheduler.ledger.folder)  # once the turn is over
 
     run(own_home, scenario)
