@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.card import bench_card
 from bench.code_snapshot import bench_code
+from bench.contention import bench_contention
 from bench.display_delay import bench_delay
 from bench.guarantees import bench_guarantees
 from bench.leases import bench_leases
@@ -100,6 +101,8 @@ elif sys.argv[1:2] == ["code"]:
     bench_code()
 elif sys.argv[1:2] == ["stalls"]:
     bench_stalls(sys.argv[2:])
+elif sys.argv[1:2] == ["contention"]:
+    bench_contention()
 elif sys.argv[1:2] == ["versions"]:
     bench_versions(sys.argv[2:])
 else:
@@ -111,4 +114,5 @@ else:
     bench_viewers()
     bench_pages()
     bench_stalls([])
+    bench_contention()
     bench_code()

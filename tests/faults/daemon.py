@@ -194,6 +194,14 @@ FAULTS = (
         near=(_LOOP,),
     ),
     Fault(
+        id="daemon-turn-at-the-ledger-does-not-end",
+        file=f"{_DAEMON}/loop.py",
+        old="            self._queue_ledger.turns.end_turn()\n",
+        new="            pass\n",
+        breaks="After the queue once found the ledger busy, no script can lease a GPU until the daemon ends.",
+        near=(_LOOP,),
+    ),
+    Fault(
         id="daemon-same-submission-twice-under-way",
         file=f"{_DAEMON}/api/submit.py",
         old="        task = self._arriving.get(token) if token else None\n",
