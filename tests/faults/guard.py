@@ -152,7 +152,7 @@ _WHICH_JOB_MAKES_WAY = (
     Fault(
         id="guard-moves-out-too-late",
         file=_GUARD,
-        old="is_late = victim.held_mb / MOVED_OUT_MB_S > free_mb / alarm.rate_mb_s",
+        old="is_late = leaves_in_s(victim.job_id) > free_mb / alarm.rate_mb_s",
         new="is_late = False",
         breaks="A fast job fills the card while the memory of a large one is still being moved out.",
         near=_GUARD_TESTS,

@@ -206,7 +206,13 @@ class MemoryGuard:
             youngest = max(unknown, key=lambda job: job.since, default=None)
             rates = {"rate_mb_s": card.rate_mb_s, "steady_mb_s": card.steady_mb_s}
             jobs = [replace(job, **rates) if job is youngest else job for job in jobs]
-        return find_alarm(free, size, jobs, lambda: self._has_other_leases(device, now))
+        return find_alarm(
+            free,
+            size,
+            jobs,
+            has_other_leases=lambda: self._has_other_leases(device, now),
+            leaves_in_s=lambda job_id: self._suspend_control.out_s(self._transitions.live[job_id]),
+        )
 
     def _is_measured(self, job_id: int, device_id: str) -> bool:
         return self._climbs.on((job_id, self._transitions.live[job_id].attempt.number), device_id) is not None

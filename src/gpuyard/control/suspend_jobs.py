@@ -172,9 +172,8 @@ class SuspendControl:
 
     def _with_cost(self, run: RunningJob, live: Live, sample: Sample, rules: Rules, now: float) -> RunningJob:
         if live.job.spec.on_preempt is OnPreempt.SUSPEND and self.why_not(live, sample, rules) is None:
-            rates, held_mb = self.learned_rates.rates, sum(_held_mb(live.attempt).values())
+            rates, out_s, held_mb = self.learned_rates.rates, self.out_s(live), sum(_held_mb(live.attempt).values())
             parks = self._suspender.can_park(live.attempt)
-            out_s = rates.out_s(held_mb, is_parked=parks)
             return replace(
                 run,
                 preempt_cost_s=out_s + rates.back_s(held_mb, is_parked=parks),
@@ -184,6 +183,11 @@ class SuspendControl:
         warning = live.job.spec.warning
         leaves_s = _STOPS_IN_S + (warning.lead_s if warning is not None else 0.0)
         return replace(run, preempt_cost_s=live.attempt.ran_s(now), frees_in_s=leaves_s)  # it starts again
+
+    def out_s(self, live: Live) -> float:
+        """Return how long it takes until the memory of a job that is suspended is free."""
+        held_mb, parks = sum(_held_mb(live.attempt).values()), self._suspender.can_park(live.attempt)
+        return self.learned_rates.rates.out_s(held_mb, is_parked=parks)
 
     def frees_memory_at(self, job_ids: Collection[int]) -> float | None:
         """Return when these jobs should have moved their memory out; None if one of them is not being suspended."""

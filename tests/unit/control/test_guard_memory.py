@@ -339,3 +339,18 @@ def test_nothing_happens_if_a_job_has_ended_since_the_alarm(guard: Guard, monkey
         guard.transitions.end(second, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 111.2)
         act(RULES, 111.2)
     assert guard.state(first) is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("parks", "leaves"), [(False, "the one that grows"), (True, "the youngest")], ids=["driver", "parks"]
+)
+def test_the_youngest_makes_way_only_if_it_leaves_before_the_card_is_full(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch, *, parks: bool, leaves: str
+) -> None:
+    """It holds 10 GB, which a driver moves out in 5 s and the program itself in 1 s; the card is full in 1.5 s."""
+    monkeypatch.setattr(guard.suspender, "can_park", lambda _: parks)
+    first, second = guard.start(), guard.start()
+    guard.read(110.0, job1=13.5, job2=10.0)
+    assert guard.read(111.0, job1=13.7, job2=10.0)
+    suspended = {job_id for job_id in (first, second) if guard.state(job_id) is JobState.SUSPENDING}
+    assert suspended == ({second} if leaves == "the youngest" else {first})

@@ -33,8 +33,6 @@ from gpuyard.core.units import format_size
 _RESERVE_MB, _RESERVE_PART = 512.0, 0.02
 # At the present rate of growth, this many seconds have to be left: a helper process takes a while to suspend a job.
 _HORIZON_S = 1.0
-# How fast a driver moves memory to RAM, measured on a current GPU. The program stops at once, its memory is free later.
-MOVED_OUT_MB_S = 1600.0
 # The rate is taken over this time. Less growth than this in it is noise: drivers count in pages.
 RATE_OVER_S = 1.2
 _NOISE_MB = 16.0
@@ -133,12 +131,18 @@ def reserve_mb(capacity_mb: float) -> float:
 
 
 def find_alarm(
-    free_mb: float, capacity_mb: float, jobs: Sequence[GuardedJob], has_other_leases: Callable[[], bool]
+    free_mb: float,
+    capacity_mb: float,
+    jobs: Sequence[GuardedJob],
+    *,
+    has_other_leases: Callable[[], bool],
+    leaves_in_s: Callable[[int], float],
 ) -> Alarm | None:
     """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there and no
     known job that lacks what first runs have taken, or if a job has the card alone. The memory of jobs that leave
     counts as free. `has_other_leases`: whether other leases were on the card before the only job of this queue there;
-    called only if that decides."""
+    called only if that decides. `leaves_in_s`: how long it takes until the memory of a job that is suspended is free;
+    its program stops at once."""
     staying = [job for job in jobs if not job.is_leaving]
     expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)
     growers = [job for job in staying if job.is_first_run or job.missing_mb > expected]
@@ -155,7 +159,7 @@ def find_alarm(
     if not movable:
         return alarm
     victim, first = max(movable, key=_age), min(staying, key=_age)
-    is_late = victim.held_mb / MOVED_OUT_MB_S > free_mb / alarm.rate_mb_s
+    is_late = leaves_in_s(victim.job_id) > free_mb / alarm.rate_mb_s
     suspends_grower = is_late and victim.job_id != grower and any(job.job_id == grower for job in movable)
     return replace(alarm, victim=victim.job_id, is_first=victim is first, suspends_grower=suspends_grower)
 

@@ -34,8 +34,8 @@ def job(job_id: int, held_mb: float = 4 * GB, rate_mb_s: float = 0.0, **fields: 
     return GuardedJob(job_id=job_id, held_mb=held_mb, rate_mb_s=rate_mb_s, **known)
 
 
-def alarm_of(free_mb: float, *jobs: GuardedJob, others: bool = False) -> Alarm | None:
-    return find_alarm(free_mb, CARD, jobs, lambda: others)
+def alarm_of(free_mb: float, *jobs: GuardedJob, others: bool = False, leaves_in_s: float = 1.0) -> Alarm | None:
+    return find_alarm(free_mb, CARD, jobs, has_other_leases=lambda: others, leaves_in_s=lambda _: leaves_in_s)
 
 
 def victim_of(free_mb: float, *jobs: GuardedJob, others: bool = False) -> int | None:
@@ -99,11 +99,11 @@ def test_a_job_that_was_resumed_a_moment_ago_makes_way_only_if_it_grows_itself()
 
 
 def test_the_growing_job_is_suspended_where_the_youngest_would_leave_too_late() -> None:
-    """To move 8 GB takes 5 s, and the card is full in one."""
-    late = alarm_of(400.0, job(1, rate_mb_s=400.0), job(2, held_mb=8 * GB))
+    """The card is full in a second."""
+    late = alarm_of(400.0, job(1, rate_mb_s=400.0), job(2), leaves_in_s=1.1)
     assert late is not None
     assert (late.victim, late.suspends_grower) == (2, True)
-    in_time = alarm_of(400.0, job(1, rate_mb_s=400.0), job(2, held_mb=GB))
+    in_time = alarm_of(400.0, job(1, rate_mb_s=400.0), job(2), leaves_in_s=0.9)
     assert in_time is not None
     assert not in_time.suspends_grower
 
