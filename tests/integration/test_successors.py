@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,29 @@ def test_a_killed_daemon_loses_and_repeats_nothing(queue: QueueUnderTest, tmp_pa
     assert sorted(map(int, _runs(runs))) == list(range(1, 1201))
     assert queue.counts() == {"succeeded": 1200}
     assert _follow_count(queue)
+
+
+def test_a_change_waits_for_a_slow_keeper_and_others_do_not(queue: QueueUnderTest, tmp_path: Path) -> None:
+    """The keeper is stopped after it has begun jobs that it has not reported."""
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1000", gpus=0)
+    until(lambda: len(_runs(runs)) > 50, "the first runs")
+    keeper, other = _keeper_pid(queue), QueueUnderTest(queue.home)
+    os.kill(keeper, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            change = pool.submit(other.post, "/jobs/cancel", ids="all")
+            for _ in range(20):
+                queue.get("/status")
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        change.result()
+    other.client.close()
+    queue.wait()
+    with_attempt = {job_id for (job_id,) in _rows(queue, "SELECT job FROM attempts")}
+    assert {int(job_id) for job_id in _runs(runs)} <= with_attempt
+    assert queue.daemon is not None
+    assert "began after it was changed" not in queue.daemon.log
 
 
 def test_a_stopped_keeper_starts_nothing_that_the_next_daemon_decides_about(

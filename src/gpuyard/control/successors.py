@@ -91,13 +91,11 @@ class Successors:
     def is_active(self) -> bool:
         return self._steady is not None
 
-    def begin_change(self) -> bool:
-        """Take back what the keeper has not begun, and put nothing until `end_change`. Return whether it has begun some
-        that a step has to record first."""
+    def begin_change(self) -> None:
+        """Take back what the keeper has not begun, and put nothing until `end_change`. What is still `shelved` then has
+        begun, and a step records it as soon as the keeper says so."""
         self._changes += 1
         self.stop()
-        self.collect()
-        return bool(self._followed)
 
     def end_change(self) -> None:
         self._changes -= 1

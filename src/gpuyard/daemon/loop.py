@@ -19,7 +19,7 @@ from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.closed_devices import describe_drain
+from gpuyard.core.scheduling.closed_devices import drain_notice
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.ledger_watch import LedgerWatch
@@ -48,6 +48,8 @@ _RETRY_S = 1.0
 _LONG_STEP_S, _FOR_OTHERS_S = 0.01, 0.002
 # Between two steps that settle the dependants of one job: other requests are served.
 _PIECE_PAUSE_S = 0.001
+# A keeper reports within some 10 ms what it has begun by itself; on a machine that does more than it can, later.
+_KEEPER_ANSWERS_S, _LOOK_AGAIN_S = 2.0, 0.002
 _TIMER_EARLY_S = 0.5
 # The loop's clock stops while the machine is suspended, and the queue's does not.
 _LONGEST_TIMER_S = 60.0
@@ -157,15 +159,26 @@ class SchedulerLoop:
         """Wrap a request that may change the queue: the keeper starts no job by itself meanwhile (`successors`)."""
         successors = self.controller.successors
         is_active = successors.is_active
-        if successors.begin_change():
-            self._others_until = 0.0  # the request has to find recorded what has begun
-            self._step()
+        successors.begin_change()
         try:
             yield
         finally:
             successors.end_change()
             if is_active:
                 self.wake()
+
+    @property
+    def has_unrecorded(self) -> bool:
+        """Whether the keeper has begun jobs by itself that are not recorded."""
+        return bool(self.controller.successors.shelved())
+
+    async def record_begun(self) -> None:
+        """Wait until what the keeper has begun by itself is recorded: a change has to find it so. A keeper that is
+        stopped is not waited for any longer (`Successors._end_stray`)."""
+        until = self._loop.time() + _KEEPER_ANSWERS_S
+        while self.has_unrecorded and self._loop.time() < until:
+            self.wake()
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     def fail(self, error: StoreFault) -> None:
         """End the daemon because its database is damaged, which the next daemon sets aside, or its folder is gone."""
@@ -175,16 +188,12 @@ class SchedulerLoop:
     def all_notices(self) -> list[str]:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
         now = filter(None, (self.problem, self._home.problem, self.controller.own_leases.notice))
-        more = (notice for source in (self._drain_notices, *self.notice_sources) for notice in source())
+        more = (notice for source in self.notice_sources for notice in source())
+        labels = self.sampling.latest.snapshot.labels
+        drains = (drain_notice(each, labels.get(each.device_id, each.device_id)) for each in self.ledger.read_drains())
         disks = self.controller.disk_gate.notices(self.controller.rules.min_free_disk_mb)
         pauses = (*self.controller.start_pauses.notices(), *disks)
-        return [*self.notices, *now, *more, *pauses, *self._engine.problems()]
-
-    def _drain_notices(self) -> Iterator[str]:
-        labels = self.sampling.latest.snapshot.labels
-        for drain in self.ledger.read_drains():
-            label = labels.get(drain.device_id, drain.device_id)
-            yield f"GPU {label} is {describe_drain(drain)}; `gpuyard devices undrain {label}` lets work start there"
+        return [*self.notices, *now, *drains, *more, *pauses, *self._engine.problems()]
 
     @property
     def home_problem(self) -> str | None:

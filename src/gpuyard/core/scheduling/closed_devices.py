@@ -50,3 +50,7 @@ def drain_of(device: Device, drains: Sequence[Drain]) -> Drain | None:
 def describe_drain(drain: Drain) -> str:
     reason = f": {drain.reason}" if drain.reason else ""
     return f"drained by {drain.user} since {format_time(iso_time(drain.since))}{reason}"
+
+
+def drain_notice(drain: Drain, label: str) -> str:
+    return f"GPU {label} is {describe_drain(drain)}; `gpuyard devices undrain {label}` lets work start there"

@@ -169,12 +169,18 @@ class Routes:
             until_answered.enter_context(self._failing_on_damage())
             key, numbers = self._router.find(request)
             decoded = _decode(request, key)
+            act = partial(self.table[key], *numbers, *decoded)
             if key[0] != "GET":
                 until_answered.enter_context(self._scheduler.during_change())
-            answer = self.table[key](*numbers, *decoded)
+            answer = self._act_later(act) if key[0] != "GET" and self._scheduler.has_unrecorded else act()
             if isinstance(answer, Awaitable):
                 return self._respond_later(answer, until_answered.pop_all())
         return _respond(answer)
+
+    async def _act_later(self, act: Callable[[], Struct | Awaitable[Struct]]) -> Struct:
+        await self._scheduler.record_begun()
+        answer = act()
+        return await answer if isinstance(answer, Awaitable) else answer
 
     async def _respond_later(self, answer: Awaitable[Struct], until_answered: contextlib.ExitStack) -> HttpAnswer:
         with until_answered:

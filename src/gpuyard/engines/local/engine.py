@@ -22,7 +22,6 @@ import logging
 import marshal
 import os
 import signal
-import time
 from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -64,8 +63,6 @@ _MOST_ENDS = 16
 _MOST_AT_ONCE = 100
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
-# A keeper reports what it took from the shelf after 10 ms.
-_TAKEN_WITHIN_S = 0.05
 
 # The attempt's key and its keeper's pid.
 Name = tuple[str, int]
@@ -180,14 +177,8 @@ class LocalEngine(PlacesNothing):
         return self._shelf.job_ids()
 
     def take_back(self, most: int | None = None) -> None:
-        own, deadline = self._own, time.monotonic() + _TAKEN_WITHIN_S
-        if own is None or not self._shelf:
-            return
-        self._shelf.take_back(own, most)
-        while most is None and self._shelf and own is self._own and own.wait_to_read(deadline):
-            self._receive(own)
-        if self._shelf.has_followed or self._reported:
-            self._poll.wake()
+        if self._own is not None and self._shelf:
+            self._shelf.take_back(self._own, most)
 
     def followed(self) -> list[Followed]:
         return self._shelf.take_followed()

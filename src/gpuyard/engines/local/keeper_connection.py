@@ -142,10 +142,6 @@ class KeeperConnection:
         self.is_late = self.is_late or not self._wait(select.POLLIN, _GREETING_MS)
         return not self.is_late
 
-    def wait_to_read(self, deadline: float) -> bool:
-        """Wait for something to read, until a time of the monotonic clock."""
-        return self._wait(select.POLLIN, max(0, int((deadline - time.monotonic()) * 1000)))
-
     def send(self, content: bytes, leases: Sequence[int]) -> bool:
         """Return False if the keeper is gone or not reading; nothing was sent."""
         self.send_rest()
