@@ -2,7 +2,8 @@
 `python parking_job.py --vram 1500 GATE`. It keeps 256 MB on the GPU when it has parked, as a CUDA context would.
 
 It prints each move, and works until the file GATE exists. With `--stuck` it never comes to the end of a step; with
-`--refuses` it does not take its memory back while the file GATE.full exists.
+`--refuses` it does not take its memory back while the file GATE.full exists. While GATE.unsaid exists it does not
+answer that it has parked.
 """
 
 import argparse
@@ -35,6 +36,8 @@ def main() -> None:
         def park() -> int:
             usage.allocate(device_id, -parkable_mb)
             say("parked")
+            while options.gate.with_suffix(".unsaid").exists():
+                time.sleep(0.005)
             return round(parkable_mb * 2**20)
 
         def bring_back() -> None:

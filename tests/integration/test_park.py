@@ -110,9 +110,11 @@ def test_a_second_helper_finishes_when_the_first_is_killed(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
 ) -> None:
     attempt = parking(engine, folder, tmp_path / "gate")
+    (tmp_path / "gate.unsaid").touch()
     suspender.suspend(attempt)
     wait_for_line(folder, 1, "parked")
     os.kill(helper_pid(), signal.SIGKILL)
+    (tmp_path / "gate.unsaid").unlink()
     assert next_result(suspender).is_done
     wait_for(lambda: used_mb(devices) in (0, parking_job.CONTEXT_MB), "the memory")
     assert resumed(suspender, attempt, SIZE_MB).is_done

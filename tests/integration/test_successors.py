@@ -187,6 +187,23 @@ def test_a_stopped_keeper_starts_nothing_that_the_next_daemon_decides_about(
     assert sorted(map(int, _runs(runs))) == list(range(1, 1001))
 
 
+def test_what_a_late_keeper_has_begun_is_not_held_and_runs_once(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1000", gpus=0)
+    for number in range(1, 6):
+        until(lambda number=number: len(_runs(runs)) > 100 * number, "more runs")  # type: ignore[misc]
+        keeper = _keeper_pid(queue)
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            queue.post("/jobs/hold", ids="all")
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        queue.post("/jobs/release", ids="all")
+    queue.wait()
+    assert sorted(map(int, _runs(runs))) == list(range(1, 1001))
+    assert queue.counts() == {"succeeded": 1000}
+
+
 def test_a_killed_keeper_loses_at_most_what_ran(queue: QueueUnderTest, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-600", gpus=0)

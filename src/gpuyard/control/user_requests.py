@@ -42,6 +42,7 @@ Act: TypeAlias = Callable[[Job, float], None]
 _PIECE_S = 0.008
 _FIRST_PIECE, _LEAST_AT_ONCE, _MOST_AT_ONCE = 200, 10, 400
 _NO_SNAPSHOT = "the snapshot of its code was removed (`snapshots` under [keep]): submit it again from its directory"
+_BEGINS = "it is about to start: try again in a moment"
 
 
 class ChangeResult(Struct, frozen=True, kw_only=True):
@@ -242,9 +243,11 @@ class UserRequests:
             if job_id in states
         ]
         change = self._changes_of_many.get(act)
+        # The keeper has these, and has not said whether they have begun. If they were held now, they might run twice.
+        begin = dict.fromkeys(sorted(states.keys() & self._controller.successors.shelved()), _BEGINS)
         refused += [
             UnchangedJob(id=job_id, state=states.pop(job_id), reason=text)
-            for job_id, text in (self._lacking_code(list(states)) if change is RETRY else {}).items()
+            for job_id, text in (begin | (self._lacking_code(list(states)) if change is RETRY else {})).items()
         ]
         together = [] if change is None else change_many(self._transitions, self._queries, change, list(states), now)
         changed = list(together)

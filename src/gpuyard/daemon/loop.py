@@ -174,7 +174,7 @@ class SchedulerLoop:
 
     async def record_begun(self) -> None:
         """Wait until what the keeper has begun by itself is recorded: a change has to find it so. A keeper that is
-        stopped is not waited for any longer (`Successors._end_stray`)."""
+        stopped is not waited for any longer, and the change leaves its jobs as they are."""
         until = self._loop.time() + _KEEPER_ANSWERS_S
         while self.has_unrecorded and self._loop.time() < until:
             self.wake()

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.integration.queue_fixture import QueueUnderTest
+
+expect.set_options(timeout=20_000)
 
 
 class Site:
@@ -22,9 +24,10 @@ class Site:
         self.port = urlsplit(self.url).port
 
     def enter(self, page: Page) -> Page:
-        """Open the link that `gpuyard web` prints."""
+        """Open the link that `gpuyard web` prints, and wait until the page listens to clicks and keys."""
         page.goto(self.url)
         page.wait_for_url(f"{self.origin}/")
+        expect(page.locator("#host")).not_to_be_empty()
         return page
 
 

@@ -14,7 +14,6 @@ from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.web.conftest import Site
 
 SIMULATED = "2x24GB:links=0-1:nodes=0,1"
-expect.set_options(timeout=20_000)
 
 
 class Shown:
@@ -62,9 +61,8 @@ class Shown:
             button.click()
 
     def open_timeline(self) -> None:
-        fold = self.page.get_by_role("button", name="Timeline", exact=True)
-        if fold.get_attribute("aria-expanded") == "false":
-            fold.click()
+        if fold_button(self.page).get_attribute("aria-expanded") == "false":
+            fold_button(self.page).click()
 
     # Elements of the page
 
@@ -73,6 +71,11 @@ class Shown:
 
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)
+
+
+def fold_button(page: Page) -> Locator:
+    """The button that opens and folds the timeline."""
+    return page.get_by_role("button", name="Timeline", exact=True)
 
 
 @pytest.fixture(scope="module")

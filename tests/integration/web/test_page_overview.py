@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from tests.fakes import gated_job
 from tests.fakes.queue_command import GPUYARD
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.web.conftest import Site
-from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
+from tests.integration.web.page_fixture import Shown, fold_button, shown  # noqa: F401 - fixtures are found where they are named
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
 
@@ -22,6 +22,12 @@ def packed(shown: Shown) -> tuple[int, int]:  # noqa: F811 - as above
     first, _ = shown.holds("train", 3072, vram="8G", device="0")
     second, _ = shown.holds("eval", 2048, vram="4G", device="0")
     return first, second
+
+
+@pytest.fixture
+def new_visitor(shown: Shown, context: BrowserContext) -> Page:  # noqa: F811 - as above
+    """The page in a browser that has no settings of it: the timeline is folded, and fits all runs when it opens."""
+    return shown.site.enter(context.new_page())
 
 
 @pytest.fixture
@@ -115,6 +121,42 @@ def test_the_timeline_shows_packed_jobs_side_by_side_with_tooltips(
     expect(page.get_by_role("tooltip")).to_contain_text(f"eval · job {packed[1]}")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name=f"eval · job {packed[1]}")).to_be_visible()
+
+
+def test_a_timeline_that_opens_shows_all_runs_even_if_its_answer_is_late(
+    new_visitor: Page,
+    packed: tuple[int, int],
+) -> None:
+    page, held = new_visitor, list[Route]()
+    page.route("**/v1/timeline?span=10m", _answer_without_runs)
+    page.route("**/v1/timeline?span=24h", lambda route: held.append(route))  # noqa: PLW0108 - no builtin is accepted
+    with page.expect_response("**/v1/timeline?span=10m"):
+        page.reload()
+    with page.expect_request("**/v1/timeline?span=24h"):
+        fold_button(page).click()
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # it is laid out
+    held[0].continue_()
+    for job_id in packed:
+        expect(page.locator(f'.stretch[data-job="{job_id}"]')).to_be_visible()
+
+
+def test_a_timeline_that_opens_again_soon_shows_a_job_that_started_meanwhile(
+    new_visitor: Page,
+    shown: Shown,  # noqa: F811
+) -> None:
+    with new_visitor.expect_response("**/v1/timeline?span=24h"):  # the daemon keeps this answer for a minute
+        fold_button(new_visitor).click()
+    fold_button(new_visitor).click()
+    job, gate = shown.holds("later", 1024, vram="2G", device="1")
+    fold_button(new_visitor).click()
+    expect(new_visitor.locator(f'.stretch[data-job="{job}"]')).to_be_visible()
+    gate.touch()
+    shown.queue.wait(job)
+
+
+def _answer_without_runs(route: Route) -> None:
+    response = route.fetch()
+    route.fulfill(response=response, json={**response.json(), "stretches": []})
 
 
 @pytest.mark.full

@@ -1,27 +1,21 @@
 """Jobs that are changed together get the same state, reason and events as jobs that are changed one by one."""
 
 import random
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from gpuyard.control.add_submission import InPieces
-from gpuyard.control.controller import Controller
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.control.user_requests import ChangeResult, UserRequests
+from gpuyard.control.user_requests import ChangeResult
 from gpuyard.core.job.dependencies import Dependency, DependencyKind
 from gpuyard.core.job.job import PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.job.selection import parse_selection
-from tests.fakes.clock import FakeClock
+from tests.fakes.user_requests import requests_of
 from tests.unit.store import QueueDb
 
 VERBS = ("cancel", "hold", "release", "retry")
-
-
-def controller_of(queue_db: QueueDb) -> Controller:
-    return cast("Controller", SimpleNamespace(transitions=JobTransitions(queue_db.store)))
 
 
 def finish(pieces: InPieces[ChangeResult]) -> ChangeResult:
@@ -47,8 +41,8 @@ def changed(seed: int, verb: str, *, together: bool) -> tuple[ChangeResult, list
         if job_id > 1 and dice.random() < 0.3:
             kind = dice.choice(list(DependencyKind))
             queue_db.store.add_pairs([(job_id, Dependency(job_id=dice.randrange(1, job_id), kind=kind))])
-    controller = controller_of(queue_db)
-    requests = UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
+    transitions = JobTransitions(queue_db.store)
+    requests = requests_of(queue_db, transitions)
     if not together:
         requests._changes_of_many.clear()
     result = finish(requests.change(parse_selection("all"), getattr(requests, verb)))
@@ -57,10 +51,10 @@ def changed(seed: int, verb: str, *, together: bool) -> tuple[ChangeResult, list
     ).fetchall()
     events = queue_db.db.execute("SELECT job, at, kind, text FROM events ORDER BY job, id").fetchall()
     finished: dict[Any, int] = {}
-    for event in controller.transitions.take_events():
+    for event in transitions.take_events():
         assert event.kind is PublishedEventKind.FINISHED
         finished[event.job.state] = finished.get(event.job.state, 0) + event.jobs
-    assert controller.transitions.finished == sum(finished.values())
+    assert transitions.finished == sum(finished.values())
     queue_db.db.close()
     return result, jobs, events, finished
 
@@ -79,7 +73,7 @@ def test_changing_jobs_together_is_the_same_as_one_by_one(verb: str) -> None:
 def test_the_statements_for_many_jobs_do_not_grow_with_their_number(queue_db: QueueDb, verb: str) -> None:
     state = {"release": JobState.HELD, "retry": JobState.CANCELLED}.get(verb, JobState.QUEUED)
     ids = queue_db.add(150, state=state, ended_at=120.0 if state in FINISHED else None)
-    requests = UserRequests(controller_of(queue_db), queue_db.store, queue_db.queries, FakeClock())
+    requests = requests_of(queue_db, JobTransitions(queue_db.store))
     act = getattr(requests, verb)
 
     def statements(selected: str) -> int:
@@ -92,7 +86,7 @@ def test_the_statements_for_many_jobs_do_not_grow_with_their_number(queue_db: Qu
 
 
 def test_cleaning_takes_as_many_statements_for_many_jobs_as_for_few(queue_db: QueueDb) -> None:
-    requests = UserRequests(controller_of(queue_db), queue_db.store, queue_db.queries, FakeClock())
+    requests = requests_of(queue_db, JobTransitions(queue_db.store))
 
     def statements(count: int) -> int:
         for job_id in queue_db.add(count):
@@ -102,3 +96,13 @@ def test_cleaning_takes_as_many_statements_for_many_jobs_as_for_few(queue_db: Qu
 
     assert statements(10) == statements(45)
     assert queue_db.db.value("SELECT count(*) FROM jobs") == queue_db.db.value("SELECT count(*) FROM specs") == 0
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold"])
+def test_a_job_that_the_keeper_may_have_begun_is_unchanged(queue_db: QueueDb, verb: str) -> None:
+    queue_db.add(3)
+    requests = requests_of(queue_db, JobTransitions(queue_db.store), shelved=[2])
+    result = finish(requests.change(parse_selection("all"), getattr(requests, verb)))
+    assert result.ids == (1, 3)
+    assert [(each.id, each.state) for each in result.unchanged] == [(2, "queued")]
+    assert "try again" in result.unchanged[0].reason

@@ -3,23 +3,21 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from types import SimpleNamespace
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.control.add_submission import InPieces
-from gpuyard.control.controller import Controller
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.control.user_requests import ChangeResult, UserRequests
+from gpuyard.control.user_requests import ChangeResult
 from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, outlook_of_all
 from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.errors import UserError
-from tests.fakes.clock import FakeClock
+from tests.fakes.user_requests import requests_of
 from tests.unit.store import SPEC, QueueDb
 
 OK, ANY, FAILED = DependencyKind.OK, DependencyKind.ANY, DependencyKind.FAILED
@@ -185,11 +183,6 @@ def with_dependant(
     for job_id in ids if ends else ():
         end(queue_db, transitions, job_id, ends[job_id * len(ends) // (count + 1)])
     return transitions
-
-
-def requests_of(queue_db: QueueDb, transitions: JobTransitions) -> UserRequests:
-    controller = cast("Controller", SimpleNamespace(transitions=transitions))
-    return UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
 
 
 def finish(change: InPieces[ChangeResult]) -> ChangeResult:

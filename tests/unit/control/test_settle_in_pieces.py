@@ -2,18 +2,14 @@
 two of them."""
 
 from collections import deque
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from gpuyard.control.controller import Controller
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.dependencies import Dependency
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.job.selection import parse_selection
-from tests.fakes.clock import FakeClock
+from tests.fakes.user_requests import requests_of
 from tests.unit.store import QueueDb
 
 MANY = 1_000
@@ -47,11 +43,6 @@ def settle_all(queue_db: QueueDb, transitions: JobTransitions) -> int:
 
 def counts(queue_db: QueueDb) -> dict[JobState, int]:
     return {state: count for state, count in queue_db.store.counts().items() if count}
-
-
-def requests_of(queue_db: QueueDb, transitions: JobTransitions) -> UserRequests:
-    controller = cast("Controller", SimpleNamespace(transitions=transitions))
-    return UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
 
 
 @pytest.mark.parametrize(

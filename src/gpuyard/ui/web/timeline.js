@@ -21,6 +21,10 @@ const MOST_MS = 5000;
 const CHARACTER_WIDTH = 6.6;
 const FAR = 200;
 const SET_S = 60;
+/** How long the daemon caches an answer: a 1200th of its range, at most a minute. */
+const cachedMs = (span) => Math.min(60_000, SPANS[span] / 1.2);
+/** The clock of the page is behind the daemon's by the delay of its answers. Less than LEAST_MS. */
+const BEHIND_S = 1;
 
 export class Timeline {
   /** Calls `onNames()` when `nameOf` may have new answers. */
@@ -35,6 +39,9 @@ export class Timeline {
     this.rest = LEAST_MS;
     this.ahead = Infinity;
     this.changedAt = 0;
+    this.readAt = NaN;
+    this.loads = 0;
+    this.firstShown = 0;  // answers to earlier loads are not shown
     this.drawing = byId("timeline").querySelector("svg");
     this.clip = byId("lanes-clip").firstElementChild;
     const layer = (name) => this.drawing.querySelector(`.${name}`);
@@ -74,6 +81,7 @@ export class Timeline {
     this.fitted = "24h";
     this.origin = NaN;
     this.changedAt = this.now();
+    this.firstShown = this.loads + 1;
     this.load();
   }
 
@@ -100,22 +108,31 @@ export class Timeline {
     clearTimeout(this.timer);
     this.timer = 0;
     const began = performance.now();
-    const span = this.requested;
+    const load = ++this.loads;
+    const {isOpen} = this;
     try {
-      const answer = await get(`/timeline?span=${span}`);
-      if (span !== this.requested) return;
-      this.answer = answer;
-      this.names = new Map(answer.stretches.map((each) => [each.job, each.name]));
-      this.setTime(answer.until);
-      this.onNames();
-      this.draw();
+      const answer = await get(`/timeline?span=${this.requested}`);
+      if (load < this.firstShown) return;
+      this.firstShown = load;
+      this.show(answer, isOpen);
     } catch (error) {
       noteRefusal(error);
     }
     // Request long time ranges less often: they cost the daemon more.
     this.rest = Math.min(MOST_MS, Math.max(LEAST_MS, 10 * (performance.now() - began)));
-    // The daemon caches its answer, longer for a longer range, so the change may not be in it yet.
-    if (this.answer?.until < this.changedAt) this.loadLater(Math.max(this.rest, SPANS[span] / 1.2));
+    // The change may not be in a cached answer yet. The range may be another one since the answer was drawn.
+    if (this.readAt < this.changedAt + BEHIND_S) this.loadLater(Math.max(this.rest, cachedMs(this.requested)));
+  }
+
+  /** An answer for a folded timeline has only the last minutes: it is never drawn. */
+  show(answer, isOpen) {
+    this.readAt = answer.until;
+    this.names = new Map(answer.stretches.map((each) => [each.job, each.name]));
+    this.setTime(answer.until);
+    this.onNames();
+    if (!isOpen) return;
+    this.answer = answer;
+    this.draw();
   }
 
   /** The range to request: a fitted one, once it is known, needs no more than the shortest that covers it. */

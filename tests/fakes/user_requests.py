@@ -1,0 +1,18 @@
+"""Requests to a queue without a scheduler."""
+
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import cast
+
+from gpuyard.control.controller import Controller
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.control.user_requests import UserRequests
+from tests.fakes.clock import FakeClock
+from tests.unit.store import QueueDb
+
+
+def requests_of(queue_db: QueueDb, transitions: JobTransitions, shelved: Collection[int] = ()) -> UserRequests:
+    """`shelved` are the jobs that a keeper may have begun."""
+    successors = SimpleNamespace(shelved=lambda: frozenset(shelved))
+    controller = cast("Controller", SimpleNamespace(transitions=transitions, successors=successors))
+    return UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())
