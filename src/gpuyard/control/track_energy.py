@@ -79,7 +79,8 @@ class EnergyMeter:
             )
             self._cards[device.id] = card
             if before is not None and (here or before.left):
-                held = [_holder(key, live, uses[key], before, ended_at.get(key, at)) for key, (live, _) in here.items()]
+                until = {key: min(at, ended_at.get(key, at)) for key in here}  # it may have begun, or ended, after `at`
+                held = [_holder(key, live, uses[key], before, until[key]) for key, (live, _) in here.items()]
                 _add_parts(parts, before, card, held)
         for key, part in parts.items():
             self._charge(key, part)

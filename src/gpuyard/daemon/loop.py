@@ -112,6 +112,7 @@ class SchedulerLoop:
         self._ledger_watch: FileWatch | None = None
         self._finished = 0
         self._others_until = 0.0  # no step before this time of the loop
+        self._is_watching_engine = False
         self._settled = len(_SETTLE_S)
         self._is_closed = False
         self._config_stamp = config_stamp()
@@ -203,8 +204,10 @@ class SchedulerLoop:
             self._next_step = None
         pause_s = self._others_until - self._loop.time()
         if pause_s > 0:
+            self._watch_engine(is_wanted=False)  # it would wake the loop again and again until then
             self._next_step = self._loop.call_later(pause_s, self._step)
             return
+        self._watch_engine(is_wanted=True)
         started = time.perf_counter()
         try:
             with convert_sqlite_errors():
@@ -361,6 +364,9 @@ class SchedulerLoop:
     # What wakes the loop
 
     def _watch_engine(self, *, is_wanted: bool) -> None:
+        if is_wanted == self._is_watching_engine:
+            return
+        self._is_watching_engine = is_wanted
         for descriptor in (self._engine.fileno(), self._suspender.fileno()):
             if descriptor >= 0 and is_wanted:
                 self._loop.add_reader(descriptor, self._step)
