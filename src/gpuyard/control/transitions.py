@@ -33,6 +33,7 @@ from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_us
 from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault
 from gpuyard.store.database import convert_sqlite_errors
+from gpuyard.store.ended_jobs import EndedJob
 from gpuyard.store.job_store import JobStore
 
 _NOTE_EVERY_S = 1.0
@@ -69,6 +70,8 @@ class JobTransitions:
         self._noted_at = self._usage_noted_at = 0.0
         self._unsaved: set[int] = set()
         self._unstored: set[int] = set()
+        self._unstored_ends: list[EndedJob] = []
+        self._gathers_ends = False
         self._unsaved_uses: set[Party] = set()
         self._last_starts: dict[str, float | None] = {}
         self.array_starts = ArrayStarts(store)
@@ -79,6 +82,7 @@ class JobTransitions:
         self.uses = self.store.recent_use()
         self._unsaved_uses.clear()
         self._unstored.clear()
+        self._unstored_ends.clear()
         self._last_starts.clear()
         self.array_starts.clear()
         self.estimates.clear_cache()
@@ -283,8 +287,6 @@ class JobTransitions:
             outcome = replace(outcome, kind=attempt.stopping, reason=reason, error_line=None)
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
         attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
-        self.store.end_attempt(attempt, is_stored=job_id not in self._unstored)
-        self._unstored.discard(job_id)
         if outcome.kind is not OutcomeKind.NEVER_STARTED:
             party = (job.user, job.spec.tag)
             used = Live(job=job, attempt=attempt).device_seconds(now)
@@ -303,16 +305,18 @@ class JobTransitions:
         is_back_in_line = never_started and state is JobState.QUEUED and not attempt.engine
         keeps_place = is_back_in_line or verdict.keeps_place
         reason = None if state is JobState.SUCCEEDED or is_back_in_line else verdict.text
-        self.store.change_state(
-            job.id,
-            state,
+        end = EndedJob(
+            attempt=attempt,
+            is_stored=job.id not in self._unstored,
+            state=state,
             reason=reason,
             due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
             ended_at=now if state in FINISHED else None,
-            outcome=outcome,
             failures=job.failures + verdict.counts,
             queued_at=now if state is JobState.QUEUED and not keeps_place else None,
         )
+        self._unstored.discard(job.id)
+        self._unstored_ends.append(end)
         if verdict.growth is not None:
             self.set_growth(job.id, verdict.growth)
         if state is not JobState.SUCCEEDED:  # the attempt already records a success
@@ -323,7 +327,25 @@ class JobTransitions:
         if state in FINISHED:
             self._publish(PublishedEventKind.FINISHED, job, now, attempt)
             self.finished += 1
-            self.dependants.settle(job.id, now)
+        if not self._gathers_ends:
+            self._store_ends()
+
+    @contextlib.contextmanager
+    def ends_together(self) -> Iterator[None]:
+        """Store all ends of this block in a few SQL statements, when it is over."""
+        self._gathers_ends = True
+        try:
+            yield
+        finally:
+            self._gathers_ends = False
+        self._store_ends()
+
+    def _store_ends(self) -> None:
+        ends, self._unstored_ends = self._unstored_ends, []
+        self.store.end_attempts(ends)
+        for end in ends:
+            if end.ended_at is not None:
+                self.dependants.settle(end.attempt.job_id, end.ended_at)
 
     # Jobs without a live attempt
 

@@ -40,6 +40,7 @@ from gpuyard.system.passing_errors import passes, remedy_of
 _log = logging.getLogger(__name__)
 # A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.
 _FRESH_S = 0.25
+_SOON_OLD_S = 0.18
 # After a job has ended: when to sample again. A driver takes a while to free the memory.
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _SAMPLE_AGAIN_S = 1.0
@@ -245,6 +246,8 @@ class SchedulerLoop:
         is_wanted = (not is_fresh or step.is_outdated) and (
             (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
         )
+        # Before it is too old: without a fresh sample, all that the keeper has in advance is taken back.
+        is_wanted = is_wanted or (self.controller.successors.is_active and self.sampling.age() > _SOON_OLD_S)
         if is_wanted or step.needs_sample or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
