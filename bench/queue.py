@@ -68,7 +68,7 @@ def _compare(folder: Path, tools: Iterable[Tool]) -> None:
     command = (shutil.which("true") or "true",)
     stamp = compile_stamp(folder)
     # Tools take turns in each round, so that a slow minute of the machine affects all of them. What they wrote stays
-    # until all are measured: for 5 minutes after files were deleted, ext4 needs 0.2 ms and more to create one, not 14 us.
+    # until all are measured: for 5 minutes after many files were deleted, ext4 takes 0.2 ms to create one, not 14 us.
     for number in range(_ROUNDS):
         for place, figures in enumerate(all_figures):
             _measure(figures, _take_jobs, folder / f"jobs-{number}-{place}", command)

@@ -1,4 +1,4 @@
-"""A job whose attempt has ended, as it is stored: hundreds of short jobs end in one transaction, so they share statements."""
+"""A job whose attempt has ended, as it is stored. Dozens of short jobs end in one step, and share SQL statements."""
 
 from typing import Any
 
