@@ -64,7 +64,7 @@ _MOST_ENDS = 16
 _MOST_AT_ONCE = 100
 # With this many keepers that do not answer, new attempts wait: what stops one may stop all.
 _MOST_SILENT = 4
-# A keeper reports what it took from the shelf after 10 ms.
+# For a keeper that is asked what it took from the shelf; it has just started a program, perhaps.
 _TAKEN_WITHIN_S = 0.05
 
 # The attempt's key and its keeper's pid.
@@ -184,6 +184,8 @@ class LocalEngine(PlacesNothing):
         if own is None or not self._shelf:
             return
         self._shelf.take_back(own, most)
+        if most is None and self._shelf:
+            own.ask_to_report()
         while most is None and self._shelf and own is self._own and own.wait_to_read(deadline):
             self._receive(own)
         if self._shelf.has_followed or self._reported:
