@@ -110,7 +110,7 @@ class AttemptEnds:
         }
         stopped = [live.attempt for live, end in self._live_ends() if self._may_leave_processes(live.attempt, end)]
         self._engines.signal_each(stopped, signal.SIGKILL)  # no process of it may run beside the next attempt
-        with self._transitions.ends_together():
+        with self._transitions.ends.together():
             for live, ended in self._live_ends():
                 has_freed_devices = has_freed_devices or live.attempt.lease_id is not None
                 if died_with_the_machine(live.attempt, self._boot_id):

@@ -330,6 +330,9 @@ class SchedulerLoop:
 
     def _on_timer(self) -> None:
         self._timer = None
+        if self.controller.successors.is_active and (age_s := self.sampling.age()) < _SOON_OLD_S:
+            self._set_timer(_FRESH_S - age_s)  # steps of short jobs have requested a sample meanwhile
+            return
         try:
             with convert_sqlite_errors():
                 has_ready = self.store.has_ready()

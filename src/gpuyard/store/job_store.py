@@ -19,7 +19,7 @@ from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Part
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.dependency_store import DependencyStore
-from gpuyard.store.ended_jobs import END_JOB, EndedJob
+from gpuyard.store.ended_job import END_JOB, EndedJob
 from gpuyard.store.refused_submissions import RefusedSubmissions
 from gpuyard.store.specs import StoredSpecs
 from gpuyard.store.submitters import Submitters
@@ -308,7 +308,7 @@ class JobStore(DependencyStore):
             if end.is_stored and end.never_started:
                 self.drop_attempt(end.attempt.job_id, end.attempt.number)
         ran = [end for end in ends if not end.never_started]
-        self._db.executemany(_SET_PHASE, [_phase_row(end.attempt) for end in ran if end.is_stored])
+        self._db.executemany(_SET_PHASE, [row_codec.phase_to_row(end.attempt) for end in ran if end.is_stored])
         new = [row_codec.attempt_to_row(end.attempt) for end in ran if not end.is_stored]
         self._db.executemany(_INSERT_ATTEMPT, new)
         self._db.executemany(END_JOB, [end.to_row() for end in ends])
@@ -319,7 +319,7 @@ class JobStore(DependencyStore):
 
     def set_phase(self, attempt: Attempt) -> None:
         """Store that it started on another machine, or how it ended, and all else that changes."""
-        self._execute(_SET_PHASE, _phase_row(attempt))
+        self._execute(_SET_PHASE, row_codec.phase_to_row(attempt))
         if attempt.over is None:
             self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 
@@ -398,8 +398,3 @@ class JobStore(DependencyStore):
 
     def _read_lane(self, lane_id: int) -> Lane:
         return row_codec.lane_from_text(lane_id, self._value("SELECT body FROM lanes WHERE id = ?", (lane_id,)))
-
-
-def _phase_row(attempt: Attempt) -> tuple[object, ...]:
-    values = (*row_codec.phase_to_values(attempt), *row_codec.progress_to_values(attempt))
-    return (*values, attempt.job_id, attempt.number)
