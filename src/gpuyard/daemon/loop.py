@@ -40,7 +40,7 @@ from gpuyard.system.passing_errors import passes, remedy_of
 _log = logging.getLogger(__name__)
 # A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.
 _FRESH_S = 0.25
-_SOON_OLD_S = 0.18
+_SOON_OLD_S = 0.2
 # After a job has ended: when to sample again. A driver takes a while to free the memory.
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _SAMPLE_AGAIN_S = 1.0
