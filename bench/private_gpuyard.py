@@ -80,8 +80,7 @@ def _tool(name: str, submission: Callable[[Work], list[str]]) -> Tool:
 def _run(work: Work, submission: list[str]) -> float:
     with private_gpuyard(work.folder / "home", f"{work.slots}x24GB") as gpuyard:
         started = time.perf_counter()
-        gpuyard("submit", *submission)
-        gpuyard("wait")
+        gpuyard("submit", "--wait", *submission)
         return time.perf_counter() - started
 
 

@@ -24,7 +24,7 @@ class ToolFailed(Exception):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    folder: Path  # empty at first; only for this work
+    folder: Path  # empty at first; only for this work, and removed after that of all tools
     command: tuple[str, ...]
     count: int
     slots: int

@@ -110,12 +110,13 @@ class AttemptEnds:
         }
         stopped = [live.attempt for live, end in self._live_ends() if self._may_leave_processes(live.attempt, end)]
         self._engines.signal_each(stopped, signal.SIGKILL)  # no process of it may run beside the next attempt
-        for live, ended in self._live_ends():
-            has_freed_devices = has_freed_devices or live.attempt.lease_id is not None
-            if died_with_the_machine(live.attempt, self._boot_id):
-                self._record_end_of_earlier_boot(live, ended.outcome, now)
-            else:
-                self._record_end(live, ended, sample, now)
+        with self._transitions.ends.together():
+            for live, ended in self._live_ends():
+                has_freed_devices = has_freed_devices or live.attempt.lease_id is not None
+                if died_with_the_machine(live.attempt, self._boot_id):
+                    self._record_end_of_earlier_boot(live, ended.outcome, now)
+                else:
+                    self._record_end(live, ended, sample, now)
         return has_freed_devices
 
     def _live_ends(self) -> Iterator[tuple[Live, Ended]]:

@@ -99,9 +99,9 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     return launch if job.spec.code.snapshot is None else in_snapshot(launch, job.spec.code.snapshot)
 
 
-def follow_launch(job: Job, number: int) -> Launch:
-    """Return the launch of attempt `number` in the place of one with the same spec: the keeper gives it all variables
-    of that one, but for those of `environment`, and its lease, devices and CPUs."""
+def follow_launch(job: Job, number: int, group: int) -> Launch:
+    """Return the launch of attempt `number` in the place of one of this group, with the same spec: the keeper gives it
+    all variables of that one, but for those of `environment`, and its lease, devices and CPUs."""
     return Launch(
         job_id=job.id,
         attempt=number,
@@ -112,6 +112,7 @@ def follow_launch(job: Job, number: int) -> Launch:
         stdin=job.spec.stdin,
         log_cap_mb=job.spec.log_cap_mb,
         timestamps=job.spec.timestamps,
+        group=group,
     )
 
 

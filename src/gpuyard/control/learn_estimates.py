@@ -66,6 +66,7 @@ class LearnedEstimates:
         self._saved: dict[str, Profile | None] = {}
         self._cards = DeviceSizes(())
         self._known = lru_cache(maxsize=_CACHE_SIZE)(self._look_up)
+        self._last_look_up: tuple[Job, tuple[str, str], int] | None = None
 
     def estimate(self, job: Job) -> Estimate:
         return self._estimate(job, fingerprints_of(job))
@@ -187,9 +188,9 @@ class LearnedEstimates:
         if run is None:
             return
         self._forget_derived()
-        command = fingerprints_of(job)[0]
-        beside = compare_with_command(self._profile(command) or Profile(), run)
-        for fingerprint, is_exact in zip(fingerprints_of(job), (True, False), strict=True):
+        prints = fingerprints_of(job)
+        beside = compare_with_command(self._profile(prints[0]) or Profile(), run)
+        for fingerprint, is_exact in zip(prints, (True, False), strict=True):
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run, beside)
         self._learn_for_machine(job, run, beside)
@@ -225,6 +226,7 @@ class LearnedEstimates:
     def clear_cache(self) -> None:
         """Forget what was read from the store, as jobs or profiles may have changed there."""
         self._known.cache_clear()
+        self._last_look_up = None
         self._kinds.clear()
         self._saved.clear()
         self._prints.clear()
@@ -240,6 +242,9 @@ class LearnedEstimates:
     def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str], int]:
         job = self._store.job(job_id)
         assert job is not None
+        last = self._last_look_up
+        if last is not None and _are_alike(job, last[0]):  # as the jobs of an array
+            return job, last[1], last[2]
         prints, spec = fingerprints_of(job), job.spec
         batch = None if spec.pace is None else job.group
         times = (spec.duration_s, spec.time_limit_s, spec.grace_s)
@@ -247,11 +252,13 @@ class LearnedEstimates:
         key = (prints, spec.need, job.growth, spec.tag_sharing, batch, times, frameworks)
         if len(self._kinds) >= _CACHE_SIZE:
             self._kinds.clear()
+            self._last_look_up = None
             self._forget_derived()
         if key not in self._kinds:
             self._last_kind += 1  # never the number of an earlier kind, which a plan may remember
             self._kinds[key] = self._last_kind
-        return job, prints, self._kinds[key]
+        self._last_look_up = found = job, prints, self._kinds[key]
+        return found
 
     def _profile(self, fingerprint: str) -> Profile | None:
         if fingerprint in self._unsaved:
@@ -266,6 +273,12 @@ class LearnedEstimates:
 def _command(job: Job) -> tuple[str, ...]:
     """Return the command to learn under. All runs of a batch count as one command, no matter which seed they have."""
     return job.argv if job.spec.pace is None else job.spec.command
+
+
+def _are_alike(one: Job, other: Job) -> bool:
+    """Return whether need and duration of both jobs are estimated alike. False if that is not seen at a glance."""
+    is_same = one.spec is other.spec and one.group == other.group and one.growth == other.growth
+    return is_same and one.argv == other.argv
 
 
 def fingerprints_of(job: Job) -> tuple[str, str]:
@@ -301,8 +314,9 @@ def _uses_nothing(job: Job, attempt: Attempt, usage: Usage, now: float) -> bool:
 
 def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> FinishedRun | None:
     """Return what can be learned from an attempt with this outcome, or None."""
-    usage = attempt.usage or Usage()
+    usage, is_whole = attempt.usage or Usage(), outcome.kind is OutcomeKind.SUCCEEDED
     run = FinishedRun(
+        seconds=attempt.ran_s(now) if is_whole else None,
         peak_mb=usage.peak_mb,
         flat_levels_mb=usage.flat_levels_mb,
         preallocates=usage.preallocates,
@@ -312,13 +326,11 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
         power_w=None if usage.energy is None else usage.energy.peak_w,
         neighbours_percent=None if usage.beside is None else usage.beside.percent,
         predicted_mb=attempt.predicted_mb,
-        is_whole=False,
+        is_whole=is_whole,
         at=now,
     )
-    if outcome.kind is OutcomeKind.SUCCEEDED:
-        if _uses_nothing(job, attempt, usage, now):
-            run = replace(run, peak_mb=0.0, load_percent=0.0)
-        return replace(run, seconds=attempt.ran_s(now), is_whole=True)
+    if is_whole:
+        return replace(run, peak_mb=0.0, load_percent=0.0) if _uses_nothing(job, attempt, usage, now) else run
     if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:
         return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))
     return run if usage.peak_mb is not None else None

@@ -81,6 +81,7 @@ class Successors:
         self._last_group = 0
         self._group_of: dict[int, int] = {}  # by live job
         self._put: dict[int, Job | None] = {}  # as they were when they were put; None: read it again
+        self._put_up_to = 0  # the last job that was put since the last plan
         self._steady: _Steady | None = None
         self.has_taken_back = False  # since the last step began
         self._changes = 0  # requests that may change the queue, and are not answered yet
@@ -212,7 +213,7 @@ class Successors:
             and bool(self._put)
             and not self._changes
             and now < known.view.now + _WITHIN_S
-            and known.sample is sample
+            and _is_same(known.sample, sample)
             and known.rules is rules
             and known.live == len(self._transitions.live)
             and [queue.lane.id for queue in queues] == [known.lane.id]
@@ -223,9 +224,10 @@ class Successors:
         if view is None or self._changes or _is_held_up(plan, view) or not _may_follow(view.queues[0].lane):
             self.stop()
             return
-        lane, shelved, live, known = view.queues[0].lane, self.shelved(), self._transitions.live, self._steady
-        waiting = self._store.next_jobs(lane.id, len(shelved) + 1)
-        first = next((job for job in waiting if job.id not in shelved), None)
+        lane, live, known = view.queues[0].lane, self._transitions.live, self._steady
+        waiting = next((each.job_id for each in plan.waiting if each.lane.id == lane.id), None)
+        first = None if waiting is None else self._store.job(waiting)
+        self._put_up_to = 0  # a job with a lower id may wait again
         if first is not None:
             group = self._group_for(lane, view.need(lane, first.id) if lane.sizes_each else lane.need, first.spec)
         elif known is not None:  # the last ones are with the keeper
@@ -256,18 +258,25 @@ class Successors:
         known, shelved = self._steady, self.shelved()
         if known is None or len(shelved) > known.most // 2:
             return
-        for job in self._store.next_jobs(known.lane.id, known.most):
+        most = known.most - len(shelved) if self._put_up_to else known.most
+        for job in self._store.next_jobs(known.lane.id, most, after=self._put_up_to):
             if job.id not in shelved and not (known.takes(job) and self._put_job(job, known.group.number)):
                 return
+            self._put_up_to = job.id
 
     def _put_job(self, job: Job, group: int) -> bool:
         try:
-            is_put = self._engines.put(replace(follow_launch(job, job.attempts + 1), group=group))
+            is_put = self._engines.put(follow_launch(job, job.attempts + 1, group))
         except GpuyardError:  # the next plan reports it
             return False
         if is_put:
             self._put[job.id] = job
         return is_put
+
+
+def _is_same(before: Sample, now: Sample) -> bool:
+    """Return whether both are one sample. What was read again since, ten times a second, concerns the guards only."""
+    return now is before or (bool(now.reread) and now.snapshot.taken_at == before.snapshot.taken_at)
 
 
 def _is_held_up(plan: Plan, view: PlannerView) -> bool:

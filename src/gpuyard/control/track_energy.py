@@ -4,7 +4,9 @@ The last reading of a card is up to a second old when an attempt ends. Until the
 drew at that reading. A part of a card (a MIG instance) has no power of its own: attempts on parts share the card.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Mapping
+from operator import attrgetter
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -30,6 +32,8 @@ _LEAST_S = 0.2
 # In RAM: its GPUs do nothing for it.
 _MOVED_OUT = (JobState.SUSPENDED, JobState.RESUMING)
 
+_until = attrgetter("until")
+
 Loads = Mapping[tuple[str, str], float | None]
 
 
@@ -41,7 +45,7 @@ class _Card(Struct, kw_only=True):
     idle_w: float | None
     foreign_percent: float = 0.0
     uses: dict[int, float | None] = {}
-    left: list[CardHolder] = field(default_factory=list)
+    left: list[CardHolder] = field(default_factory=list)  # in the order of their ends
 
 
 class EnergyMeter:
@@ -79,7 +83,8 @@ class EnergyMeter:
             )
             self._cards[device.id] = card
             if before is not None and (here or before.left):
-                held = [_holder(key, live, uses[key], before, ended_at.get(key, at)) for key, (live, _) in here.items()]
+                until = {key: min(at, ended_at.get(key, at)) for key in here}  # it may have begun, or ended, after `at`
+                held = [_holder(key, live, uses[key], before, until[key]) for key, (live, _) in here.items()]
                 _add_parts(parts, before, card, held)
         for key, part in parts.items():
             self._charge(key, part)
@@ -105,7 +110,8 @@ class EnergyMeter:
         since, until = ending.since, ending.until  # what others did before it began is no matter to it
         if not 0.0 < until - card.reading.at <= LONGEST_GAP_S or until <= since:
             return
-        beside = (each for each in (*held, *card.left) if each.until > since)
+        left = card.left[bisect_right(card.left, since, key=_until) :]  # very many may have come and gone
+        beside = (each for each in (*held, *left) if each.until > since)
         cut = [replace(each, since=max(each.since, since), until=min(each.until, until)) for each in beside]
         parts, _ = share_energy(
             (card.reading.power_w or 0.0) * (until - since),
@@ -118,7 +124,7 @@ class EnergyMeter:
         )
         if ending.key in parts:
             self._charge(ending.key, parts[ending.key])
-        card.left.append(replace(ending, key=-ending.key))  # a next attempt of the job may follow at once
+        insort(card.left, replace(ending, key=-ending.key), key=_until)  # a next attempt of the job may follow at once
 
     def _charge(self, key: int, part: EnergyUse) -> None:
         self.total = add_energy(self.total, part)

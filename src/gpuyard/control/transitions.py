@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from gpuyard.control.array_starts import ArrayStarts
 from gpuyard.control.dependants import Dependants
+from gpuyard.control.ended_jobs import EndedJobs
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
+from gpuyard.control.recent_use import RecentUse
 from gpuyard.core.job.job import (
     Attempt,
     Growth,
@@ -29,10 +31,11 @@ from gpuyard.core.job.lifecycle import FINISHED, TRANSITIONS, JobEvent, JobState
 from gpuyard.core.job.retry import Verdict, judge
 from gpuyard.core.job.stop_warning import stop_times
 from gpuyard.core.lease import Claim
-from gpuyard.core.scheduling.queue_order import Lane, Party, WeightedUse, add_use, weight
+from gpuyard.core.scheduling.queue_order import Lane, Party
 from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault
 from gpuyard.store.database import convert_sqlite_errors
+from gpuyard.store.ended_job import EndedJob
 from gpuyard.store.job_store import JobStore
 
 _NOTE_EVERY_S = 1.0
@@ -59,26 +62,26 @@ class JobTransitions:
         self.store = store
         self.live = LiveJobs()
         self.noted: set[int] = set()  # jobs whose usage may be new to PreallocationWatch
-        self.uses: dict[Party, WeightedUse] = {}
+        self._recent_use = RecentUse(store)
         self.finished = 0
         self.last_start_at = 0.0
         self.estimates = LearnedEstimates(store)
         self.dependants = Dependants(store, self._apply, self._apply_to_many)
+        self.ends = EndedJobs(store, self.dependants)
         self.events: list[PublishedEvent] = []
         self._is_stale = False
         self._noted_at = self._usage_noted_at = 0.0
         self._unsaved: set[int] = set()
         self._unstored: set[int] = set()
-        self._unsaved_uses: set[Party] = set()
         self._last_starts: dict[str, float | None] = {}
         self.array_starts = ArrayStarts(store)
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
         self.noted = set(self.live)
-        self.uses = self.store.recent_use()
-        self._unsaved_uses.clear()
+        self._recent_use.reload()
         self._unstored.clear()
+        self.ends.clear()
         self._last_starts.clear()
         self.array_starts.clear()
         self.estimates.clear_cache()
@@ -283,13 +286,8 @@ class JobTransitions:
             outcome = replace(outcome, kind=attempt.stopping, reason=reason, error_line=None)
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
         attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
-        self.store.end_attempt(attempt, is_stored=job_id not in self._unstored)
-        self._unstored.discard(job_id)
         if outcome.kind is not OutcomeKind.NEVER_STARTED:
-            party = (job.user, job.spec.tag)
-            used = Live(job=job, attempt=attempt).device_seconds(now)
-            self.uses[party] = add_use(self.uses.get(party, WeightedUse()), used, now)
-            self._unsaved_uses.add(party)
+            self._recent_use.add(Live(job=job, attempt=attempt), now)
             self.estimates.learn(job, attempt, outcome, now)
         self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now)
 
@@ -303,16 +301,17 @@ class JobTransitions:
         is_back_in_line = never_started and state is JobState.QUEUED and not attempt.engine
         keeps_place = is_back_in_line or verdict.keeps_place
         reason = None if state is JobState.SUCCEEDED or is_back_in_line else verdict.text
-        self.store.change_state(
-            job.id,
-            state,
+        end = EndedJob(
+            attempt=attempt,
+            is_stored=job.id not in self._unstored,
+            state=state,
             reason=reason,
             due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
             ended_at=now if state in FINISHED else None,
-            outcome=outcome,
             failures=job.failures + verdict.counts,
             queued_at=now if state is JobState.QUEUED and not keeps_place else None,
         )
+        self._unstored.discard(job.id)
         if verdict.growth is not None:
             self.set_growth(job.id, verdict.growth)
         if state is not JobState.SUCCEEDED:  # the attempt already records a success
@@ -323,7 +322,7 @@ class JobTransitions:
         if state in FINISHED:
             self._publish(PublishedEventKind.FINISHED, job, now, attempt)
             self.finished += 1
-            self.dependants.settle(job.id, now)
+        self.ends.add(end)
 
     # Jobs without a live attempt
 
@@ -362,11 +361,7 @@ class JobTransitions:
 
     def used(self, now: float) -> dict[Party, float]:
         """Return the recent use of each user and tag, including running jobs."""
-        used = {party: weight(use, now) for party, use in self.uses.items()}
-        for live in self.live.values():
-            party = (live.job.user, live.job.spec.tag)
-            used[party] = used.get(party, 0.0) + live.device_seconds(now)
-        return used
+        return self._recent_use.used(self.live.values(), now)
 
     def last_start(self, tag: str) -> float | None:
         if tag not in self._last_starts:
@@ -394,9 +389,7 @@ class JobTransitions:
         if now < self._noted_at + _NOTE_EVERY_S:
             return
         self._noted_at = now
-        for party in self._unsaved_uses & self.uses.keys():
-            self.store.set_recent_use(party, self.uses[party])
-        self._unsaved_uses.clear()
+        self._recent_use.save()
         self.estimates.save()
         if now >= self._usage_noted_at + _USAGE_EVERY_S:
             self._usage_noted_at = now

@@ -40,6 +40,7 @@ from gpuyard.system.passing_errors import passes, remedy_of
 _log = logging.getLogger(__name__)
 # A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.
 _FRESH_S = 0.25
+_SOON_OLD_S = 0.2
 # After a job has ended: when to sample again. A driver takes a while to free the memory.
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
 _SAMPLE_AGAIN_S = 1.0
@@ -114,6 +115,7 @@ class SchedulerLoop:
         self._ledger_watch = LedgerWatch(queue_ledger.ledger.folder, self._on_ledger_change)
         self._finished = 0
         self._others_until = 0.0  # no step before this time of the loop
+        self._is_watching_engine = False
         self._settled = len(_SETTLE_S)
         self._is_closed = False
         self._config_stamp = config_stamp()
@@ -214,8 +216,10 @@ class SchedulerLoop:
             self._next_step = None
         pause_s = self._others_until - self._loop.time()
         if pause_s > 0:
+            self._watch_engine(is_wanted=False)  # it would wake the loop again and again until then
             self._next_step = self._loop.call_later(pause_s, self._step)
             return
+        self._watch_engine(is_wanted=True)
         started = time.perf_counter()
         try:
             with convert_sqlite_errors():
@@ -253,6 +257,8 @@ class SchedulerLoop:
         is_wanted = (not is_fresh or step.is_outdated) and (
             (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
         )
+        # Before it is too old: without a fresh sample, all that the keeper has in advance is taken back.
+        is_wanted = is_wanted or (self.controller.successors.is_active and self.sampling.age() > _SOON_OLD_S)
         if is_wanted or step.needs_sample or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
@@ -335,6 +341,9 @@ class SchedulerLoop:
 
     def _on_timer(self) -> None:
         self._timer = None
+        if self.controller.successors.is_active and (age_s := self.sampling.age()) < _SOON_OLD_S:
+            self._set_timer(_FRESH_S - age_s)  # steps of short jobs have requested a sample meanwhile
+            return
         try:
             with convert_sqlite_errors():
                 has_ready = self.store.has_ready()
@@ -372,6 +381,9 @@ class SchedulerLoop:
     # What wakes the loop
 
     def _watch_engine(self, *, is_wanted: bool) -> None:
+        if is_wanted == self._is_watching_engine:
+            return
+        self._is_watching_engine = is_wanted
         for descriptor in (self._engine.fileno(), self._suspender.fileno()):
             if descriptor >= 0 and is_wanted:
                 self._loop.add_reader(descriptor, self._step)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.memory.estimates import Profile
@@ -19,6 +19,7 @@ from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Part
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.dependency_store import DependencyStore
+from gpuyard.store.ended_job import END_JOB, EndedJob
 from gpuyard.store.refused_submissions import RefusedSubmissions
 from gpuyard.store.specs import StoredSpecs
 from gpuyard.store.submitters import Submitters
@@ -203,13 +204,13 @@ class JobStore(DependencyStore):
         query = "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' LIMIT ?"
         return [job_id for (job_id,) in self._execute(query, (limit,))]
 
-    def next_jobs(self, lane_id: int, limit: int) -> list[Job]:
-        """Return the first queued jobs of a lane."""
+    def next_jobs(self, lane_id: int, limit: int, after: int = 0) -> list[Job]:
+        """Return the first queued jobs of a lane with ids above `after`."""
         query = (
             f"SELECT {row_codec.JOB_COLUMNS} FROM jobs INDEXED BY jobs_ready "  # noqa: S608 - our own column names
-            "WHERE state = 'queued' AND lane = ? ORDER BY id LIMIT ?"
+            "WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
         )
-        rows = self._execute(query, (lane_id, limit)).fetchall()
+        rows = self._execute(query, (lane_id, after, limit)).fetchall()
         return [row_codec.job_from_row(row, self.spec(row[1])) for row in rows]
 
     def count_queued(self, lanes: Iterable[int], limit: int) -> int:
@@ -300,18 +301,17 @@ class JobStore(DependencyStore):
             (state, attempt.number, attempt.started_at, attempt.job_id),
         )
 
-    def end_attempt(self, attempt: Attempt, *, is_stored: bool) -> None:
-        """Store how an attempt ended; one that never started is dropped. `change_state` stores what becomes of its
-        job."""
-        never_started = attempt.outcome is not None and attempt.outcome.kind is OutcomeKind.NEVER_STARTED
-        if is_stored and never_started:
-            self.drop_attempt(attempt.job_id, attempt.number)
-        elif is_stored:
-            self.set_phase(attempt)
-        elif not never_started:
-            self._execute(_INSERT_ATTEMPT, row_codec.attempt_to_row(attempt))
-            row = (attempt.number, attempt.started_at, attempt.job_id)
-            self._execute("UPDATE jobs SET attempts = ?, started_at = ? WHERE id = ?", row)
+    def end_attempts(self, ends: Sequence[EndedJob]) -> None:
+        """Store how attempts ended, and what becomes of their jobs. Attempts that never started are dropped."""
+        self._has_delayed = self._has_delayed or any(end.due_at is not None for end in ends)
+        for end in ends:
+            if end.is_stored and end.never_started:
+                self.drop_attempt(end.attempt.job_id, end.attempt.number)
+        ran = [end for end in ends if not end.never_started]
+        self._db.executemany(_SET_PHASE, [row_codec.phase_to_row(end.attempt) for end in ran if end.is_stored])
+        new = [row_codec.attempt_to_row(end.attempt) for end in ran if not end.is_stored]
+        self._db.executemany(_INSERT_ATTEMPT, new)
+        self._db.executemany(END_JOB, [end.to_row() for end in ends])
 
     def update_attempt(self, attempt: Attempt) -> None:
         """Store what changes while the attempt is live, other than its phase."""
@@ -319,8 +319,7 @@ class JobStore(DependencyStore):
 
     def set_phase(self, attempt: Attempt) -> None:
         """Store that it started on another machine, or how it ended, and all else that changes."""
-        values = (*row_codec.phase_to_values(attempt), *row_codec.progress_to_values(attempt))
-        self._execute(_SET_PHASE, (*values, attempt.job_id, attempt.number))
+        self._execute(_SET_PHASE, row_codec.phase_to_row(attempt))
         if attempt.over is None:
             self._execute("UPDATE jobs SET started_at = ? WHERE id = ?", (attempt.started_at, attempt.job_id))
 

@@ -72,6 +72,12 @@ class QueueQueries:
             yield from found
             first = found[-1] + 1
 
+    def has_any(self, first: int, last: int, states: Sequence[JobState]) -> bool:
+        """Return whether a job of this range of ids is in one of these states."""
+        marks = ", ".join("?" * len(states))
+        query = f"SELECT 1 FROM jobs WHERE id BETWEEN ? AND ? AND state IN ({marks}) LIMIT 1"  # noqa: S608
+        return self._value(query, (first, last, *states)) is not None
+
     def first_unfinished(self, first: int, last: int) -> int | None:
         query = "SELECT id FROM jobs WHERE id BETWEEN ? AND ? AND ended_at IS NULL ORDER BY id LIMIT 1"
         job_id: int | None = self._value(query, (first, last))

@@ -107,6 +107,11 @@ def progress_to_values(attempt: Attempt) -> tuple[Any, ...]:
     return (*values, to_json(usage))
 
 
+def phase_to_row(attempt: Attempt) -> tuple[Any, ...]:
+    """Return all that changes, and what names the attempt."""
+    return (*phase_to_values(attempt), *progress_to_values(attempt), attempt.job_id, attempt.number)
+
+
 def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
     devices = " ".join(attempt.devices) or None
     files = (attempt.log, attempt.error_log)

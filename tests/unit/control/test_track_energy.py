@@ -207,3 +207,18 @@ def test_all_attempts_together_get_what_the_card_used_while_it_was_held(
         held_j += seconds * power_w if jobs else 0.0
         queue.note(at, powered(0, power_w, energy_j))
     assert queue.meter.total.joules == pytest.approx(held_j, rel=1e-6)
+
+
+def test_an_attempt_that_began_and_ended_after_the_reading_gets_nothing_of_it() -> None:
+    queue = Queue(running(1), running(2, since=1.2))
+    queue.note(0.0, powered(0, 100.0, 0.0))
+    queue.note(1.0, powered(0, 100.0, 100.0), ended={2: 1.3})
+    assert queue.joules(1) == 100.0
+    assert queue.energy(2) is None
+
+
+def test_an_attempt_that_ended_after_the_reading_gets_the_energy_up_to_it() -> None:
+    queue = Queue(running(1))
+    queue.note(0.0, powered(0, 100.0, 0.0))
+    queue.note(1.0, powered(0, 100.0, 100.0), ended={1: 1.5})
+    assert queue.end(1, 1.5) == EnergyUse(joules=150.0, seconds=1.5, idle_s=1.5, peak_w=100.0)

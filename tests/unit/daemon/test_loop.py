@@ -295,3 +295,31 @@ def test_the_loop_goes_on_while_another_process_has_the_ledger_locked_and_gets_i
         await asyncio.to_thread(lock_and_unlock, scheduler.ledger.folder)  # once the turn is over
 
     run(own_home, scenario)
+
+
+def test_the_loop_rests_between_a_long_step_and_the_next_although_attempts_have_ended(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"an end that no step takes")
+    monkeypatch.setattr(LocalEngine, "fileno", lambda _: reading)
+    monkeypatch.setattr(loop_module, "_LONG_STEP_S", -1.0)
+    monkeypatch.setattr(loop_module, "_FOR_OTHERS_S", 0.05)
+
+    async def scenario(fixture: LoopFixture) -> None:
+        loop, pauses = asyncio.get_running_loop(), list[float]()
+        call_later = loop.call_later
+
+        def note_pause(delay: float, *callback: Any) -> asyncio.TimerHandle:
+            pauses.append(delay)
+            return call_later(delay, *callback)
+
+        monkeypatch.setattr(loop, "call_later", note_pause)
+        await fixture.step()
+        before = len([each for each in pauses if each <= 0.05])
+        await fixture.step()
+        assert len([each for each in pauses if each <= 0.05]) == before + 1
+
+    run(own_home, scenario)
+    os.close(reading)
+    os.close(writing)

@@ -190,7 +190,10 @@ class Job(Struct, frozen=True, kw_only=True):
     def argv(self) -> tuple[str, ...]:
         """The command with its placeholders filled in. Braces that name no placeholder stay as they are."""
         command = self.command if self.command is not None else self.spec.command
-        return fill_in(command, self.placeholders) if self.placeholders else command
+        if not any("{" in word for word in command):
+            return command
+        values = self.placeholders
+        return fill_in(command, values) if values else command
 
     @property
     def placeholders(self) -> dict[str, str]:

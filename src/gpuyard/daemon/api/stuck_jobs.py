@@ -28,7 +28,7 @@ class StuckJobs:
 
     def are_all_stuck(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Return whether some jobs of these ranges are unfinished, and all of those are stuck."""
-        if any(next(self._queries.ids(first, last, _MOVING), None) is not None for first, last in ranges):
+        if any(self._queries.has_any(first, last, _MOVING) for first, last in ranges):
             return False
         known: dict[int, bool] = {}
         is_any = False

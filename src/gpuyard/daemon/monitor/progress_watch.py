@@ -98,7 +98,15 @@ class ProgressWatch:
         if is_short and self._short >= _MOST_SHORT:
             return
         self._short += is_short
-        self._ended.append(replace(self._source_of(attempt), is_over=True))
+        source = self._source_of(attempt)
+        if is_short and self._is_empty(source):
+            return
+        self._ended.append(replace(source, is_over=True))
+
+    def _is_empty(self, source: ProgressSource) -> bool:
+        """Return whether an attempt has written nothing. Looks at files of the queue alone: no disk of these hangs."""
+        own = f"{self._folders[0]}{os.sep}"
+        return all(path.startswith(own) and not _size_of(path) for path in (*source.logs, *source.files))
 
     def _interval_s(self) -> float:
         return min(_LONGEST_S, max(_EVERY_S, _PER_JOB_S * len(self._scheduler.controller.transitions.live)))
@@ -194,3 +202,10 @@ class ProgressWatch:
         logs = tuple(path for path in (attempt.log, attempt.error_log) if path is not None and os.path.isabs(path))
         files = tuple(progress_file_of(folder, attempt.key) for folder in folders)
         return ProgressSource(job_id=attempt.job_id, number=attempt.number, logs=logs, files=files)
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

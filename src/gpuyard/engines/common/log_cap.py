@@ -114,13 +114,14 @@ def _shorten(descriptor: int, first: int, last: int) -> int:
 
 
 class _CappedLog:
-    __slots__ = ("cap", "due", "left", "path", "watch")
+    __slots__ = ("cap", "due", "full_at", "left", "path", "watch")
 
     def __init__(self, path: str, cap: int, now: float) -> None:
         self.path = path
         self.cap = self.left = cap
         self.watch = -1
         self.due = now + self.delay()
+        self.full_at = now + cap / _SPEED  # at the earliest: an empty log cannot be over its cap before
 
     def delay(self) -> float:
         """Return how long a program needs at least until the log is over its cap."""
@@ -150,8 +151,9 @@ class LogCaps:
         log = self._logs.pop(path, None)
         if log is None:
             return
-        with contextlib.suppress(OSError):
-            cut_if_over(path, log.cap)
+        if time.monotonic() >= log.full_at:
+            with contextlib.suppress(OSError):
+                cut_if_over(path, log.cap)
         if log.watch >= 0:
             self._watched.pop(log.watch, None)
             self._inotify.remove(log.watch)

@@ -190,21 +190,20 @@ def _find(name: str, environment: dict[str, str], log: int) -> str:
     folders = environment.get("PATH", os.defpath).split(":")
     candidates = [name] if "/" in name else [f"{folder or '.'}/{name}" for folder in folders]
     existing, passing = _existing(candidates if name else [])
-    for path in existing:
-        if os.access(path, os.X_OK) and os.path.isfile(path):
+    for path, mode in existing:
+        if stat.S_ISREG(mode) and os.access(path, os.X_OK):
             return path
     if existing:
-        raise _failure("not-executable", log, existing[0])
+        raise _failure("not-executable", log, existing[0][0])
     raise NotBegun("program", passing) if passing is not None else _failure("no-program", log, name)
 
 
-def _existing(candidates: Sequence[str]) -> tuple[list[str], OSError | None]:
-    """Return the files that exist, and an error that may pass, if one hides whether a file exists."""
+def _existing(candidates: Sequence[str]) -> tuple[list[tuple[str, int]], OSError | None]:
+    """Return the files that exist with their modes, and an error that may pass, if one hides whether a file exists."""
     existing, passing = [], None
     for path in candidates:
         try:
-            os.stat(path)
-            existing.append(path)
+            existing.append((path, os.stat(path).st_mode))
         except OSError as error:
             passing = error if passes(error) else passing
         except ValueError:  # a zero byte

@@ -179,6 +179,8 @@ class LocalEngine(PlacesNothing):
     def take_back(self, most: int | None = None) -> None:
         if self._own is not None and self._shelf:
             self._shelf.take_back(self._own, most)
+            if most is None and self._shelf:
+                self._own.ask_to_report()
 
     def followed(self) -> list[Followed]:
         return self._shelf.take_followed()
@@ -354,8 +356,9 @@ class LocalEngine(PlacesNothing):
 
     def _result(self, name: Name) -> Ended:
         watched, entry = self._watched.pop(name), self._entries.pop(name, None)
-        with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
-            os.unlink(f"{self._sessions_at}/{name[0]}.sock")
+        if watched.has_runner:
+            with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
+                os.unlink(f"{self._sessions_at}/{name[0]}.sock")
         texts = self._log_reads.take(watched, entry)
         limit = not_taken(name[1], self._keepers_at) if name in self._unsent else None
         self._unsent.discard(name)

@@ -22,7 +22,8 @@ on open files for jobs.
 - It exits when its daemon, its last job and the last process of a job are gone. No signal but SIGKILL ends it earlier.
 
 A launch is sent as its length in four bytes and a marshalled tuple. A message with leases carries their descriptors
-along with its first byte, and starts with their number.
+along with its first byte, and starts with their number. The number 0 asks for a report at once: ends of jobs that
+others follow are reported together, within 25 ms.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ from gpuyard.engines.common.log_cap import LogCaps
 from gpuyard.engines.common.spawn_program import LEASE_AT, NotBegun, StartFailure, exit_status, open_above, spawn
 from gpuyard.engines.common.unbegun_words import RETURNED
 from gpuyard.engines.local.daemon_link import DaemonLink
-from gpuyard.engines.local.kept_job import KeptJob, Launch, spawn_spec
+from gpuyard.engines.local.kept_job import REPORT_NOW, KeptJob, Launch, spawn_spec
 from gpuyard.engines.local.shelf import KeeperShelf
 from gpuyard.system import user_sockets
 
@@ -51,8 +52,9 @@ CONNECTION, JOURNAL, SHELF = 3, 4, 5
 _CHUNK = 1 << 14
 _RESERVE = 1 << 16  # given up to receive jobs when no memory is left; they are then reported as not begun
 _MOST_DESCRIPTORS = 253
+_LEAST_PART = 2048  # of a list in /proc: a shorter part is the last
 _TRY_AGAIN_MS = 1000
-_REPORT_WITHIN_S = 0.01
+_REPORT_WITHIN_S = 0.025
 _BEGAN = "began"
 # As in system/clock.py.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -66,6 +68,7 @@ class Keeper:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._me, self._open_files = os.getpid(), open_files
+        self._can_move_up = most == resource.RLIM_INFINITY or most > open_files
         self._socket = f"{folder}/{self._me}.sock"
         own = DaemonLink(socket.socket(fileno=CONNECTION))
         self._daemon: DaemonLink | None = own
@@ -179,7 +182,9 @@ class Keeper:
                 return
             part: Launch | int = marshal.loads(self._unread[4:end])  # noqa: S302 - from our own daemon
             del self._unread[:end]
-            if isinstance(part, int):
+            if part == REPORT_NOW:
+                self._send_all()
+            elif isinstance(part, int):
                 self._leases = self._arrived.pop(0)
             else:
                 self._start(part)
@@ -219,8 +224,8 @@ class Keeper:
     def _move_up(self, lease: int | None) -> int | None:
         """Give the lease of a running job a number above the jobs' limit. Programs cannot be given higher ones:
         the numbers below have to be free for what the next program gets."""
-        if lease is not None and lease < self._open_files:
-            with contextlib.suppress(OSError):  # our limit is no higher
+        if lease is not None and lease < self._open_files and self._can_move_up:
+            with contextlib.suppress(OSError):  # all numbers up to our limit are taken
                 above = fcntl.fcntl(lease, fcntl.F_DUPFD_CLOEXEC, self._open_files)
                 os.close(lease)
                 return above
@@ -299,6 +304,8 @@ class Keeper:
         content = b""
         while self._children >= 0 and (part := os.pread(self._children, _CHUNK, len(content))):
             content += part
+            if len(part) < _LEAST_PART:
+                break
         return [pid for pid in map(int, content.split()) if pid not in self._jobs and pid not in self._left]
 
     def _release(self, job: KeptJob, *, keeps_lease: bool) -> None:

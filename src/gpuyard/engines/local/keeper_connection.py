@@ -29,6 +29,7 @@ from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper, process_tree
+from gpuyard.engines.local.kept_job import REPORT_NOW, frame
 from gpuyard.engines.local.shelf import Shelf, open_shelf
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets
@@ -151,6 +152,13 @@ class KeeperConnection:
         self._unsent = memoryview(content)[sent:] if sent else self._unsent
         self.send_rest()
         return sent > 0
+
+    def ask_to_report(self) -> None:
+        """Ask for what the keeper would report within 25 ms, without waiting for one that does not read."""
+        if not self.has_unsent:
+            with contextlib.suppress(OSError):
+                content = memoryview(frame(REPORT_NOW))
+                self._unsent = content[self._link.send(content) :]
 
     def send_rest(self) -> None:
         while self._unsent:

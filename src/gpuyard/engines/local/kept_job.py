@@ -18,8 +18,11 @@ Launch = tuple[
 _MARKS = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
 
 
+REPORT_NOW = 0
+
+
 def frame(part: Launch | int) -> bytes:
-    """Encode a launch, or the number of leases in a message, for the connection to the keeper."""
+    """Encode a launch, the number of leases in a message, or REPORT_NOW, for the connection to the keeper."""
     body = marshal.dumps(part)
     return len(body).to_bytes(4, "big") + body
 
@@ -31,24 +34,25 @@ def spawn_spec(launch: Launch) -> SpawnSpec:
 class KeptJob:
     """A job whose program runs, or whose processes that were left behind run."""
 
-    __slots__ = ("cpus", "environment", "group", "key", "lease", "logs", "marks")
+    __slots__ = ("cpus", "environment", "group", "key", "lease", "logs")
 
     def __init__(self, launch: Launch, lease: int | None) -> None:
         self.key = launch[0]
         self.logs = {path: cap for path, cap in launch[5] if cap}  # not files of the user, which others may write to
         self.lease = lease
-        self.marks = {os.fsencode(f"{name}={launch[3][name]}") for name in _MARKS if name in launch[3]}
         self.cpus, self.group = launch[10], launch[12]
-        self.environment = launch[3] if self.group else {}
+        self.environment = launch[3] if self.group else {name: launch[3][name] for name in _MARKS if name in launch[3]}
 
     def owns(self, pid: int) -> bool:
         """Return whether a process that we adopted is the job's, by its environment or because it writes to the log.
 
         Also if that cannot be found out at the moment: a GPU must not be given to others while it may be in use.
         """
+        own = self.environment
+        marks = {os.fsencode(f"{name}={own[name]}") for name in _MARKS if name in own}
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
-                if self.marks and self.marks.issubset(file.read().split(b"\0")):
+                if marks and marks.issubset(file.read().split(b"\0")):
                     return not is_pause_process(pid)
             return any(os.readlink(f"/proc/{pid}/fd/{name}") in self.logs for name in os.listdir(f"/proc/{pid}/fd"))
         except OSError as error:  # it has ended, or is another user's

@@ -51,6 +51,6 @@ class LaunchBuilder:
         )  # fmt: skip
         watched = WatchedAttempt(
             job_id=launch.job_id, attempt=launch.attempt, keeper_pid=keeper_pid, context=StartContext.of(launch),
-            log=log, error_log=error_log, kills=self._oom_kills.now(),
+            log=log, error_log=error_log, kills=self._oom_kills.now(), has_runner=launch.task is not None,
         )  # fmt: skip
         return content, watched

@@ -24,6 +24,8 @@ class LogReads:
 
     def is_reading(self, watched: WatchedAttempt, entry: JournalEntry | None) -> bool:
         """Start to read the logs of an attempt that is over if they are files of the user; return whether to wait."""
+        if watched.has_succeeded(entry):
+            return False
         if watched.key in self._texts:
             return self._texts[watched.key] is None
         if self._are_own(watched) or not watched.outcome(entry).status:
@@ -37,6 +39,8 @@ class LogReads:
 
     def take(self, watched: WatchedAttempt, entry: JournalEntry | None) -> list[str]:
         """Return the ends of the logs, once `is_reading` has returned False."""
+        if watched.has_succeeded(entry):
+            return []
         texts = self._texts.pop(watched.key, None)
         return watched.read_outputs(entry, is_local=self._are_own(watched)) if texts is None else texts
 

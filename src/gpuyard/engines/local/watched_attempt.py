@@ -16,7 +16,8 @@ from gpuyard.system.clock import wall_time_of
 
 
 class WatchedAttempt(Struct, frozen=True, kw_only=True):
-    """`kills` is the kernel's count of out-of-memory kills when the attempt started, if known."""
+    """`kills` is the kernel's count of out-of-memory kills when the attempt started, if known. `has_runner` is set if
+    the runner of a session may have left its socket behind."""
 
     job_id: int
     attempt: int
@@ -25,6 +26,7 @@ class WatchedAttempt(Struct, frozen=True, kw_only=True):
     log: str | None = None
     error_log: str | None = None
     kills: int | None = None
+    has_runner: bool = True
 
     @classmethod
     def of(cls, attempt: Attempt) -> Self:
@@ -53,6 +55,10 @@ class WatchedAttempt(Struct, frozen=True, kw_only=True):
     def outcome(self, entry: JournalEntry | None) -> Outcome:
         """`entry` is the last one on this attempt, if there is any."""
         return outcome_of(None if entry is None else entry.word, self.context)
+
+    @staticmethod
+    def has_succeeded(entry: JournalEntry | None) -> bool:
+        return entry is not None and entry.word == "0"
 
     def read_outputs(self, entry: JournalEntry | None, *, is_local: bool = False) -> list[str]:
         """Return the ends of its logs if it has failed. This may take seconds, unless its logs are on a local disk."""

@@ -83,9 +83,10 @@ def watch(
     read: Callable[[AttemptProgress, ProgressSource], ProgressReading | None],
     until: Callable[[], bool],
     *events: PublishedEvent,
+    logs: Path = Path("/logs"),
 ) -> None:
     async def run() -> None:
-        ProgressWatch(cast("SchedulerLoop", queue.scheduler), [Path("/logs")], read)
+        ProgressWatch(cast("SchedulerLoop", queue.scheduler), [logs], read)
         queue.step(*events)
         async with asyncio.timeout(DEADLINE_S):
             while not until():  # noqa: ASYNC110 - it follows from what threads and the loop did
@@ -137,6 +138,16 @@ def test_of_very_many_short_jobs_few_are_read_at_their_end() -> None:
     ends = [queue.end(job_id, ran_s=0.01) for job_id in range(100, 1100)]
     watch(queue, lambda _, __: READING, lambda: bool(queue.last), *ends)
     assert len(queue.last) <= 32
+
+
+def test_a_short_job_that_has_written_nothing_is_not_read_at_its_end(tmp_path: Path) -> None:
+    paths = {number: tmp_path / f"{number}.1.log" for number in (1, 2)}
+    paths[1].touch()
+    paths[2].write_text("half of it")
+    queue = Queue({number: str(path) for number, path in paths.items()})
+    ends = [queue.end(number, ran_s=0.01) for number in (1, 2)]
+    watch(queue, lambda _, __: READING, lambda: bool(queue.last), *ends, logs=tmp_path)
+    assert queue.last == [2]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

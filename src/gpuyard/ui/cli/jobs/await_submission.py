@@ -49,10 +49,9 @@ def _follow(queue: RetryingClient, ids: str) -> None:
 
 def _wait(queue: RetryingClient, ids: str) -> Answer:
     sys.stdout.flush()
-    waited = queue.get("/wait", {"ids": ids, "timeout": "0"})
-    while not waited["done"]:
-        query = {"ids": ids, "timeout": f"{_LONGEST_REQUEST_S:.3f}"}
-        waited = queue.get("/wait", query, _LONGEST_REQUEST_S)
+    query = {"ids": ids, "timeout": f"{_LONGEST_REQUEST_S:.3f}"}
+    while not (waited := queue.get("/wait", query, _LONGEST_REQUEST_S))["done"]:
+        pass  # the daemon answers when they have finished, or after 30 s
     return waited
 
 
