@@ -35,11 +35,12 @@ class DependencyStore:
             ((job_id, other.job_id, other.kind) for job_id, other in pairs),
         )
 
-    def dependants(self, job_id: int) -> list[int]:
+    def dependants(self, job_id: int, *, after: int = 0, limit: int = -1) -> list[int]:
+        """Return the dependants with higher ids than `after`, by id: all, or the first ones."""
         if not self.has_dependencies:
             return []
-        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
-        return self._column(query, (job_id,))
+        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? AND job > ? ORDER BY job LIMIT ?"
+        return self._column(query, (job_id, after, limit))
 
     def with_dependants(self, job_ids: Sequence[int]) -> list[int]:
         """Return those of these jobs that other jobs depend on."""

@@ -156,7 +156,8 @@ def _without_contained(found: list[TrackedProcess]) -> list[TrackedProcess]:
 
 def main_process(attempt: Attempt, queue: str) -> int | None:
     """Return the pid of the program itself: the leader of the attempt's session."""
-    leaders = [each for each in _all_processes() if each.session == each.pid and each.parent == attempt.keeper_pid]
+    children = filter(None, map(_read_process, _children(attempt.keeper_pid)))
+    leaders = [each for each in children if each.session == each.pid and each.parent == attempt.keeper_pid]
     # The keeper adopts processes that the program left behind, which are younger.
     leaders.sort(key=lambda each: (each.started, each.pid))
     mine = (str(attempt.job_id), str(attempt.number))
@@ -242,6 +243,15 @@ def _pids() -> list[int]:
     import psutil
 
     return psutil.pids()
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of a process, if the system lists them; else all processes."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return list(map(int, file.read().split()))
+    except OSError:
+        return _pids()
 
 
 def _all_processes() -> Iterator[TrackedProcess]:
