@@ -314,7 +314,7 @@ class LocalEngine(PlacesNothing):
                 connection.send_rest()
                 self._poll.want_to_write(connection.fileno(), wants=connection.has_unsent)
             self._receive(connection)
-        over, self._over, self._held = [*self._held, *self._over], [], []
+        held, over, self._over, self._held = self._held, [*self._held, *self._over], [], []
         if self._shelf.has_followed:
             over += self._reported
             self._reported.clear()
@@ -325,7 +325,18 @@ class LocalEngine(PlacesNothing):
             if self._reported:
                 self._poll.wake()
         names = [name for name in dict.fromkeys(over) if name in self._watched]
-        return [self._result(name) for name in names if not self._hold(name, is_cut_off)]
+        return self._results(names, is_cut_off, set(held))
+
+    def _results(self, names: Sequence[Name], is_cut_off: IsCutOff | None, held: set[Name]) -> list[Ended]:
+        """Return the ends that are not held back. Of many that were, some follow at the next call."""
+        results: list[Ended] = []
+        for name in names:
+            if name in held and len(results) >= _MOST_ENDS:
+                self._held.append(name)
+                self._poll.wake()
+            elif not self._hold(name, is_cut_off):
+                results.append(self._result(name))
+        return results
 
     def _receive(self, connection: KeeperConnection) -> None:
         entries, is_gone = connection.receive()
