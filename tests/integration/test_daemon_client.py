@@ -223,7 +223,7 @@ def test_a_daemon_that_never_listens_is_a_timeout(own_home: Path) -> None:
 
 
 def test_a_missing_daemon_program_is_an_error(own_home: Path) -> None:
-    with pytest.raises(EnvironmentFault, match="cannot be started"):
+    with pytest.raises(EnvironmentFault, match="ended as soon as it was started"):
         autostart.start_daemon(["/nowhere/daemon"])
 
 

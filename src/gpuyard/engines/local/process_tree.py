@@ -168,9 +168,10 @@ def jobs_of_queue(queue: str) -> dict[int, int]:
     """Return the job ids of this user's live processes that name the queue, with the pid of one process each."""
     found: dict[int, int] = {}
     for process in _all_processes():
-        variables = {} if process.is_dead or not _is_ours(process.pid) else _environment(process.pid)
+        variables = {} if process.is_dead else _environment(process.pid)
         job_id = variables.get("GPUYARD_JOB_ID", "")
-        if variables.get(QUEUE) == queue and job_id.isascii() and job_id.isdecimal():
+        is_job = variables.get(QUEUE) == queue and job_id.isascii() and job_id.isdecimal()
+        if is_job and _is_ours(process.pid):  # which takes longer
             found.setdefault(int(job_id), process.pid)
     return found
 
