@@ -189,7 +189,7 @@ class UserRequests:
                     piece, following = following, list(islice(ids, size))
         finally:
             self._has_left_revivals = self._has_left_revivals or revival.has_undecided()
-        others = {each for each in revival.revived - set(changed) if not self._store.is_arriving(each)}
+        others = {each for each in revival.revived.difference(changed) if not self._store.is_arriving(each)}
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused), revived=tuple(sorted(others)))
 
     def _settle(self, revival: Revival | None = None, supply: Supply | None = None) -> InPieces[None]:
