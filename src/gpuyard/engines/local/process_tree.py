@@ -201,8 +201,8 @@ def _environment(pid: int) -> dict[str, str]:
 def _environ(pid: int) -> bytes:
     """Return nothing if it cannot be read, as another user's, or does not exist yet, as while a process is starting."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read()
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return file.readall()
     except OSError:
         return b""
 
@@ -227,6 +227,14 @@ def _is_for_appending(pid: int, descriptor: str) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
+    """Return whether the process has our real user id."""
+    if _IS_LINUX:
+        try:
+            with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+                status = file.read(4096)
+        except OSError:
+            return False
+        return int(status.partition(b"\nUid:")[2].split(None, 1)[0]) == os.getuid()
     import psutil
 
     try:
