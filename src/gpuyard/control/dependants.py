@@ -63,7 +63,7 @@ class Dependants:
     @property
     def may_reject_ready(self) -> bool:
         """Whether queued jobs may still be rejected. No job starts meanwhile."""
-        return any(self._store.may_reject_ready(job_id) for job_id in self._open)
+        return any(self._store.may_reject_ready(job_id, after) for job_id, after in self._open.items())
 
     def settle(self, job_id: int, now: float) -> None:
         """Unblock jobs whose dependencies are met; reject those that can never start, and all that depend on them."""
