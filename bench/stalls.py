@@ -23,6 +23,7 @@ from bench.work import ToolFailed
 _LANES, _EACH = 20, 5_000
 _JOBS = _LANES * _EACH
 _DEPENDANTS, _RUNNING, _IDS = 20_000, 60, 10_000
+_PROCESSES, _STOPPED = 3_000, 2
 _FLOOR_S, _LIMIT_S, _LOOK_S = 3.0, 60.0, 0.02
 _BUCKET = re.compile(r'gpuyard_turn_seconds_bucket\{le="([^"]+)"\} (\S+)')
 Act = Callable[[], object]
@@ -144,6 +145,35 @@ def _bench_running(queue: _Queue) -> None:
     queue.measure(f"cancel all, with {_RUNNING} running jobs", cancel)
 
 
+def _bench_processes(queue: _Queue) -> None:
+    """Stop jobs on a machine with thousands of processes: the processes of a job are found among them."""
+    sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(_PROCESSES)]
+    try:
+        queue.submit("--gpus", "0", "--array", f"1-{_STOPPED}", "--", "sleep", "600")
+        queue.until(lambda counts: counts["running"] == _STOPPED)
+        queue.measure(f"show of a running job, {_PROCESSES:,} processes", lambda: queue.get("/jobs/1"))
+
+        def cancel() -> None:
+            queue.run("cancel", "all")
+            queue.until(lambda counts: counts["cancelled"] == _STOPPED)
+
+        queue.measure(f"cancel of {_STOPPED} running, {_PROCESSES:,} processes", cancel)
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+        for sleeper in sleepers:
+            sleeper.wait()
+
+
+def _bench_start(queue: _Queue) -> None:
+    def start() -> None:
+        queue.submit("--gpus", "0", "--", "sleep", "600")
+        queue.until(lambda counts: counts["running"] == 1)
+
+    queue.measure("the first job, for which a keeper starts", start)
+    queue.run("cancel", "all")
+
+
 def _bench_dependants(queue: _Queue) -> None:
     for status, state in ((0, "queued"), (1, "rejected")):
         marker = queue.home / f"go-{status}"
@@ -162,7 +192,9 @@ def _bench_dependants(queue: _Queue) -> None:
             queue.measure(f"cancel of {_DEPENDANTS:,} dependants", lambda: queue.run("cancel", "all"))
         queue.run("unpause")
     lost = queue.submit("--gpus", "0", "--hold", "--", "true")
-    queue.submit("--gpus", "0", "--after", str(lost), "--array", f"1-{_DEPENDANTS}", "--", "true")
+    array = ("--gpus", "0", "--after", str(lost), "--array", f"1-{_DEPENDANTS}", "--", "true")
+    queue.measure(f"submit of {_DEPENDANTS:,} dependants", lambda: queue.submit(*array))
+    queue.measure(f"show of a job with {_DEPENDANTS:,} dependants", lambda: queue.get(f"/jobs/{lost}"))
     queue.measure(f"cancel of a job with {_DEPENDANTS:,} dependants", lambda: queue.post("/jobs/cancel", ids=[lost]))
     queue.run("pause")
     queue.measure(f"retry of it, and {_DEPENDANTS:,} wait again", lambda: queue.post("/jobs/retry", ids=[lost]))
@@ -197,11 +229,17 @@ def _bench_lists(queue: _Queue) -> None:
     edit = {"ids": "all", "options": {"duration": "1h"}}
     queue.measure(f"edit of {_JOBS:,} jobs", lambda: queue.post("/jobs/edit", **edit))
     queue.measure("search that all jobs match", lambda: queue.get("/jobs?limit=50&search=train"))
+    sweep = str(queue.submit("--gpus", "0", "--sweep", f"lr=1..{_IDS}", "--", "python", "train.py", "{lr}"))
+    queue.measure(f"queue --sweep --sort, {_IDS:,} jobs", lambda: queue.run("queue", "--sweep", sweep, "--sort", "-lr"))
+    queue.measure(f"summary over {_JOBS:,} jobs", lambda: queue.get("/summary"))
+    queue.measure("wait for all, for a second", lambda: queue.get("/wait?timeout=1"))
 
 
 PARTS: dict[str, Callable[[_Queue], None]] = {
     "floor": _bench_floor,
+    "start": _bench_start,
     "running": _bench_running,
+    "processes": _bench_processes,
     "dependants": _bench_dependants,
     "many": _bench_many,
     "lists": _bench_lists,

@@ -7,7 +7,6 @@
 import contextlib
 import difflib
 import os
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -303,7 +302,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def load_config() -> Config:
     path = config_dir() / "config.toml"
     try:
-        raw = tomllib.loads(read_trusted(str(path)).decode())
+        text = read_trusted(str(path)).decode()
     except FileNotFoundError:
         return Config()
     except PrivateFileError as error:
@@ -313,9 +312,12 @@ def load_config() -> Config:
         raise EnvironmentFault(f"{path} cannot be read: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
+    import tomllib  # takes 3 ms, and most users have no such file
+
+    try:
+        return parse_config(tomllib.loads(text), path)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
-    return parse_config(raw, path)
 
 
 def config_stamp() -> int | None:

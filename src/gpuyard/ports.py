@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.core.health_figures import HealthMark
 from gpuyard.core.job.code_record import CodeSnapshot
 from gpuyard.core.job.container import Container
-from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, Usage
+from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
@@ -210,14 +210,28 @@ class Engine(Protocol):
         """Forget what was prepared; started attempts keep running."""
 
 
+# Whether an attempt that has ended in this way was asked to stop, or lost its keeper: by job and number.
+IsCutOff: TypeAlias = Callable[[int, int, OutcomeKind], bool]
+
+
 class HostEngine(Engine, Protocol):
-    """The engine of this machine: it can signal many attempts at one reading of the process table."""
+    """The engine of this machine: it can signal many attempts at one reading of the process table. That may take a
+    while, so it answers None, and the number when it is called again."""
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
-        """Do as `signal` for each attempt."""
+    def is_ready(self) -> bool:
+        """Return whether `start_prepared` would not wait. If not, get ready. Never blocks."""
 
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
-        """Send a signal to the processes of each attempt that handle it, and return to how many."""
+    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
+        """Return what `Engine.ended` does. Processes that attempts left are killed before, if `is_cut_off`."""
+
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
+        """Do as `signal` for each attempt. While it is under way, return None and send no second signal."""
+
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
+        """Do as `signal_each`, for the processes that handle the signal only."""
+
+    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
+        """Do as `signal` for each attempt, soon."""
 
     def put(self, launch: Launch) -> bool:
         """Let an attempt start as soon as one of its group has succeeded, in its place. Return False if the engine does
@@ -245,11 +259,17 @@ class PlacesNothing:
     def signal(self, attempt: Attempt, signum: int) -> int:
         raise NotImplementedError
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+    def is_ready(self) -> bool:
+        return True
+
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
         return [self.signal(attempt, signum) for attempt in attempts]
 
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:  # noqa: ARG002
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:  # noqa: ARG002
         return [0 for _ in attempts]
+
+    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
+        self.signal_each(attempts, signum)
 
     def put(self, launch: Launch) -> bool:  # noqa: ARG002
         return False

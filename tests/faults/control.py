@@ -51,8 +51,8 @@ FAULTS = (
     Fault(
         id="control-killed-gently",
         file=f"{_CONTROL}/stop_signals.py",
-        old="        self._engines.signal_each(killed, signal.SIGKILL)\n",
-        new="        self._engines.signal_each(killed, signal.SIGTERM)\n",
+        old="        self._engines.send_each(killed, signal.SIGKILL)\n",
+        new="        self._engines.send_each(killed, signal.SIGTERM)\n",
         breaks="A program that ignores SIGTERM keeps running after it was cancelled or its time limit has passed.",
         near=(f"{_SCENARIOS}::test_a_cancelled_job_that_ignores_sigterm_is_killed_after_its_grace",),
     ),
@@ -75,8 +75,8 @@ FAULTS = (
     Fault(
         id="control-lost-program-runs-on",
         file=f"{_CONTROL}/attempt_ends.py",
-        old="is_cut_off = attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST",
-        new="is_cut_off = attempt.stopping is not None",
+        old="return live.attempt.stopping is not None or kind is OutcomeKind.LOST",
+        new="return live.attempt.stopping is not None",
         breaks="When a keeper dies, its program keeps running beside the next attempt of the job.",
         near=(
             "tests/simulation/test_crashes.py",

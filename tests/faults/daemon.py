@@ -247,7 +247,7 @@ FAULTS = (
     Fault(
         id="daemon-in-its-starters-session",
         file="src/gpuyard/connect/autostart.py",
-        old="                start_new_session=True,\n",
+        old="setsid=True, ",
         new="",
         breaks="Ctrl-C in the shell that started the daemon ends it.",
         near=(f"{_TESTS}/test_daemon_client.py",),

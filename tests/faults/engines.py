@@ -28,8 +28,8 @@ FAULTS = (
     Fault(
         id="engines-gpu-free-while-the-container-is-removed",
         file=f"{_ENGINES}/local/engine.py",
-        old="if name in self._watched and not self._hold(name)]",
-        new="if name in self._watched and (not self._hold(name) or True)]",
+        old="elif not self._hold(name, is_cut_off):",
+        new="elif not self._hold(name, is_cut_off) or True:",
         breaks="The next job gets a GPU that the container of a killed client still uses.",
         near=(f"{_TESTS}/test_containers_docker.py",),
     ),

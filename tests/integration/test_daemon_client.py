@@ -222,8 +222,17 @@ def test_a_daemon_that_never_listens_is_a_timeout(own_home: Path) -> None:
     os.kill(int((own_home / "daemon.log").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.linux
+def test_the_daemon_ignores_neither_sigint_nor_sigquit(home: Path) -> None:
+    """A shell starts the daemon in the background, and makes such programs ignore both."""
+    assert autostart.start_daemon()
+    lines = Path(f"/proc/{running_pid(paths.lock_path())}/status").read_text().splitlines()
+    ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
+    assert not ignored & (1 << signal.SIGINT - 1 | 1 << signal.SIGQUIT - 1)
+
+
 def test_a_missing_daemon_program_is_an_error(own_home: Path) -> None:
-    with pytest.raises(EnvironmentFault, match="cannot be started"):
+    with pytest.raises(EnvironmentFault, match="ended as soon as it was started"):
         autostart.start_daemon(["/nowhere/daemon"])
 
 

@@ -70,11 +70,23 @@ def test_one_reading_of_the_process_table_serves_all_attempts(
         return read_table()
 
     monkeypatch.setattr(process_tree, "_all_processes", count_readings)
+    assert engine.signal_each(attempts, signal.SIGTERM) == [None] * 5, "the caller does not wait for the table"
+    wait_for(lambda: None not in engine.signal_each(attempts, 0), "the thread")
     assert engine.signal_each(attempts, signal.SIGTERM) == [1] * 5
-    assert len(readings) == 1
     assert len(outcomes(engine, 5)) == 5
-    assert engine.signal_each(attempts, signal.SIGKILL) == [0] * 5
     assert len(readings) == 2
+
+
+def test_an_attempt_that_was_cut_off_has_ended_when_its_processes_are_killed(
+    engine: LocalEngine, tmp_path: Path
+) -> None:
+    attempt = started(engine, 1, *hiding(tmp_path, "one", "leaves the session"))
+    pid = pid_in(tmp_path, "one")
+    program = engine.pid_of(attempt)
+    assert program is not None
+    os.kill(program, signal.SIGKILL)
+    wait_for(lambda: engine.ended(lambda *_: True), "its end")
+    wait_until_gone(pid, "what it left")
 
 
 @pytest.mark.parametrize("how", ["stays", "leaves the session", "is an orphan", "is a child that forgot everything"])

@@ -5,13 +5,14 @@ is allowed, and a supervisor that finds its daemon gone may take its time to end
 no supervisors and no journal: nothing there outlives the daemon.)
 """
 
+import signal
 from collections.abc import Sequence
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
+from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared
 from tests.simulation.programs import Program
 from tests.simulation.world import World
 
@@ -70,7 +71,7 @@ class SimulatedEngine(PlacesNothing):
                 self._over.append(name)
         self._may_empty_journal = True
 
-    def ended(self) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
         if self._may_empty_journal and not self._watched and not self._over:
             self._world.journal.clear()
         over, self._over = self._over, []
@@ -78,14 +79,13 @@ class SimulatedEngine(PlacesNothing):
         entries = {(job_id, attempt, pid): entry for job_id, attempt, pid, entry in self._world.journal}
         for name in over:
             self._watched.pop(name, None)
+        outcomes = {name: outcome_of(entries.get(name), StartContext()) for name in over}
+        for (job_id, number, _), outcome in outcomes.items():
+            if is_cut_off is not None and is_cut_off(job_id, number, outcome.kind):
+                self._world.signal(job_id, number, signal.SIGKILL)
         return [
-            Ended(
-                job_id=name[0],
-                attempt=name[1],
-                outcome=outcome_of(entries.get(name), StartContext()),
-                shortage=self._shortage_of(name),
-            )
-            for name in over
+            Ended(job_id=name[0], attempt=name[1], outcome=outcome, shortage=self._shortage_of(name))
+            for name, outcome in outcomes.items()
         ]
 
     def _shortage_of(self, name: Name) -> Shortage | None:

@@ -2,9 +2,10 @@
 
     the caller ── the starter ── the daemon
 
-The starter (`daemon_starter.py`) is a process that ends at once, so the daemon is no child of the caller, and has none
-of its descriptors and no terminal. The daemon starts with default signal handling, even if the caller ignores or blocks
-signals. The caller itself must not fork, because it may have threads.
+The starter is a shell that ends at once, so the daemon is no child of the caller, and has none of its descriptors and
+no terminal. The daemon starts with default signal handling, even if the caller ignores or blocks signals; a shell makes
+programs in the background ignore SIGINT and SIGQUIT, and the daemon restores these itself (`daemon/__main__.py`). The
+caller itself must not fork, because it may have threads.
 
 Several callers may start a daemon at the same time. One daemon gets the lock, the others end, and all callers connect
 to the one with the lock.
@@ -22,11 +23,11 @@ from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
 from gpuyard.system.user_directories import named_state_directory
 
 DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
-_STARTER = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "daemon_starter.py"))
+# Prints the pid of the program that it starts. A Python that does this takes 20 ms.
+_STARTER = ("/bin/sh", "-c", 'cd / || exit; "$@" >&2 & echo $!', "sh")
 # A daemon may lose the lock to another that is just ending: then a second start is needed.
 _MOST_STARTS = 2
 _OF_A_JOB = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
-_STARTER_S = 60.0
 _POLL_S = 0.005
 _LAST_LINES = 10
 
@@ -70,24 +71,55 @@ def _accepts() -> bool:
 
 def _start(command: Sequence[str]) -> int:
     """Start the daemon, and return its pid."""
-    import subprocess
-
     try:
         with open(_open_log(), "ab") as log:
-            done = subprocess.run(
-                [*_STARTER, *command],
-                cwd="/",
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                check=True,
-                timeout=_STARTER_S,
-            )
-        return int(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+            return int(_run_starter([*_STARTER, *command], log.fileno()))
+    except (OSError, ValueError) as error:
         raise EnvironmentFault(f"the daemon cannot be started: {error}", hint=f"see {paths.log_path()}") from error
+
+
+def _run_starter(command: list[str], log: int) -> bytes:
+    """Run the starter in a session of its own, and return what it prints. Importing subprocess would take longer."""
+    ours, its = os.pipe()
+    # Descriptors that others gave us to inherit. Those that Python opened close themselves.
+    others = [each for each in map(int, os.listdir("/dev/fd")) if each > 2 and _is_inherited(each)]
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, its, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
+        *((os.POSIX_SPAWN_CLOSE, each) for each in others),
+    ]
+    try:
+        pid = os.posix_spawn(
+            command[0], command, _environment(), file_actions=actions, setsid=True, setsigmask=(), setsigdef=_signals()
+        )
+    except OSError:
+        os.close(ours)
+        raise
+    finally:
+        os.close(its)
+    with open(ours, "rb") as output:
+        printed = output.read()
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:  # the caller ignores SIGCHLD
+        return printed
+    return printed
+
+
+def _is_inherited(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:  # closed meanwhile, as that of the listing
+        return False
+
+
+def _signals() -> set[int]:
+    """Return the signals whose default handling can be restored."""
+    import _signal  # type: ignore[import-not-found] # `signal` imports enum, which takes 5 ms
+
+    valid: set[int] = _signal.valid_signals()
+    return valid - {_signal.SIGKILL, _signal.SIGSTOP}
 
 
 def _open_log() -> int:

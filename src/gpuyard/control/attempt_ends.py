@@ -1,7 +1,6 @@
 """Ends of attempts: collects them from the engines, keeps them until they are recorded, and decides what follows."""
 
 import os
-import signal
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -15,7 +14,7 @@ from gpuyard.control.make_way import MakeWay
 from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind
+from gpuyard.core.job.job import Job, MemoryLack, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import (
     REBOOTED,
@@ -63,7 +62,7 @@ class AttemptEnds:
 
     def collect(self, now: float) -> None:
         if not self._unrecorded:  # an engine may forget the ends it has reported at the next call
-            self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engines.ended()}
+            self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engines.ended(self._is_cut_off)}
             self._set_aside = dict(self._note_limits(now))
 
     def _note_limits(self, now: float) -> Iterator[tuple[int, Verdict]]:
@@ -108,8 +107,6 @@ class AttemptEnds:
             for live, ended in self._all_live_ends()
             if self._health.needs_newer_sample(live, ended, sample, now)
         }
-        stopped = [live.attempt for live, end in self._live_ends() if self._may_leave_processes(live.attempt, end)]
-        self._engines.signal_each(stopped, signal.SIGKILL)  # no process of it may run beside the next attempt
         with self._transitions.ends.together():
             for live, ended in self._live_ends():
                 has_freed_devices = has_freed_devices or live.attempt.lease_id is not None
@@ -130,10 +127,13 @@ class AttemptEnds:
             if live is not None and live.attempt.number == number:
                 yield live, ended
 
-    def _may_leave_processes(self, attempt: Attempt, ended: Ended) -> bool:
-        """Not after a reboot: its pids may belong to other processes now."""
-        is_cut_off = attempt.stopping is not None or ended.outcome.kind is OutcomeKind.LOST
-        return is_cut_off and not died_with_the_machine(attempt, self._boot_id)
+    def _is_cut_off(self, job_id: int, number: int, kind: OutcomeKind) -> bool:
+        """Return whether an attempt of this machine may have left processes: none may run beside the next attempt. Not
+        after a reboot: its pids may belong to other processes now."""
+        live = self._transitions.live.get(job_id)
+        if live is None or live.attempt.number != number or died_with_the_machine(live.attempt, self._boot_id):
+            return False
+        return live.attempt.stopping is not None or kind is OutcomeKind.LOST
 
     def _record_end(self, live: Live, ended: Ended, sample: Sample | None, now: float) -> None:
         job_id, attempt, outcome = live.job.id, live.attempt, ended.outcome

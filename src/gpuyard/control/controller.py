@@ -60,6 +60,8 @@ from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Sus
 from gpuyard.store.job_store import JobStore
 
 _log = logging.getLogger(__name__)
+# An engine that is not ready is asked again after this time at the latest.
+_LOOK_AGAIN_S = 0.5
 
 
 class Controller:
@@ -108,7 +110,7 @@ class Controller:
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
         self._ticket, self._input = QueueTicket(leases), PlannerInput(self, leases, clock, self._host_usage)
-        self._has_ended_leases = self._has_more_to_start = False
+        self._has_ended_leases = self._has_more_to_start = self._waits_for_engine = False
         self._memory_freed_at = 0.0
         self._view: PlannerView | None = None  # of the last plan
 
@@ -162,7 +164,8 @@ class Controller:
                 self.memory_guard.act(self.rules, now)
                 ready = self.successors.without_shelved(self._store.ready_queues())
                 is_outdated = self._is_outdated(sample, ready)
-                may_start = may_start and not is_outdated and not self.transitions.dependants.may_reject_ready
+                may_start = self._is_engine_ready(ready) and may_start and not is_outdated
+                may_start = may_start and not self.transitions.dependants.may_reject_ready
                 started = self._start_if_due(sample, now, ready, granted, may_start=may_start)
         except BaseException:
             self.batch_gates.forget()
@@ -193,6 +196,11 @@ class Controller:
         return self.memory_guard.note(sample, self.usage_tracker.held_mb, now) or is_due
 
     # Decide and start
+
+    def _is_engine_ready(self, ready: Sequence[LaneQueue]) -> bool:
+        """Return False while jobs for this machine are ready and its engine is not. It wakes the loop when it is."""
+        self._waits_for_engine = any(not queue.lane.engine for queue in ready) and not self.engines.is_ready()
+        return not self._waits_for_engine
 
     def _start_if_due(
         self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim], *, may_start: bool
@@ -336,9 +344,11 @@ class Controller:
     def _has_more_to_do(self) -> bool:
         """Return whether another step should follow at once."""
         has_rejected, dependants = self._launcher.has_rejected, self.transitions.dependants
-        return self._has_more_to_start or has_rejected or self.successors.has_taken_back or dependants.has_more
+        has_more = self._has_more_to_start or has_rejected or self.successors.has_taken_back or dependants.has_more
+        return has_more or bool(self.transitions.events)
 
     def _result(self, now: float, started: int, *, is_outdated: bool) -> Step:
+        events = tuple(self.transitions.take_events())
         times = [
             self._store.next_due(),
             self.suspend_control.wake_at(now),
@@ -349,6 +359,7 @@ class Controller:
             *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self._stop_signals.wake_times(now),
             now if self._has_more_to_do() else None,
+            now + _LOOK_AGAIN_S if self._waits_for_engine else None,
             *self.start_pauses.wake_at(now),
         ]
         waits_for_lease, waits_for_sample = awaited(self.plan.waiting)
@@ -360,5 +371,6 @@ class Controller:
             started=started,
             is_outdated=is_outdated,
             needs_sample=self._ends.sample_due() is not None,
-            events=tuple(self.transitions.take_events()),
+            events=events,
+            has_more_events=bool(self.transitions.events),
         )

@@ -1,7 +1,7 @@
 """Dependants: what the end of a job, or another attempt at it, means for the jobs that depend on it."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -14,6 +14,8 @@ from gpuyard.store.job_store import JobStore
 
 # Dependants that one transaction settles or revives: a few milliseconds of work.
 _AT_ONCE = 100
+# What reviving a dependant costs, compared with settling one; and dependants of a job that are read at once.
+_COST_OF_REVIVAL, _PAGE = 3, 100
 # Dependencies that are read for as much as settling one dependant costs, and dependants whose dependencies are read at
 # once.
 _READ_FOR_ONE, _READ_AT_ONCE = 10, 25
@@ -61,7 +63,7 @@ class Dependants:
     @property
     def may_reject_ready(self) -> bool:
         """Whether queued jobs may still be rejected. No job starts meanwhile."""
-        return any(self._store.may_reject_ready(job_id) for job_id in self._open)
+        return any(self._store.may_reject_ready(job_id, after) for job_id, after in self._open.items())
 
     def settle(self, job_id: int, now: float) -> None:
         """Unblock jobs whose dependencies are met; reject those that can never start, and all that depend on them."""
@@ -157,7 +159,8 @@ class Revival:
     def __init__(self, store: JobStore, dependants: Dependants) -> None:
         self._store = store
         self._dependants = dependants
-        self._undecided: list[int] = []  # a heap
+        self._undecided: list[tuple[int, int]] = []  # a heap of the next dependant of each source, with the source
+        self._unread: dict[int, Iterator[int]] = {}  # the dependants after those, by source
         self._seen: set[int] = set()
         self._sources: set[int] = set()  # the jobs that run again, until all of `_undecided` are decided
         self._stored: set[int] = set()
@@ -166,24 +169,41 @@ class Revival:
     def add(self, job_id: int, among: Callable[[int], bool] = lambda _: True) -> None:
         """Note that a job runs again: those of one transaction in the order of their ids. Only dependants for which
         `among` is true are decided."""
-        new = [each for each in self._store.dependants(job_id) if each not in self._seen and among(each)]
-        self._seen.update(new)
-        for dependant in new:
-            heapq.heappush(self._undecided, dependant)
-        if new:
+        self._unread[job_id] = self._dependants_of(job_id, among)
+        if self._read_next(job_id):
             self._sources.add(job_id)
+
+    def _dependants_of(self, job_id: int, among: Callable[[int], bool]) -> Iterator[int]:
+        """Yield the dependants of a job that were not yielded yet, by id; a page of them is read at a time."""
+        page = self._store.dependants(job_id, limit=_PAGE)
+        while page:
+            for dependant in page:
+                if dependant not in self._seen and among(dependant):
+                    self._seen.add(dependant)
+                    yield dependant
+            page = self._store.dependants(job_id, after=page[-1], limit=_PAGE) if len(page) == _PAGE else []
+
+    def _read_next(self, job_id: int) -> bool:
+        """Add the next dependant of a source to the undecided ones; return whether there is one."""
+        dependant = next(self._unread[job_id], None)
+        if dependant is None:
+            del self._unread[job_id]
+            return False
+        heapq.heappush(self._undecided, (dependant, job_id))
+        return True
 
     def has_undecided(self, up_to: int | None = None) -> bool:
         """Whether dependants up to this id, or any, are not decided yet."""
-        return bool(self._undecided) and (up_to is None or self._undecided[0] <= up_to)
+        return bool(self._undecided) and (up_to is None or self._undecided[0][0] <= up_to)
 
     def decide(self, now: float, up_to: int | None = None) -> list[int]:
         """Decide dependants up to this id, below which no more jobs are added, or all before the end of a transaction,
         but no more than one transaction may do; return those that wait again."""
         revived: list[int] = []
         while self.has_undecided(up_to) and self._dependants.left > 0:
-            job_id = heapq.heappop(self._undecided)
-            self._dependants.left -= 1
+            job_id, source = heapq.heappop(self._undecided)
+            self._read_next(source)
+            self._dependants.left -= _COST_OF_REVIVAL
             if self._dependants.revive(job_id, now):
                 revived.append(job_id)
                 self.add(job_id)

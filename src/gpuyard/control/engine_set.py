@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.ports import Ended, Engine, Followed, HostEngine, Launch, Prepared, SiteStatus
+from gpuyard.ports import Ended, Engine, Followed, HostEngine, IsCutOff, Launch, Prepared, SiteStatus
 
 T = TypeVar("T")
 Report = TypeVar("Report", Ended, Followed, SiteStatus)
@@ -64,15 +64,19 @@ class EngineSet:
             except EnvironmentFault as error:
                 _log.error("%s; its attempts wait until it can be opened", error)
 
-    def ended(self) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
         for name in list(self._orphans):
             with contextlib.suppress(EnvironmentFault):  # `adopt` has logged it
                 self._engine(name)
-        ends = self._in_queue_time([*self._local.ended(), *self._ask_clusters(lambda engine: engine.ended())])
+        ends = self._in_queue_time([*self._local.ended(is_cut_off), *self._ask_clusters(lambda engine: engine.ended())])
         return [
             each if each.warned_at is None else replace(each, warned_at=self._from_wall(each.warned_at))
             for each in ends
         ]
+
+    def is_ready(self) -> bool:
+        """Return whether the local engine can start attempts at once; else it gets ready."""
+        return self._local.is_ready()
 
     def put(self, launch: Launch) -> bool:
         return self._local.put(launch)
@@ -95,17 +99,25 @@ class EngineSet:
         except EnvironmentFault:
             return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
-        """Do as `signal` for each attempt; those on this machine take one reading of its process table."""
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
+        """Do as `signal` for each attempt; None for those on this machine for which that is under way."""
         local = [attempt for attempt in attempts if not attempt.engine]
         counts = {each.key: count for each, count in zip(local, self._signal_local(local, signum), strict=True)}
         return [self.signal(each, signum) if each.engine else counts[each.key] for each in attempts]
 
-    def _signal_local(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+    def _signal_local(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
         return self._local.signal_each(attempts, signum) if attempts else []
 
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
-        """Signal the processes of attempts on this machine that handle the signal."""
+    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
+        """Signal each attempt, those on this machine soon."""
+        for attempt in attempts:
+            if attempt.engine:
+                self.signal(attempt, signum)
+        if local := [attempt for attempt in attempts if not attempt.engine]:
+            self._local.send_each(local, signum)
+
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
+        """Signal the processes of attempts on this machine that handle the signal; None while that is under way."""
         return self._local.warn_each(attempts, signum)
 
     def site_changes(self) -> list[SiteStatus]:

@@ -17,7 +17,8 @@ class Step(Struct, frozen=True, kw_only=True):
       whether a job may start. `waits_for_others`: the end of another program's lease, or of a drain, may let it.
     - `is_outdated`: the sample may not show memory that was freed, so nothing was started.
     - `needs_sample`: the end of an attempt is recorded when a newer sample shows whether its GPU failed.
-    - `events`: events of this step and of user requests since the last one.
+    - `events`: events of this step and of user requests since the last one. `has_more_events`: the next step, which
+      follows at once, has more.
     """
 
     wake_at: float | None
@@ -28,6 +29,7 @@ class Step(Struct, frozen=True, kw_only=True):
     is_outdated: bool = False
     needs_sample: bool = False
     events: tuple[PublishedEvent, ...] = ()
+    has_more_events: bool = False
 
 
 def awaited(waiting: Sequence[WaitingJob]) -> tuple[bool, bool]:

@@ -5,6 +5,7 @@
 - A warning (`core/job/stop_warning.py`) is sent first and recorded in the next step, which follows at once. Only a
   daemon that dies in between leaves it unrecorded: then the next one sends it again. A program that could not be warned
   in time, because no daemon ran, is warned late and stopped as much later.
+- The engine may take a while to find processes, and wakes the loop: then it is asked again, for the number.
 - Only processes that handle the signal get it. If there are none yet, it is tried again until the stop.
 """
 
@@ -21,8 +22,6 @@ from gpuyard.core.units import format_count, format_duration
 
 _KILL_AGAIN_S = 5.0
 _STOP_AGAIN_S = 0.05
-# Attempts that one step asks to stop: finding the processes of each takes up to a millisecond.
-_MOST_AT_ONCE = 16
 # Between two tries to warn a program: this part of its lead, or this long.
 _WARN_AGAIN_PART, _LEAST_WARN_AGAIN_S, _MOST_WARN_AGAIN_S = 0.05, 0.1, 5.0
 
@@ -32,10 +31,10 @@ class StopSignals:
         self._transitions = transitions
         self._engines = engines
         self._stopped: set[int] = set()
-        self._has_unstopped = self._has_unasked = False
-        self._asked: set[int] = set()  # jobs that were asked to stop since all were
+        self._has_unstopped = False
         # By attempt: how many processes were warned, and when to try again those of which none handled the signal.
         self._warned: dict[str, int] = {}
+        self._being_warned: set[str] = set()  # the engine looks for their processes
         self._warn_again: dict[str, float] = {}
 
     # In the transaction of a step
@@ -62,11 +61,11 @@ class StopSignals:
             elif attempt.kill_at is not None and attempt.kill_at <= now:
                 killed.append(attempt)
                 self._transitions.postpone_kill(live.job.id, now + _KILL_AGAIN_S)
-        self._engines.signal_each(killed, signal.SIGKILL)
+        self._engines.send_each(killed, signal.SIGKILL)
 
     def _has_missed_warning(self, live: Live) -> bool:
         """Return whether no daemon ran when the warning was due: it was not tried."""
-        is_unsent = live.attempt.key not in self._warned and live.attempt.key not in self._warn_again
+        is_unsent = not any(live.attempt.key in tried for tried in (self._warned, self._being_warned, self._warn_again))
         return is_unsent and warn_at(live.job.spec, live.job.state, live.attempt) is not None
 
     # After the commit of a step
@@ -81,16 +80,12 @@ class StopSignals:
             if each.attempt.stopping is not None and (each.attempt.stop_at is None or each.attempt.stop_at <= now)
         }
         self._stopped &= stopping.keys()
-        left = [each for job_id, each in stopping.items() if job_id not in self._stopped | self._asked]
-        here, elsewhere = ([each for each in left if bool(each.engine) is is_away] for is_away in (False, True))
-        asked = [*elsewhere, *here[:_MOST_AT_ONCE]]  # one call to a site stops any number
+        asked = [each for job_id, each in stopping.items() if job_id not in self._stopped]
         counts = self._engines.signal_each(asked, signal.SIGTERM)
         reached = [attempt for attempt, count in zip(asked, counts, strict=True) if count]
         self._stopped |= {attempt.job_id for attempt in reached}
-        self._has_unasked = len(asked) < len(left)
-        self._asked = self._asked | {each.job_id for each in asked} if self._has_unasked else set()
         parked = [attempt for attempt in reached if attempt.parked is not None]
-        self._engines.signal_each(parked, signal.SIGCONT)  # a stopped process does not handle SIGTERM
+        self._engines.send_each(parked, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         self._has_unstopped = len(self._stopped) < len(stopping)
 
     def _send_warnings(self, warned: Sequence[Live], now: float) -> None:
@@ -104,7 +99,10 @@ class StopSignals:
         for warning, attempts in due.items():
             delay_s = min(_MOST_WARN_AGAIN_S, max(_LEAST_WARN_AGAIN_S, warning.lead_s * _WARN_AGAIN_PART))
             for attempt, count in zip(attempts, self._engines.warn_each(attempts, warning.signum), strict=True):
-                if count:
+                self._being_warned.discard(attempt.key)
+                if count is None:
+                    self._being_warned.add(attempt.key)
+                elif count:
                     self._warned[attempt.key] = count
                 else:
                     self._warn_again[attempt.key] = now + delay_s
@@ -112,11 +110,11 @@ class StopSignals:
     def wake_times(self, now: float) -> Iterator[float]:
         """Yield when the next signals are due."""
         live = self._transitions.live
-        keys = {each.attempt.key for each in live.apart.values()} if self._warned or self._warn_again else set()
+        has_tried = self._warned or self._warn_again or self._being_warned
+        keys = {each.attempt.key for each in live.apart.values()} if has_tried else set()
+        self._being_warned &= keys
         self._warned = {key: count for key, count in self._warned.items() if key in keys}
         self._warn_again = {key: at for key, at in self._warn_again.items() if key in keys}
-        if self._has_unasked:
-            yield now
         if self._has_unstopped:
             yield now + _STOP_AGAIN_S
         for each in live.apart.values():
@@ -127,7 +125,7 @@ class StopSignals:
         if live.job.state in IN_SUSPENSION:
             return
         due_at = warn_at(live.job.spec, live.job.state, attempt)
-        if due_at is not None:
+        if due_at is not None and attempt.key not in self._being_warned:
             yield now if attempt.key in self._warned else max(due_at, self._warn_again.get(attempt.key, 0.0))
         is_asked = attempt.stop_at is None or attempt.stop_at <= now
         next_at = attempt.kill_at if attempt.stopping is not None and is_asked else attempt.stop_at

@@ -40,6 +40,8 @@ from gpuyard.store.job_store import JobStore
 
 _NOTE_EVERY_S = 1.0
 _USAGE_EVERY_S = 30.0
+# Events that listeners get after one step: a few milliseconds of work.
+_MOST_EVENTS = 1000
 _STOP_REASONS = {
     OutcomeKind.CANCELLED: "cancelled",
     OutcomeKind.TIMED_OUT: "over its time limit",
@@ -105,8 +107,8 @@ class JobTransitions:
             raise
 
     def take_events(self) -> list[PublishedEvent]:
-        """Return the committed events since the last call."""
-        taken, self.events = self.events, []
+        """Return the committed events since the last call, or the first of very many."""
+        taken, self.events = self.events[:_MOST_EVENTS], self.events[_MOST_EVENTS:]
         return taken
 
     # Attempts

@@ -40,7 +40,7 @@ from gpuyard.visible_devices import named_visible
 Act: TypeAlias = Callable[[Job, float], None]
 # A piece of a change takes about this long: other requests are served between two.
 _PIECE_S = 0.008
-_FIRST_PIECE, _LEAST_AT_ONCE, _MOST_AT_ONCE = 200, 10, 400
+_FIRST_PIECE, _LEAST_AT_ONCE, _MOST_AT_ONCE = 100, 10, 400
 _NO_SNAPSHOT = "the snapshot of its code was removed (`snapshots` under [keep]): submit it again from its directory"
 _BEGINS = "it is about to start: try again in a moment"
 
@@ -190,7 +190,7 @@ class UserRequests:
                     piece, following = following, list(islice(ids, size))
         finally:
             self._has_left_revivals = self._has_left_revivals or revival.has_undecided()
-        others = {each for each in revival.revived - set(changed) if not self._store.is_arriving(each)}
+        others = {each for each in revival.revived.difference(changed) if not self._store.is_arriving(each)}
         return ChangeResult(ids=tuple(changed), unchanged=tuple(refused), revived=tuple(sorted(others)))
 
     def _settle(self, revival: Revival | None = None, supply: Supply | None = None) -> InPieces[None]:
@@ -228,10 +228,10 @@ class UserRequests:
     ) -> tuple[list[int], list[UnchangedJob], list[int]]:
         """Change the jobs for which that needs no more than SQL together, and the others one by one.
 
-        Return the jobs that changed, those that did not, and the rest: its changes follow when all dependants of these
-        are decided.
+        Return the jobs that changed, those that did not, and the rest: its changes follow in the next transaction, when
+        all dependants of these are decided.
         """
-        now = self._clock.now()
+        began, now = self._clock.monotonic(), self._clock.now()
         states = {
             job_id: state
             for job_id, state in self._store.states_of(piece).items()
@@ -254,7 +254,8 @@ class UserRequests:
         others, rest = sorted(states.keys() - set(together)), list[int]()
         for place, job_id in enumerate(others):
             self._revive_dependants(now, job_id)
-            if self._transitions.dependants.has_more or self._revival.has_undecided(job_id):
+            is_long = bool(place or together) and self._clock.monotonic() - began > _PIECE_S
+            if is_long or self._transitions.dependants.has_more or self._revival.has_undecided(job_id):
                 rest = others[place:]
                 break
             state = states[job_id]

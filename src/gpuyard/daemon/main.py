@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TextIO
 
@@ -169,13 +170,11 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     )
     publisher = EventPublisher(scheduler, ledger.leases)
     routes.health.on_fault.append(publisher.publish_fault)
-    await routes.web.open_as_configured(scheduler.notices.append)
+    await routes.open_page_as_configured()
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
     _collect_garbage()
-    tasks = [asyncio.create_task(each) for each in (_restore_socket(server), routes.retention.run())]
-    for task in tasks:
-        task.add_done_callback(_log_bug)
+    tasks = [_start_task(each) for each in (_restore_socket(server), routes.retention.run(), routes.import_rare())]
     try:
         ending = await _wait_for_end(scheduler, stop)
         return RESTART_STATUS if is_managed and ending.restart else ending.status
@@ -207,6 +206,12 @@ async def _restore_socket(server: Server) -> None:
             _log.error("%s", error)
         else:
             _log.warning("%s was removed, and is made anew", paths.socket_path())
+
+
+def _start_task(work: "Coroutine[None, None, None]") -> "asyncio.Task[None]":
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(_log_bug)
+    return task
 
 
 def _log_bug(task: "asyncio.Task[None]") -> None:

@@ -15,8 +15,6 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.config import ClusterConfig, Config, load_config
-from gpuyard.engines.cluster.engine import ClusterEngine
-from gpuyard.engines.cluster.site import Site
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
 from gpuyard.system.file_locks import lock
@@ -25,6 +23,8 @@ from gpuyard.system.user_directories import shared_directory, state_directory
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from gpuyard.engines.cluster.site import Site
 
 GROUP = "gpuyard.engines"
 LOCAL = "local"
@@ -133,13 +133,15 @@ def _plugins() -> "list[EntryPoint]":
 
 
 def _open_own(context: Context) -> Engine:
+    from gpuyard.engines.cluster.engine import ClusterEngine
+
     config = load_config()
     cluster: ClusterConfig = config.slurm if context.name == "slurm" else config.ray
     site = _open_site(context.name, config)
     return ClusterEngine(site, _folder(context.folder, cluster), context.on_news, poll_s=cluster.poll_s)
 
 
-def _open_site(name: str, config: Config, limit_s: float | None = None) -> Site:
+def _open_site(name: str, config: Config, limit_s: float | None = None) -> "Site":
     """Open Slurm or Ray; `limit_s` is the most that a request may take, by default the site's own limit."""
     if name == "slurm":
         from gpuyard.engines.cluster.slurm_commands import SlurmSettings

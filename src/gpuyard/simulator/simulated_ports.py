@@ -9,7 +9,7 @@ from gpuyard.core.lease import Drain, Holder, Lease, Need, Ticket, amended
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
+from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
 from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
 from gpuyard.simulator.schedule_metrics import SimulatedRun
 from gpuyard.simulator.trace_file import TraceJob
@@ -184,7 +184,7 @@ class SimulatedEngine(PlacesNothing):
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         """Do nothing: no attempt outlives a simulation."""
 
-    def ended(self) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:  # noqa: ARG002 - programs leave no processes
         ended, self._ended = self._ended, []
         return ended
 

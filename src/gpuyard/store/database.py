@@ -247,9 +247,7 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
             raise StoreFault(f"the queue's database is damaged: {found}", is_damage=True)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
-        from importlib import resources  # needed once in the life of a queue
-
-        schema = (resources.files("gpuyard.store") / "schema.sql").read_text(encoding="utf-8")
+        schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
         connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     elif version > SCHEMA_VERSION:
         raise EnvironmentFault(

@@ -35,11 +35,12 @@ class DependencyStore:
             ((job_id, other.job_id, other.kind) for job_id, other in pairs),
         )
 
-    def dependants(self, job_id: int) -> list[int]:
+    def dependants(self, job_id: int, *, after: int = 0, limit: int = -1) -> list[int]:
+        """Return the dependants with higher ids than `after`, by id: all, or the first ones."""
         if not self.has_dependencies:
             return []
-        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? ORDER BY job"
-        return self._column(query, (job_id,))
+        query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? AND job > ? ORDER BY job LIMIT ?"
+        return self._column(query, (job_id, after, limit))
 
     def with_dependants(self, job_ids: Sequence[int]) -> list[int]:
         """Return those of these jobs that other jobs depend on."""
@@ -103,14 +104,15 @@ class DependencyStore:
         )
         return self._column(query, (json.dumps(job_ids),)) if job_ids else []
 
-    def may_reject_ready(self, job_id: int) -> bool:
-        """Return whether queued jobs depend on this job, and may be rejected because of its end."""
+    def may_reject_ready(self, job_id: int, after: int) -> bool:
+        """Return whether queued jobs with higher ids than `after` depend on this job, and may be rejected because of
+        its end."""
         lost = [kind for kind in DependencyKind if outlook(kind, self.state_of(job_id)) is DependencyOutlook.NEVER]
         query = (
             "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = job "
-            "WHERE on_job = ? AND kind IN (SELECT value FROM json_each(?)) AND state = 'queued' LIMIT 1"
+            "WHERE on_job = ? AND job > ? AND kind IN (SELECT value FROM json_each(?)) AND state = 'queued' LIMIT 1"
         )
-        return bool(lost) and self._value(query, (job_id, json.dumps(lost))) is not None
+        return bool(lost) and self._value(query, (job_id, after, json.dumps(lost))) is not None
 
     # Ended jobs whose dependants are not all settled, and jobs that run again whose dependants are not all revived
 

@@ -185,4 +185,13 @@ class QueueQueries:
 
 
 def _to_ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
-    return merge_ranges((job_id, job_id) for job_id in ids)
+    """Return ids as pairs of first and last. There may be very many, and few ranges: no pair is made for each id."""
+    ranges: list[tuple[int, int]] = []
+    ordered = iter(sorted(ids))
+    first = last = next(ordered, None)
+    for job_id in ordered:
+        if last is not None and first is not None and job_id > last + 1:
+            ranges.append((first, last))
+            first = job_id
+        last = job_id
+    return ranges if first is None or last is None else [*ranges, (first, last)]

@@ -72,7 +72,7 @@ def test_changing_jobs_together_is_the_same_as_one_by_one(verb: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_statements_for_many_jobs_do_not_grow_with_their_number(queue_db: QueueDb, verb: str) -> None:
     state = {"release": JobState.HELD, "retry": JobState.CANCELLED}.get(verb, JobState.QUEUED)
-    ids = queue_db.add(150, state=state, ended_at=120.0 if state in FINISHED else None)
+    ids = queue_db.add(100, state=state, ended_at=120.0 if state in FINISHED else None)
     requests = requests_of(queue_db, JobTransitions(queue_db.store))
     act = getattr(requests, verb)
 
@@ -80,7 +80,7 @@ def test_the_statements_for_many_jobs_do_not_grow_with_their_number(queue_db: Qu
         seen = queue_db.statements(lambda: finish(requests.change(parse_selection(selected), act)))
         return len(set(seen))  # a statement is reported again for each call of a trigger
 
-    few, many = statements("1-10"), statements("11-150")
+    few, many = statements("1-10"), statements("11-100")
     assert many <= few + 2
     assert len({queue_db.job(job_id).state for job_id in ids}) == 1
 

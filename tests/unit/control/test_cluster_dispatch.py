@@ -15,7 +15,7 @@ from gpuyard.core.lease import FixedMemory, PartOfDevice
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared, SiteStatus
+from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SiteStatus
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from tests.simulation.behaviors import plain_behavior
@@ -53,7 +53,7 @@ class ClusterEngine(PlacesNothing):
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         self.adopted += attempts
 
-    def ended(self) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
         ends, self.ends = self.ends, []
         return ends
 

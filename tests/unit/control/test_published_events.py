@@ -67,3 +67,11 @@ def test_events_of_a_rolled_back_transaction_are_dropped_and_earlier_events_stay
     with pytest.raises(OSError, match="full"):
         fail()
     assert [each.job.id for each in transitions.take_events()] == [first]
+
+
+def test_very_many_events_are_taken_in_order_some_at_a_time(transitions: JobTransitions, queue_db: QueueDb) -> None:
+    for job_id in queue_db.add(1500):
+        transitions.apply(queue_db.job(job_id), JobEvent.CANCEL, 120.0)
+    first, second = transitions.take_events(), transitions.take_events()
+    assert (len(first), len(second), transitions.take_events()) == (1000, 500, [])
+    assert [each.job.id for each in (*first, *second)] == list(range(1, 1501))

@@ -10,7 +10,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Launch, PlacesNothing, Prepared
+from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared
 from tests.unit.control.test_cluster_dispatch import QueueUnderTest
 
 LIMIT = ResourceLimit(text="no program can be started: Resource temporarily unavailable", remedy="end some processes")
@@ -54,7 +54,7 @@ class LimitedEngine(PlacesNothing):
 
     def adopt(self, attempts: Sequence[Attempt]) -> None: ...
 
-    def ended(self) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
         ends, self._ends = self._ends, []
         return ends
 

@@ -26,12 +26,12 @@ class Program:
         self.handles = handles
         self.got: list[int] = []
 
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
         if self.handles:
             self.got += [signum for _ in attempts]
         return [int(self.handles) for _ in attempts]
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
         self.got += [int(signum) for _ in attempts]
         return [1 for _ in attempts]
 
@@ -58,7 +58,7 @@ class Daemon:
 
 
 def _methods(program: Program) -> dict[str, object]:
-    return {"warn_each": program.warn_each, "signal_each": program.signal_each}
+    return {"warn_each": program.warn_each, "signal_each": program.signal_each, "send_each": program.signal_each}
 
 
 def start(queue_db: QueueDb, stop_at: float | None = 1000.0, **spec: Any) -> int:
@@ -178,34 +178,48 @@ def test_a_program_that_ends_after_its_warning_has_timed_out_unless_it_succeeded
         )
 
 
-class ManyPrograms(Program):
-    """Counts who was asked to stop. Those in `hidden` have no process that could be found."""
+class SlowEngine(Program):
+    """Tells how many processes got a signal only when it is asked a second time."""
 
-    def __init__(self, hidden: set[int]) -> None:
-        super().__init__()
-        self.hidden = hidden
-        self.asked: list[int] = []
+    def __init__(self, *, handles: bool = True) -> None:
+        super().__init__(handles=handles)
+        self.under_way: set[int] = set()
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
-        if signum == signal.SIGTERM:
-            self.asked += [each.job_id for each in attempts]
-        return [int(each.job_id not in self.hidden) for each in attempts]
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
+        return self._later(attempts, signum, int(self.handles))
+
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
+        return self._later(attempts, signum, 1)
+
+    def _later(self, attempts: Sequence[Attempt], signum: int, count: int) -> list[int | None]:
+        if not attempts:
+            return []
+        if signum in self.under_way:
+            self.under_way.discard(signum)
+            return [count for _ in attempts]
+        self.under_way.add(signum)
+        self.got += [int(signum)]
+        return [None for _ in attempts]
 
 
-def test_very_many_programs_are_asked_to_stop_in_several_steps_that_follow_at_once(queue_db: QueueDb) -> None:
-    ids = [start(queue_db, stop_at=None) for _ in range(40)]
-    hidden = set(ids[:20])
-    program = ManyPrograms(hidden)
+def test_a_number_that_the_engine_knows_later_is_asked_for_and_no_signal_is_sent_twice(queue_db: QueueDb) -> None:
+    job_id, program = start(queue_db), SlowEngine()
     daemon = Daemon(queue_db, program)
-    with queue_db.store.transaction():
-        for job_id in ids:
-            daemon.transitions.stop(job_id, OutcomeKind.CANCELLED, 200.0)
-    steps = [daemon.step(200.0)]
-    assert 0 < len(program.asked) < 40
-    while steps[-1] == 200.0:
-        steps.append(daemon.step(200.0))
-    assert len(steps) > 2
-    assert sorted(program.asked) == ids
-    for _ in steps:
-        daemon.step(201.0)
-    assert set(program.asked[40:]) == hidden  # each is asked again
+    assert (daemon.step(940.0), program.got) == (1000.0, [USR1])  # the engine wakes the loop earlier
+    assert daemon.step(940.1) == 940.1
+    daemon.step(940.2)
+    assert daemon.events(job_id) == [("warned", "signal USR1 to 1 process, 59s before its time limit")]
+    daemon.step(1000.0)
+    assert program.got == [USR1, signal.SIGTERM]
+    assert daemon.step(1000.1) == 1010.0
+    assert daemon.step(1000.2) == 1010.0
+    assert program.got == [USR1, signal.SIGTERM]
+
+
+def test_a_stop_does_not_wait_for_a_warning_that_is_under_way(queue_db: QueueDb) -> None:
+    start(queue_db)
+    program = SlowEngine()
+    daemon = Daemon(queue_db, program)
+    daemon.step(940.0)
+    daemon.step(1000.0)
+    assert program.got == [USR1, signal.SIGTERM]

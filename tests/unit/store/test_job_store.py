@@ -213,7 +213,7 @@ def test_the_queries_of_a_step_scan_no_table(queue_db: QueueDb) -> None:
         lambda: store.find_submission("x"),
         lambda: store.count_ahead(store.lane_of(2), 2), lambda: store.dependencies_of([2]),
         lambda: store.may_decide(store.dependants_after(1, 0, 9), JobState.SUCCEEDED),
-        lambda: store.with_dependants([1]), lambda: store.may_reject_ready(1),
+        lambda: store.with_dependants([1]), lambda: store.may_reject_ready(1, 0),
         lambda: store.batch_state(1), lambda: store.set_batch_state(1, "{}"), lambda: store.last_start_in_batch(1),
     ):  # fmt: skip
         assert full_scans(queue_db.plan_of(act)) == []

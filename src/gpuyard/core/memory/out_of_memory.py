@@ -34,7 +34,7 @@ _MOST_CHARS = 1 << 17
 _NEARBY_LINES = 20
 _SAYS_CHARS = 300
 _LEAD_CHARS = 80
-_KILLED = 137  # 128 and SIGKILL
+KILLED = 137  # 128 and SIGKILL
 _NEARLY_ALL = 0.9
 
 _COLOUR = LazyPattern(r"\x1b\[[0-9;]{0,20}m")
@@ -171,7 +171,7 @@ def killed_by_kernel(
     """Return the shortage behind a SIGKILL that we did not send, or None without evidence of one. The evidence is the
     kernel's count of out-of-memory kills, or a program that held nearly all RAM: kills by another guard, such as
     systemd-oomd, are not in the count."""
-    if status != _KILLED:
+    if status != KILLED:
         return None
     is_counted = kills_before is not None and kills_after is not None and kills_after > kills_before
     is_full = ram_peak_mb is not None and bool(ram_total_mb) and ram_peak_mb >= _NEARLY_ALL * (ram_total_mb or 0.0)

@@ -34,6 +34,8 @@ _FEW = 200
 _ROWS_AT_ONCE = 10
 _PAGE = 200
 _EXPORT_PAGE = 500
+# A summary of more changes than this is made in a thread.
+_MANY = 2000
 _MOST_UNCHANGED = 100
 # What a retry of a selection runs again. A cancelled job was stopped on purpose.
 UNSUCCESSFUL = (JobState.FAILED, JobState.REJECTED)
@@ -173,16 +175,21 @@ class JobHandler:
             revived += changed.revived
         self._scheduler.finish_signal.announce()
         self._scheduler.wake()
-        shown = unchanged[:_MOST_UNCHANGED]
-        return ChangeSummary(
-            changed=format_ids(ids),
-            count=len(ids),
-            unchanged=shown,
-            unchanged_count=len(unchanged),
-            revived=format_ids(revived),
-            revived_count=len(revived),
-            lacking=_lacking(unchanged),
-        )
+        if len(ids) + len(unchanged) + len(revived) > _MANY:
+            return await asyncio.to_thread(_summary, ids, unchanged, revived)
+        return _summary(ids, unchanged, revived)
+
+
+def _summary(ids: Sequence[int], unchanged: Sequence[UnchangedJob], revived: Sequence[int]) -> ChangeSummary:
+    return ChangeSummary(
+        changed=format_ids(ids),
+        count=len(ids),
+        unchanged=list(unchanged[:_MOST_UNCHANGED]),
+        unchanged_count=len(unchanged),
+        revived=format_ids(revived),
+        revived_count=len(revived),
+        lacking=_lacking(unchanged),
+    )
 
 
 def _lacking(unchanged: Sequence[UnchangedJob]) -> LackingJobs | None:

@@ -1,7 +1,8 @@
 """The daemon's routes, as the command line, the web page and scripts use them.
 
 All are below `/v1`, where keys and routes are only ever added, except `/metrics` and `/openapi.json`, which are where
-tools expect them. `gpuyard.schema.operations` describes each: requests are decoded by it.
+tools expect them. `gpuyard.schema.operations` describes each: requests are decoded by it. Those that the start does not
+need are in `rare_routes`.
 """
 
 import asyncio
@@ -9,31 +10,22 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from gpuyard.config import load_config
 from gpuyard.connect import paths
 from gpuyard.core.job.job import SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.batches import batch_runs, batch_status, task_list
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode
-from gpuyard.daemon.api.edit import EditHandler
-from gpuyard.daemon.api.job_logs import JobLogs
 from gpuyard.daemon.api.jobs import JobHandler, queue_state
-from gpuyard.daemon.api.learned_estimates import (
-    estimate_list,
-    export_estimates,
-    forget_estimates,
-    import_estimates,
-)
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import SubmissionHandler
-from gpuyard.daemon.api.summary import SummaryHandler
-from gpuyard.daemon.api.usage_report import ReportHandler
-from gpuyard.daemon.api.wait_routes import WaitHandler
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
@@ -41,13 +33,11 @@ from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
 from gpuyard.daemon.monitor.history_file import HistoryFile
 from gpuyard.daemon.monitor.progress_watch import ProgressWatch
-from gpuyard.daemon.monitor.timeline import Timeline
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
-from gpuyard.daemon.server.router import EVENTS, RouteKey, Router
-from gpuyard.daemon.web.open_page import PageListener
+from gpuyard.daemon.server.router import EVENTS, Route, RouteKey, Router
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.schema.operations import OPERATIONS, document
@@ -56,13 +46,15 @@ from gpuyard.schema.requests import CleanRequest, StopRequest, TagRequest
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.version import API, __version__
 
+if TYPE_CHECKING:
+    from gpuyard.daemon.api.rare_routes import RareRoutes
+
 # EX_TEMPFAIL of sysexits.h: not 0, so that a unit with `Restart=on-failure` is started again.
 RESTART_STATUS = 75
 _LONGEST_REASON = 300
+_IMPORT_AFTER_S = 2.0
 # Routes that read the request themselves.
 _UNDECODED = {("POST", f"{API}/submissions"), ("POST", f"{API}/submissions/preview"), ("GET", f"{API}{EVENTS}")}
-# Called with the numbers in the path, then with the decoded query or body if the operation has one.
-Route = Callable[..., Struct | Awaitable[Struct]]
 
 
 class Shutdown(Struct, frozen=True, kw_only=True):
@@ -84,26 +76,25 @@ class Routes:
         self._started_at = started_at
         self._is_managed = is_managed
         self.events = EventStreams(scheduler, self.handle)
-        self.web = PageListener(self.handle, Path(paths.state_folder()))
         self.retention = Retention(scheduler, Path(paths.state_folder()))
         self.progress = ProgressWatch(scheduler, log_folders(Path(paths.state_folder())))
         self._code = CodeWatch(scheduler)
-        self._reader, self._reports = ThreadedReader(scheduler.database.path), ReportHandler(scheduler)
+        self._reader = ThreadedReader(scheduler.database.path)
+        self._jobs = JobHandler(scheduler, self._reader, self._code)
+        self._submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
+        self._rare: RareRoutes | None = None
         devices = DeviceList(scheduler)
         self._usage = UsageHistory(scheduler, devices, HistoryFile(Path(paths.state_folder())))
         self.health = devices.health
-        self.table: dict[RouteKey, Route] = {
-            **{(method, API + path): route for (method, path), route in self._api_routes(devices).items()},
+        self._table: dict[RouteKey, Route] = {
+            **_with_prefix(self._api_routes(devices)),
             ("GET", "/openapi.json"): lambda: Response(body=document()),
             ("GET", "/metrics"): Metrics(scheduler, devices, started_at).metrics,
         }
-        self._router = Router(self.table)
+        self._router = Router(OPERATIONS)
 
     def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
-        scheduler, requests, web = self._scheduler, self._scheduler.requests, self.web
-        jobs, logs = JobHandler(scheduler, self._reader, self._code), JobLogs(scheduler)
-        submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
-        waits = WaitHandler(scheduler, self._reader)
+        requests, jobs, submissions = self._scheduler.requests, self._jobs, self._submissions
         return {
             ("GET", "/status"): self._status,
             ("GET", EVENTS): self.events.stream,
@@ -115,19 +106,14 @@ class Routes:
             ("POST", "/tags/stop"): partial(self._set_tag_stopped, stopped=True),
             ("POST", "/tags/go"): partial(self._set_tag_stopped, stopped=False),
             ("GET", "/jobs"): jobs.page,
-            ("GET", "/wait"): waits.wait,
-            ("POST", "/wait/reported"): waits.mark_reported,
             ("GET", "/sweeps/{id}"): jobs.folded.table,
             ("GET", "/exports"): jobs.export,
             ("GET", "/jobs/{id}"): jobs.show,
             ("GET", "/jobs/{id}/why"): jobs.why,
             ("GET", "/jobs/{id}/history"): jobs.history,
-            ("GET", "/jobs/{id}/log"): logs.tail,
-            ("GET", "/jobs/{id}/log/live"): logs.live,
             ("POST", "/submissions"): submissions.submit,
             ("POST", "/submissions/preview"): submissions.preview,
             ("POST", "/jobs/{id}/resubmit"): submissions.resubmit,
-            ("POST", "/jobs/edit"): EditHandler(scheduler, jobs, submissions).edit,
             ("POST", "/jobs/cancel"): partial(jobs.change, requests.cancel),
             ("POST", "/jobs/hold"): partial(jobs.change, requests.hold),
             ("POST", "/jobs/release"): partial(jobs.change, requests.release),
@@ -135,31 +121,41 @@ class Routes:
             ("POST", "/jobs/suspend"): jobs.suspend,
             ("POST", "/jobs/resume"): partial(jobs.change, requests.resume),
             ("POST", "/jobs/priority"): jobs.prioritise,
-            ("GET", "/batches/{id}"): partial(batch_status, scheduler),
-            ("GET", "/batches/{id}/runs"): partial(batch_runs, scheduler),
-            ("GET", "/tasks"): partial(task_list, scheduler),
-            ("GET", "/estimates"): partial(estimate_list, scheduler),
-            ("GET", "/estimates/export"): partial(export_estimates, scheduler),
-            ("POST", "/estimates/import"): partial(import_estimates, scheduler),
-            ("POST", "/estimates/forget"): partial(forget_estimates, scheduler),
             ("GET", "/devices"): devices.devices,
             ("POST", "/devices/drain"): devices.drain,
             ("POST", "/devices/undrain"): devices.undrain,
             ("POST", "/devices/clear"): devices.clear,
             ("GET", "/devices/history"): self._usage.history,
-            ("GET", "/timeline"): Timeline(scheduler, self._reader).timeline,
-            ("GET", "/report"): self._reports.report,
-            ("GET", "/summary"): SummaryHandler(scheduler, self._reader).summary,
-            ("GET", "/web"): web.state,
-            ("POST", "/web"): web.open,
-            ("POST", "/web/stop"): web.stop,
         }
+
+    def table(self) -> dict[RouteKey, Route]:
+        """Return all routes."""
+        self._load_rare()
+        return self._table
+
+    def _load_rare(self) -> "RareRoutes":
+        if self._rare is None:
+            from gpuyard.daemon.api.rare_routes import RareRoutes
+
+            self._rare = RareRoutes(self._scheduler, self.handle, self._reader, self._jobs, self._submissions)
+            self._table.update(_with_prefix(self._rare.table))
+        return self._rare
+
+    async def open_page_as_configured(self) -> None:
+        """Open the page at the start of the daemon, if it is enabled."""
+        if load_config().page.enabled:
+            await self._load_rare().web.open_as_configured(self._scheduler.notices.append)
+
+    async def import_rare(self) -> None:
+        """Import the handlers of all routes some seconds after the start, so that no request has to wait for it."""
+        await asyncio.sleep(_IMPORT_AFTER_S)
+        await asyncio.to_thread(import_module, "gpuyard.daemon.api.rare_routes")
 
     def close(self) -> None:
         """Close the page and the connections that only read; the database itself stays open."""
-        self.web.close()
+        if self._rare is not None:
+            self._rare.close()
         self._reader.close()
-        self._reports.close()
         self.retention.close()
         self._usage.close()
         self._code.close()
@@ -169,9 +165,11 @@ class Routes:
             until_answered.enter_context(self._failing_on_damage())
             key, numbers = self._router.find(request)
             decoded = _decode(request, key)
-            act = partial(self.table[key], *numbers, *decoded)
             if key[0] != "GET":
                 until_answered.enter_context(self._scheduler.during_change())
+            if key not in self._table:
+                self._load_rare()
+            act = partial(self._table[key], *numbers, *decoded)
             answer = self._act_later(act) if key[0] != "GET" and self._scheduler.has_unrecorded else act()
             if isinstance(answer, Awaitable):
                 return self._respond_later(answer, until_answered.pop_all())
@@ -248,6 +246,10 @@ class Routes:
             each.job.state is not JobState.SUSPENDED or each.attempt.parked is not SuspendedBy.BY_PERSON
             for each in self._scheduler.controller.transitions.live.values()
         )
+
+
+def _with_prefix(routes: dict[RouteKey, Route]) -> dict[RouteKey, Route]:
+    return {(method, API + path): route for (method, path), route in routes.items()}
 
 
 def _decode(request: Request, key: RouteKey) -> tuple[Struct, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpuyard.config import NotifyConfig, load_config
 from gpuyard.control.step_result import Step
-from gpuyard.core.job.job import PublishedEvent, PublishedEventKind
+from gpuyard.core.job.job import PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.lease import Lease
 from gpuyard.core.notify.messages import (
@@ -76,7 +76,7 @@ class EventPublisher:
         wanted = (event for event in step.events if self._config.to or event.job.spec.notify)
         occurrences = [found for event in wanted if (found := occurrence_of(event)) is not None]
         if self._is_configured(Event.QUEUE_EMPTY):
-            occurrences += self._queue_emptied(step.events)
+            occurrences += self._queue_emptied(step)
         self._publish(occurrences)
 
     def publish_fault(self, title: str, issue: HealthIssue) -> None:
@@ -89,10 +89,12 @@ class EventPublisher:
         if addressed:
             self._delivery.put(addressed)
 
-    def _queue_emptied(self, events: Iterable[PublishedEvent]) -> Iterator[Occurrence]:
-        finished = [event for event in events if event.kind is PublishedEventKind.FINISHED]
+    def _queue_emptied(self, step: Step) -> Iterator[Occurrence]:
+        finished = [event for event in step.events if event.kind is PublishedEventKind.FINISHED]
         for event in finished:
             self._finished_states[event.job.state] += event.jobs
+        if step.has_more_events:
+            return
         try:
             with convert_sqlite_errors():
                 counts = self._scheduler.store.counts() if finished else {}

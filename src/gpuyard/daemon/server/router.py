@@ -1,8 +1,10 @@
 """Find the route for a request, and the requests that a client of `/events` watches."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import parse_qsl, unquote
+
+from msgspec import Struct
 
 from gpuyard.daemon.server.http_parser import HttpError, Request
 from gpuyard.version import API
@@ -10,6 +12,8 @@ from gpuyard.version import API
 EVENTS = "/events"
 # A method, and a path that may contain numbers, as in `/jobs/{id}/why`.
 RouteKey = tuple[str, str]
+# Called with the numbers in the path, then with the decoded query or body if the operation has one.
+Route = Callable[..., Struct | Awaitable[Struct]]
 _NUMBER = r"([1-9][0-9]{0,17})"
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gpuyard.core.job.device_fault import find_device_fault
 from gpuyard.core.job.error_line import explain_failure
 from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.memory.out_of_memory import Shortage, killed_by_kernel, recognise
+from gpuyard.core.memory.out_of_memory import KILLED, Shortage, killed_by_kernel, recognise
 from gpuyard.engines.common.job_logs import open_log
 from gpuyard.engines.common.spawn_program import headline
 
@@ -55,7 +55,7 @@ def evidence_of(outcome: Outcome, texts: Sequence[str], kills_before: int | None
         return FailureEvidence(outcome=outcome)
     outcome = explain_failure(outcome, texts)
     shortage = next(filter(None, map(recognise, texts)), None)
-    if shortage is None and kills_before is not None:
+    if shortage is None and kills_before is not None and outcome.status == KILLED:
         shortage = killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
     fault = next(filter(None, map(find_device_fault, texts)), None) if shortage is None else None
     return FailureEvidence(outcome=outcome, shortage=shortage, device_fault=fault)

@@ -48,10 +48,11 @@ from gpuyard.engines.local.keeper_connection import (
 from gpuyard.engines.local.kept_job import frame
 from gpuyard.engines.local.launch_builder import LaunchBuilder
 from gpuyard.engines.local.log_reads import LogReads
+from gpuyard.engines.local.process_signals import ProcessSignals
 from gpuyard.engines.local.shelved_attempts import ShelvedAttempts, followed_of
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Followed, Launch, PlacesNothing, Prepared
+from gpuyard.ports import Ended, Followed, IsCutOff, Launch, PlacesNothing, Prepared
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder
@@ -107,6 +108,7 @@ class LocalEngine(PlacesNothing):
         self._builder, self.queue, self.variables = builder, builder.queue, builder.variables
         self.containers, self.cgroups, self.results = builder.containers, builder.cgroups, builder.results
         self._log_reads = LogReads(self._logs, self._poll.wake)
+        self._signals = ProcessSignals(self.queue, self._poll.wake)
         self._own: KeeperConnection | None = None
         self._keepers: dict[int, KeeperConnection] = {}
         self._silent: dict[int, KeeperConnection] = {}  # by pid; replaced as the keeper of new attempts
@@ -132,10 +134,19 @@ class LocalEngine(PlacesNothing):
         for connection in list(self._keepers.values()):
             self._drop(connection)
         self._log_reads.close()
+        self._signals.close()
         self._poll.close()
         self._journal.close()
 
     # Starting
+
+    def is_ready(self) -> bool:
+        """Start a keeper if there is none. One that has not answered within 2 s counts as ready: `prepare` says why it
+        cannot be used."""
+        try:
+            return self._own_keeper().has_answered()
+        except EnvironmentFault:
+            return True
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """Raises UserError if the command cannot be passed to a program."""
@@ -285,7 +296,7 @@ class LocalEngine(PlacesNothing):
             if pid not in self._unreached and pid not in {each.pid for each in self._keepers.values()}:
                 self._end_all_of(pid)
 
-    def ended(self) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
         """Call it again only when the results are recorded: they may be removed from the journal then."""
         if self._may_empty_journal and not self._watched and not self._shelf:
             self._journal.empty_if_long()
@@ -296,7 +307,7 @@ class LocalEngine(PlacesNothing):
                 connection.send_rest()
                 self._poll.want_to_write(connection.fileno(), wants=connection.has_unsent)
             self._receive(connection)
-        over, self._over, self._held = [*self._held, *self._over], [], []
+        held, over, self._over, self._held = self._held, [*self._held, *self._over], [], []
         if self._shelf.has_followed:
             over += self._reported
             self._reported.clear()
@@ -306,7 +317,19 @@ class LocalEngine(PlacesNothing):
             over += [self._reported.popleft() for _ in range(min(_MOST_ENDS, max(1, len(self._reported) // 2)))]
             if self._reported:
                 self._poll.wake()
-        return [self._result(name) for name in dict.fromkeys(over) if name in self._watched and not self._hold(name)]
+        names = [name for name in dict.fromkeys(over) if name in self._watched]
+        return self._results(names, is_cut_off, set(held))
+
+    def _results(self, names: Sequence[Name], is_cut_off: IsCutOff | None, held: set[Name]) -> list[Ended]:
+        """Return the ends that are not held back. Of many that were, some follow at the next call."""
+        results: list[Ended] = []
+        for name in names:
+            if name in held and len(results) >= _MOST_ENDS:
+                self._held.append(name)
+                self._poll.wake()
+            elif not self._hold(name, is_cut_off):
+                results.append(self._result(name))
+        return results
 
     def _receive(self, connection: KeeperConnection) -> None:
         entries, is_gone = connection.receive()
@@ -343,14 +366,21 @@ class LocalEngine(PlacesNothing):
         if watched is not None:
             self._watched[entry.key, entry.keeper] = watched
 
-    def _hold(self, name: Name) -> bool:
-        """Hold an end back while its logs are read, its container is removed and then its results are brought back."""
+    def _hold(self, name: Name, is_cut_off: IsCutOff | None) -> bool:
+        """Hold an end back while its logs are read, its container is removed and then its results are brought back; of
+        one that was cut off, while its processes are killed."""
         watched, entry = self._watched[name], self._entries.get(name)
         is_held = self._log_reads.is_reading(watched, entry)
         if self.containers.has(name[0]):
             status = watched.outcome(entry).status
             is_held |= self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
         is_held = is_held or self.results.holds(name[0])
+        if (
+            not is_held
+            and is_cut_off is not None
+            and is_cut_off(watched.job_id, watched.attempt, watched.outcome(entry).kind)
+        ):
+            is_held = None in self.signal_each([watched.as_attempt()], signal.SIGKILL)
         self._held += [name] if is_held else []
         return is_held
 
@@ -359,6 +389,7 @@ class LocalEngine(PlacesNothing):
         if watched.has_runner:
             with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
                 os.unlink(f"{self._sessions_at}/{name[0]}.sock")
+        self._signals.forget(watched.key)
         texts = self._log_reads.take(watched, entry)
         limit = not_taken(name[1], self._keepers_at) if name in self._unsent else None
         self._unsent.discard(name)
@@ -386,13 +417,16 @@ class LocalEngine(PlacesNothing):
                 self._entries[entry.key, entry.keeper] = entry
 
     def signal(self, attempt: Attempt, signum: int) -> int:
-        return self.signal_each([attempt], signum)[0]
+        return process_tree.signal_each([attempt], self.queue, signum)[0]
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
-        return process_tree.signal_each(attempts, self.queue, signum)
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
+        return self._signals.signal(attempts, signum)
 
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int]:
-        return process_tree.warn_each(attempts, self.queue, signum)
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
+        return self._signals.signal(attempts, signum, process_tree.warn_each)
+
+    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
+        self._signals.send(attempts, signum)
 
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""

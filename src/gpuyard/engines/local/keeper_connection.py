@@ -103,6 +103,7 @@ class KeeperConnection:
         self.is_late = False  # it was waited for, and has not greeted
         self.was_heard = False  # it sent something in this step
         self._link = link
+        self._since = time.monotonic()
         self._unread = b""
         self._unsent = memoryview(b"")
 
@@ -137,6 +138,11 @@ class KeeperConnection:
                 return self._entries(), True
             self._unread += received
             self.was_heard = True
+
+    def has_answered(self) -> bool:
+        """Return whether the keeper has greeted, or is late with it."""
+        self.is_late = self.is_late or time.monotonic() > self._since + _GREETING_MS / 1000
+        return self.is_greeted or self.is_late
 
     def wait_for_greeting(self) -> bool:
         """Wait for something to read, up to 2 s and only once: a later greeting is read when it arrives."""

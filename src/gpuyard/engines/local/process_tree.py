@@ -156,7 +156,8 @@ def _without_contained(found: list[TrackedProcess]) -> list[TrackedProcess]:
 
 def main_process(attempt: Attempt, queue: str) -> int | None:
     """Return the pid of the program itself: the leader of the attempt's session."""
-    leaders = [each for each in _all_processes() if each.session == each.pid and each.parent == attempt.keeper_pid]
+    children = filter(None, map(_read_process, _children(attempt.keeper_pid)))
+    leaders = [each for each in children if each.session == each.pid and each.parent == attempt.keeper_pid]
     # The keeper adopts processes that the program left behind, which are younger.
     leaders.sort(key=lambda each: (each.started, each.pid))
     mine = (str(attempt.job_id), str(attempt.number))
@@ -167,9 +168,10 @@ def jobs_of_queue(queue: str) -> dict[int, int]:
     """Return the job ids of this user's live processes that name the queue, with the pid of one process each."""
     found: dict[int, int] = {}
     for process in _all_processes():
-        variables = {} if process.is_dead or not _is_ours(process.pid) else _environment(process.pid)
+        variables = {} if process.is_dead else _environment(process.pid)
         job_id = variables.get("GPUYARD_JOB_ID", "")
-        if variables.get(QUEUE) == queue and job_id.isascii() and job_id.isdecimal():
+        is_job = variables.get(QUEUE) == queue and job_id.isascii() and job_id.isdecimal()
+        if is_job and _is_ours(process.pid):  # which takes longer
             found.setdefault(int(job_id), process.pid)
     return found
 
@@ -199,8 +201,8 @@ def _environment(pid: int) -> dict[str, str]:
 def _environ(pid: int) -> bytes:
     """Return nothing if it cannot be read, as another user's, or does not exist yet, as while a process is starting."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read()
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return file.readall()
     except OSError:
         return b""
 
@@ -225,6 +227,14 @@ def _is_for_appending(pid: int, descriptor: str) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
+    """Return whether the process has our real user id."""
+    if _IS_LINUX:
+        try:
+            with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+                status = file.read(4096)
+        except OSError:
+            return False
+        return int(status.partition(b"\nUid:")[2].split(None, 1)[0]) == os.getuid()
     import psutil
 
     try:
@@ -242,6 +252,15 @@ def _pids() -> list[int]:
     import psutil
 
     return psutil.pids()
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of a process, if the system lists them; else all processes."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return list(map(int, file.read().split()))
+    except OSError:
+        return _pids()
 
 
 def _all_processes() -> Iterator[TrackedProcess]:

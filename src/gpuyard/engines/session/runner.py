@@ -34,7 +34,6 @@ from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.engines.session.viewer_sockets import Handlers, ViewerSockets
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.private_files import PrivateFileError
-from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
 
 _KILL_AFTER_S = 10.0
@@ -78,11 +77,6 @@ class RunnerSpec(NamedTuple):
     hook: Sequence[str] = ()
     hook_timeout_s: float = 60.0
     log_cap: int | None = None
-
-
-def command(spec: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the command that starts a runner. `spec` has the fields of a RunnerSpec."""
-    return python_command("gpuyard.engines.session.runner", json.dumps(spec))
 
 
 class TaskRunner:

@@ -1,10 +1,13 @@
 """The command that starts a task's runner in place of its program."""
 
+import json
+from collections.abc import Mapping
+
 from msgspec import to_builtins
 
 from gpuyard.core.job.workspace_task import session_on
-from gpuyard.engines.session import runner
 from gpuyard.ports import Launch
+from gpuyard.system.python_command import python_command
 
 
 def start_command(launch: Launch, sockets: str) -> tuple[str, ...]:
@@ -12,16 +15,20 @@ def start_command(launch: Launch, sockets: str) -> tuple[str, ...]:
     task = launch.task
     if task is None:
         return launch.command
-    return runner.command(
-        {
-            **to_builtins(task),
-            "command": list(launch.command),
-            "key": launch.key,
-            "job": launch.job_id,
-            "attempt": launch.attempt,
-            "sockets": sockets,
-            "gpu": launch.place,
-            "session": session_on(task, launch.place),
-            "log_cap": launch.log_cap,
-        }
-    )
+    spec = {
+        **to_builtins(task),
+        "command": list(launch.command),
+        "key": launch.key,
+        "job": launch.job_id,
+        "attempt": launch.attempt,
+        "sockets": sockets,
+        "gpu": launch.place,
+        "session": session_on(task, launch.place),
+        "log_cap": launch.log_cap,
+    }
+    return runner_command(spec)
+
+
+def runner_command(spec: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the command that starts a runner. `spec` has the fields of a RunnerSpec."""
+    return python_command("gpuyard.engines.session.runner", json.dumps(spec))

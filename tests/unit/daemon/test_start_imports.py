@@ -1,0 +1,15 @@
+"""What the start of the daemon must not import: a submission may wait for it."""
+
+import subprocess
+import sys
+
+LATE = {
+    "psutil", "tomllib", "importlib.resources", "gpuyard.daemon.api.rare_routes", "gpuyard.daemon.web.open_page",
+    "gpuyard.daemon.api.usage_report", "gpuyard.engines.session.runner", "gpuyard.engines.cluster.engine",
+}  # fmt: skip
+
+
+def test_the_daemon_imports_what_it_needs_rarely_after_its_start() -> None:
+    check = f"import sys, gpuyard.daemon.main; print(sorted({LATE!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
