@@ -79,11 +79,15 @@ class SharingFacts:
         key = _key(live)
         return self._likely[key] if key in self._likely else self._transitions.estimates.usual_s(live.job)
 
+    def waiting_s(self, now: float) -> float | None:
+        """Return the device-seconds of all waiting jobs; None if the duration of one that was examined is unknown."""
+        _, examined = self._examined(now)
+        if any(seconds is None for _, seconds in examined):
+            return None
+        return self._waiting_work(now, 0.0).device_s
+
     def _waiting_work(self, now: float, unknown_s: float) -> WaitingWork:
-        if not self._counted_at <= now < self._counted_at + _COUNT_EVERY_S:
-            self._counted_at = now
-            self._waiting = self._examine()
-        count, examined = self._waiting
+        count, examined = self._examined(now)
         if count > _MANY_WAITING:
             return WaitingWork(device_s=math.inf)
         known = [seconds for _, seconds in examined if seconds is not None]
@@ -91,6 +95,13 @@ class SharingFacts:
         durations_s = [usual_s if seconds is None else seconds for _, seconds in examined]
         device_s = sum(devices * duration_s for (devices, _), duration_s in zip(examined, durations_s, strict=True))
         return WaitingWork(device_s=count * device_s / max(1, len(examined)), durations_s=durations_s)
+
+    def _examined(self, now: float) -> tuple[int, list[tuple[int, float | None]]]:
+        """Return what `_examine` found less than _COUNT_EVERY_S ago."""
+        if not self._counted_at <= now < self._counted_at + _COUNT_EVERY_S:
+            self._counted_at = now
+            self._waiting = self._examine()
+        return self._waiting
 
     def _examine(self) -> tuple[int, list[tuple[int, float | None]]]:
         """Return the number of waiting jobs, and the devices and likely duration of some of them."""
