@@ -58,7 +58,7 @@ def compared(policy: str, mix: str, devices: str, seed: int) -> tuple[PassSummar
     return tuple(summarize(each, alone) for each in (alone, *passes(policy, jobs, devices, 2)))
 
 
-@pytest.mark.parametrize(("mix", "devices"), [("busy", "1x24GB"), ("both", "2x24GB"), ("busy", "4x24GB")])
+@pytest.mark.parametrize(("mix", "devices"), [("both", "2x24GB"), ("busy", "4x24GB")])
 def test_neither_pass_is_slower_on_average(mix: str, devices: str) -> None:
     assert broken_means([compared("gpuyard", mix, devices, seed) for seed in SEEDS]) == []
 
