@@ -22,7 +22,7 @@ from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.longest_job import LEAST_LEFT_S, RunningWork
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import PlannerView, Start, planned_lease_id
-from gpuyard.core.scheduling.sharing_gain import asked_share, members, present_shares
+from gpuyard.core.scheduling.sharing_gain import asked_share, members
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.units import format_count, format_duration
 
@@ -46,14 +46,18 @@ class SoonerElsewhere:
         seconds = self._view.estimate(job_id).likely_s
         if seconds is None or seconds < LEAST_LEFT_S or self._evenly_s is None or not self._count_starts():
             return {}
-        states = [placement.states[device.id] for device in placement.fitting_without_leases(need)]
-        fitting = [state for state in states if placement.fits(need, state)]
-        here_s = {state.device.id: self._end_beside_s(need, seconds, state) for state in fitting}
-        waiting_s = [seconds + max(self._lefts_s(state), default=0.0) for state in states if state not in fitting]
-        soonest_s = min([*here_s.values(), *waiting_s], default=0.0)
+        ends_s = {
+            device.id: self._end_s(need, seconds, placement.states[device.id], placement)
+            for device in placement.fitting_without_leases(need)
+        }
+        soonest_s = min(ends_s.values(), default=0.0)
         latest_s = max(self._evenly_s, soonest_s) + _ROUNDING_S
-        late = [state for state in fitting if state.lease_count and here_s[state.device.id] > latest_s]
-        return {state.device.id: _reason(state, here_s[state.device.id], soonest_s) for state in late}
+        late = [device_id for device_id, end_s in ends_s.items() if end_s > latest_s]
+        return {
+            device_id: _reason(placement.states[device_id], ends_s[device_id], soonest_s)
+            for device_id in late
+            if placement.states[device_id].lease_count
+        }
 
     @cached_property
     def _may_limit(self) -> bool:
@@ -96,17 +100,17 @@ class SoonerElsewhere:
             self._counted += 1
         return True
 
-    def _lefts_s(self, state: DeviceState) -> list[float]:
-        """Return the seconds that each job on the device has left."""
-        left_s = self._left_s or {}
-        return [left_s.get(each.lease_id or "", 0.0) for each in state.promises if not each.is_reservation]
-
-    def _end_beside_s(self, need: Need, seconds: float, state: DeviceState) -> float:
-        """Return after how many seconds the job would end on the device if it started there now."""
-        (_, coefficient), *neighbours = members([asked_share(need), *present_shares(state)], 0.0)
-        lefts_s = self._lefts_s(state)
-        beside = (load / 100.0 * min(left_s, seconds) for (load, _), left_s in zip(neighbours, lefts_s, strict=True))
-        return seconds + coefficient * sum(beside)
+    def _end_s(self, need: Need, seconds: float, state: DeviceState, placement: PlacementState) -> float:
+        """Return after how many seconds the job would end on the device."""
+        present = [each for each in state.promises if not each.is_reservation]
+        left_s = [(self._left_s or {}).get(each.lease_id or "", 0.0) for each in present]
+        if not placement.fits(need, state):
+            return seconds + max(left_s, default=0.0)
+        (_, coefficient), *neighbours = members([asked_share(need), *(each.share for each in present)], 0.0)
+        beside_s = sum(
+            load / 100.0 * min(each_s, seconds) for (load, _), each_s in zip(neighbours, left_s, strict=True)
+        )
+        return seconds + coefficient * beside_s
 
 
 def without_devices(need: Need, device_ids: Collection[str]) -> Need:
