@@ -8,6 +8,7 @@ from gpuyard.simulator.against_fifo import FIGURES, PassSummary, broken_means, m
 
 # A trace, its machine, and fifo, first and second pass of one seed.
 Cell = tuple[str, str, tuple[PassSummary, PassSummary, PassSummary]]
+_WIDTH = 25
 _OVER_PERCENT = (0.5, 1, 2, 5, 10, 20)
 _COMPARED = (("first / fifo", 1), ("second / first", 2))
 
@@ -15,7 +16,7 @@ _COMPARED = (("first / fifo", 1), ("second / first", 2))
 def table(cells: Sequence[Cell]) -> Iterator[str]:
     """Yield a line for each trace and machine: mean and worst seed of each ratio, and jobs that wait too long; `!`
     marks a mean that breaks a promise."""
-    columns = "  ".join(f"{name} {what[:-2]}"[:23].rjust(23) for name, _ in _COMPARED for what in FIGURES)
+    columns = "  ".join(f"{name} {what[:-2]}".rjust(_WIDTH) for name, _ in _COMPARED for what in FIGURES)
     yield f"{'trace':<18} {'cards':<8} {'seeds':>5}  {columns}  late"
     for (trace, cards), group in groupby(sorted(cells, key=_place), key=_place):
         passes = [each for _, _, each in group]
@@ -41,7 +42,7 @@ def _place(cell: Cell) -> tuple[str, str]:
 def _mean_and_worst(passes: Sequence[tuple[PassSummary, ...]], what: str, number: int) -> str:
     mean = mean_ratio(what, [(each[number], each[number - 1]) for each in passes])
     worst = max(_ratio(each, what, number) for each in passes)
-    return f"{mean:.3f} (worst {worst:.3f})".rjust(23)
+    return f"{mean:.3f} (worst {worst:.3f})".rjust(_WIDTH)
 
 
 def _ratio(passes: tuple[PassSummary, ...], what: str, number: int) -> float:
