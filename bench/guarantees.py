@@ -2,10 +2,10 @@
 
 One line per case: makespan and mean completion of each pass as parts of fifo's, the wait of the job that comes nearest
 to its limit, and starts that ran out of memory or were suspended. `!` marks a broken promise, which follows in words.
+Then a line per trace and machine (`bench.guarantees_table`), and how many cases are worse by how much.
 """
 
 import itertools
-import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,11 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bench.guarantees_table import histogram, table
 from bench.simulate import harder
 from gpuyard.core.snapshot import Device
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.against_fifo import PassSummary, broken_promises, summarize
+from gpuyard.simulator.against_fifo import FIGURES, PassSummary, broken_promises, mean_ratio, summarize
 from gpuyard.simulator.compare_policies import SATURATED, runnable, sizes_mb
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import PODS_FILE, draw, mean_duration_s, read_pods, read_programs
@@ -45,7 +46,7 @@ class CaseResult(Struct, frozen=True, kw_only=True):
     case: Case
     jobs: int
     fifo: PassSummary
-    passes: tuple[PassSummary, ...]
+    passes: tuple[PassSummary, PassSummary]
     broken: list[str]
     took_s: float
 
@@ -66,22 +67,25 @@ def bench_guarantees(arguments: Sequence[str]) -> None:
     ]
     print(f"{_HEAD}oom susp lost")
     results = []
-    with get_context("fork").Pool(min(2, len(cases))) as pool:
+    with get_context("fork").Pool(min(len(os.sched_getaffinity(0)), len(cases))) as pool:
         for result in pool.imap(run_case, cases):
             results.append(result)
             for line in _lines(result):
                 print(line, flush=True)
     for policy in policies:
-        print(_summary(policy, [result for result in results if result.case.policy == policy]))
+        of_policy = [result for result in results if result.case.policy == policy]
+        cells = [(each.case.trace, each.case.cards, (each.fifo, *each.passes)) for each in of_policy]
+        for line in (policy, *table(cells), *histogram(cells), _summary(policy, of_policy)):
+            print(line)
 
 
 def _summary(policy: str, results: Sequence[CaseResult]) -> str:
     """Return how often each promise is broken, and the geometric means of all ratios to fifo."""
     figures = []
-    for what in ("makespan_s", "completion_s"):
+    for what in FIGURES:
         for number in (0, 1):
-            logs = [math.log(getattr(each.passes[number], what) / getattr(each.fifo, what)) for each in results]
-            figures.append(f"{what[:-2]} {number + 1}: {math.exp(sum(logs) / len(logs)):.3f}")
+            ratio = mean_ratio(what, [(each.passes[number], each.fifo) for each in results])
+            figures.append(f"{what[:-2]} {number + 1}: {ratio:.3f}")
     broken = {
         what: sum(any(mark in words for words in each.broken) for each in results)
         for what, mark in (
@@ -100,8 +104,8 @@ def run_case(case: Case) -> CaseResult:
     folder, devices = Path(os.environ["GPUYARD_TRACES"]), parse_devices(case.cards)
     jobs, sharing = _jobs(case, folder, devices), read_sharing(folder)
     [fifo] = _passes("fifo", jobs, devices, sharing, 1)
-    ours = _passes(case.policy, jobs, devices, sharing, 2)
-    summary, passes = summarize(fifo, fifo), tuple(summarize(each, fifo) for each in ours)
+    first, second = _passes(case.policy, jobs, devices, sharing, 2)
+    summary, passes = summarize(fifo, fifo), (summarize(first, fifo), summarize(second, fifo))
     return CaseResult(
         case=case,
         jobs=len(jobs),

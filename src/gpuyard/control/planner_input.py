@@ -82,6 +82,7 @@ class PlannerInput:
             ends_after=parts.running_jobs.ends_after,
             ends_about=parts.running_jobs.ends_about,
             ends_by=parts.running_jobs.ends_by,
+            waiting_s=lambda: self._sharing_facts.waiting_s(now),
             kind=transitions.estimates.kind_of,
             disk_refusals=lambda job_id: parts.disk_gate.job_reasons(job_id, rules.min_free_disk_mb),
             younger=lambda job_id: parts.make_way.younger(job_id, sample, rules, now),

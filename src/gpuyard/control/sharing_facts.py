@@ -34,12 +34,14 @@ class SharingFacts:
         self._waiting: tuple[int, list[tuple[int, float | None]]] = (0, [])
 
     def lease_loads(self, now: float) -> dict[str, float]:
-        """Return the load of each running job by its lease, as far as it was measured."""
+        """Return the load of each running job by its lease, as far as it was measured: beside jobs that never leave the
+        device idle it cannot be (`track_usage`), and stays unknown."""
         found: dict[str, float] = {}
         for live in self._transitions.live.values():
             attempt = live.attempt
-            if attempt.lease_id is not None and attempt.usage is not None:
-                load = assumed_load(None, attempt.usage.load_percent, attempt.ran_s(now))
+            measured = None if attempt.usage is None else attempt.usage.load_percent
+            if attempt.lease_id is not None and measured is not None:
+                load = assumed_load(None, measured, attempt.ran_s(now))
                 found[attempt.lease_id] = _LOAD_STEP * round(load / _LOAD_STEP)
         return found
 
@@ -79,11 +81,15 @@ class SharingFacts:
         key = _key(live)
         return self._likely[key] if key in self._likely else self._transitions.estimates.usual_s(live.job)
 
+    def waiting_s(self, now: float) -> float | None:
+        """Return the device-seconds of all waiting jobs; None if the duration of one that was examined is unknown."""
+        _, examined = self._examined(now)
+        if any(seconds is None for _, seconds in examined):
+            return None
+        return self._waiting_work(now, 0.0).device_s
+
     def _waiting_work(self, now: float, unknown_s: float) -> WaitingWork:
-        if not self._counted_at <= now < self._counted_at + _COUNT_EVERY_S:
-            self._counted_at = now
-            self._waiting = self._examine()
-        count, examined = self._waiting
+        count, examined = self._examined(now)
         if count > _MANY_WAITING:
             return WaitingWork(device_s=math.inf)
         known = [seconds for _, seconds in examined if seconds is not None]
@@ -91,6 +97,13 @@ class SharingFacts:
         durations_s = [usual_s if seconds is None else seconds for _, seconds in examined]
         device_s = sum(devices * duration_s for (devices, _), duration_s in zip(examined, durations_s, strict=True))
         return WaitingWork(device_s=count * device_s / max(1, len(examined)), durations_s=durations_s)
+
+    def _examined(self, now: float) -> tuple[int, list[tuple[int, float | None]]]:
+        """Return what `_examine` found less than _COUNT_EVERY_S ago."""
+        if not self._counted_at <= now < self._counted_at + _COUNT_EVERY_S:
+            self._counted_at = now
+            self._waiting = self._examine()
+        return self._waiting
 
     def _examine(self) -> tuple[int, list[tuple[int, float | None]]]:
         """Return the number of waiting jobs, and the devices and likely duration of some of them."""

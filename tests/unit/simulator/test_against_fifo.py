@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.against_fifo import PassSummary, broken_promises, summarize
+from gpuyard.simulator.against_fifo import PassSummary, broken_means, broken_promises, summarize
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
 from gpuyard.simulator.sharing_slowdown import Sharing
@@ -102,3 +102,28 @@ def test_a_pass_that_costs_more_is_named() -> None:
     )
     lost = replace(fifo, runs=[replace(fifo.runs[0], outcome=OutcomeKind.OUT_OF_MEMORY)])
     assert judged(fifo, lost) == ["pass 1: 1 jobs lost"]
+
+
+def summary(makespan_s: float, completion_s: float = 100.0) -> PassSummary:
+    return PassSummary(
+        makespan_s=makespan_s, completion_s=completion_s, late_job=0, late_s=0.0, late_jobs=0, starts=1,
+        out_of_memory=0, suspensions=0, lost=0,
+    )  # fmt: skip
+
+
+def test_means_over_seeds_are_judged_with_a_tolerance() -> None:
+    fifo = summary(1000.0)
+    one_slower = [(fifo, summary(900.0), summary(950.0)), (fifo, summary(900.0), summary(860.0))]
+    assert broken_means(one_slower) == []
+    both_slower = [(fifo, summary(1060.0), summary(900.0)), (fifo, summary(1000.0), summary(900.0))]
+    assert broken_means(both_slower) == ["pass 1: makespan +3.0% against fifo on average"]
+    assert broken_means([(fifo, fifo, summary(1000.0, 110.0))]) == [
+        "pass 2: completion +10.0% against pass 1 on average"
+    ]
+
+
+def test_late_jobs_are_counted() -> None:
+    job = trace_job(100.0, duration_s=1000.0)
+    fifo = one_run(job, 200.0, 1200.0)
+    assert summarize(one_run(job, 899.0, 1100.0), fifo).late_jobs == 0
+    assert summarize(one_run(job, 901.0, 1100.0), fifo).late_jobs == 1

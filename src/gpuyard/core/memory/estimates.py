@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.memory.expected_peak import Climb, learn_climb
-from gpuyard.core.memory.slowdown import RunBeside, SlowdownFit, add_run, coefficient, run_beside
+from gpuyard.core.memory.slowdown import RunBeside, SlowdownFit, add_run, coefficient, prior_coefficient, run_beside
 from gpuyard.core.report.energy import learn_power
 
 KEPT_PEAKS = KEPT_DURATIONS = 32
@@ -183,11 +183,14 @@ def compare_with_command(command: Profile, run: FinishedRun) -> RunBeside | None
 def learned_slowdown(
     command: Profile | None, program: Profile | None = None, machine: Profile | None = None
 ) -> float | None:
-    """Return how much longer the job takes beside a job that keeps the device busy (0.3 is 30%), or None."""
+    """Return how much longer the job takes beside a job that keeps the device busy (0.3 is 30%), or None. What other
+    programs showed makes one that never ran no surer: it counts only if they are slowed more than any load explains."""
     profiles = [each for each in (machine, program, command) if each is not None]
     loads = (each.load_percent for each in reversed(profiles))
     load = next((load for load in loads if load is not None), None)
-    return coefficient([each.slowdown for each in profiles], load)
+    found = coefficient([each.slowdown for each in profiles], load)
+    has_run = any(each is not None and each.slowdown.runs for each in (command, program))
+    return found if has_run or (found or 0.0) > prior_coefficient(100.0) else None
 
 
 def memory_estimate(profile: Profile) -> float | None:

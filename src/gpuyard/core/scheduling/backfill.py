@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Need
 from gpuyard.core.scheduling.placement import PlacementState, in_queue_order
-from gpuyard.core.scheduling.plan import PlannerView, Start, WaitingJob
+from gpuyard.core.scheduling.plan import PlannerView, Start, WaitingJob, planned_lease_id
 from gpuyard.core.scheduling.queue_order import Candidate, Lane
 from gpuyard.core.scheduling.wait_reasons import Reason
 
@@ -68,7 +68,7 @@ class Backfill:
 
     def add_start(self, job_id: int, claim: Claim) -> None:
         for placement in self._placements() if claim.takes_lease else ():
-            placement.add_claim(claim, self._holder(job_id), _planned_lease_id(job_id))
+            placement.add_claim(claim, self._holder(job_id), planned_lease_id(job_id))
 
     def find_claim(self, need: Need, candidate: Candidate) -> Claim | None:
         """Return a claim that cannot delay the head, or None."""
@@ -151,7 +151,7 @@ class Backfill:
             if run.lease_id is not None
         }
         for start in self._starts:
-            ends[_planned_lease_id(start.job_id)] = view.now + (view.estimate(start.job_id).least_s or 0.0)
+            ends[planned_lease_id(start.job_id)] = view.now + (view.estimate(start.job_id).least_s or 0.0)
         return ends
 
     def _likely_ends(self) -> dict[str, float] | None:
@@ -170,7 +170,7 @@ class Backfill:
             likely_s = view.estimate(start.job_id).likely_s
             if likely_s is None:
                 return None
-            ends[_planned_lease_id(start.job_id)] = max(view.now, view.now + likely_s)
+            ends[planned_lease_id(start.job_id)] = max(view.now, view.now + likely_s)
         return ends
 
     def _likely_end(self, job_id: int) -> float | None:
@@ -178,9 +178,4 @@ class Backfill:
         return None if latest is not None and latest < self._view.now else self._view.ends_about(job_id)
 
     def _holder(self, job_id: int) -> Holder:
-        return replace(self._view.holder, label=_planned_lease_id(job_id))
-
-
-def _planned_lease_id(job_id: int) -> str:
-    """Return the name that stands for the lease of a job until the ledger grants one."""
-    return f"job {job_id}"
+        return replace(self._view.holder, label=planned_lease_id(job_id))

@@ -161,7 +161,7 @@ class PlacementState:
         False, and reserve none, if it waits for something else, or would not fit even after all leases have ended."""
         if not self.host.lacks(need) or self.host.excludes(need):
             return False
-        if len(self._fitting_without_leases(need)) < need.devices:
+        if len(self.fitting_without_leases(need)) < need.devices:
             return False
         if older is None or need.host is None:
             self.host.reserve(need.host, holder)
@@ -186,7 +186,7 @@ class PlacementState:
             return False
         chosen = [] if ends is None else [device_id for _, device_id in self.first_available(need, ends)]
         if len(chosen) < need.devices:
-            later = sorted(self.links.serving(need, self._fitting_without_leases(need)))
+            later = sorted(self.links.serving(need, self.fitting_without_leases(need)))
             if len(later) < need.devices:
                 return False
             others = [device_id for device_id in later if device_id not in chosen]
@@ -312,7 +312,8 @@ class PlacementState:
             shared = self.shared[kind] = SharedDevices(self._acceptable_devices(need))
         return shared
 
-    def _fitting_without_leases(self, need: Need) -> list[Device]:
+    def fitting_without_leases(self, need: Need) -> list[Device]:
+        """Return the devices that would fit after all leases have ended."""
         question = FitQuestion(need, self._unusual_packing(need), is_for_later=True)
         marks, states = self._marks_for(need), list(self.states.values())
         fits = self._known.refusals.fits_later(question, marks, states, lambda each: self.fits(need, each.without()))
@@ -326,7 +327,7 @@ class PlacementState:
         now = [state.device for state in self.suitable_devices(need) if self.fits(need, state)]
         if not now and not has_waited:
             return ()
-        later = self._fitting_without_leases(need)
+        later = self.fitting_without_leases(need)
         serving = self.links.serving(need, later)
         if len(serving) < need.devices or self.host.excludes(need):
             return ()

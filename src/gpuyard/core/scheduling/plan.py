@@ -49,6 +49,7 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     ends_after: Callable[[int], float | None] = lambda _: None  # the earliest end of a running job
     ends_about: Callable[[int], float | None] = lambda _: None  # the likely end of a running job
     ends_by: Callable[[int], float | None] = lambda _: None  # its latest end, from which on its end is unknown
+    waiting_s: Callable[[], float | None] = lambda: None  # the device-seconds of all waiting jobs
     need: Callable[[Lane, int], Need] = lambda lane, _: lane.need  # the need of a job in a lane that sizes each
     kind: Callable[[int], int | None] = lambda _: None  # equal for jobs of equal need and duration, in such a lane
     pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
@@ -69,6 +70,11 @@ class Start(Struct, frozen=True, kw_only=True):
     need: Need | None = None  # what the claim is for; None for a job on a cluster
     charged_mb: float | None = None  # of a run of a batch: memory used and reserved on its device, including the run
     terms: ClusterTerms | None = None  # for a job on a cluster, what is asked of the cluster instead of a claim
+
+
+def planned_lease_id(job_id: int) -> str:
+    """Return the name that stands for the lease of a job until the ledger grants one."""
+    return f"job {job_id}"
 
 
 class WaitingJob(Struct, frozen=True, kw_only=True):

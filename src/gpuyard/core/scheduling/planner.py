@@ -1,7 +1,8 @@
 """decide(view) -> Plan: which jobs start or resume now and where, which are preempted, and why the others wait.
 
 Candidates are considered in queue order (`queue_order`). For each: the limits of its lane, the devices that its batch
-or tag leaves it (`start_limits`), and a claim that does not delay the head of the queue (`backfill`). A job that waits
+or tag leaves it (`start_limits`) and where it ends in time (`sooner_elsewhere`), and a claim that does not delay the
+head of the queue (`backfill`). A job that waits
 for a limit, a gate, or others of its tag or array delays no other job. Jobs without devices have slots of their own and
 wait behind no job with devices, unless that waits for RAM or CPUs that they need, too; runs of a batch take no slots,
 as a batch limits its own number.
@@ -11,7 +12,7 @@ lower priority (`preemption`); while these leave it waits, and no further job is
 memory, first runs that joined it on its devices make way, the youngest first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
@@ -19,6 +20,7 @@ from gpuyard.core.scheduling.device_fit import host_refusals
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import find_victims, find_younger
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, QueueOrder
+from gpuyard.core.scheduling.sooner_elsewhere import SoonerElsewhere, without_devices
 from gpuyard.core.scheduling.start_limits import StartLimits
 from gpuyard.core.scheduling.tag_sharing import merge_variants
 from gpuyard.core.scheduling.wait_reasons import Reason, made_way
@@ -52,6 +54,7 @@ class _Planner:
         self._limits = StartLimits(view)
         self._starts: list[Start] = []
         self._backfill = Backfill(view, self._starts)
+        self._elsewhere = SoonerElsewhere(view, self._starts)
         self._waiting: dict[int, WaitingJob] = {}
         self._first_waiting: WaitingJob | None = None
         self._preempts: tuple[Preempt, ...] = ()
@@ -99,12 +102,14 @@ class _Planner:
             variants, refusals = self._limits.variants(lane, need, self._backfill.placement)
             need = merge_variants(variants)
         refusals = refusals or self._limits.stagger_refusals(lane)
-        choice = refusals or self._place(lane, need, variants, candidate)
+        late = {} if refusals else self._late_devices(lane, need, candidate)
+        choice = refusals or self._place(lane, need, variants, candidate, late)
         if isinstance(choice, Claim) and (over := self._limits.power_refusals(candidate.job_id, choice)):
             choice = refusals = over
         if isinstance(choice, Claim):
             self._start(lane, candidate, need, choice)
             return
+        need = without_devices(need, late)
         needs_head = need.devices and not refusals and self._backfill.may_be_head(lane, candidate, need)
         if needs_head or lane.id not in self._waiting:
             job = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
@@ -116,7 +121,7 @@ class _Planner:
             self._backfill.keep_host_for(waiting, candidate)
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
-        if _may_write_elsewhere(lane, lacks_disk) or (lane.sizes_each and not refusals):
+        if _may_write_elsewhere(lane, lacks_disk) or ((lane.sizes_each or late) and not refusals):
             self._look_further(lane)
         else:
             self._order.drop(lane)
@@ -129,8 +134,14 @@ class _Planner:
         else:
             self._order.drop(lane)
 
+    def _late_devices(self, lane: Lane, need: Need, candidate: Candidate) -> Mapping[str, Reason]:
+        """Return the devices that a job does not join because it would end sooner elsewhere."""
+        if not need.devices or lane.resumes or lane.preempts:
+            return {}
+        return self._elsewhere.late_devices(candidate.job_id, need, self._backfill.placement)
+
     def _place(
-        self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate
+        self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate, late: Mapping[str, Reason]
     ) -> Claim | tuple[Reason, ...]:
         backfill, is_explained = self._backfill, lane.id == self._explained_lane
         if not need.devices and need.host is None:
@@ -142,10 +153,13 @@ class _Planner:
             return ()  # without reasons: to write them in each step would cost more than the step itself
         backfill.reserve_for_tickets_ahead(lane)
         for variant in variants:
-            claim = backfill.find_claim(variant, candidate)
+            claim = backfill.find_claim(without_devices(variant, late), candidate)
             if claim is not None:
                 return claim
-        return backfill.explain(need) if is_explained or lane.id not in self._waiting else ()
+        if not is_explained and lane.id in self._waiting:
+            return ()
+        reasons = backfill.explain(without_devices(need, late))
+        return tuple(late.get(each.device_id or "", each) for each in reasons)
 
     def _start(self, lane: Lane, candidate: Candidate, need: Need, claim: Claim) -> None:
         self._order.advance(lane)

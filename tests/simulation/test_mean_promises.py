@@ -1,0 +1,83 @@
+"""Sharing pays on each mix and machine: on average over several seeds, a first pass is no slower than one job per GPU,
+and a second pass, with everything learned, no slower than the first. On a single trace neither can be promised."""
+
+import contextlib
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.simulated_usage import parse_devices
+from gpuyard.simulator.against_fifo import PassSummary, broken_means, summarize
+from gpuyard.simulator.compare_policies import SATURATED
+from gpuyard.simulator.policies import find_policy
+from gpuyard.simulator.program_mixes import MeasuredProgram, draw, mean_duration_s
+from gpuyard.simulator.schedule_metrics import SimulatedPass
+from gpuyard.simulator.sharing_slowdown import Sharing
+from gpuyard.simulator.simulation import Simulation
+from gpuyard.simulator.trace_file import TraceJob
+
+GB = 1024.0
+SEEDS = (1, 2, 3, 4)
+
+
+def program(name: str, memory_gb: float, load_percent: float, minutes: float) -> MeasuredProgram:
+    return MeasuredProgram(
+        command=f"python {name}.py", memory_mb=memory_gb * GB, load_percent=load_percent, kind=name,
+        duration_s=60.0 * minutes,
+    )  # fmt: skip
+
+
+BUSY = [
+    program("resnet", 6, 100, 50), program("bert", 16, 100, 58), program("unet", 9, 95, 35), program("gpt", 13, 99, 28),
+    program("vit", 5, 90, 48), program("yolo", 4, 85, 25), program("mnist", 1, 80, 1), program("probe", 1, 60, 2),
+]  # fmt: skip
+LIGHT = [
+    program("ppo", 2, 12, 30), program("dlrm", 3, 25, 18), program("lstm", 2, 35, 40), program("gan", 3, 55, 22),
+    program("tabular", 1, 10, 6), program("crnn", 4, 45, 12),
+]  # fmt: skip
+MIXES = {"busy": BUSY, "light": LIGHT, "both": [*BUSY, *LIGHT]}
+
+
+def jobs_of(mix: str, cards: int, seed: int) -> list[TraceJob]:
+    programs = MIXES[mix.removesuffix(" at once")]
+    per_hour = 3600.0 * SATURATED * cards / mean_duration_s(programs)
+    jobs = draw(programs, 12 + 8 * cards, seed, per_hour)
+    return [replace(job, at_s=0.0) for job in jobs] if mix.endswith(" at once") else jobs
+
+
+def passes(policy: str, jobs: Sequence[TraceJob], devices: str, count: int) -> list[SimulatedPass]:
+    with contextlib.closing(Simulation(parse_devices(devices), Sharing(), find_policy(policy))) as simulation:
+        return [simulation.play(jobs) for _ in range(count)]
+
+
+def compared(policy: str, mix: str, devices: str, seed: int) -> tuple[PassSummary, ...]:
+    """Return fifo, and the first and second pass of the policy."""
+    jobs = jobs_of(mix, len(parse_devices(devices)), seed)
+    [alone] = passes("fifo", jobs, devices, 1)
+    return tuple(summarize(each, alone) for each in (alone, *passes(policy, jobs, devices, 2)))
+
+
+@pytest.mark.parametrize(("mix", "devices"), [("both", "2x24GB"), ("busy", "4x24GB")])
+def test_neither_pass_is_slower_on_average(mix: str, devices: str) -> None:
+    assert broken_means([compared("gpuyard", mix, devices, seed) for seed in SEEDS]) == []
+
+
+def one(name: str, at_min: float, minutes: float, memory_gb: float) -> TraceJob:
+    return TraceJob(
+        at_s=60.0 * at_min, program=f"python {name}.py", duration_s=60.0 * minutes, peak_mb=memory_gb * GB,
+        load_percent=100.0,
+    )  # fmt: skip
+
+
+def test_to_know_more_makes_one_trace_faster_and_another_slower() -> None:
+    """The third job joins the long one or the short one. With known durations it joins the short one, and all three end
+    sooner. But then no card is free as soon as before, and a fourth job that needs a whole card starts later. When the
+    third one starts, nothing tells whether a fourth will come: no policy is faster on both traces, and a policy that is
+    never slower than its first pass can never be faster."""
+    three = [one("long", 0, 30, 8), one("short", 0, 10, 2), one("third", 1, 30, 2)]
+    four = [*three, one("whole", 11, 60, 23)]
+    for jobs, is_faster in ((three, True), (four, False)):
+        first, second = (max(run.ended_s for run in each.runs) for each in passes("gpuyard", jobs, "2x24GB", 2))
+        assert (second < 0.9 * first) == is_faster
+        assert (second > 1.1 * first) == (not is_faster)
