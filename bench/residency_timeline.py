@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.intervals import Interval, Span, ThreadStates, by_size, clip, gaps, total, union
+from bench.lock_probe import percentiles_us
 from bench.residency import TINY, CardMonitor
 from bench.residency_data import Shape, drop_from_cache, make
 from bench.residency_render import render_label
@@ -49,7 +50,7 @@ def run(folder: str, out: str, spawned: float, *settings: str) -> dict[str, Any]
         "phases_s": {name: round(seconds, 2) for name, seconds in marks.items()},
         "stalls_s": status.stalls_s,
         **monitor.figures(),
-        **_allocator(device),
+        **allocator_calls(device),
         **_thread_states(recorder.spans, work),
         "idle_samples": _idle_samples(monitor, recorder.spans, work),
         "first_spans": _first_spans(recorder.spans, imported),
@@ -79,7 +80,7 @@ def _render(
     return status, ended
 
 
-def _allocator(device: str) -> dict[str, Any]:
+def allocator_calls(device: str) -> dict[str, Any]:
     """Return how often PyTorch's allocator called the driver, and how often it had to free its cache."""
     if device != "cuda":
         return {}
@@ -99,14 +100,14 @@ def _thread_states(spans: Sequence[Span], window: Interval) -> dict[str, Any]:
         "threads_s": {thread: states.seconds(thread, window) for thread in states.threads},
         "no_worker_renders_s": round(total(without), 3),
         "no_worker_renders_causes_s": states.causes(without, workers)[:8],
-        "pinned": _sum_spans(spans, "pin"),
-        "reads": _sum_spans(spans, "read"),
-        "uploads": _sum_spans(spans, "upload"),
-        "syncs": _sum_spans(spans, "sync output"),
+        "pinned": sum_spans(spans, "pin"),
+        "reads": sum_spans(spans, "read"),
+        "uploads": sum_spans(spans, "upload"),
+        "syncs": sum_spans(spans, "sync output"),
     }
 
 
-def _sum_spans(spans: Sequence[Span], what: str) -> dict[str, float]:
+def sum_spans(spans: Sequence[Span], what: str) -> dict[str, float]:
     taken = sorted(span.end - span.start for span in spans if span.what == what)
     if not taken:
         return {"count": 0}
@@ -226,9 +227,22 @@ def _explain(trace: dict[str, Any], window: Interval, spans: Sequence[Span], beg
         "idle_causes_s": states.causes(idle, workers)[:12],
         "longest_idle": _longest(idle, states, workers, began),
         "threads_s": {thread: states.seconds(thread, work) for thread in states.threads},
+        "launch_us": percentiles_us(
+            [float(event["dur"]) / 1e6 for event in events if "LaunchKernel" in event.get("name", "")]
+        ),
+        "launching_s_by_thread": _launching(events),
         "top_kernels": _top(event for event in events if event.get("cat") == "kernel"),
         "driver_calls": _top(event for event in events if event.get("cat") in {"cuda_runtime", "cuda_driver"}),
     }
+
+
+def _launching(events: Sequence[dict[str, Any]]) -> list[float]:
+    """Return the seconds that each thread spent inside the driver's launches, longest first."""
+    sums: dict[object, float] = {}
+    for event in events:
+        if "LaunchKernel" in event.get("name", ""):
+            sums[event.get("tid")] = sums.get(event.get("tid"), 0.0) + float(event["dur"]) / 1e6
+    return sorted((round(seconds, 3) for seconds in sums.values()), reverse=True)
 
 
 def _interval(event: dict[str, Any], base: float) -> Interval:
