@@ -30,10 +30,23 @@ _TYPES = {code: np.dtype(code).name for code in _CODES}  # PyTorch's names are n
 class CudaBuffer:
     """Bytes on the GPU. Freeing drops the reference: an array that a renderer kept stays valid and keeps the memory."""
 
-    __slots__ = ("nbytes", "tensor")
+    __slots__ = ("_typed", "nbytes", "tensor")
 
     def __init__(self, tensor: Any, nbytes: int) -> None:
         self.tensor, self.nbytes = tensor, nbytes
+        self._typed: dict[str, Any] = {}
+
+    def as_type(self, dtype: str, kind: Any) -> Any:
+        """Return all bytes as a tensor of a type. Made once per type, because arrays are made for every picture."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            itemsize = int(dtype[1:])
+            typed = self._typed[dtype] = self.tensor[: self.nbytes // itemsize * itemsize].view(kind)
+        return typed
+
+    def free(self) -> None:
+        self._typed.clear()
+        self.tensor = None
 
 
 class _StreamLane:
@@ -98,7 +111,7 @@ class CudaMemory:
             raise as_device_full(error) or error from None
 
     def free(self, buffer: CudaBuffer) -> None:
-        buffer.tensor = None
+        buffer.free()
 
     def upload(self, views: Sequence[memoryview], buffer: CudaBuffer, *, after: Mark = None) -> None:
         with self._side_stream(after):
@@ -138,11 +151,10 @@ class CudaMemory:
     def view(
         self, buffer: CudaBuffer, *, dtype: str, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]
     ) -> Any:
-        kind, itemsize = self._type(dtype), int(dtype[1:])
+        itemsize = int(dtype[1:])
         if offset % itemsize:
             raise ValueError(f"an array of {dtype} cannot start at byte {offset}")
-        whole = buffer.tensor[: buffer.nbytes // itemsize * itemsize].view(kind)
-        return whole.as_strided(shape, strides, offset // itemsize)
+        return buffer.as_type(dtype, self._type(dtype)).as_strided(shape, strides, offset // itemsize)
 
     def _type(self, dtype: str) -> Any:
         kind = getattr(self._torch, _TYPES.get(dtype, ""), None)
@@ -161,10 +173,16 @@ class CudaMemory:
             yield _StreamLane(self._torch, stream)
 
     def used(self) -> int:
-        return int(self._torch.cuda.memory_allocated(self._number))
+        return self._allocated("current")
 
     def peak(self) -> int:
-        return int(self._torch.cuda.max_memory_allocated(self._number))
+        return self._allocated("peak")
+
+    def _allocated(self, which: str) -> int:
+        """Read one figure. `memory_allocated` sorts all of PyTorch's statistics for it, after every label, while other
+        threads wait for the interpreter."""
+        stats = self._torch.cuda.memory_stats_as_nested_dict(self._number)
+        return int(stats["allocated_bytes"]["all"][which])
 
     def empty_cache(self) -> None:
         self._torch.cuda.empty_cache()

@@ -189,14 +189,9 @@ def set_per_process_memory_fraction(fraction: float, number: int) -> None:
     allocator.cap = int(fraction * TOTAL)
 
 
-def memory_allocated(number: int) -> int:
+def memory_stats_as_nested_dict(number: int) -> dict[str, Any]:
     set_device(number)
-    return allocator.used
-
-
-def max_memory_allocated(number: int) -> int:
-    set_device(number)
-    return allocator.peak
+    return {"allocated_bytes": {"all": {"current": allocator.used, "peak": allocator.peak}}}
 
 
 def max_memory_reserved(number: int) -> int:

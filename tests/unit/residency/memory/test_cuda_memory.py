@@ -92,6 +92,33 @@ def test_an_impossible_budget_is_refused(torch: Any, nbytes: int, message: str, 
     assert hint in str(caught.value.hint)
 
 
+def test_arrays_of_one_type_are_made_from_one_tensor(
+    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renderer gets new arrays for every picture, and each tensor on the way takes time in the interpreter."""
+    buffer = memory.allocate(64)
+    made: list[object] = []
+    plain = torch.Tensor.view
+
+    def view(tensor: Any, kind: Any) -> Any:
+        made.append(kind)
+        return plain(tensor, kind)
+
+    monkeypatch.setattr(torch.Tensor, "view", view)
+    arrays = [memory.view(buffer, dtype="f4", shape=(4,), offset=16 * n, strides=(1,)) for n in range(4)]
+    assert len(made) == 1
+    assert len({array.array.__array_interface__["data"][0] for array in arrays}) == 4
+
+
+def test_a_freed_buffer_has_no_arrays_and_keeps_no_memory(memory: CudaMemory) -> None:
+    buffer = memory.allocate(MB)
+    memory.view(buffer, dtype="f4", shape=(4,), offset=0, strides=(1,))
+    memory.free(buffer)
+    assert memory.used() == 0
+    with pytest.raises(TypeError):
+        memory.view(buffer, dtype="f4", shape=(4,), offset=0, strides=(1,))
+
+
 def test_copies_use_pinned_memory_in_both_directions(memory: CudaMemory, torch: Any) -> None:
     pages = [memory.page(1 << 16) for _ in range(3)]
     views = [pages[0][5:], pages[1], pages[2][:77]]
