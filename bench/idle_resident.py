@@ -174,20 +174,21 @@ class Measure:
 
     def pin_rates(self) -> dict[str, Any]:
         """GB per second of pinning 3 GB, and of unpinning it again, which the end of a process does."""
-        results: dict[str, Any] = {}
-        for name, pin in (("PyTorch's pages", self.pin_pages), ("huge pages", self.pin_slabs)):
-            with self.pinning():
-                began = time.perf_counter()
-                while len(self._pinned) * _PAGE < _PINNED:
-                    pin()
-                pinned_s = time.perf_counter() - began
-                began = time.perf_counter()
-                self._pinned.clear()
-                self._slabs.close()
-                self._torch._C._host_emptyCache()  # noqa: SLF001
-                unpinned_s = time.perf_counter() - began
-            results[name] = {"pin": round(3 / pinned_s, 2), "unpin": round(3 / unpinned_s, 2)}
-        return results
+        kinds = (("PyTorch's pages", self.pin_pages), ("huge pages", self.pin_slabs))
+        return {f"{name}, {threads} threads": self._pin_rate(pin, threads) for name, pin in kinds for threads in (1, 4)}
+
+    def _pin_rate(self, pin: Act, threads: int) -> dict[str, float]:
+        with self.pinning(), ThreadPoolExecutor(threads) as pool:
+            began = time.perf_counter()
+            list(pool.map(lambda _: pin(), range(_PINNED // _PAGE)))
+            pinned_s = time.perf_counter() - began
+            began = time.perf_counter()
+            self._pinned.clear()
+            self._slabs.close()
+            self._torch._C._host_emptyCache()  # noqa: SLF001
+            unpinned_s = time.perf_counter() - began
+        gigabytes = _PINNED / (1 << 30)
+        return {"pin": round(gigabytes / pinned_s, 2), "unpin": round(gigabytes / unpinned_s, 2)}
 
 
 def void(_: object) -> None:

@@ -23,14 +23,17 @@ class PinnedSlabs:
         self._cudart, self._slab_nbytes = cudart, slab_nbytes
         self._lock = threading.Lock()
         self._slabs: list[tuple[mmap.mmap, int]] = []
-        self._free = memoryview(b"")
+        self._free: list[memoryview] = []
 
     def page(self, nbytes: int) -> memoryview:
+        """Return pinned memory. Several threads fill and pin slabs at the same time."""
         with self._lock:
-            if self._free.nbytes < nbytes:
-                self._free = self._make(max(nbytes, self._slab_nbytes))
-            page, self._free = self._free[:nbytes], self._free[nbytes:]
-            return page
+            left = self._free.pop() if self._free else memoryview(b"")
+        if left.nbytes < nbytes:
+            left = self._make(max(nbytes, self._slab_nbytes))
+        with self._lock:
+            self._free.append(left[nbytes:])
+        return left[:nbytes]
 
     def _make(self, nbytes: int) -> memoryview:
         mapping = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -42,13 +45,14 @@ class PinnedSlabs:
         result = int(self._cudart.cudaHostRegister(start + skipped, nbytes, 0))
         if result:
             raise MemoryError(f"cudaHostRegister of {nbytes} bytes: error {result}")
-        self._slabs.append((mapping, start + skipped))
+        with self._lock:
+            self._slabs.append((mapping, start + skipped))
         return view[skipped : skipped + nbytes]
 
     def close(self) -> None:
         """Unpin everything. The memory goes with its last view."""
         with self._lock:
-            self._free = memoryview(b"")
+            self._free.clear()
             for _, start in self._slabs:
                 self._cudart.cudaHostUnregister(start)
             self._slabs.clear()
