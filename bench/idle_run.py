@@ -46,7 +46,8 @@ def run(folder: str, out: str, spawned: float, variant: Variant) -> dict[str, An
     recorder.wrap_residency(is_cuda=variant.device == "cuda")
     drawn: list[tuple[float, int]] = []
     with CardMonitor() as monitor, LockProbe() as probe:
-        marks, status = _render(recorder, drawn, (folder, out), variant)
+        marks, report = _render(recorder, drawn, (folder, out), variant)
+    status = report.status
     labels = [span for span in recorder.spans if span.what == "render"]
     work = (min(span.start for span in labels), max(span.end for span in labels))
     pictures = sum(views for _, views in drawn)
@@ -67,6 +68,8 @@ def run(folder: str, out: str, spawned: float, variant: Variant) -> dict[str, An
         "issue": issue.take(),
         "lock_wait_us": probe.figures(),
         "workers_s": _worker_states(recorder.spans, work),
+        "skipped": len(report.skipped),
+        "first_skip": report.skipped[0].reason[:300] if report.skipped else None,
         "stalls_s": status.stalls_s,
         "moved_gb": {name: round(n / (1 << 30), 2) for name, n in msgspec.to_builtins(status.moved).items()},
         **{what: sum_spans(recorder.spans, what) for what in ("read", "upload", "download", "pin", "sync output")},
@@ -79,7 +82,7 @@ def _render(
     recorder: SpanRecorder, drawn: list[tuple[float, int]], folders: tuple[str, str], variant: Variant
 ) -> tuple[dict[str, float], Any]:
     """Add the time and the number of pictures of each label to `drawn`. Return the times of the phases and the
-    status."""
+    report."""
     from gpuyard.recipes.render.manifest import read
     from gpuyard.residency import Coordinator
 
@@ -107,14 +110,14 @@ def _render(
         stopper = threading.Thread(target=stop)
         stopper.start()
         try:
-            status = coordinator.run(units, render, out).status
+            report = coordinator.run(units, render, out)
         finally:
             has_begun.set()
             is_over.set()
             stopper.join()
         marks["rendered"] = time.time()
     marks["closed"] = time.time()
-    return marks, status
+    return marks, report
 
 
 def _renderer(variant: Variant) -> Callable[..., None]:

@@ -72,8 +72,12 @@ class Bench:
             case "changes":
                 if not self._is_tiny:
                     yield "huge pages", change(base, pages="huge")
-                    yield "graphs", change(base, renderer="graphs", working="2G")
-                    yield "graphs and huge pages", change(base, renderer="graphs", working="2G", pages="huge")
+                    # Each graph keeps its temporary memory: more VRAM, of which as much is left for assets.
+                    yield "graphs", change(base, vram="15G", renderer="graphs", working="4G")
+                    yield (
+                        "graphs and huge pages",
+                        change(base, vram="15G", renderer="graphs", working="4G", pages="huge"),
+                    )
                 yield "no syncs", change(base, syncs=False)
                 yield "VRAM for everything", change(base, vram=everything)
             case "depth":
