@@ -16,6 +16,7 @@ from bench.lock_probe import IssueTimes, LockProbe
 from bench.residency import CardMonitor
 from bench.residency_timeline import allocator_calls, sum_spans
 from bench.span_recorder import SpanRecorder
+from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 
 _WORKER = "gpuyard-worker"
 
@@ -27,7 +28,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     vram: str
     ram: str
-    workers: int = 4
+    workers: int = DEFAULT_WORKERS
     seconds: float | None = None
     depth: int | None = None
     renderer: str = "plain"

@@ -25,6 +25,7 @@ from bench.residency import TINY, CardMonitor
 from bench.residency_data import Shape, drop_from_cache, make
 from bench.residency_render import render_label
 from bench.span_recorder import SpanRecorder
+from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 
 # Seconds after the first label begins, and the length of the window.
 _WINDOWS = ((-1.0, 4.0), (12.0, 3.0))
@@ -300,7 +301,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tiny", action="store_true", help="small files, in the host's memory")
     parser.add_argument("--vram")
     parser.add_argument("--ram")
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
