@@ -19,9 +19,9 @@ from typing import Any
 from bench import graph_render, residency_render
 from bench.intervals import clip, gaps, total, union
 from bench.lock_probe import IssueTimes, LockProbe, percentiles_us
-from bench.pinned_slabs import PinnedSlabs
 from bench.residency_bound import Resident
 from gpuyard.residency.memory.open_memory import torch_with_gpu
+from gpuyard.residency.memory.pinned_slabs import PinnedSlabs
 
 _MB = 1048576
 _VIEWS = 8
@@ -130,7 +130,7 @@ class Measure:
     @contextlib.contextmanager
     def pinning(self) -> Iterator[None]:
         self._pinned: list[Any] = []
-        self._slabs = PinnedSlabs(self._torch.cuda.cudart())
+        self._slabs = PinnedSlabs(self._torch, self._torch.device("cuda", 0))
         yield
         self._pinned.clear()
         self._slabs.close()
@@ -178,14 +178,12 @@ class Measure:
         return {f"{name}, {threads} threads": self._pin_rate(pin, threads) for name, pin in kinds for threads in (1, 4)}
 
     def _pin_rate(self, pin: Act, threads: int) -> dict[str, float]:
-        with self.pinning(), ThreadPoolExecutor(threads) as pool:
-            began = time.perf_counter()
-            list(pool.map(lambda _: pin(), range(_PINNED // _PAGE)))
-            pinned_s = time.perf_counter() - began
-            began = time.perf_counter()
-            self._pinned.clear()
-            self._slabs.close()
-            self._torch._C._host_emptyCache()  # noqa: SLF001
+        with ThreadPoolExecutor(threads) as pool:
+            with self.pinning():
+                began = time.perf_counter()
+                list(pool.map(lambda _: pin(), range(_PINNED // _PAGE)))
+                pinned_s = time.perf_counter() - began
+                began = time.perf_counter()
             unpinned_s = time.perf_counter() - began
         gigabytes = _PINNED / (1 << 30)
         return {"pin": round(gigabytes / pinned_s, 2), "unpin": round(gigabytes / unpinned_s, 2)}

@@ -16,7 +16,9 @@ from bench.lock_probe import IssueTimes, LockProbe
 from bench.residency import CardMonitor
 from bench.residency_timeline import allocator_calls, sum_spans
 from bench.span_recorder import SpanRecorder
+from gpuyard.residency.memory import pinned_slabs
 from gpuyard.residency.planning.assets import DEFAULT_WORKERS
+from gpuyard.residency.running import output_folders, output_writers
 
 _WORKER = "gpuyard-worker"
 
@@ -32,8 +34,9 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     depth: int | None = None
     renderer: str = "plain"
-    pages: str = "pytorch"  # or huge
+    pages: str = "huge"  # or pytorch
     syncs: bool = True
+    writers: int | None = None  # threads that sync outputs; None for the default
     working: str | None = None
 
 
@@ -130,11 +133,11 @@ def _renderer(variant: Variant) -> Callable[..., None]:
 def _change(variant: Variant) -> None:
     if variant.depth is not None:
         _limit_depth(variant.depth)
-    if variant.pages == "huge":
-        _use_huge_pages()
+    if variant.pages == "pytorch":
+        pinned_slabs.PinnedSlabs.page = lambda *_: None  # type: ignore[method-assign]
+    if variant.writers is not None:
+        output_writers._THREADS = variant.writers  # noqa: SLF001 - to measure what their number changes
     if not variant.syncs:
-        from gpuyard.residency.running import output_folders
-
         output_folders._flush = lambda _: None  # noqa: SLF001 - to measure what syncs cost
 
 
@@ -149,22 +152,6 @@ def _limit_depth(units: int) -> None:
         return made
 
     Tiers._state = state  # type: ignore[method-assign]  # noqa: SLF001
-
-
-def _use_huge_pages() -> None:
-    from bench.pinned_slabs import PinnedSlabs
-    from gpuyard.residency.memory.cuda_memory import CudaMemory
-
-    slabs: list[PinnedSlabs] = []
-    lock = threading.Lock()
-
-    def page(memory: CudaMemory, nbytes: int) -> memoryview:
-        with lock:
-            if not slabs:
-                slabs.append(PinnedSlabs(memory._torch.cuda.cudart()))  # noqa: SLF001
-        return slabs[0].page(nbytes)
-
-    CudaMemory.page = page  # type: ignore[method-assign]
 
 
 def _in_each_s(work: Interval, amounts: list[tuple[float, int]]) -> list[int]:

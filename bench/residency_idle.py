@@ -1,17 +1,19 @@
 """Why the card idles in `python -m bench.residency`: one run that compares causes on the same machine. On a real card:
 
-    python -m bench.residency_idle FOLDER [--parts resident,workers,changes,depth,transfers,whole] [--json FILE]
+    python -m bench.residency_idle FOLDER [--parts resident,workers,changes,depth,transfers,whole,before] [--json FILE]
 
-Makes the files of `bench.residency` (31 GB). All runs but `whole` read them from the page cache and stop 12 s after the
-first label. Takes about six minutes after the files are made.
+Makes the files of `bench.residency` (31 GB). All runs but `whole` and `before` read them from the page cache and stop
+12 s after the first label. Takes about six minutes after the files are made.
 
 - `resident`: everything is in VRAM. The bound of launches, by number of threads, with CUDA graphs, and beside pinning,
   reading, uploads and syncs.
 - `workers`: residency with 1, 2, 3, 4 and 6 workers.
-- `changes`: 4 workers with one change each: pinned memory on huge pages, CUDA graphs, no syncs, VRAM for everything.
+- `changes`: one change each: 4 workers, memory pinned by PyTorch, CUDA graphs, 16 threads that sync, no syncs, VRAM for
+  everything.
 - `depth`: assets of at most 1, 2 or 4 units are loaded ahead of time.
 - `transfers`: nothing is rendered: the bound of reading, pinning and uploading.
 - `whole`: a complete run from files that are not cached, with its start and its end.
+- `before`: the same with 4 workers, memory pinned by PyTorch and 16 threads that sync.
 
 `card idle` is 1 - pictures * (busy time of the card per picture) / time, from the first label to the last. The busy
 time is measured by `resident` with one thread. So gaps between kernels count, which NVML's samples do not show.
@@ -33,7 +35,8 @@ from bench.idle_run import Variant, run
 from bench.residency import TINY
 from bench.residency_data import Shape, drop_from_cache, make
 
-_PARTS = "resident,workers,changes,depth,transfers,whole"
+_PARTS = "resident,workers,changes,depth,transfers,whole,before"
+_COLD = ("whole", "before")
 _SECONDS = 12.0
 _LABELS = 96  # per measurement of `resident`
 _BUSY_MS = 1.53  # per picture, where `resident` was not measured
@@ -60,7 +63,7 @@ class Bench:
                 self._learn_busy()
                 continue
             for name, variant in self._variants(part):
-                self._add(name, self._measure(variant, is_cold=part == "whole"))
+                self._add(name, self._measure(variant, is_cold=part in _COLD))
 
     def _variants(self, part: str) -> Iterator[tuple[str, Variant]]:
         change = msgspec.structs.replace
@@ -70,14 +73,12 @@ class Bench:
                 for workers in (1, 2, 3, 4, 6):
                     yield f"{workers} workers", change(base, workers=workers)
             case "changes":
+                yield "with 4 workers", change(base, workers=4)
                 if not self._is_tiny:
-                    yield "huge pages", change(base, pages="huge")
+                    yield "memory pinned by PyTorch", change(base, pages="pytorch")
                     # Each graph keeps its temporary memory: more VRAM, of which as much is left for assets.
                     yield "graphs", change(base, vram="15G", renderer="graphs", working="4G")
-                    yield (
-                        "graphs and huge pages",
-                        change(base, vram="15G", renderer="graphs", working="4G", pages="huge"),
-                    )
+                yield "16 threads that sync", change(base, writers=16)
                 yield "no syncs", change(base, syncs=False)
                 yield "VRAM for everything", change(base, vram=everything)
             case "depth":
@@ -87,6 +88,8 @@ class Bench:
                 yield "transfers only", change(base, renderer="nothing")
             case "whole":
                 yield "whole run", change(base, seconds=None)
+            case "before":
+                yield "whole run as before", change(base, seconds=None, workers=4, pages="pytorch", writers=16)
             case _:
                 raise SystemExit(f"there is no part '{part}'; the parts are {_PARTS}")
 

@@ -19,6 +19,7 @@ import numpy as np
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.memory.device_memory import Mark, TransferLane, as_device_full
+from gpuyard.residency.memory.pinned_slabs import PinnedSlabs
 
 _MB = 1048576
 # With expandable segments, PyTorch maps memory in these steps, and checks the cap before it rounds up to them.
@@ -75,7 +76,8 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(number)
         self._allocation_stream = torch.cuda.Stream(device=self._device)
         self._own = threading.local()
-        self._pages: list[Any] = []
+        self._slabs = PinnedSlabs(torch, self._device)
+        self._pages: list[Any] = []  # outside of slabs
 
     def _cap(self, nbytes: int) -> None:
         cuda = self._torch.cuda
@@ -92,6 +94,9 @@ class CudaMemory:
 
     def page(self, nbytes: int) -> memoryview:
         """Return pinned memory; ordinary memory, which copies more slowly, if no more can be pinned."""
+        return self._slabs.page(nbytes) or self._page_of_pytorch(nbytes)
+
+    def _page_of_pytorch(self, nbytes: int) -> memoryview:
         torch = self._torch
         try:
             owner = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -189,6 +194,7 @@ class CudaMemory:
 
     def close(self) -> None:
         """Remove the cap, and free all memory that is no longer used."""
+        self._slabs.close()
         self._pages.clear()
         self.empty_cache()
         self._torch.cuda.set_per_process_memory_fraction(1.0, self._number)

@@ -141,6 +141,7 @@ def test_unpinned_ram_is_the_fallback_if_no_more_can_be_pinned(
         return empty(*arguments, **options)
 
     monkeypatch.setattr(torch, "empty", refuse)
+    torch.cuda.cudart().error = 2
     page = memory.page(4096)
     page[:4] = b"sent"
     buffer = memory.allocate(4)
