@@ -119,14 +119,20 @@ class CudaMemory:
         buffer.free()
 
     def upload(self, views: Sequence[memoryview], buffer: CudaBuffer, *, after: Mark = None) -> None:
+        on_gpu, on_host = self._parts(buffer, views)
         with self._side_stream(after):
-            for on_gpu, on_host in self._pairs(buffer, views):
-                on_gpu.copy_(on_host, non_blocking=True)
+            self._copy_all(on_gpu, on_host)
 
     def download(self, buffer: CudaBuffer, views: Sequence[memoryview]) -> None:
+        on_gpu, on_host = self._parts(buffer, views)
         with self._side_stream():
-            for on_gpu, on_host in self._pairs(buffer, views):
-                on_host.copy_(on_gpu, non_blocking=True)
+            self._copy_all(on_host, on_gpu)
+
+    def _copy_all(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Queue all copies in one call: with a call for each of the hundreds of pages of an asset, this thread would
+        compete for the interpreter with the threads that render."""
+        if targets:
+            self._torch._foreach_copy_(targets, sources, non_blocking=True)
 
     @contextlib.contextmanager
     def _side_stream(self, after: Mark = None) -> Iterator[None]:
@@ -145,13 +151,12 @@ class CudaMemory:
             finally:
                 _wait_for(self._torch, stream)
 
-    def _pairs(self, buffer: CudaBuffer, views: Sequence[memoryview]) -> Iterator[tuple[Any, Any]]:
-        start = 0
-        for view in views:
-            if view.nbytes:
-                on_host = self._torch.frombuffer(view, dtype=self._torch.uint8)
-                yield buffer.tensor[start : start + view.nbytes], on_host
-            start += view.nbytes
+    def _parts(self, buffer: CudaBuffer, views: Sequence[memoryview]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the buffer's parts and the views as tensors, without empty ones."""
+        used = [view for view in views if view.nbytes]
+        sizes = [view.nbytes for view in used]
+        on_host = [self._torch.frombuffer(view, dtype=self._torch.uint8) for view in used]
+        return (buffer.tensor[: sum(sizes)].split(sizes) if used else ()), on_host
 
     def view(
         self, buffer: CudaBuffer, *, dtype: str, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]

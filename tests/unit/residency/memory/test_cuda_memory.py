@@ -130,6 +130,38 @@ def test_copies_use_pinned_memory_in_both_directions(memory: CudaMemory, torch: 
     assert torch.cuda.unpinned_copies == 1, "the stand-in detects unpinned memory"
 
 
+def test_an_asset_is_copied_with_one_call_each_way(
+    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call of PyTorch competes for the interpreter with the threads that render."""
+    pages = [memory.page(1 << 16) for _ in range(40)]
+    buffer = memory.allocate(40 << 16)
+    calls: list[int] = []
+    plain = torch._foreach_copy_
+
+    def copy(targets: Any, sources: Any, **options: Any) -> None:
+        calls.append(len(targets))
+        plain(targets, sources, **options)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    for number, page in enumerate(pages):
+        page[:] = bytes([number]) * page.nbytes
+    memory.upload(pages, buffer)
+    for page in pages:
+        page[:] = bytes(page.nbytes)
+    memory.download(buffer, pages)
+    assert calls == [40, 40]
+    assert [set(page) for page in pages] == [{number} for number in range(40)]
+
+
+def test_empty_parts_are_not_copied(memory: CudaMemory) -> None:
+    page, buffer = memory.page(4096), memory.allocate(4)
+    page[:4] = b"kept"
+    memory.upload([page[:0]], buffer)
+    memory.upload([page[:0], page[:2], page[8:8], page[2:4]], buffer)
+    assert bytes(as_bytes(memory, buffer, 4).tolist()) == b"kept"
+
+
 def test_unpinned_ram_is_the_fallback_if_no_more_can_be_pinned(
     memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
