@@ -5,9 +5,9 @@ residency run does meanwhile: pinning, reading, uploading, syncing outputs.
 """
 
 import contextlib
+import itertools
 import json
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -22,12 +22,16 @@ from bench.lock_probe import IssueTimes, LockProbe, percentiles_us
 from bench.residency_bound import Resident
 from gpuyard.residency.memory.open_memory import torch_with_gpu
 from gpuyard.residency.memory.pinned_slabs import PinnedSlabs
+from gpuyard.residency.planning.render_units import Label
+from gpuyard.residency.running.output_folders import Outputs
+from gpuyard.residency.running.output_writers import OutputWriters
 
 _MB = 1048576
 _VIEWS = 8
 _PAGE = 4 * _MB
 _PINNED = 3 << 30
 _MOST_THREADS = 6
+_LABELS_PER_S = 75  # of a run with 600 pictures per second
 
 Act = Callable[[], None]
 
@@ -158,19 +162,20 @@ class Measure:
 
         return upload
 
-    def syncer(self, number: int, out: Path) -> Act:
-        """Return an act that writes and syncs a label's output."""
-        path = out / f"sync{number}"
+    @contextlib.contextmanager
+    def saving(self, out: Path) -> Iterator[Act]:
+        """Yield an act that hands an output to residency's writers and waits, as often as a run has a label."""
+        numbers, has_passed = itertools.count(), threading.Event()
+        with Outputs(out, resume=False) as outputs, OutputWriters() as writers:
 
-        def sync() -> None:
-            path.mkdir()
-            file = os.open(path / "views.npy", os.O_WRONLY | os.O_CREAT)
-            os.write(file, bytes(100_000))
-            os.fsync(file)
-            os.close(file)
-            shutil.rmtree(path)
+            def save() -> None:
+                label = Label(name=f"saved-{next(numbers)}", value=None)
+                folder = outputs.open(label)
+                (folder / "views.npy").write_bytes(bytes(100_000))
+                writers.write(lambda: outputs.commit(label, folder))
+                has_passed.wait(1 / _LABELS_PER_S)
 
-        return sync
+            yield save
 
     def pin_rates(self) -> dict[str, Any]:
         """GB per second of pinning 3 GB, and of unpinning it again, which the end of a process does."""
@@ -230,13 +235,13 @@ def resident(folder: str, labels: str) -> dict[str, Any]:
         add(f"profile, {threads} threads", lambda threads=threads: measure.profile(threads))
     for threads in (1, 2, 3, 4, 6):
         add(f"{threads} threads", lambda threads=threads: measure.rate(threads))
-    with tempfile.TemporaryDirectory(dir=folder) as out:
+    with tempfile.TemporaryDirectory(dir=folder) as out, measure.saving(Path(out)) as save:
         beside: dict[str, Callable[[], dict[str, Act]]] = {
             "4 MB pinned by PyTorch": lambda: {"pin": measure.pin_pages},
             "4 MB pinned on huge pages": lambda: {"pin": measure.pin_slabs},
             "4 threads that read 64 MB": lambda: {f"read {n}": measure.reader(n) for n in range(4)},
             "uploads of 1 GB": lambda: {"upload": measure.uploader()},
-            "16 threads that sync": lambda: {f"sync {n}": measure.syncer(n, Path(out)) for n in range(16)},
+            "outputs that are synced": lambda: {"save": save},
         }
         for name, make in beside.items():
             with measure.pinning():

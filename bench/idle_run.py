@@ -35,6 +35,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None = None
     renderer: str = "plain"
     pages: str = "huge"  # or pytorch
+    slab_mb: int | None = None  # the largest slab of pinned memory; None for the default
     syncs: bool = True
     writers: int | None = None  # threads that sync outputs; None for the default
     working: str | None = None
@@ -135,6 +136,8 @@ def _change(variant: Variant) -> None:
         _limit_depth(variant.depth)
     if variant.pages == "pytorch":
         pinned_slabs.PinnedSlabs.page = lambda *_: None  # type: ignore[method-assign]
+    if variant.slab_mb is not None:
+        pinned_slabs._LARGEST_SLAB = variant.slab_mb << 20  # noqa: SLF001 - to measure what their size changes
     if variant.writers is not None:
         output_writers._THREADS = variant.writers  # noqa: SLF001 - to measure what their number changes
     if not variant.syncs:

@@ -8,12 +8,12 @@ Makes the files of `bench.residency` (31 GB). All runs but `whole` and `before` 
 - `resident`: everything is in VRAM. The bound of launches, by number of threads, with CUDA graphs, and beside pinning,
   reading, uploads and syncs.
 - `workers`: residency with 1, 2, 3, 4 and 6 workers.
-- `changes`: one change each: 4 workers, memory pinned by PyTorch, CUDA graphs, 16 threads that sync, no syncs, VRAM for
-  everything.
+- `changes`: one change each: 4 workers, memory pinned by PyTorch, larger slabs, CUDA graphs, fewer threads that sync,
+  no syncs, VRAM for everything.
 - `depth`: assets of at most 1, 2 or 4 units are loaded ahead of time.
 - `transfers`: nothing is rendered: the bound of reading, pinning and uploading.
 - `whole`: a complete run from files that are not cached, with its start and its end.
-- `before`: the same with 4 workers, memory pinned by PyTorch and 16 threads that sync.
+- `before`: the same with 4 workers and memory pinned by PyTorch.
 
 `card idle` is 1 - pictures * (busy time of the card per picture) / time, from the first label to the last. The busy
 time is measured by `resident` with one thread. So gaps between kernels count, which NVML's samples do not show.
@@ -76,9 +76,10 @@ class Bench:
                 yield "with 4 workers", change(base, workers=4)
                 if not self._is_tiny:
                     yield "memory pinned by PyTorch", change(base, pages="pytorch")
+                    yield "slabs of 64 MB", change(base, slab_mb=64)
                     # Each graph keeps its temporary memory: more VRAM, of which as much is left for assets.
                     yield "graphs", change(base, vram="15G", renderer="graphs", working="4G")
-                yield "16 threads that sync", change(base, writers=16)
+                yield "4 threads that sync", change(base, writers=4)
                 yield "no syncs", change(base, syncs=False)
                 yield "VRAM for everything", change(base, vram=everything)
             case "depth":
@@ -89,7 +90,7 @@ class Bench:
             case "whole":
                 yield "whole run", change(base, seconds=None)
             case "before":
-                yield "whole run as before", change(base, seconds=None, workers=4, pages="pytorch", writers=16)
+                yield "whole run as before", change(base, seconds=None, workers=4, pages="pytorch")
             case _:
                 raise SystemExit(f"there is no part '{part}'; the parts are {_PARTS}")
 

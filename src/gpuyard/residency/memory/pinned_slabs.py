@@ -4,7 +4,8 @@ While the driver pins memory, kernel launches of all threads wait for its lock, 
 four threads render 224 pictures per second while PyTorch pins memory, 466 while slabs on huge pages are pinned, and 614
 without either. The end of a process that has 20 GB of pinned memory takes 0.9 s instead of 2.7 s.
 
-- A slab is 16 pages of the pool, so it is small relative to the RAM budget; at least 2 MB and at most 64 MB.
+- A slab is 16 pages of the pool, so it is small relative to the RAM budget; at least 2 MB and at most 16 MB, because
+  other calls of the driver wait for a whole slab (ADR 87).
 - A kernel without huge pages uses ordinary pages: advice to the kernel that is refused changes nothing else.
 - If a slab cannot be filled or pinned, none is tried again: its caller has a fallback.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 _MB = 1048576
 _HUGE_PAGE = 2 * _MB
-_PAGES_PER_SLAB, _LARGEST_SLAB = 16, 64 * _MB
+_PAGES_PER_SLAB, _LARGEST_SLAB = 16, 16 * _MB
 _DONT_NEED, _USE_HUGE_PAGES, _FILL = 4, 14, 23  # MADV_DONTNEED, MADV_HUGEPAGE, MADV_POPULATE_WRITE (Linux 5.14)
 _LIBC = ctypes.CDLL(None)  # its calls release the interpreter lock; those of the module `mmap` do not
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

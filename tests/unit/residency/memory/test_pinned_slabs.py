@@ -34,11 +34,11 @@ def address(page: memoryview) -> int:
 
 
 def test_a_slab_is_small_relative_to_the_ram_budget_and_holds_whole_pages() -> None:
-    assert {ram: slab_size(page_size(ram * GB)) for ram in (1, 4, 20, 90)} == {
-        1: 4 * MB, 4: 16 * MB, 20: 64 * MB, 90: 64 * MB,
+    assert {ram: slab_size(page_size(ram * GB)) for ram in (1, 2, 4, 90)} == {
+        1: 4 * MB, 2: 8 * MB, 4: 16 * MB, 90: 16 * MB,
     }  # fmt: skip
     assert slab_size(SMALLEST) == 2 * MB
-    assert slab_size(LARGEST) == 64 * MB
+    assert slab_size(LARGEST) == 16 * MB
     assert slab_size(65 * MB) == 66 * MB
 
 
