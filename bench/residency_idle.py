@@ -1,15 +1,15 @@
 """Why the card idles in `python -m bench.residency`: one run that compares causes on the same machine. On a real card:
 
-    python -m bench.residency_idle FOLDER [--parts resident,workers,changes,depth,transfers,whole,before] [--json FILE]
+    python -m bench.residency_idle FOLDER [--parts resident,workers,changes,pinning,…] [--json FILE]
 
 Makes the files of `bench.residency` (31 GB). All runs but `whole` and `before` read them from the page cache and stop
-12 s after the first label. Takes about six minutes after the files are made.
+12 s after the first label. All parts take about nine minutes after the files are made.
 
 - `resident`: everything is in VRAM. The bound of launches, by number of threads, with CUDA graphs, and beside pinning,
   reading, uploads and syncs.
 - `workers`: residency with 1, 2, 3, 4 and 6 workers.
-- `changes`: one change each: 4 workers, memory pinned by PyTorch, larger slabs, CUDA graphs, fewer threads that sync,
-  no syncs, VRAM for everything.
+- `changes`: one change each: 4 workers, CUDA graphs, fewer threads that sync, no syncs, VRAM for everything.
+- `pinning`: no change; smaller and larger slabs of pinned memory; memory pinned by PyTorch.
 - `depth`: assets of at most 1, 2 or 4 units are loaded ahead of time.
 - `transfers`: nothing is rendered: the bound of reading, pinning and uploading.
 - `whole`: a complete run from files that are not cached, with its start and its end.
@@ -25,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from bench.idle_run import Variant, run
 from bench.residency import TINY
 from bench.residency_data import Shape, drop_from_cache, make
 
-_PARTS = "resident,workers,changes,depth,transfers,whole,before"
+_PARTS = "resident,workers,changes,pinning,depth,transfers,whole,before"
 _COLD = ("whole", "before")
 _SECONDS = 12.0
 _LABELS = 96  # per measurement of `resident`
@@ -62,37 +62,39 @@ class Bench:
                 self._add("resident", self._side("resident", str(self._folder), str(_LABELS)))
                 self._learn_busy()
                 continue
-            for name, variant in self._variants(part):
+            for name, variant in self._variants(part).items():
                 self._add(name, self._measure(variant, is_cold=part in _COLD))
 
-    def _variants(self, part: str) -> Iterator[tuple[str, Variant]]:
-        change = msgspec.structs.replace
-        base, everything = self._base, "60M" if self._is_tiny else "60G"
-        match part:
-            case "workers":
-                for workers in (1, 2, 3, 4, 6):
-                    yield f"{workers} workers", change(base, workers=workers)
-            case "changes":
-                yield "with 4 workers", change(base, workers=4)
-                if not self._is_tiny:
-                    yield "memory pinned by PyTorch", change(base, pages="pytorch")
-                    yield "slabs of 64 MB", change(base, slab_mb=64)
-                    # Each graph keeps its temporary memory: more VRAM, of which as much is left for assets.
-                    yield "graphs", change(base, vram="15G", renderer="graphs", working="4G")
-                yield "4 threads that sync", change(base, writers=4)
-                yield "no syncs", change(base, syncs=False)
-                yield "VRAM for everything", change(base, vram=everything)
-            case "depth":
-                for depth in (1, 2, 4):
-                    yield f"{depth} units ahead", change(base, depth=depth)
-            case "transfers":
-                yield "transfers only", change(base, renderer="nothing")
-            case "whole":
-                yield "whole run", change(base, seconds=None)
-            case "before":
-                yield "whole run as before", change(base, seconds=None, workers=4, pages="pytorch")
-            case _:
-                raise SystemExit(f"there is no part '{part}'; the parts are {_PARTS}")
+    def _variants(self, part: str) -> dict[str, Variant]:
+        change, base = msgspec.structs.replace, self._base
+        parts = {
+            "workers": {f"{workers} workers": change(base, workers=workers) for workers in (1, 2, 3, 4, 6)},
+            "changes": self._changes(),
+            "pinning": {
+                "as it is": base,
+                **{f"slabs of {size} MB": change(base, slab_mb=size) for size in (4, 64)},
+                "memory pinned by PyTorch": change(base, pages="pytorch"),
+            },
+            "depth": {f"{depth} units ahead": change(base, depth=depth) for depth in (1, 2, 4)},
+            "transfers": {"transfers only": change(base, renderer="nothing")},
+            "whole": {"whole run": change(base, seconds=None)},
+            "before": {"whole run as before": change(base, seconds=None, workers=4, pages="pytorch")},
+        }
+        if part not in parts:
+            raise SystemExit(f"there is no part '{part}'; the parts are {_PARTS}")
+        return parts[part]
+
+    def _changes(self) -> dict[str, Variant]:
+        change, base = msgspec.structs.replace, self._base
+        # Each graph keeps its temporary memory: more VRAM, of which as much is left for assets.
+        graphs = {} if self._is_tiny else {"graphs": change(base, vram="15G", renderer="graphs", working="4G")}
+        return {
+            "with 4 workers": change(base, workers=4),
+            **graphs,
+            "4 threads that sync": change(base, writers=4),
+            "no syncs": change(base, syncs=False),
+            "VRAM for everything": change(base, vram="60M" if self._is_tiny else "60G"),
+        }
 
     def _measure(self, variant: Variant, *, is_cold: bool) -> dict[str, Any]:
         out = self._folder / "out" / "idle"
