@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,14 @@ def test_closing_unpins_and_frees_the_memory_of_pages_in_use_too(torch: Any) -> 
     assert not torch.cuda.cudart().registered
     assert bytes(page[:4]) == bytes(4), "the kernel has taken the memory back"
     assert slabs.page(PAGE) is None
+
+
+def test_pinned_memory_is_not_freed_before_it_is_unpinned(slabs: PinnedSlabs, torch: Any) -> None:
+    """Else `close` would unpin and empty memory that belongs to others by then."""
+    assert slabs.page(16 * MB) is not None  # a whole slab, of which no view is left
+    ((start, nbytes),) = torch.cuda.cudart().registered.items()
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert any(int(first, 16) <= start and start + nbytes <= int(last, 16) for first, last in ranges)
 
 
 def test_the_memory_of_a_card_unpins_all_pages_when_it_is_closed(torch: Any) -> None:
