@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from bench.residency_data import Shape, drop_from_cache, make
 from gpuyard.errors import ProbeError
+from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 
 TINY = Shape(scenes=4, scene_mb=1, actors=3, frames=3, frame_mb=0.1, pairs=8, labels=24, views=2)
 _SAMPLE_S = 0.05
@@ -178,7 +179,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small files, in the host's memory")
     parser.add_argument("--vram", help="VRAM budget of gpuyard; default 12G, 5M with --tiny")
     parser.add_argument("--ram", help="RAM budget of gpuyard; default 20G, 3M with --tiny")
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
     parser.add_argument("--json", type=Path, help="add the figures to this file")
     for field, default in zip(Shape.__struct_fields__, Shape.__struct_defaults__, strict=True):
         parser.add_argument(f"--{field.replace('_', '-')}", type=type(default), help=str(default))

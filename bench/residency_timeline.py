@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.intervals import Interval, Span, ThreadStates, by_size, clip, gaps, total, union
+from bench.lock_probe import percentiles_us
 from bench.residency import TINY, CardMonitor
 from bench.residency_data import Shape, drop_from_cache, make
 from bench.residency_render import render_label
 from bench.span_recorder import SpanRecorder
+from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 
 # Seconds after the first label begins, and the length of the window.
 _WINDOWS = ((-1.0, 4.0), (12.0, 3.0))
@@ -49,7 +51,7 @@ def run(folder: str, out: str, spawned: float, *settings: str) -> dict[str, Any]
         "phases_s": {name: round(seconds, 2) for name, seconds in marks.items()},
         "stalls_s": status.stalls_s,
         **monitor.figures(),
-        **_allocator(device),
+        **allocator_calls(device),
         **_thread_states(recorder.spans, work),
         "idle_samples": _idle_samples(monitor, recorder.spans, work),
         "first_spans": _first_spans(recorder.spans, imported),
@@ -79,7 +81,7 @@ def _render(
     return status, ended
 
 
-def _allocator(device: str) -> dict[str, Any]:
+def allocator_calls(device: str) -> dict[str, Any]:
     """Return how often PyTorch's allocator called the driver, and how often it had to free its cache."""
     if device != "cuda":
         return {}
@@ -99,14 +101,14 @@ def _thread_states(spans: Sequence[Span], window: Interval) -> dict[str, Any]:
         "threads_s": {thread: states.seconds(thread, window) for thread in states.threads},
         "no_worker_renders_s": round(total(without), 3),
         "no_worker_renders_causes_s": states.causes(without, workers)[:8],
-        "pinned": _sum_spans(spans, "pin"),
-        "reads": _sum_spans(spans, "read"),
-        "uploads": _sum_spans(spans, "upload"),
-        "syncs": _sum_spans(spans, "sync output"),
+        "pinned": sum_spans(spans, "pin"),
+        "reads": sum_spans(spans, "read"),
+        "uploads": sum_spans(spans, "upload"),
+        "syncs": sum_spans(spans, "sync output"),
     }
 
 
-def _sum_spans(spans: Sequence[Span], what: str) -> dict[str, float]:
+def sum_spans(spans: Sequence[Span], what: str) -> dict[str, float]:
     taken = sorted(span.end - span.start for span in spans if span.what == what)
     if not taken:
         return {"count": 0}
@@ -226,9 +228,22 @@ def _explain(trace: dict[str, Any], window: Interval, spans: Sequence[Span], beg
         "idle_causes_s": states.causes(idle, workers)[:12],
         "longest_idle": _longest(idle, states, workers, began),
         "threads_s": {thread: states.seconds(thread, work) for thread in states.threads},
+        "launch_us": percentiles_us(
+            [float(event["dur"]) / 1e6 for event in events if "LaunchKernel" in event.get("name", "")]
+        ),
+        "launching_s_by_thread": _launching(events),
         "top_kernels": _top(event for event in events if event.get("cat") == "kernel"),
         "driver_calls": _top(event for event in events if event.get("cat") in {"cuda_runtime", "cuda_driver"}),
     }
+
+
+def _launching(events: Sequence[dict[str, Any]]) -> list[float]:
+    """Return the seconds that each thread spent inside the driver's launches, longest first."""
+    sums: dict[object, float] = {}
+    for event in events:
+        if "LaunchKernel" in event.get("name", ""):
+            sums[event.get("tid")] = sums.get(event.get("tid"), 0.0) + float(event["dur"]) / 1e6
+    return sorted((round(seconds, 3) for seconds in sums.values()), reverse=True)
 
 
 def _interval(event: dict[str, Any], base: float) -> Interval:
@@ -286,7 +301,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tiny", action="store_true", help="small files, in the host's memory")
     parser.add_argument("--vram")
     parser.add_argument("--ram")
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=DEFAULT_WORKERS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -67,6 +67,13 @@ def test_uploading_pages_is_nearly_as_fast_as_one_copy(torch: Any) -> None:
         assert by_pages <= by_one_copy / 0.8, f"{size / GB / by_pages:.1f} of {size / GB / by_one_copy:.1f} GB/s"
 
 
+def test_pages_are_pinned_until_the_memory_is_closed(torch: Any) -> None:
+    with open_device(GB, "cuda") as memory:
+        pages = [torch.frombuffer(memory.page(4 * MB), dtype=torch.uint8) for _ in range(9)]
+        assert all(page.is_pinned() for page in pages)
+    assert not any(page.is_pinned() for page in pages)
+
+
 def test_pytorch_never_exceeds_the_budget(torch: Any) -> None:
     budget = 1 * GB + 7 * MB
     with open_device(budget, "cuda") as memory:

@@ -60,11 +60,12 @@ class Arrays(Mapping[str, Any]):
     def __init__(self, memory: DeviceMemory, buffer: Buffer, layout: Layout, path: str) -> None:
         self._memory, self._buffer = memory, buffer
         self._fields = {field.name: field for field in layout.fields}
+        # A renderer asks for the same columns for every picture, while other threads wait for the interpreter.
+        self._joined: dict[tuple[str, ...], Field] = {}
         self.path = path
 
     def __getitem__(self, name: str) -> Any:
-        field = self._fields[name]
-        return self._view(field, field.shape, field.strides)
+        return self._view(self._fields[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -75,6 +76,11 @@ class Arrays(Mapping[str, Any]):
     def columns(self, *names: str) -> Any:
         """Return adjacent arrays of equal length and type as one array of shape (rows, names), without a copy. Raises
         KeyError if one is missing, ValueError if they are not adjacent in the asset."""
+        if names not in self._joined:
+            self._joined[names] = self._join(names)
+        return self._view(self._joined[names])
+
+    def _join(self, names: tuple[str, ...]) -> Field:
         fields = [self._fields[name] for name in names]
         first, itemsize = fields[0], int(fields[0].dtype[1:])
         adjacent = [
@@ -83,10 +89,13 @@ class Arrays(Mapping[str, Any]):
         ]
         if len(first.shape) != 1 or fields != adjacent:
             raise ValueError(f"{', '.join(names)} are not adjacent in {self.path}")
-        return self._view(first, (first.shape[0], len(names)), (first.strides[0], 1))
+        shape, strides = (first.shape[0], len(names)), (first.strides[0], 1)
+        return msgspec.structs.replace(first, shape=shape, strides=strides)
 
-    def _view(self, field: Field, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        return self._memory.view(self._buffer, dtype=field.dtype, shape=shape, offset=field.offset, strides=strides)
+    def _view(self, field: Field) -> Any:
+        return self._memory.view(
+            self._buffer, dtype=field.dtype, shape=field.shape, offset=field.offset, strides=field.strides
+        )
 
     def __repr__(self) -> str:
         return f"<Arrays of {self.path}: {', '.join(self._fields)}>"

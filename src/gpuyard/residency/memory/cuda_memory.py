@@ -19,6 +19,7 @@ import numpy as np
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.memory.device_memory import Mark, TransferLane, as_device_full
+from gpuyard.residency.memory.pinned_slabs import PinnedSlabs
 
 _MB = 1048576
 # With expandable segments, PyTorch maps memory in these steps, and checks the cap before it rounds up to them.
@@ -30,10 +31,23 @@ _TYPES = {code: np.dtype(code).name for code in _CODES}  # PyTorch's names are n
 class CudaBuffer:
     """Bytes on the GPU. Freeing drops the reference: an array that a renderer kept stays valid and keeps the memory."""
 
-    __slots__ = ("nbytes", "tensor")
+    __slots__ = ("_typed", "nbytes", "tensor")
 
     def __init__(self, tensor: Any, nbytes: int) -> None:
         self.tensor, self.nbytes = tensor, nbytes
+        self._typed: dict[str, Any] = {}
+
+    def as_type(self, dtype: str, kind: Any) -> Any:
+        """Return all bytes as a tensor of a type. Made once per type, because arrays are made for every picture."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            itemsize = int(dtype[1:])
+            typed = self._typed[dtype] = self.tensor[: self.nbytes // itemsize * itemsize].view(kind)
+        return typed
+
+    def free(self) -> None:
+        self._typed.clear()
+        self.tensor = None
 
 
 class _StreamLane:
@@ -62,7 +76,8 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats(number)
         self._allocation_stream = torch.cuda.Stream(device=self._device)
         self._own = threading.local()
-        self._pages: list[Any] = []
+        self._slabs = PinnedSlabs(torch, self._device)
+        self._pages: list[Any] = []  # outside of slabs
 
     def _cap(self, nbytes: int) -> None:
         cuda = self._torch.cuda
@@ -79,6 +94,9 @@ class CudaMemory:
 
     def page(self, nbytes: int) -> memoryview:
         """Return pinned memory; ordinary memory, which copies more slowly, if no more can be pinned."""
+        return self._slabs.page(nbytes) or self._page_of_pytorch(nbytes)
+
+    def _page_of_pytorch(self, nbytes: int) -> memoryview:
         torch = self._torch
         try:
             owner = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -98,17 +116,23 @@ class CudaMemory:
             raise as_device_full(error) or error from None
 
     def free(self, buffer: CudaBuffer) -> None:
-        buffer.tensor = None
+        buffer.free()
 
     def upload(self, views: Sequence[memoryview], buffer: CudaBuffer, *, after: Mark = None) -> None:
+        on_gpu, on_host = self._parts(buffer, views)
         with self._side_stream(after):
-            for on_gpu, on_host in self._pairs(buffer, views):
-                on_gpu.copy_(on_host, non_blocking=True)
+            self._copy_all(on_gpu, on_host)
 
     def download(self, buffer: CudaBuffer, views: Sequence[memoryview]) -> None:
+        on_gpu, on_host = self._parts(buffer, views)
         with self._side_stream():
-            for on_gpu, on_host in self._pairs(buffer, views):
-                on_host.copy_(on_gpu, non_blocking=True)
+            self._copy_all(on_host, on_gpu)
+
+    def _copy_all(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Queue all copies in one call: with a call for each of the hundreds of pages of an asset, this thread would
+        compete for the interpreter with the threads that render."""
+        if targets:
+            self._torch._foreach_copy_(targets, sources, non_blocking=True)
 
     @contextlib.contextmanager
     def _side_stream(self, after: Mark = None) -> Iterator[None]:
@@ -127,22 +151,20 @@ class CudaMemory:
             finally:
                 _wait_for(self._torch, stream)
 
-    def _pairs(self, buffer: CudaBuffer, views: Sequence[memoryview]) -> Iterator[tuple[Any, Any]]:
-        start = 0
-        for view in views:
-            if view.nbytes:
-                on_host = self._torch.frombuffer(view, dtype=self._torch.uint8)
-                yield buffer.tensor[start : start + view.nbytes], on_host
-            start += view.nbytes
+    def _parts(self, buffer: CudaBuffer, views: Sequence[memoryview]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the buffer's parts and the views as tensors, without empty ones."""
+        used = [view for view in views if view.nbytes]
+        sizes = [view.nbytes for view in used]
+        on_host = [self._torch.frombuffer(view, dtype=self._torch.uint8) for view in used]
+        return (buffer.tensor[: sum(sizes)].split(sizes) if used else ()), on_host
 
     def view(
         self, buffer: CudaBuffer, *, dtype: str, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]
     ) -> Any:
-        kind, itemsize = self._type(dtype), int(dtype[1:])
+        itemsize = int(dtype[1:])
         if offset % itemsize:
             raise ValueError(f"an array of {dtype} cannot start at byte {offset}")
-        whole = buffer.tensor[: buffer.nbytes // itemsize * itemsize].view(kind)
-        return whole.as_strided(shape, strides, offset // itemsize)
+        return buffer.as_type(dtype, self._type(dtype)).as_strided(shape, strides, offset // itemsize)
 
     def _type(self, dtype: str) -> Any:
         kind = getattr(self._torch, _TYPES.get(dtype, ""), None)
@@ -161,16 +183,23 @@ class CudaMemory:
             yield _StreamLane(self._torch, stream)
 
     def used(self) -> int:
-        return int(self._torch.cuda.memory_allocated(self._number))
+        return self._allocated("current")
 
     def peak(self) -> int:
-        return int(self._torch.cuda.max_memory_allocated(self._number))
+        return self._allocated("peak")
+
+    def _allocated(self, which: str) -> int:
+        """Read one figure. `memory_allocated` sorts all of PyTorch's statistics for it, after every label, while other
+        threads wait for the interpreter."""
+        stats = self._torch.cuda.memory_stats_as_nested_dict(self._number)
+        return int(stats["allocated_bytes"]["all"][which])
 
     def empty_cache(self) -> None:
         self._torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Remove the cap, and free all memory that is no longer used."""
+        self._slabs.close()
         self._pages.clear()
         self.empty_cache()
         self._torch.cuda.set_per_process_memory_fraction(1.0, self._number)

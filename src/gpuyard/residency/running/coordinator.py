@@ -41,7 +41,7 @@ _UNITS_PER_WORKER = 4
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Budgets
-    workers: int = 4
+    workers: int = assets.DEFAULT_WORKERS
     keeps_order: bool = False
 
 
@@ -58,7 +58,7 @@ class Coordinator:
         vram: str | float,
         ram: str | float,
         scene_slots: int = 5,
-        workers: int = 4,
+        workers: int = assets.DEFAULT_WORKERS,
         device: str = "auto",
         loader: Loader | None = None,
         order: str = "chosen",

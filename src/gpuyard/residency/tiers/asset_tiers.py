@@ -348,8 +348,9 @@ class Tiers:
 
     def learn_working(self) -> None:
         """Reserve the VRAM that the renderer was measured to use."""
+        peak = self.memory.peak()  # before the lock, for which other workers wait
         with self._changed:
-            self._reserve(self.memory.peak() - self.counts.peak_vram)
+            self._reserve(peak - self.counts.peak_vram)
 
     def _reserve(self, nbytes: int) -> None:
         """Reserve VRAM for the renderer, but not what the largest scene needs."""

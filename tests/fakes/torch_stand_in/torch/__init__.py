@@ -1,10 +1,10 @@
 """Tensors, of which a few things can be asked."""
 
 from torch import cuda, version
-from torch.tensors import Tensor, dtype, empty, frombuffer
+from torch.tensors import Tensor, _foreach_copy_, dtype, empty, frombuffer
 
 __version__ = "2.9.0+stand.in"
-__all__ = ["OutOfMemoryError", "Tensor", "cuda", "device", "dtype", "empty", "frombuffer", "version"]
+__all__ = ["OutOfMemoryError", "Tensor", "_foreach_copy_", "cuda", "device", "dtype", "empty", "frombuffer", "version"]
 
 OutOfMemoryError = cuda.OutOfMemoryError
 

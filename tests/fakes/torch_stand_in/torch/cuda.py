@@ -147,6 +147,39 @@ def pin(start: int, nbytes: int) -> None:
     _pinned.append((start, start + nbytes))
 
 
+def unpin(start: int) -> None:
+    _pinned[:] = [each for each in _pinned if each[0] != start]
+
+
+class Cudart:
+    """Pins memory of others. `error` is what it returns; then nothing is pinned."""
+
+    def __init__(self) -> None:
+        self.error = 0
+        self.registered: dict[int, int] = {}
+        self.callers: set[str] = set()
+
+    def cudaHostRegister(self, start: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        assert not flags
+        self.callers.add(threading.current_thread().name)
+        if not self.error:
+            self.registered[start] = nbytes
+            pin(start, nbytes)
+        return self.error
+
+    def cudaHostUnregister(self, start: int) -> int:  # noqa: N802
+        del self.registered[start]
+        unpin(start)
+        return 0
+
+
+_cudart = Cudart()
+
+
+def cudart() -> Cudart:
+    return _cudart
+
+
 def is_pinned(start: int, nbytes: int) -> bool:
     return any(first <= start and start + nbytes <= last for first, last in _pinned)
 
@@ -189,14 +222,9 @@ def set_per_process_memory_fraction(fraction: float, number: int) -> None:
     allocator.cap = int(fraction * TOTAL)
 
 
-def memory_allocated(number: int) -> int:
+def memory_stats_as_nested_dict(number: int) -> dict[str, Any]:
     set_device(number)
-    return allocator.used
-
-
-def max_memory_allocated(number: int) -> int:
-    set_device(number)
-    return allocator.peak
+    return {"allocated_bytes": {"all": {"current": allocator.used, "peak": allocator.peak}}}
 
 
 def max_memory_reserved(number: int) -> int:

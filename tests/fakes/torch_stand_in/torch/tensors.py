@@ -1,6 +1,7 @@
 """Tensors over numpy arrays, on the card or on the host."""
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,11 @@ class Tensor:
 
     def view(self, kind: dtype) -> "Tensor":
         return Tensor(self.storage, self.array.view(kind.numpy))
+
+    def split(self, sizes: list[int]) -> "tuple[Tensor, ...]":
+        assert sum(sizes) == self.nbytes, "split_with_sizes expects the sizes to sum exactly"
+        ends = np.cumsum(sizes)
+        return tuple(self[end - size : end] for end, size in zip(ends, sizes, strict=True))
 
     def as_strided(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> "Tensor":
         """`offset` is from the storage's beginning."""
@@ -98,6 +104,12 @@ def empty(nbytes: int, *, dtype: dtype, device: Any = None, pin_memory: bool = F
 def _made(nbytes: int, is_on_card: bool) -> tuple[Storage, Any]:
     content = np.empty(nbytes, np.uint8)
     return Storage(content, is_on_card), content
+
+
+def _foreach_copy_(targets: Sequence[Tensor], sources: Sequence[Tensor], non_blocking: bool = False) -> None:
+    assert targets, "Tensor list must have at least one tensor."
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking)
 
 
 def frombuffer(view: memoryview, *, dtype: dtype) -> Tensor:

@@ -46,6 +46,16 @@ def test_adjacent_columns_are_one_view() -> None:
     assert arrays.columns("z").tolist() == [[2], [5], [8], [11], [14]]
 
 
+def test_columns_are_new_arrays_on_every_call() -> None:
+    """A renderer may change the shape or the flags of an array that it was given."""
+    arrays = in_rows()
+    first = arrays.columns("x", "y", "z")
+    first.shape = (1, ROWS, 3)
+    second = arrays.columns("x", "y", "z")
+    assert second.shape == (ROWS, 3)
+    assert np.shares_memory(first, second)
+
+
 @pytest.mark.parametrize("names", [("y", "x"), ("x", "z"), ("x", "x")])
 def test_columns_that_are_not_adjacent_are_refused_with_the_file(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"are not adjacent in points\.ply"):

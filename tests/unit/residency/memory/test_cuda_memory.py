@@ -92,6 +92,33 @@ def test_an_impossible_budget_is_refused(torch: Any, nbytes: int, message: str, 
     assert hint in str(caught.value.hint)
 
 
+def test_arrays_of_one_type_are_made_from_one_tensor(
+    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renderer gets new arrays for every picture, and each tensor on the way takes time in the interpreter."""
+    buffer = memory.allocate(64)
+    made: list[object] = []
+    plain = torch.Tensor.view
+
+    def view(tensor: Any, kind: Any) -> Any:
+        made.append(kind)
+        return plain(tensor, kind)
+
+    monkeypatch.setattr(torch.Tensor, "view", view)
+    arrays = [memory.view(buffer, dtype="f4", shape=(4,), offset=16 * n, strides=(1,)) for n in range(4)]
+    assert len(made) == 1
+    assert len({array.array.__array_interface__["data"][0] for array in arrays}) == 4
+
+
+def test_a_freed_buffer_has_no_arrays_and_keeps_no_memory(memory: CudaMemory) -> None:
+    buffer = memory.allocate(MB)
+    memory.view(buffer, dtype="f4", shape=(4,), offset=0, strides=(1,))
+    memory.free(buffer)
+    assert memory.used() == 0
+    with pytest.raises(TypeError):
+        memory.view(buffer, dtype="f4", shape=(4,), offset=0, strides=(1,))
+
+
 def test_copies_use_pinned_memory_in_both_directions(memory: CudaMemory, torch: Any) -> None:
     pages = [memory.page(1 << 16) for _ in range(3)]
     views = [pages[0][5:], pages[1], pages[2][:77]]
@@ -101,6 +128,38 @@ def test_copies_use_pinned_memory_in_both_directions(memory: CudaMemory, torch: 
     assert torch.cuda.unpinned_copies == 0
     memory.upload([memoryview(bytearray(10))], buffer)
     assert torch.cuda.unpinned_copies == 1, "the stand-in detects unpinned memory"
+
+
+def test_an_asset_is_copied_with_one_call_each_way(
+    memory: CudaMemory, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call of PyTorch competes for the interpreter with the threads that render."""
+    pages = [memory.page(1 << 16) for _ in range(40)]
+    buffer = memory.allocate(40 << 16)
+    calls: list[int] = []
+    plain = torch._foreach_copy_
+
+    def copy(targets: Any, sources: Any, **options: Any) -> None:
+        calls.append(len(targets))
+        plain(targets, sources, **options)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    for number, page in enumerate(pages):
+        page[:] = bytes([number]) * page.nbytes
+    memory.upload(pages, buffer)
+    for page in pages:
+        page[:] = bytes(page.nbytes)
+    memory.download(buffer, pages)
+    assert calls == [40, 40]
+    assert [set(page) for page in pages] == [{number} for number in range(40)]
+
+
+def test_empty_parts_are_not_copied(memory: CudaMemory) -> None:
+    page, buffer = memory.page(4096), memory.allocate(4)
+    page[:4] = b"kept"
+    memory.upload([page[:0]], buffer)
+    memory.upload([page[:0], page[:2], page[8:8], page[2:4]], buffer)
+    assert bytes(as_bytes(memory, buffer, 4).tolist()) == b"kept"
 
 
 def test_unpinned_ram_is_the_fallback_if_no_more_can_be_pinned(
@@ -114,6 +173,7 @@ def test_unpinned_ram_is_the_fallback_if_no_more_can_be_pinned(
         return empty(*arguments, **options)
 
     monkeypatch.setattr(torch, "empty", refuse)
+    torch.cuda.cudart().error = 2
     page = memory.page(4096)
     page[:4] = b"sent"
     buffer = memory.allocate(4)

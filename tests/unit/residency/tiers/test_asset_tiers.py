@@ -251,6 +251,22 @@ def test_a_scene_that_no_longer_fits_beside_an_actor_is_reported(
         tiers.give_back(loan)
 
 
+def test_other_workers_do_not_wait_while_the_renderers_memory_is_measured(
+    asset_files: AssetFiles, in_thread: Callable[..., "Future[int]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every label. PyTorch counts its memory under locks of its own."""
+    with tiers_over([asset_files.unit(0, None)], vram=ROOM, ram=ROOM) as (tiers, _):
+        answers: list[int] = []
+
+        def peak() -> int:
+            answers.append(in_thread(tiers.vram_nbytes).result(LATE_S))
+            return 0
+
+        monkeypatch.setattr(tiers.memory, "peak", peak)
+        tiers.learn_working()
+        assert answers == [0]
+
+
 def test_memory_that_the_renderer_used_is_kept_free_for_it(asset_files: AssetFiles) -> None:
     units = [asset_files.unit(0, None), asset_files.unit(1, None)]
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):

@@ -21,6 +21,7 @@ from gpuyard.recipes.render.follow_run import Follower, StatusFile
 from gpuyard.recipes.render.load_function import RENDERER, find_function
 from gpuyard.recipes.render.manifest import Manifest
 from gpuyard.residency.memory.open_memory import need_numpy
+from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 from gpuyard.residency.running.output_folders import SkipsUnwritten, check_outputs
 from gpuyard.residency.running.status_file import RenderReport
 from gpuyard.ui.cli import EXIT_FAULT
@@ -55,7 +56,7 @@ class _Render(click.Command):
 @render_options.size_option("ram-budget", "RAM to cache assets in, such as 90G. [half of available RAM]")
 @render_options.size_option("working-memory", "VRAM that the renderer itself uses. [measured]", may_be_none=True)
 @render_options.whole_option("scene-slots", 5, "Maximum number of scenes in VRAM.")
-@render_options.whole_option("workers", 4, "Number of labels to render at once, each in a thread.")
+@render_options.whole_option("workers", DEFAULT_WORKERS, "Number of labels to render at once, each in a thread.")
 @click.option("--out", default="out", show_default=True, metavar="DIR", help="Directory with a folder per label.")
 @click.option("--resume", is_flag=True, help="Keep complete outputs, and render the rest.")
 @click.option("--strict", is_flag=True, help="Fail if the manifest contains any error.")

@@ -11,6 +11,7 @@ from msgspec import to_builtins
 
 from gpuyard.core.units import UNKNOWN, format_bytes
 from gpuyard.residency.memory.open_memory import need_numpy
+from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.recipes import render_options
 from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from gpuyard.recipes.render.manifest import Manifest
     from gpuyard.recipes.render.profile_assets import Advice, AssetProfile, Profiler
 
-_SCENE_SLOTS, _WORKERS = 5, 4
+_SCENE_SLOTS = 5
 _ASSETS = (
     Column("kind"),
     Column("asset", is_long=True),
@@ -56,7 +57,7 @@ def profile_command(manifest: str, loader: str | None, device: str, as_json: boo
         profiler = Profiler(render_options.make_loader(loader), device, vram, ram)
         assets = _measured(profiler, read)
     overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
-    advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=_WORKERS, overhead=overhead)
+    advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=DEFAULT_WORKERS, overhead=overhead)
     typed = _command(manifest, loader, advice, int(vram.mb) << 20, int(ram.mb) << 20)
     if as_json:
         measured = {"assets": to_builtins(assets), "advice": to_builtins(advice)}
@@ -133,7 +134,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _say_advice(advice: "Advice", typed: str) -> None:
-    all_actors = f"{_SCENE_SLOTS} scenes and {_WORKERS} actors in VRAM, and all in RAM"
+    all_actors = f"{_SCENE_SLOTS} scenes and {DEFAULT_WORKERS} actors in VRAM, and all in RAM"
     rows = [
         ("minimum", advice.vram_least, advice.ram_least, "one scene; actors are streamed frame by frame"),
         ("good", advice.vram_good, advice.ram_good, f"{_SCENE_SLOTS} scenes and the largest actor in VRAM"),
