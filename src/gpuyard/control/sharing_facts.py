@@ -34,14 +34,12 @@ class SharingFacts:
         self._waiting: tuple[int, list[tuple[int, float | None]]] = (0, [])
 
     def lease_loads(self, now: float) -> dict[str, float]:
-        """Return the load of each running job by its lease, as far as it was measured: beside jobs that never leave the
-        device idle it cannot be (`track_usage`), and stays unknown."""
+        """Return the load of each running job by its lease, as far as it was measured."""
         found: dict[str, float] = {}
         for live in self._transitions.live.values():
             attempt = live.attempt
-            measured = None if attempt.usage is None else attempt.usage.load_percent
-            if attempt.lease_id is not None and measured is not None:
-                load = assumed_load(None, measured, attempt.ran_s(now))
+            if attempt.lease_id is not None and attempt.usage is not None:
+                load = assumed_load(None, attempt.usage.load_percent, attempt.ran_s(now))
                 found[attempt.lease_id] = _LOAD_STEP * round(load / _LOAD_STEP)
         return found
 
