@@ -4,15 +4,17 @@ Reading the process table takes about 50 µs per process of the machine: with th
 be held for 0.1 s and more. One reading serves all requests that wait for it.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
 
+_log = logging.getLogger(__name__)
 # Signals the processes of attempts of one queue; returns to how many, by attempt.
 SignalEach = Callable[[Sequence[Attempt], str, int], list[int]]
 
@@ -50,9 +52,9 @@ class ProcessSignals:
             self._counts.update(dict.fromkeys((each.name for each in new), None))
         self._begin(new)
         with self._lock:
-            found = [self._counts[each.name] for each in requests]
+            found = [self._counts.get(each.name) for each in requests]
             for each in requests:
-                if self._counts[each.name] is not None:
+                if self._counts.get(each.name) is not None:
                     del self._counts[each.name]
         return found
 
@@ -78,7 +80,7 @@ class ProcessSignals:
         with self._lock:
             self._waiting += requests
         try:
-            self._thread.submit(self._work)
+            self._thread.submit(self._work).add_done_callback(_log_bug)
         except RuntimeError:  # no more threads
             self._work()
 
@@ -90,7 +92,19 @@ class ProcessSignals:
         for each in requests:
             kinds.setdefault((each.signum, each.send), []).append(each)
         for (signum, send), alike in kinds.items():
-            self._note(alike, send([each.attempt for each in alike], self._queue, signum))
+            try:
+                counts = send([each.attempt for each in alike], self._queue, signum)
+            except BaseException:
+                self._forget_all(requests)
+                raise
+            self._note(alike, counts)
+
+    def _forget_all(self, requests: Sequence[_Request]) -> None:
+        """Drop requests that failed: the next call sends them again."""
+        with self._lock:
+            for each in requests:
+                if self._counts.get(each.name) is None:
+                    self._counts.pop(each.name, None)
 
     def _note(self, requests: Sequence[_Request], counts: Sequence[int]) -> None:
         with self._lock:
@@ -100,3 +114,8 @@ class ProcessSignals:
             self._counts.update(known)
             if known and not self._is_closed:
                 self._wake()
+
+
+def _log_bug(work: "Future[None]") -> None:
+    if (error := work.exception()) is not None:
+        _log.error("the processes of jobs could not be signalled, which is tried again", exc_info=error)
