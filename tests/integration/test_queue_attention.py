@@ -109,6 +109,7 @@ def controlled(tmp_path: Path) -> Iterator[tuple[Controller, UserRequests, JobSt
     database, _ = open_database(None)
     store, clock, me = JobStore(database), FakeClock(), this_process("queue")
     engine = LocalEngine(tmp_path / "queue")
+    until(engine.is_ready, "the keeper")
     (tmp_path / "locks").mkdir(mode=0o700)
     rules = Rules(limits=SchedulingLimits(cpu_jobs=1))
     ledger = QueueLedger(Ledger(tmp_path / "locks"), me)

@@ -65,14 +65,15 @@ run_daemon()
 """
 ENGINE, STORE = "gpuyard.engines.local.engine.LocalEngine", "gpuyard.store.job_store.JobStore"
 ANY_TIME, WITH_WORK, GO_ON = "True", "self._prepared", "whole(self, *arguments, **named)"
+WITH_ENDS = "arguments[0]"
 MOMENTS = {
     "before the first supervisor is made": (ENGINE, "prepare", ANY_TIME, "pass"),
     "between two supervisors": (ENGINE, "prepare", WITH_WORK, "pass"),
     "before an attempt is recorded": (STORE, "start_attempt", ANY_TIME, "pass"),
     "when attempts are recorded and not started": (ENGINE, "start_prepared", WITH_WORK, "pass"),
     "when attempts are started": (ENGINE, "start_prepared", WITH_WORK, GO_ON),
-    "before an end is recorded": (STORE, "set_phase", ANY_TIME, "pass"),
-    "when an end is not yet committed": (STORE, "set_phase", ANY_TIME, GO_ON),
+    "before an end is recorded": (STORE, "end_attempts", WITH_ENDS, "pass"),
+    "when an end is not yet committed": (STORE, "end_attempts", WITH_ENDS, GO_ON),
 }
 
 

@@ -76,6 +76,7 @@ def test_an_open_gpu_shows_the_holders_of_its_memory(
     expect(own).to_contain_text("12 GB of 24 GB")
     expect(own).to_contain_text("NVLink to GPU 1 · NUMA node 0")
     expect(own).to_contain_text("80%")
+    expect(own.get_by_role("link", name="train")).to_be_visible()  # until the names are known, it has the number, too
     expect(own.get_by_role("link", name=f"job {packed[0]}")).to_have_attribute("href", f"#/job/{packed[0]}")
     expect(own).to_contain_text("3 GB of 8 GB")
     expect(other.locator(".membar")).to_have_attribute(
