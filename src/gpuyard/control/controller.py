@@ -363,11 +363,12 @@ class Controller:
             *self.start_pauses.wake_at(now),
         ]
         waits_for_lease, waits_for_sample = awaited(self.plan.waiting)
+        waits_for_devices = waits_for_sample or waits_for_lease
         return Step(
             wake_at=min((at for at in times if at is not None), default=None),
-            waits_for_devices=waits_for_sample or waits_for_lease,
+            waits_for_devices=waits_for_devices,
             waits_for_sample=waits_for_sample,
-            waits_for_others=are_held_by_others(self.plan.waiting, self.me.pid),
+            waits_for_others=waits_for_devices and are_held_by_others(self.plan.waiting, self.me.pid),
             started=started,
             is_outdated=is_outdated,
             needs_sample=self._ends.sample_due() is not None,

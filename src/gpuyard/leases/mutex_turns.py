@@ -61,7 +61,8 @@ class MutexTurns:
 
     def close(self) -> None:
         """Wait no more. `on_turn` is not called again."""
-        self._is_closed = True
+        with self._changing:
+            self._is_closed = True
         self.end_turn()
 
     def _wait(self) -> float:

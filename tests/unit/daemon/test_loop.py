@@ -267,7 +267,7 @@ def test_the_end_of_another_processs_lease_is_noticed_at_once(own_home: Path, mo
         scheduler.requests.set_paused(paused=False)
         await fixture.submit()
         while not (await fixture.step()).waits_for_devices:
-            """The keeper starts first."""
+            pass  # the keeper starts first
         fixture.sample_requested.clear()
         held.release()
         async with asyncio.timeout(DEADLINE_S):
