@@ -55,7 +55,7 @@ def make(folder: Path, shape: Shape) -> None:
             jobs.append((folder / "actors" / str(n) / f"{frame}.ply", _SPLAT, shape.frame_mb, seed))
     with ThreadPoolExecutor(_WRITERS) as pool:
         list(pool.map(lambda job: _write(*job), jobs))
-    (folder / "manifest.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in _entries(shape)))
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries(shape)))
     done.write_bytes(msgspec.json.encode(shape))
 
 
@@ -82,7 +82,7 @@ def _block(rows: int, columns: int, seed: int) -> npt.NDArray[np.float32]:
     return block
 
 
-def _entries(shape: Shape) -> list[dict[str, object]]:
+def entries(shape: Shape) -> list[dict[str, object]]:
     """Return labels over random pairs of a scene and an actor, the same number per scene, in random order."""
     chance = random.Random(8)
     pairs = []
