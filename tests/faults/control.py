@@ -19,8 +19,8 @@ FAULTS = (
     Fault(
         id="control-programs-begin-before-the-commit",
         file=f"{_CONTROL}/controller.py",
-        old=" ready, granted, may_start=may_start)\n        except",
-        new=(" ready, granted, may_start=may_start)\n                self.engines.start_prepared()\n        except"),
+        old=" may_start else self._wait_for_sample(now)\n        except",
+        new=" may_start else self._wait_for_sample(now)\n                self.engines.start_prepared()\n        except",
         breaks="After a crash of the daemon at the wrong moment, a job runs that is still queued in the database.",
         near=("tests/simulation/test_crashes.py",),
     ),

@@ -131,8 +131,8 @@ class Controller:
             self._ends.forget_recorded()
         self._has_ended_leases = True
 
-    def step(self, sample: Sample, *, may_start: bool = True) -> Step:
-        """Run one step. With `may_start=False` (the sample is too old) it records what happened and starts nothing."""
+    def step(self, sample: Sample, *, is_fresh: bool = True) -> Step:
+        """Run one step. With `is_fresh=False` (the sample is too old) it records what happened and starts nothing."""
         now = self._clock.now()
         self._has_more_to_start = self._launcher.has_rejected = self.successors.has_taken_back = False
         self._ends.collect(now)
@@ -164,9 +164,8 @@ class Controller:
                 self.memory_guard.act(self.rules, now)
                 ready = self.successors.without_shelved(self._store.ready_queues())
                 is_outdated = self._is_outdated(sample, ready)
-                may_start = self._is_engine_ready(ready) and may_start and not is_outdated
-                may_start = may_start and not self.transitions.dependants.may_reject_ready
-                started = self._start_if_due(sample, now, ready, granted, may_start=may_start)
+                may_start = self._may_start(ready, is_fresh=is_fresh, is_outdated=is_outdated)
+                started = self._start_if_due(sample, now, ready, granted) if may_start else self._wait_for_sample(now)
         except BaseException:
             self.batch_gates.forget()
             self.engines.discard_prepared()
@@ -202,12 +201,17 @@ class Controller:
         self._waits_for_engine = any(not queue.lane.engine for queue in ready) and not self.engines.is_ready()
         return not self._waits_for_engine
 
-    def _start_if_due(
-        self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim], *, may_start: bool
-    ) -> int:
-        if not may_start:
+    def _may_start(self, ready: Sequence[LaneQueue], *, is_fresh: bool, is_outdated: bool) -> bool:
+        """Return whether jobs can start now, and otherwise keep successors from it, too."""
+        can_decide = self._is_engine_ready(ready) and not is_outdated
+        if not can_decide or self.transitions.dependants.may_reject_ready:
             self.successors.stop()
-            return self._wait_for_sample(now)
+            return False
+        if not is_fresh:
+            self.successors.pause()
+        return is_fresh
+
+    def _start_if_due(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
         if not self.suspend_control.has_suspended and self.successors.is_steady(sample, self.rules, ready, now):
             return 0
         started = self._start(sample, now, ready, granted)

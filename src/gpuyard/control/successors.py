@@ -7,7 +7,8 @@ is as if this queue had decided at the very end of the job, because:
 - Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for
   devices, and nothing keeps jobs from starting.
 - They need what the job needs whose place they take, so the ledger stays true.
-- No more are put than end within 0.25 s: a plan goes by a sample that may be that old. Longer jobs are never put.
+- No more are put than end within 0.25 s: a plan goes by a sample that may be that old. Longer jobs are never put. While
+  the sample is older, no more are put.
 - Each request that may change the queue takes them back first, and puts none until it is answered.
 - The keeper writes each start to its journal first. A daemon that takes over records what it finds there.
 - After a failure the keeper starts none: it may be out of memory, and the next job would be, too.
@@ -83,6 +84,7 @@ class Successors:
         self._put: dict[int, Job | None] = {}  # as they were when they were put; None: read it again
         self._put_up_to = 0  # the last job that was put since the last plan
         self._steady: _Steady | None = None
+        self._is_paused = False  # until the next plan
         self.has_taken_back = False  # since the last step began
         self._changes = 0  # requests that may change the queue, and are not answered yet
 
@@ -210,6 +212,7 @@ class Successors:
         known = self._steady
         return (
             known is not None
+            and not self._is_paused
             and bool(self._put)
             and not self._changes
             and now < known.view.now + _WITHIN_S
@@ -221,6 +224,7 @@ class Successors:
 
     def note_plan(self, plan: Plan, view: PlannerView | None, sample: Sample, rules: Rules) -> None:
         """Note a plan, after its starts. `view` is None if several lanes have ready jobs, or suspended jobs wait."""
+        self._is_paused = False
         if view is None or self._changes or _is_held_up(plan, view) or not _may_follow(view.queues[0].lane):
             self.stop()
             return
@@ -244,6 +248,10 @@ class Successors:
             group=group, first=first, view=view, most=most, sample=sample, rules=rules, live=len(live)
         )  # fmt: skip
 
+    def pause(self) -> None:
+        """Put no more until the next plan. The keeper starts what it has, which ends within 0.25 s."""
+        self._is_paused = True
+
     def stop(self) -> None:
         """Put no more, and take back what the keeper has not begun: something else decides what comes next."""
         self._steady = None
@@ -256,7 +264,7 @@ class Successors:
     def fill(self) -> None:
         """Give the keeper the next jobs of the lane, if half of them are gone. Call it outside of a transaction."""
         known, shelved = self._steady, self.shelved()
-        if known is None or len(shelved) > known.most // 2:
+        if known is None or self._is_paused or len(shelved) > known.most // 2:
             return
         most = known.most - len(shelved) if self._put_up_to else known.most
         for job in self._store.next_jobs(known.lane.id, most, after=self._put_up_to):

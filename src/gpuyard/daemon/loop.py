@@ -253,11 +253,11 @@ class SchedulerLoop:
         self._reload_changed_config()
         self._check_home()
         is_fresh = self.sampling.age() <= _FRESH_S
-        step = self.controller.step(self.sampling.latest, may_start=is_fresh)
+        step = self.controller.step(self.sampling.latest, is_fresh=is_fresh)
         is_wanted = (not is_fresh or step.is_outdated) and (
             (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
         )
-        # Before it is too old: without a fresh sample, all that the keeper has in advance is taken back.
+        # Before it is too old: without a fresh sample, the keeper gets no more jobs in advance.
         is_wanted = is_wanted or (self.controller.successors.is_active and self.sampling.age() > _SOON_OLD_S)
         if is_wanted or step.needs_sample or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
@@ -266,6 +266,12 @@ class SchedulerLoop:
         if self.controller.transitions.dependants.has_more:
             self._loop.call_later(_PIECE_PAUSE_S, self.wake)
         return step
+
+    def prepare_to_start(self) -> None:
+        """Start the keeper and take a sample, if jobs that are about to be stored would have to wait for them."""
+        self.controller.engines.is_ready()
+        if self.sampling.age() > _SOON_OLD_S:
+            self.sampling.request()
 
     def on_memory(self) -> None:
         """Note the memory of a growing first run, and RAM, which are read often. A step follows if a job makes way."""

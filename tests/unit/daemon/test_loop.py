@@ -107,6 +107,35 @@ def run(home: Path, scenario: Callable[[LoopFixture], Coroutine[Any, Any, None]]
     asyncio.run(run_scenario())
 
 
+def test_the_keeper_starts_and_a_sample_is_taken_while_jobs_are_stored(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(fixture: LoopFixture) -> None:
+        scheduler = fixture.scheduler
+        engines, store = scheduler.controller.engines, scheduler.requests.submit
+        start, starts = engines.is_ready, list[bool]()
+        seen: list[tuple[bool, bool]] = []
+
+        def is_ready() -> bool:
+            starts.append(True)
+            return start()
+
+        def submit(*submission: Any) -> Any:
+            seen.append((fixture.sample_requested.is_set(), bool(starts)))
+            return store(*submission)
+
+        monkeypatch.setattr(engines, "is_ready", is_ready)
+        monkeypatch.setattr(scheduler.requests, "submit", submit)
+        cast("Any", scheduler.sampling).age = lambda: 1.0
+        await fixture.submit()
+        assert seen.pop() == (False, False), "the queue is paused"
+        scheduler.requests.set_paused(paused=False)
+        await fixture.submit()
+        assert seen.pop() == (True, True)
+
+    run(own_home, scenario)
+
+
 def test_a_submission_becomes_jobs_in_a_step(own_home: Path) -> None:
     async def scenario(fixture: LoopFixture) -> None:
         await fixture.submit(gpus=0)

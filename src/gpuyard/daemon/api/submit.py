@@ -112,6 +112,8 @@ class SubmissionHandler:
         submission, notes = await self._fit(submission, is_new=is_new)
         names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
         submission = replace(submission, spec=replace(submission.spec, secrets=names))
+        if not submission.spec.engine and not scheduler.store.setting("paused"):
+            scheduler.prepare_to_start()
         try:
             first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         finally:
