@@ -101,11 +101,13 @@ class FinishSignal:
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._woken_at = 0.0
 
     def announce(self) -> None:
         """Announce that jobs have finished."""
         if self._waiters and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._wake)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(loop.time(), self._woken_at + _CHECK_EVERY_S), self._wake)
 
     async def wait(self, waiting: JobWaits, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -119,7 +121,7 @@ class FinishSignal:
                 self._waiters.discard(waiter)
 
     def _wake(self) -> None:
-        self._timer = None
+        self._timer, self._woken_at = None, asyncio.get_running_loop().time()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
