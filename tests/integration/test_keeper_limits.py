@@ -13,7 +13,7 @@ import pytest
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.engines.local import keeper_connection, keeper_set, process_tree
+from gpuyard.engines.local import keeper_connection, keeper_set, system_processes
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended
@@ -54,7 +54,7 @@ def children_of(pid: int) -> list[int]:
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: process_tree.is_stopped(pid), "its stop")
+    wait_for(lambda: system_processes.is_stopped(pid), "its stop")
 
 
 # The journal cannot be written
