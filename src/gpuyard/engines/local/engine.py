@@ -29,6 +29,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
+from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.journal import Journal
@@ -48,7 +49,7 @@ from gpuyard.engines.local.process_signals import ProcessSignals
 from gpuyard.engines.local.shelved_attempts import ShelvedAttempts, followed_of
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Followed, IsCutOff, Launch, PlacesNothing, Prepared
+from gpuyard.ports import Ended, Followed, IsCutOff, Launch, Prepared
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.private_files import make_folder
 from gpuyard.system.wakeable_poll import WakeablePoll
