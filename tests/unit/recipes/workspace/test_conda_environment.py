@@ -10,6 +10,7 @@ import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.workspace.conda_environment import activate_environment
+from tests.executables import write_executable
 
 STAND_IN = Path(__file__).with_name("stand_in_conda.py")
 
@@ -24,8 +25,7 @@ class Installation:
         self.add("base")
         (root / "envs").mkdir()
         command = shlex.join([sys.executable, "-I", str(STAND_IN), str(self.tool)])
-        self.tool.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        self.tool.chmod(0o755)
+        write_executable(self.tool, f'#!/bin/sh\nexec {command} "$@"\n')
 
     def add(self, name: str) -> Path:
         prefix = self.root if name == "base" else self.root / "envs" / name
@@ -198,12 +198,12 @@ def test_a_missing_environment_is_reported_with_the_known_environments(
 
 def test_a_failing_conda_is_reported_with_its_message(conda: Installation, environment: dict[str, str]) -> None:
     conda.add("torch")
-    conda.tool.write_text("#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
+    write_executable(conda.tool, "#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(EnvironmentFault, match=r"'torch' cannot be activated; .*ModuleNotFoundError: conda") as caught:
         activate_environment("torch", environment)
     assert caught.value.hint == f"try `{conda.tool} env list`"
-    conda.tool.write_text("no program at all")
+    write_executable(conda.tool, "no program at all")
     with pytest.raises(EnvironmentFault, match="Exec format error"):
         activate_environment("torch", environment)
 
