@@ -4,11 +4,13 @@ import os
 import shlex
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.uninstall.find_files import find
 from gpuyard.recipes.workspace.conda_environment import activate_environment
 from tests.executables import write_executable
 
@@ -111,6 +113,28 @@ def test_an_environment_can_be_named_by_its_path(
     (tmp_path / "my env" / "conda-meta").mkdir(parents=True)
     environment["CONDA_EXE"] = str(conda.tool)
     assert activate_environment(f"{tmp_path}/my env", environment)["CONDA_PREFIX"] == f"{tmp_path}/my env"
+
+
+def test_uninstall_leaves_an_activation_that_is_under_way_alone(
+    conda: Installation, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    conda.add("torch")
+    has_begun, go_on = tmp_path / "has begun", tmp_path / "go on"
+    for pipe in (has_begun, go_on):
+        os.mkfifo(pipe)
+    conda.hook("torch", f"echo > '{has_begun}'; read nothing < '{go_on}'; export MARK=set")
+    environment["CONDA_EXE"] = str(conda.tool)
+    with ThreadPoolExecutor(1) as pool:
+        activation = pool.submit(activate_environment, "torch", environment)
+        has_begun.read_text()
+        (used,) = (tmp_path / "tmp").iterdir()
+        (tmp_path / "tmp" / "gpuyard-conda-left").mkdir()
+        found = [place.names for place in find().places if place.folder == str(used.parent)]
+        go_on.write_text("\n")
+        assert activation.result(60)["MARK"] == "set"
+    assert found == [("gpuyard-conda-left",)]
 
 
 def test_another_environment_is_left_first(conda: Installation, environment: dict[str, str]) -> None:
