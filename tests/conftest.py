@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.executables import write_executable
 from tests.preloaded import preloaded
 from tests.scale import size
 
@@ -54,16 +54,15 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Return a function that puts a stand-in on PATH: `tools("nvidia-smi", "print('…')")`, a script in Python."""
+    """Return a function that puts a stand-in on PATH: `tools("nvidia-smi", "print('…')")`, a script in Python if it has
+    no interpreter line."""
     folder = tmp_path / "tools"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
     def put(name: str, script: str) -> Path:
-        path = folder / name
-        path.write_text(f"#!{sys.executable} -S\n{script}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return path
+        text = script if script.startswith("#!") else f"#!{sys.executable} -S\n{script}\n"
+        return write_executable(folder / name, text)
 
     return put
 

@@ -252,48 +252,6 @@ class HostEngine(Engine, Protocol):
         known: some ended long ago."""
 
 
-class PlacesNothing:
-    """Base for engines that run attempts at once on claimed devices: they place nothing themselves. By default no
-    program handles warnings."""
-
-    def signal(self, attempt: Attempt, signum: int) -> int:
-        raise NotImplementedError
-
-    def is_ready(self) -> bool:
-        return True
-
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
-        return [self.signal(attempt, signum) for attempt in attempts]
-
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:  # noqa: ARG002
-        return [0 for _ in attempts]
-
-    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
-        self.signal_each(attempts, signum)
-
-    def put(self, launch: Launch) -> bool:  # noqa: ARG002
-        return False
-
-    def shelved(self) -> AbstractSet[int]:
-        return frozenset()
-
-    def take_back(self, most: int | None = None) -> None: ...
-
-    def followed(self) -> list[Followed]:
-        return []
-
-    def followed_before(self) -> list[Followed]:
-        return []
-
-    def site_changes(self) -> list[SiteStatus]:
-        return []
-
-    def offer(self) -> Offer:
-        return Offer()
-
-    def close(self) -> None: ...
-
-
 class HeldClaim(Protocol):
     """A lease that this process holds until an attempt has inherited it."""
 

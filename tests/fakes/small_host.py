@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from gpuyard.daemon.main import run_daemon
-from gpuyard.engines.local.process_tree import RamMeter
+from gpuyard.engines.local.ram_meter import RamMeter
 from gpuyard.probes import local_machine
 from gpuyard.probes.host import PsutilHost
 from gpuyard.probes.simulated_host import SimulatedHost

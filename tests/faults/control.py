@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         id="control-preempted-success-runs-again",
-        file=f"{_CONTROL}/transitions.py",
+        file="src/gpuyard/core/job/stop_reasons.py",
         old="attempt.stopping in _MAKE_ROOM and outcome.kind is OutcomeKind.SUCCEEDED",
         new="False",
         breaks="A job that succeeded just as it was being preempted runs a second time.",

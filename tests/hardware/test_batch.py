@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.executables import write_executable
 from tests.hardware.test_queue import gpuyard
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
@@ -53,8 +54,7 @@ def queue(own_home: Path) -> Any:
 
 def test_a_batch_of_real_runs_stays_within_its_limits(tmp_path: Path) -> None:
     simulator = tmp_path / "sim_view"
-    simulator.write_text(f"#!{sys.executable}\n{SIMULATOR}")
-    simulator.chmod(0o755)
+    write_executable(simulator, f"#!{sys.executable}\n{SIMULATOR}")
     result = subprocess.run(
         [
             sys.executable, "-m", "gpuyard", "datagen", "--program", str(simulator), "--count", "10",

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from gpuyard.recipes.batch.finish import Summary, read_summary
 from gpuyard.recipes.batch.plan import read_record
+from tests.executables import write_executable
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
 
@@ -218,8 +219,7 @@ def put_sim_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the stand-in simulator on PATH."""
     program = tmp_path / "bin" / "sim_view"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {SIM_VIEW} "$@"\n')
-    program.chmod(0o755)
+    write_executable(program, f'#!/bin/sh\nexec {sys.executable} {SIM_VIEW} "$@"\n')
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executables import write_executable
 from tests.fakes.queue_command import run
 from tests.integration.batch_fixture import OPEN, batch, queue, summary_in  # noqa: F401 - a fixture
 from tests.integration.queue_fixture import until
@@ -132,9 +133,8 @@ def test_a_run_that_never_started_has_no_folder(tmp_path: Path) -> None:
 
 
 def test_braces_in_a_root_are_a_part_of_its_name(tmp_path: Path) -> None:
-    simulator = tmp_path / "sim"
-    simulator.write_text('#!/bin/sh\nwhile [ "$1" != --prune-output-root ]; do shift; done\necho "$2" >> roots\n')
-    simulator.chmod(0o755)
+    script = '#!/bin/sh\nwhile [ "$1" != --prune-output-root ]; do shift; done\necho "$2" >> roots\n'
+    write_executable(tmp_path / "sim", script)
     roots = ("--output-root", "o{seed}", "--prune-output-root", "p{index}")
     assert run("datagen", "--count", "2", *OPEN, "--program", "./sim", *roots).returncode == 0
     assert (tmp_path / "roots").read_text() == f"{tmp_path}/p{{index}}\n" * 2

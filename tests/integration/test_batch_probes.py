@@ -50,7 +50,7 @@ def test_a_batch_completes_without(missing: str, batch: Batch, tools: Tools) -> 
     card, hidden, unknown = MISSING[missing]
     if card is not None:
         # A shell script, which answers within the daemon's deadline for a sample even on a slow machine.
-        tools("nvidia-smi", "").write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{CARD.format(**card)}END\n")
+        tools("nvidia-smi", f"#!/bin/sh\n/bin/cat <<'END'\n{CARD.format(**card)}END\n")
     bounds = {"max_cpu": percent_of(1.5), "min_free_mem_mb": round(0.3 * RAM_MB), "max_gpu": 60,
               "max_gpu_mem_mb": 8000}  # fmt: skip
     batch.queue.start(quiet_daemon(*hidden))
@@ -69,6 +69,6 @@ def test_a_batch_completes_without(missing: str, batch: Batch, tools: Tools) -> 
 
 def test_a_job_starts_even_when_every_sample_takes_long(batch: Batch, tools: Tools) -> None:
     answer = f"/bin/cat <<'END'\n{CARD.format(**WHOLE)}END"
-    tools("nvidia-smi", "").write_text(f"#!/bin/sh\n/bin/sleep 0.5\n{answer}\n")
+    tools("nvidia-smi", f"#!/bin/sh\n/bin/sleep 0.5\n{answer}\n")
     batch.queue.start(quiet_daemon())
     assert batch.queue.wait(batch.queue.submit("/bin/true"))["succeeded"] == 1

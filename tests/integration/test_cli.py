@@ -38,7 +38,7 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
 
 def put_shell(tools: Tools, name: str, script: str) -> None:
     """Put a shell script on PATH: it answers within the deadline for a sample even on a slow machine."""
-    tools(name, "").write_text(f"#!/bin/sh\n{script}\n")
+    tools(name, f"#!/bin/sh\n{script}\n")
 
 
 @pytest.fixture

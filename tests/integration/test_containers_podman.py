@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executables import write_executable
 from tests.integration.podman_fixture import IMAGE, UID, PodmanUser, kill, podman_user
 from tests.integration.queue_fixture import until
 from tests.unit.leases import as_root
@@ -99,11 +100,11 @@ def test_no_container_survives_its_job_after_a_kill(user: PodmanUser, *, with_ke
 def test_a_container_whose_client_was_killed_keeps_its_gpu_until_it_is_removed(user: PodmanUser) -> None:
     tools, hangs, called = user.home / "tools", user.work / "hangs", user.work / "called"
     tools.mkdir()
-    (tools / "podman").write_text(
+    write_executable(
+        tools / "podman",
         f'#!/bin/sh\nif [ "$1" = rm ]; then : > {called}; while [ -e {hangs} ]; do sleep 0.05; done; fi\n'
-        'exec /usr/bin/podman "$@"\n'
+        'exec /usr/bin/podman "$@"\n',
     )
-    (tools / "podman").chmod(0o755)
     job_id = hold(user, PATH=f"{tools}:/usr/bin:/bin")
     hangs.touch()
     kill(user.job(job_id)["attempts"][0]["pid"])

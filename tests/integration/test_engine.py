@@ -14,6 +14,7 @@ import pytest
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
+from tests.executables import write_executable
 from tests.integration.engine_fixture import DEADLINE_S, launch_of, log_of, outcome_of, outcomes, wait_for
 
 # Programs
@@ -79,8 +80,7 @@ def test_the_descriptor_is_readable_while_ends_are_left_to_report(engine: LocalE
 
 def test_a_program_named_like_a_shell_builtin_is_run(engine: LocalEngine, tmp_path: Path) -> None:
     for name in ("exit", "export", "true", "find"):
-        (tmp_path / name).write_text("#!/bin/sh\nexit 7\n")
-        (tmp_path / name).chmod(0o755)
+        write_executable(tmp_path / name, "#!/bin/sh\nexit 7\n")
         launch = launch_of(1, name, "3", environment={"PATH": f"{tmp_path}:/usr/bin:/bin"})
         assert outcome_of(engine, launch).status == 7
 
@@ -91,8 +91,7 @@ def test_relative_entries_of_path_are_relative_to_the_job_s_directory(
 ) -> None:
     program = tmp_path / ("bin/tool" if places.startswith("bin") else "tool")
     program.parent.mkdir(exist_ok=True)
-    program.write_text("#!/bin/sh\nexit 9\n")
-    program.chmod(0o755)
+    write_executable(program, "#!/bin/sh\nexit 9\n")
     assert outcome_of(engine, launch_of(1, "tool", cwd=str(tmp_path), environment={"PATH": places})).status == 9
 
 
@@ -100,15 +99,13 @@ def test_a_file_on_path_that_cannot_be_executed_is_skipped(engine: LocalEngine, 
     for place in ("plain", "folder/tool", "good"):
         (tmp_path / place).mkdir(parents=True)
     (tmp_path / "plain/tool").write_text("")
-    (tmp_path / "good/tool").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "good/tool").chmod(0o755)
+    write_executable(tmp_path / "good/tool", "#!/bin/sh\nexit 9\n")
     environment = {"PATH": f"{tmp_path}/plain:{tmp_path}/folder:{tmp_path}/good"}
     assert outcome_of(engine, launch_of(1, "tool", environment=environment)).status == 9
 
 
 def test_a_script_without_an_interpreter_line_is_run_by_sh(engine: LocalEngine, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "script").write_text('echo "$0" "$@"; exit 6\n')
-    (tmp_path / "script").chmod(0o755)
+    write_executable(tmp_path / "script", 'echo "$0" "$@"; exit 6\n')
     assert outcome_of(engine, launch_of(1, str(tmp_path / "script"), "a b", "c")).status == 6
     assert log_of(folder, 1) == f"{tmp_path}/script a b c\n"
 

@@ -11,6 +11,7 @@ import pytest
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault, UserError
+from tests.executables import write_executable
 from tests.integration.engine_fixture import launch_of, log_of, outcome_of, outcomes, started, wait_for
 
 
@@ -119,8 +120,7 @@ def test_a_command_longer_than_the_system_allows_fails_without_affecting_others(
     engine: LocalEngine, folder: Path, tmp_path: Path, program: str
 ) -> None:
     """A script without an interpreter line is executed twice: directly, and by `/bin/sh`."""
-    (tmp_path / "script").write_text("exit 0\n")
-    (tmp_path / "script").chmod(0o755)
+    write_executable(tmp_path / "script", "exit 0\n")
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     engine.prepare(launch_of(1, program, "x" * 200_000, environment=path), None)
     engine.prepare(launch_of(2, program, environment=path), None)
@@ -136,8 +136,7 @@ def test_a_command_that_is_too_long_only_with_its_interpreter_does_not_affect_ot
     engine: LocalEngine, tmp_path: Path
 ) -> None:
     """Find the longest command that runs. With one byte more the system accepts it alone, but not with `/bin/sh`."""
-    (tmp_path / "s").write_text("exit 0\n")
-    (tmp_path / "s").chmod(0o755)
+    write_executable(tmp_path / "s", "exit 0\n")
     stack, most = resource.getrlimit(resource.RLIMIT_STACK)[0], 6 << 20
     room = most if stack == resource.RLIM_INFINITY else min(stack // 4, most)
     arguments = ["x" * 100_000] * (room // 100_009 - 1)

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.engines.local import process_tree
+from gpuyard.engines.local import process_tree, system_processes
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.engines.local.process_tree import TrackedProcess
+from gpuyard.engines.local.system_processes import TrackedProcess
 from tests.integration.engine_fixture import is_gone, outcomes, started, wait_for, wait_until_gone
 
 # Prints its pid once it is in the state that the test needs, then waits for the signal.
@@ -63,13 +63,13 @@ def test_one_reading_of_the_process_table_serves_all_attempts(
 ) -> None:
     attempts = [started(engine, job_id, "sleep", "600") for job_id in range(1, 6)]
     wait_for(lambda: all(map(engine.pid_of, attempts)), "the programs")
-    read_table, readings = process_tree._all_processes, []
+    read_table, readings = system_processes.all_processes, []
 
     def count_readings() -> Iterator[TrackedProcess]:
         readings.append(1)
         return read_table()
 
-    monkeypatch.setattr(process_tree, "_all_processes", count_readings)
+    monkeypatch.setattr(process_tree, "all_processes", count_readings)
     assert engine.signal_each(attempts, signal.SIGTERM) == [None] * 5, "the caller does not wait for the table"
     wait_for(lambda: None not in engine.signal_each(attempts, 0), "the thread")
     assert engine.signal_each(attempts, signal.SIGTERM) == [1] * 5
@@ -93,7 +93,7 @@ def test_an_attempt_that_was_cut_off_has_ended_when_its_processes_are_killed(
 def test_without_proc_a_signal_reaches_a_process_that(
     engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(process_tree, "_IS_LINUX", False)
+    monkeypatch.setattr(system_processes, "_IS_LINUX", False)
     attempt = started(engine, 1, *hiding(tmp_path, "one", how))
     pid = pid_in(tmp_path, "one")
     assert engine.signal(attempt, signal.SIGKILL) >= 1
@@ -189,7 +189,7 @@ import select, signal
 from pathlib import Path
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.engines.local.process_tree import TrackedProcess
+from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.ports import Launch
 engine = LocalEngine(Path({str(tmp_path / "queue")!r}))
 engine.prepare(Launch(job_id=2, attempt=1, command=("sleep", "0.01"), cwd="/", environment={{}}), None)

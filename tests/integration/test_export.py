@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.executables import write_executable
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest
 
@@ -76,8 +77,7 @@ def export(site: str, path: Path, *options: str) -> str:
 def words_given(script: str, folder: Path, environment: dict[str, str] | None = None) -> list[str]:
     """Return the arguments that the program `say` gets when the script starts it."""
     program = folder / "say"
-    program.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
-    program.chmod(0o755)
+    write_executable(program, "#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
     path = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", **(environment or {})}
     content = script.encode("utf-8", "surrogateescape")
     done = subprocess.run(["sh"], input=content, env=path, capture_output=True, check=True, timeout=60)

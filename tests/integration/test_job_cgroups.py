@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.engines.common.spawn_program import LEASE_AT, SpawnSpec, open_above, spawn
+from tests.executables import write_executable
 from tests.fakes import delegated_host
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest
@@ -51,8 +52,7 @@ def cgroup() -> Iterator[Path]:
 @pytest.mark.parametrize("is_script", [False, True])
 def test_a_program_joins_its_cgroup_and_its_parent_does_not(cgroup: Path, tmp_path: Path, *, is_script: bool) -> None:
     program = tmp_path / "program"
-    program.write_text(f'{"" if is_script else "#!/bin/sh"}\ncat /proc/self/cgroup\necho "$1"\nexit 3\n')
-    program.chmod(0o700)
+    write_executable(program, f'{"" if is_script else "#!/bin/sh"}\ncat /proc/self/cgroup\necho "$1"\nexit 3\n')
     log = tmp_path / "log"
     spec = SpawnSpec((str(program), "an argument"), {"PATH": os.defpath}, "/", ((str(log), 1 << 20),), "",
                      cgroup=str(cgroup))  # fmt: skip

@@ -13,8 +13,7 @@ import pytest
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.engines.local import engine as local
-from gpuyard.engines.local import keeper_connection, process_tree
+from gpuyard.engines.local import keeper_connection, keeper_set, system_processes
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended
@@ -55,7 +54,7 @@ def children_of(pid: int) -> list[int]:
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: process_tree.is_stopped(pid), "its stop")
+    wait_for(lambda: system_processes.is_stopped(pid), "its stop")
 
 
 # The journal cannot be written
@@ -251,7 +250,7 @@ def test_new_jobs_start_with_another_keeper_while_one_is_stopped_and_wait_when_m
     stopped = [attempt.keeper_pid]
     stop(stopped[0])
     try:
-        while len(stopped) < local._MOST_SILENT + 1:
+        while len(stopped) < keeper_set._MOST_SILENT + 1:
             keeper = started(engine, 2, "true").keeper_pid
             assert keeper not in stopped
             assert outcomes(engine)[2].status == 0

@@ -41,7 +41,7 @@ def desktop(own_queue: QueueUnderTest, tools: Tools, tmp_path: Path, monkeypatch
         "rocm-smi": json.dumps(RADEONS),
     }.items():
         # A shell script, which answers within the daemon's deadline for a sample even on a slow machine.
-        tools(name, "").write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{printed}\nEND\n")
+        tools(name, f"#!/bin/sh\n/bin/cat <<'END'\n{printed}\nEND\n")
     monkeypatch.delenv("GPUYARD_SIMULATE")
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
     own_queue.start()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.executables import write_executable
 from tests.integration.engine_fixture import let_go, wait_for, wait_until_gone
 from tests.integration.session_fixture import Task, Tasks, a_tmux, some_tasks  # noqa: F401 - fixtures are found where they are named
 
@@ -153,8 +154,7 @@ def test_a_program_that_cannot_be_executed_has_status_126_and_its_log_reports_it
 
 
 def test_a_script_without_a_shebang_is_run_by_the_shell(tasks: Tasks, tmp_path: Path) -> None:
-    (tmp_path / "work/script").write_text('echo "ran with $1"\n')
-    (tmp_path / "work/script").chmod(0o700)
+    write_executable(tmp_path / "work/script", 'echo "ran with $1"\n')
     task = tasks.start("./script", "a word")
     assert task.wait() == 0
     assert "ran with a word" in log_of(task)

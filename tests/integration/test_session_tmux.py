@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executables import write_executable
 from tests.integration.engine_fixture import let_go, wait_for, wait_until_gone
 from tests.integration.session_fixture import OwnTmux, Task, Tasks, a_tmux, some_tasks  # noqa: F401 - fixtures
 from tests.integration.terminal import Terminal
@@ -339,11 +340,11 @@ def test_after_repeated_losses_of_its_session_a_task_runs_without_one(tasks: Tas
 def test_a_session_whose_viewer_never_connects_is_opened_again(tasks: Tasks, tmux: OwnTmux, tmp_path: Path) -> None:
     """As if tmux died before the viewer connects: the first session is never created."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/tmux").write_text(
+    write_executable(
+        tmp_path / "bin/tmux",
         f"#!/bin/sh\ncase $* in *new-session*) mkdir '{tmp_path}/once' 2>/dev/null && exit 0 ;; esac\n"
-        f'exec {shutil.which("tmux")} "$@"\n'
+        f'exec {shutil.which("tmux")} "$@"\n',
     )
-    (tmp_path / "bin/tmux").chmod(0o700)
     task = tasks.sh(
         "echo up; read x; exit 3", session=NAME, environment={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     )
@@ -356,10 +357,10 @@ def test_a_session_that_cannot_be_closed_does_not_change_the_result(
     tasks: Tasks, tmux: OwnTmux, tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/tmux").write_text(
-        f'#!/bin/sh\ncase $* in *kill-session*) echo stuck >&2; exit 1 ;; esac\nexec {shutil.which("tmux")} "$@"\n'
+    write_executable(
+        tmp_path / "bin/tmux",
+        f'#!/bin/sh\ncase $* in *kill-session*) echo stuck >&2; exit 1 ;; esac\nexec {shutil.which("tmux")} "$@"\n',
     )
-    (tmp_path / "bin/tmux").chmod(0o700)
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     task = tasks.sh("echo ran; read x", session=NAME, closes_session=True, environment={"PATH": path})
     tmux.wait_to_see(NAME, "ran")
@@ -381,8 +382,7 @@ def test_a_missing_tmux_is_reported_and_the_task_runs(tasks: Tasks, tmp_path: Pa
 
 def test_a_broken_tmux_is_reported_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/tmux").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
-    (tmp_path / "bin/tmux").chmod(0o700)
+    write_executable(tmp_path / "bin/tmux", "#!/bin/sh\necho broken >&2; exit 1\n")
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     task = tasks.sh("echo ran", session=NAME, environment={"PATH": path})
     assert task.wait() == 0

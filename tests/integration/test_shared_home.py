@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executables import write_executable
 from tests.fakes.hosts import CLUSTER_LOCKS, LOCAL_LOCKS, Host
 from tests.integration.queue_fixture import until
 from tests.scale import size
@@ -127,8 +128,7 @@ def test_commands_reach_the_queue_over_ssh_if_the_configuration_says_so(host: Ma
     (tmp_path / "disk" / ".config/gpuyard/config.toml").write_text('[queue]\nreach = "ssh"\n')
     ssh = tmp_path / "tools" / "ssh"
     ssh.parent.mkdir()
-    ssh.write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" > {tmp_path}/arguments\necho from alpha; cat >&2; exit 7\n')
-    ssh.chmod(0o755)
+    write_executable(ssh, f'#!/bin/sh\nprintf "%s\\0" "$@" > {tmp_path}/arguments\necho from alpha; cat >&2; exit 7\n')
     bravo.environment["PATH"] = f"{ssh.parent}:{bravo.environment['PATH']}"
 
     odd = "it's; $HOME * \\ \n\u00e9"

@@ -19,7 +19,7 @@ from gpuyard.connect.fast_http import connect, dial
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.connect.silent_daemon import SilentDaemon
 from gpuyard.connect.transports import SocketTransport
-from gpuyard.engines.local.process_tree import is_stopped
+from gpuyard.engines.local.system_processes import is_stopped
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets
 from gpuyard.version import __version__

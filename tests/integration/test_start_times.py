@@ -4,6 +4,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+from tests.executables import write_executable
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest
 
@@ -84,7 +85,6 @@ def test_one_quoted_argument_is_a_line_unless_a_program_has_this_name(queue: Que
     run("submit", "--wait", "--gpus", "0", "echo a && echo b")
     assert queue.log_of(2) == "a\nb\n"
     program = tmp_path / "a program"
-    program.write_text("#!/bin/sh\necho itself\n")
-    program.chmod(0o755)
+    write_executable(program, "#!/bin/sh\necho itself\n")
     run("submit", "--wait", "--gpus", "0", str(program))
     assert queue.log_of(3) == "itself\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executables import write_executable
 from tests.integration.test_wheel import DEADLINE_S, ROOT, environment_variables, link_distributions, needed_by
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -53,8 +54,7 @@ class Project:
         place = self.folder / ".venv"
         venv.create(place, symlinks=True)
         pip = place / "bin/pip"
-        pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {place}/bin/python "$@"\n')
-        pip.chmod(0o755)
+        write_executable(pip, f'#!/bin/sh\nexec {sys.executable} -m pip --python {place}/bin/python "$@"\n')
         (place / "lent").mkdir()
         [packages] = place.glob("lib/python*/site-packages")
         (packages / "lent.pth").write_text(f"{place / 'lent'}\n")

@@ -101,7 +101,7 @@ def test_a_hanging_tmux_times_out(tools: Callable[[str, str], Path], monkeypatch
 
 
 def test_a_tmux_that_cannot_be_executed_is_reported(tools: Callable[[str, str], Path]) -> None:
-    tools("tmux", "").write_text("#!/nowhere/at/all\n")
+    tools("tmux", "#!/nowhere/at/all\n")
     with pytest.raises(TmuxError, match="tmux cannot be run: No such file or directory"):
         Tmux(os.environ).open_session("a", "ws/1", STAYS)
 

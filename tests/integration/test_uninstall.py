@@ -20,8 +20,9 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home directory with gpuyard's files at the default paths of the platform."""
     home = tmp_path / "user"
-    home.mkdir()
-    monkeypatch.setenv("HOME", str(home))
+    for name, folder in (("HOME", home), ("TMPDIR", tmp_path / "tmp")):
+        folder.mkdir()
+        monkeypatch.setenv(name, str(folder))
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     for name in ("GPUYARD_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -11,6 +11,7 @@ from gpuyard.engines.cluster import reach_site
 from gpuyard.engines.cluster.reach_site import unreachable_sites
 from gpuyard.engines.cluster.site import Site
 from gpuyard.errors import EnvironmentFault
+from tests.executables import write_executable
 from tests.fakes.queue_command import run
 from tests.free_ports import free_ports
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -39,11 +40,10 @@ def test_doctor_asks_the_controller_of_slurm(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_ray: str
 ) -> None:
     for name, body in (("sbatch", "exit 0"), ("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        write_executable(tmp_path / name, f"#!/bin/sh\n{body}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert "Unable to contact slurm controller" in str(engine("slurm")["problem"])
-    (tmp_path / "squeue").write_text("#!/bin/sh\nexit 0\n")
+    write_executable(tmp_path / "squeue", "#!/bin/sh\nexit 0\n")
     assert engine("slurm")["works"] is True
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executables import write_executable
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
     Workspaces,
@@ -24,8 +25,7 @@ def write_hook(workspace: Workspace, script: str) -> None:
     """Write `hooks/mine.sh` in the workspace, which the configuration names by its relative path."""
     hook = workspace.folder / "hooks/mine.sh"
     hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\n{script}\n")
-    hook.chmod(0o755)
+    write_executable(hook, f"#!/bin/sh\n{script}\n")
 
 
 def hook_lines(workspace: Workspace) -> list[str]:

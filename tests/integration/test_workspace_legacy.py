@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.executables import write_executable
 from tests.fakes import train
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.session_fixture import OwnTmux
@@ -80,8 +81,7 @@ def old(workspaces: Workspaces) -> Path:
     (folder / "out/exp1_completed.txt").write_text("done in spring\n")
     for name in ("exp1", "exp2", "exp3", "notes"):
         (folder / "configs" / f"{name}.yml").write_text(yaml.safe_dump({**TRAINING, "fails": int(name == "exp3")}))
-    (folder / "scheduler.sh").write_text(OLD_SCRIPT)
-    (folder / "scheduler.sh").chmod(0o755)
+    write_executable(folder / "scheduler.sh", OLD_SCRIPT)
     (folder / "scheduler_config.yml").write_text(OLD_CONFIG.format(folder=folder))
     shutil.copy(train.__file__, folder / "train.py")
     return folder

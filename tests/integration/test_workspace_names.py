@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executables import write_executable
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
@@ -86,8 +87,7 @@ def test_a_workspace_with_hostile_paths_and_settings_runs(workspaces: Workspaces
     work.mkdir()
     (ws.folder / "train.py").rename(script)
     python = ws.folder / f"py {EVIL}"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    write_executable(python, f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     ws.configure(
         task_name=f"T {EVIL}", worker_prefix=f"W {EVIL}", work_dir=work.name, script_path=script.name,
         log_dir=f"logs {EVIL}", output_dir=f"out {EVIL}", config_dir=f"configs {EVIL}", env={"EVIL": EVIL},

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.memory.out_of_memory import Shortage
+from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared
+from gpuyard.ports import Ended, IsCutOff, Launch, Prepared
 from tests.simulation.programs import Program
 from tests.simulation.world import World
 

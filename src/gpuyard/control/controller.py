@@ -360,7 +360,7 @@ class Controller:
             self.batch_gates.wake_at(now),
             self.cluster_dispatch.wake_at(now),
             self._ends.sample_due(),
-            *self.transitions.staggered_starts((waiting.lane for waiting in self.plan.waiting), now),
+            *self.transitions.staggered_starts.next_starts((waiting.lane for waiting in self.plan.waiting), now),
             *self._stop_signals.wake_times(now),
             now if self._has_more_to_do() else None,
             now + _LOOK_AGAIN_S if self._waits_for_engine else None,

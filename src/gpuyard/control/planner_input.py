@@ -89,8 +89,8 @@ class PlannerInput:
             power=power_limit(rules.max_gpu_power_w, transitions),
             pace_states=parts.batch_gates.pace_states,
             stopped_tags=parts.transitions.store.stopped_tags(),
-            last_starts=transitions.last_starts(queue.lane for queue in queues),
-            array_starts=transitions.array_starts.last_starts(queue.lane for queue in queues),
+            last_starts=transitions.staggered_starts.of_tags(queue.lane for queue in queues),
+            array_starts=transitions.staggered_starts.of_arrays(queue.lane for queue in queues),
             need=lambda _, job_id: transitions.estimates.need(
                 job_id,
                 devices,

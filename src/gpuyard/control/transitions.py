@@ -4,16 +4,16 @@ Everything kept here can be rebuilt from the store: after a failed transaction, 
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.control.array_starts import ArrayStarts
 from gpuyard.control.dependants import Dependants
 from gpuyard.control.ended_jobs import EndedJobs
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.control.recent_use import RecentUse
+from gpuyard.control.staggered_starts import StaggeredStarts
 from gpuyard.core.job.job import (
     Attempt,
     Growth,
@@ -29,9 +29,10 @@ from gpuyard.core.job.job import (
 )
 from gpuyard.core.job.lifecycle import FINISHED, TRANSITIONS, JobEvent, JobState, advance, can
 from gpuyard.core.job.retry import Verdict, judge
+from gpuyard.core.job.stop_reasons import STOP_REASONS, STOPPING, outcome_after_stop
 from gpuyard.core.job.stop_warning import stop_times
 from gpuyard.core.lease import Claim
-from gpuyard.core.scheduling.queue_order import Lane, Party
+from gpuyard.core.scheduling.queue_order import Party
 from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault
 from gpuyard.store.database import convert_sqlite_errors
@@ -42,17 +43,6 @@ _NOTE_EVERY_S = 1.0
 _USAGE_EVERY_S = 30.0
 # Events that listeners get after one step: a few milliseconds of work.
 _MOST_EVENTS = 1000
-_STOP_REASONS = {
-    OutcomeKind.CANCELLED: "cancelled",
-    OutcomeKind.TIMED_OUT: "over its time limit",
-    OutcomeKind.PREEMPTED: "preempted by an urgent job",
-    OutcomeKind.NOT_RESTORED: "suspended, and could not be resumed",
-    OutcomeKind.MEMORY_GUARD: "its GPU was about to run out of memory",
-    OutcomeKind.HOST_GUARD: "the machine was about to run out of RAM",
-}
-_GUARDS = (OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD)
-_MAKE_ROOM = (OutcomeKind.PREEMPTED, *_GUARDS)
-_STOPPING = "stopping: "
 # Events after which a job still waits for the time for which it was submitted. A retry starts it at once.
 _AWAITS_TIME = (JobEvent.UNBLOCK, JobEvent.RELEASE)
 
@@ -75,8 +65,7 @@ class JobTransitions:
         self._noted_at = self._usage_noted_at = 0.0
         self._unsaved: set[int] = set()
         self._unstored: set[int] = set()
-        self._last_starts: dict[str, float | None] = {}
-        self.array_starts = ArrayStarts(store)
+        self.staggered_starts = StaggeredStarts(store)
 
     def reload(self) -> None:
         self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
@@ -84,8 +73,7 @@ class JobTransitions:
         self._recent_use.reload()
         self._unstored.clear()
         self.ends.clear()
-        self._last_starts.clear()
-        self.array_starts.clear()
+        self.staggered_starts.clear()
         self.estimates.clear_cache()
         self.dependants.reload()
         self._is_stale = False
@@ -121,9 +109,7 @@ class JobTransitions:
         else:
             self._unstored.add(job.id)
         self.last_start_at = attempt.since
-        if job.spec.tag_sharing is not None:
-            self._last_starts[job.spec.tag] = attempt.since
-        self.array_starts.note(job, attempt.since)
+        self.staggered_starts.note(job, attempt.since)
         event = JobEvent.HAND_OVER if attempt.started is None else JobEvent.START
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
         self.live[job.id] = Live(job=job, attempt=attempt)
@@ -165,10 +151,10 @@ class JobTransitions:
         live = self.live[job_id]
         times = stop_times(live.job.spec, live.attempt, kind, now)
         attempt = replace(live.attempt, stopping=kind, stop_at=times.stop_at, kill_at=times.kill_at)
-        text = why or _STOP_REASONS[kind]
+        text = why or STOP_REASONS[kind]
         if times.stop_at > now:
             text += f"; it has {format_duration(times.stop_at - now)} to save its work"
-        self._change(live, attempt, JobEvent.STOP, f"{_STOPPING}{text}")
+        self._change(live, attempt, JobEvent.STOP, f"{STOPPING}{text}")
         self.store.add_event(job_id, now, "stopping", text)
 
     def cancel_instead(self, job_id: int, now: float) -> bool:
@@ -176,11 +162,11 @@ class JobTransitions:
         live = self.live[job_id]
         if live.attempt.stopping is OutcomeKind.CANCELLED:
             return False
-        text = _STOP_REASONS[OutcomeKind.CANCELLED]
+        text = STOP_REASONS[OutcomeKind.CANCELLED]
         attempt = replace(live.attempt, stopping=OutcomeKind.CANCELLED)
         if attempt.stop_at is not None and attempt.stop_at > now:  # it still had time to save its work
             attempt = replace(attempt, stop_at=now, kill_at=now + live.job.spec.grace_s)
-        self._change(live, attempt, None, f"{_STOPPING}{text}")
+        self._change(live, attempt, None, f"{STOPPING}{text}")
         self.store.add_event(job_id, now, "stopping", text)
         return True
 
@@ -278,14 +264,7 @@ class JobTransitions:
         the general rules for retries."""
         live = self.live.take(job_id)
         job, attempt = live.job, live.attempt
-        # A preempted program that succeeded before it was stopped need not run again.
-        had_succeeded = attempt.stopping in _MAKE_ROOM and outcome.kind is OutcomeKind.SUCCEEDED
-        if attempt.stopping is None and attempt.warned_at is not None and outcome.kind is OutcomeKind.FAILED:
-            reason = f"{outcome.reason or outcome.kind} after the signal before its time limit"
-            outcome = replace(outcome, kind=OutcomeKind.TIMED_OUT, reason=reason)
-        if attempt.stopping is not None and not had_succeeded:
-            reason = _stop_reason(job, attempt.stopping)
-            outcome = replace(outcome, kind=attempt.stopping, reason=reason, error_line=None)
+        outcome = outcome_after_stop(job, attempt, outcome)
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
         attempt = replace(attempt, phase=Over(before=before, at=now, outcome=outcome, lack=lack))
         if outcome.kind is not OutcomeKind.NEVER_STARTED:
@@ -365,24 +344,6 @@ class JobTransitions:
         """Return the recent use of each user and tag, including running jobs."""
         return self._recent_use.used(self.live.values(), now)
 
-    def last_start(self, tag: str) -> float | None:
-        if tag not in self._last_starts:
-            self._last_starts[tag] = self.store.last_start_with_tag(tag)
-        return self._last_starts[tag]
-
-    def last_starts(self, lanes: Iterable[Lane]) -> dict[str, float]:
-        """Return the last starts of the tags with sharing rules among these lanes."""
-        found = ((lane.tag, self.last_start(lane.tag)) for lane in lanes if lane.tag_sharing is not None)
-        return {tag: at for tag, at in found if at is not None}
-
-    def staggered_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
-        """Yield when the next job may start for each tag and array whose jobs start staggered."""
-        for lane in lanes:
-            yield from self.array_starts.next_starts((lane,), now)
-            last = self.last_start(lane.tag) if lane.tag_sharing is not None else None
-            if lane.tag_sharing is not None and last is not None and last <= now < last + lane.tag_sharing.stagger_s:
-                yield last + lane.tag_sharing.stagger_s
-
     def note_statistics(self, now: float) -> None:
         """Save recent use and estimates about once a second, and the usage of live attempts about every 30 s.
 
@@ -398,10 +359,3 @@ class JobTransitions:
             for job_id in self._unsaved & self.live.keys():
                 self.store.update_attempt(self.live[job_id].attempt)
             self._unsaved.clear()
-
-
-def _stop_reason(job: Job, kind: OutcomeKind) -> str:
-    """Return why an attempt was stopped. What a memory guard saw is recorded with the job."""
-    if kind in _GUARDS and (job.reason or "").startswith(_STOPPING):
-        return (job.reason or "").removeprefix(_STOPPING)
-    return _STOP_REASONS[kind]

@@ -26,6 +26,7 @@ from gpuyard.daemon.ledger_watch import LedgerWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.daemon.read_rules import read_rules
 from gpuyard.daemon.save_when_quiet import QuietSaver
+from gpuyard.daemon.step_timer import StepTimer, StepWaits
 from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
@@ -41,9 +42,6 @@ _log = logging.getLogger(__name__)
 # A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.
 _FRESH_S = 0.25
 _SOON_OLD_S = 0.2
-# After a job has ended: when to sample again. A driver takes a while to free the memory.
-_SETTLE_S = (0.002, 0.01, 0.05, 0.25)
-_SAMPLE_AGAIN_S = 1.0
 _RETRY_S = 1.0
 # After a step that took this long, requests that have arrived meanwhile are served for a while.
 _LONG_STEP_S, _FOR_OTHERS_S = 0.01, 0.002
@@ -51,13 +49,6 @@ _LONG_STEP_S, _FOR_OTHERS_S = 0.01, 0.002
 _PIECE_PAUSE_S = 0.001
 # A keeper reports within some 10 ms what it has begun by itself; on a machine that does more than it can, later.
 _KEEPER_ANSWERS_S, _LOOK_AGAIN_S = 2.0, 0.002
-_TIMER_EARLY_S = 0.5
-# The loop's clock stops while the machine is suspended, and the queue's does not.
-_LONGEST_TIMER_S = 60.0
-# Without a descriptor that reports the end of attempts.
-_POLL_ENGINE_S = 0.1
-_MEASURE_S, _MEASURE_RAM_S = 1.0, 5.0
-_MEASURE_NEW_S, _NEW_S = 0.25, 2.0
 
 
 class SchedulerLoop:
@@ -109,14 +100,14 @@ class SchedulerLoop:
         self.clock = clock
         self._loop: asyncio.AbstractEventLoop
         self._next_step: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = StepTimer(self._on_timer)
+        self._waits = StepWaits(self.controller.transitions, self.controller.batch_gates, engine, clock)
         self._saver = QuietSaver(database)
         self._home = home or HomeWatch(lambda: True, "")
         self._ledger_watch = LedgerWatch(queue_ledger.ledger.folder, self._on_ledger_change)
         self._finished = 0
         self._others_until = 0.0  # no step before this time of the loop
         self._is_watching_engine = False
-        self._settled = len(_SETTLE_S)
         self._is_closed = False
         self._config_stamp = config_stamp()
 
@@ -140,9 +131,9 @@ class SchedulerLoop:
         self._is_closed = True
         self._watch_engine(is_wanted=False)
         self._ledger_watch.set(is_wanted=False)
-        for handle in (self._next_step, self._timer):
-            if handle is not None:
-                handle.cancel()
+        if self._next_step is not None:
+            self._next_step.cancel()
+        self._timer.cancel()
         self._saver.close()
         self._home.close()
         self._queue_ledger.turns.close()
@@ -237,10 +228,12 @@ class SchedulerLoop:
             self._others_until = self._loop.time() + _FOR_OTHERS_S
         if self.controller.transitions.finished != self._finished:
             self._finished = self.controller.transitions.finished
-            self._settled = 0
+            self._waits.settle()
             self.finish_signal.announce()
         self._watch_memory()
-        self._schedule_next(step)
+        self._timer.set(self._waits.seconds(step))
+        self._ledger_watch.set(is_wanted=step.waits_for_others)
+        self._saver.schedule()
         if self._home.problem is not None and not self.controller.transitions.live:
             self.fail(StoreFault(f"the daemon ends: no job of it runs any more, and {self._home.problem}"))
         for listener in self.listeners:
@@ -309,58 +302,6 @@ class SchedulerLoop:
             except GpuyardError as error:
                 _log.error("%s; the settings before this change stay in force", error)
 
-    # The next step
-
-    def _schedule_next(self, step: Step) -> None:
-        transitions = self.controller.transitions
-        waits = [] if step.wake_at is None else [max(0.0, step.wake_at - self.clock.now())]
-        if self.controller.batch_gates.is_waiting:
-            waits.append(_SAMPLE_AGAIN_S)  # its averages need samples even while no further run may start
-        if step.waits_for_devices and step.waits_for_sample and self._settled < len(_SETTLE_S):
-            waits.append(_SETTLE_S[self._settled])
-            self._settled += 1
-        elif step.waits_for_devices:
-            waits.append(_SAMPLE_AGAIN_S)
-        if transitions.live:
-            waits.append(self._next_measurement_s() if self._engine.fileno() >= 0 else _POLL_ENGINE_S)
-        if (check_s := self._engine.containers.next_check_s()) is not None:
-            waits.append(check_s)
-        self._set_timer(min(waits) if waits else None)
-        self._ledger_watch.set(is_wanted=step.waits_for_others)
-        self._saver.schedule()
-
-    def _set_timer(self, seconds: float | None) -> None:
-        """Keep a timer that fires up to `_TIMER_EARLY_S` early: setting one in each of 1000 steps a second is slow."""
-        due = None if seconds is None else self._loop.time() + min(seconds, _LONGEST_TIMER_S)
-        if self._timer is not None:
-            if due is not None and due - _TIMER_EARLY_S <= self._timer.when() <= due:
-                return
-            self._timer.cancel()
-        self._timer = None if due is None else self._loop.call_at(due, self._on_timer)
-
-    def _next_measurement_s(self) -> float:
-        """Attempts on a device are measured every second, more often while one is new; others every 5 s."""
-        transitions = self.controller.transitions
-        if not any(live.attempt.devices for live in transitions.live.values()):
-            return _MEASURE_RAM_S
-        return _MEASURE_NEW_S if self.clock.now() - transitions.last_start_at < _NEW_S else _MEASURE_S
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self.controller.successors.is_active and (age_s := self.sampling.age()) < _SOON_OLD_S:
-            self._set_timer(_FRESH_S - age_s)  # steps of short jobs have requested a sample meanwhile
-            return
-        try:
-            with convert_sqlite_errors():
-                has_ready = self.store.has_ready()
-        except StoreFault as error:
-            self._handle_fault(error)
-            return
-        if has_ready or self.controller.transitions.live:
-            self.sampling.request()
-        else:
-            self.wake()
-
     # Faults
 
     def _handle_fault(self, error: StoreFault) -> None:
@@ -374,17 +315,29 @@ class SchedulerLoop:
         if problem != self.problem:
             self.problem = problem
             _log.error("%s; retrying every %g s", problem, _RETRY_S)
-        if self._timer is not None:
-            self._timer.cancel()
         self._watch_engine(is_wanted=False)  # it would keep reporting ends that cannot be recorded
-        self._timer = self._loop.call_later(_RETRY_S, self._retry)
+        self._timer.retry_after(_RETRY_S, self._retry)
 
     def _retry(self) -> None:
-        self._timer = None
         self._watch_engine(is_wanted=True)
         self._step()
 
     # What wakes the loop
+
+    def _on_timer(self) -> None:
+        if self.controller.successors.is_active and (age_s := self.sampling.age()) < _SOON_OLD_S:
+            self._timer.set(_FRESH_S - age_s)  # steps of short jobs have requested a sample meanwhile
+            return
+        try:
+            with convert_sqlite_errors():
+                has_ready = self.store.has_ready()
+        except StoreFault as error:
+            self._handle_fault(error)
+            return
+        if has_ready or self.controller.transitions.live:
+            self.sampling.request()
+        else:
+            self.wake()
 
     def _watch_engine(self, *, is_wanted: bool) -> None:
         if is_wanted == self._is_watching_engine:
@@ -406,7 +359,7 @@ class SchedulerLoop:
             self._queue_ledger.turns.end_turn()
 
     def _on_ledger_change(self) -> None:
-        self._settled = 0
+        self._waits.settle()
         self.sampling.request()
 
 

@@ -30,7 +30,8 @@ from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
-from gpuyard.engines.local.process_tree import RamMeter, jobs_of_queue
+from gpuyard.engines.local.process_tree import jobs_of_queue
+from gpuyard.engines.local.ram_meter import RamMeter
 from gpuyard.engines.registry import Context, log_folders, open_engine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError

@@ -9,7 +9,8 @@ from gpuyard.core.lease import Drain, Holder, Lease, Need, Ticket, amended
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
+from gpuyard.engines.common.places_nothing import PlacesNothing
+from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, SuspendResult, WantedClaim
 from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
 from gpuyard.simulator.schedule_metrics import SimulatedRun
 from gpuyard.simulator.trace_file import TraceJob

@@ -14,8 +14,9 @@ from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, PartOfDevice
 from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SiteStatus
+from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, SiteStatus
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from tests.simulation.behaviors import plain_behavior

@@ -9,8 +9,9 @@ from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared
+from gpuyard.ports import Ended, IsCutOff, Launch, Prepared
 from tests.unit.control.test_cluster_dispatch import QueueUnderTest
 
 LIMIT = ResourceLimit(text="no program can be started: Resource temporarily unavailable", remedy="end some processes")

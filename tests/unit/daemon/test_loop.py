@@ -25,6 +25,7 @@ from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
+from gpuyard.daemon.step_timer import StepTimer
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault
@@ -287,7 +288,7 @@ def test_a_limit_that_fails_a_step_is_no_bug_and_the_loop_goes_on(
 
 
 def test_the_end_of_another_processs_lease_is_noticed_at_once(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SchedulerLoop, "_set_timer", lambda *_: None)  # no sample by timer
+    monkeypatch.setattr(StepTimer, "set", lambda *_: None)  # no sample by timer
 
     async def scenario(fixture: LoopFixture) -> None:
         scheduler = fixture.scheduler

@@ -9,6 +9,7 @@ from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeGarbled, 
 from gpuyard.probes.amd.amd_smi import AmdSmi
 from gpuyard.probes.amd.radeontop import RadeonTop
 from gpuyard.probes.amd.rocm_smi import RocmSmi
+from tests.executables import write_executable
 from tests.fakes.clock import FakeClock
 from tests.in_time import in_time
 from tests.unit.probes.samples_amd import (
@@ -31,8 +32,7 @@ def put_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PutTool:
 
     def put(name: str, script: str) -> None:
         tool = tmp_path / name
-        tool.write_text(f"#!/bin/sh\ncd '{tmp_path}' || exit 9\n{script}\n")
-        tool.chmod(0o755)
+        write_executable(tool, f"#!/bin/sh\ncd '{tmp_path}' || exit 9\n{script}\n")
 
     return put
 

@@ -9,6 +9,7 @@ import pytest
 from gpuyard.core.snapshot import Device
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeGarbled, ProbeMissing, ProbeTimeout
 from gpuyard.probes.apple.apple_gpu import AppleProbe, read_ioreg, read_powermetrics, unified_memory_limit_mb
+from tests.executables import write_executable
 from tests.in_time import in_time
 
 PLIST = (
@@ -40,8 +41,7 @@ class Mac:
 
     def has(self, tool: str, script: str) -> None:
         path = self._folder / tool
-        path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
-        path.chmod(0o755)
+        write_executable(path, f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
 
     def prints(self, tool: str, output: str) -> None:
         (self._folder / f"{tool}.out").write_text(output)

@@ -7,6 +7,7 @@ import pytest
 from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeGarbled, ProbeMissing
 from gpuyard.probes.intel.intel_gpu_top import IntelGpuTop, parse
+from tests.executables import write_executable
 from tests.in_time import in_time
 from tests.unit.probes.samples_intel import TOP_ARC, TOP_NEW, TOP_OLD
 
@@ -20,8 +21,7 @@ def read(text: str) -> Device:
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     tool = folder / "intel_gpu_top"
-    tool.write_text(f"#!/bin/sh\n{script}\n")
-    tool.chmod(0o755)
+    write_executable(tool, f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 

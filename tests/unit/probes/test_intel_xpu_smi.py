@@ -8,6 +8,7 @@ import pytest
 from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing, ProbeTimeout
 from gpuyard.probes.intel.xpu_smi import XpuSmi, parse
+from tests.executables import write_executable
 from tests.fakes.clock import FakeClock
 from tests.unit.probes.samples_intel import (
     DISCOVERY_BOX,
@@ -200,11 +201,11 @@ class StandIn:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         tool = folder / "xpu-smi"
-        tool.write_text(
+        write_executable(
+            tool,
             f'#!/bin/sh\necho "$*" >> {folder}/calls\nkey="$1"\n[ "$2" = --dump ] && key=sizes\n'
-            f'[ -x {folder}/$key ] && exec {folder}/$key "$@"\ncat {folder}/$key || exit 5\n'
+            f'[ -x {folder}/$key ] && exec {folder}/$key "$@"\ncat {folder}/$key || exit 5\n',
         )
-        tool.chmod(0o755)
         self.prints(discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON)
 
     def prints(self, **outputs: str) -> None:
@@ -212,8 +213,7 @@ class StandIn:
             (self.folder / key).write_text(text)
 
     def do(self, key: str, script: str) -> None:
-        (self.folder / key).write_text(f"#!/bin/sh\n{script}\n")
-        (self.folder / key).chmod(0o755)
+        write_executable(self.folder / key, f"#!/bin/sh\n{script}\n")
 
     def calls(self) -> list[str]:
         return (self.folder / "calls").read_text().splitlines()

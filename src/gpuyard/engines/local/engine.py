@@ -8,8 +8,8 @@
   that its own daemon sent. So an attempt without a line in the journal then, or after the keeper's death, never
   started.
 - When a keeper dies, the attempts that it started have no status: they are LOST.
-- A keeper that is stopped (SIGSTOP), hangs or cannot be reached is never waited for. It counts as alive: its attempts
-  keep running, and their ends are recorded when it answers again. Meanwhile another keeper starts new attempts.
+- A keeper that does not answer counts as alive (`keeper_set.py`): its attempts keep running, and their ends are
+  recorded when it answers again.
 - Attempts that are put on the shelf (`shelf.py`) are started by the keeper, without the daemon: it reports them later.
 - The journal is emptied when it has grown, no attempt is live and `ended` is called again: the caller has recorded all
   earlier ends by then.
@@ -18,7 +18,6 @@ A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies i
 """
 
 import contextlib
-import logging
 import marshal
 import os
 import signal
@@ -30,6 +29,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
+from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.journal import Journal
@@ -37,14 +37,11 @@ from gpuyard.engines.local.keeper_connection import (
     HELLO,
     JournalEntry,
     KeeperConnection,
-    KeeperUnreachable,
-    connect,
     not_taken,
     remove_dead_sockets,
     remove_socket,
-    silent_problem,
-    spawn_keeper,
 )
+from gpuyard.engines.local.keeper_set import KeeperSet
 from gpuyard.engines.local.kept_job import frame
 from gpuyard.engines.local.launch_builder import LaunchBuilder
 from gpuyard.engines.local.log_reads import LogReads
@@ -52,18 +49,14 @@ from gpuyard.engines.local.process_signals import ProcessSignals
 from gpuyard.engines.local.shelved_attempts import ShelvedAttempts, followed_of
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Followed, IsCutOff, Launch, PlacesNothing, Prepared
+from gpuyard.ports import Ended, Followed, IsCutOff, Launch, Prepared
 from gpuyard.system.open_files import open_files_limit
-from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder
 from gpuyard.system.wakeable_poll import WakeablePoll
 
-_log = logging.getLogger(__name__)
 # Ends of attempts that one step records: a few milliseconds of work.
 _MOST_ENDS = 16
 _MOST_AT_ONCE = 100
-# With this many keepers that do not answer, new attempts wait: what stops one may stop all.
-_MOST_SILENT = 4
 
 # The attempt's key and its keeper's pid.
 Name = tuple[str, int]
@@ -92,10 +85,10 @@ class LocalEngine(PlacesNothing):
         folder = folder.absolute()
         self._open_files = open_files_limit() if open_files is None else open_files
         self._logs = folder / "logs"
-        self._keepers_at = f"{folder}/keepers"
+        keepers_at = f"{folder}/keepers"
         self._sessions_at = f"{folder}/sessions"
         try:
-            for place in (str(self._logs), self._keepers_at, self._sessions_at):
+            for place in (str(self._logs), keepers_at, self._sessions_at):
                 make_folder(place, is_closed=True)
             self._journal = Journal(f"{folder}/journal")
         except OSError as error:
@@ -109,10 +102,7 @@ class LocalEngine(PlacesNothing):
         self.containers, self.cgroups, self.results = builder.containers, builder.cgroups, builder.results
         self._log_reads = LogReads(self._logs, self._poll.wake)
         self._signals = ProcessSignals(self.queue, self._poll.wake)
-        self._own: KeeperConnection | None = None
-        self._keepers: dict[int, KeeperConnection] = {}
-        self._silent: dict[int, KeeperConnection] = {}  # by pid; replaced as the keeper of new attempts
-        self._unreached: dict[int, str] = {}  # by pid: why there is no connection yet
+        self._keepers = KeeperSet(keepers_at, self._journal.descriptor, self._open_files, self._poll)
         self._prepared: list[_Prepared] = []
         self._watched: dict[Name, WatchedAttempt] = {}
         self._over: list[Name] = []  # not reported by a keeper; returned at once
@@ -129,10 +119,9 @@ class LocalEngine(PlacesNothing):
 
     def close(self) -> None:
         self.discard_prepared()
-        if self._own is not None:
-            self._shelf.take_back(self._own)
-        for connection in list(self._keepers.values()):
-            self._drop(connection)
+        if self._keepers.own is not None:
+            self._shelf.take_back(self._keepers.own)
+        self._keepers.close()
         self._log_reads.close()
         self._signals.close()
         self._poll.close()
@@ -169,8 +158,8 @@ class LocalEngine(PlacesNothing):
                 self._unsent |= {each.name for each in batch}
                 self._over += [each.name for each in batch]
                 self._poll.wake()
-        if self._own is not None:
-            self._own.was_heard = False
+        if self._keepers.own is not None:
+            self._keepers.own.was_heard = False
 
     def discard_prepared(self) -> None:
         self._prepared.clear()
@@ -178,7 +167,7 @@ class LocalEngine(PlacesNothing):
     # The shelf
 
     def put(self, launch: Launch) -> bool:
-        own = self._own
+        own = self._keepers.own
         if own is None or not own.is_greeted:
             return False
         content, watched = self._builder.build(launch, own.pid, has_lease=False)
@@ -188,10 +177,11 @@ class LocalEngine(PlacesNothing):
         return self._shelf.job_ids()
 
     def take_back(self, most: int | None = None) -> None:
-        if self._own is not None and self._shelf:
-            self._shelf.take_back(self._own, most)
+        own = self._keepers.own
+        if own is not None and self._shelf:
+            self._shelf.take_back(own, most)
             if most is None and self._shelf:
-                self._own.ask_to_report()
+                own.ask_to_report()
 
     def followed(self) -> list[Followed]:
         return self._shelf.take_followed()
@@ -203,68 +193,30 @@ class LocalEngine(PlacesNothing):
         own = batch[0].keeper
         # Wait for the keeper's greeting: only then can the next daemon find it. That daemon would take attempts of a
         # keeper that it cannot find for attempts that never started.
-        while own is self._own and not own.is_greeted and own.wait_for_greeting():
+        while own is self._keepers.own and not own.is_greeted and own.wait_for_greeting():
             self._receive(own)
-        if not own.is_greeted or any(each.keeper is not self._own for each in batch):
+        if not own.is_greeted or any(each.keeper is not self._keepers.own for each in batch):
             return False
         leases = [each.lease for each in batch if each.lease is not None]
         content = frame(len(leases)) if leases else b""
-        is_sent = own.send(content + b"".join(each.content for each in batch), leases)
-        self._poll.want_to_write(own.fileno(), wants=own.has_unsent)
-        return is_sent
+        return self._keepers.send(own, content + b"".join(each.content for each in batch), leases)
 
     def _own_keeper(self) -> KeeperConnection:
         """Return the keeper for the next attempt. One that does not answer is replaced by a new one."""
-        own = self._own
+        own = self._keepers.own
         if own is not None and not self._prepared and own.is_silent():  # once for all attempts of a step
-            self._replace_silent(own)
-        if self._own is None:
-            try:
-                self._own = spawn_keeper(self._keepers_at, self._journal.descriptor, self._open_files)
-            except OSError as error:
-                raise EnvironmentFault(
-                    f"the keeper of jobs cannot be started: {error.strerror}", hint=remedy_of(error)
-                ) from error
-            self._add(self._own)
-        if self._own.is_late and not self._own.is_greeted:
-            raise EnvironmentFault(
-                f"the keeper of jobs (process {self._own.pid}) has not answered yet",
-                hint="the machine is busy, or a file system hangs",
-            )
-        return self._own
-
-    def _replace_silent(self, own: KeeperConnection) -> None:
-        """Leave its attempts with a keeper that does not answer, and start the next ones with another."""
-        self._silent = {pid: each for pid, each in self._silent.items() if self._is_silent(each)}
-        if len(self._silent) >= _MOST_SILENT:
-            pids = " ".join(map(str, self._silent))
-            raise EnvironmentFault(
-                f"{len(self._silent)} keepers of jobs do not answer (processes {pids})",
-                hint=f"`kill -CONT {pids}` if they are stopped, or see whether a file system that jobs use hangs",
-            )
-        self._shelf.take_back(own)
-        self._silent[own.pid] = own
-        self._own = None
-        _log.warning("%s; another keeper starts new jobs", silent_problem(own.pid))
-
-    def _is_silent(self, connection: KeeperConnection) -> bool:
-        is_connected = self._keepers.get(connection.fileno()) is connection
-        return is_connected and connection.is_silent()
+            self._keepers.leave_silent(own)
+            self._shelf.take_back(own)
+        return self._keepers.own_or_new()
 
     def problems(self) -> list[str]:
         """Return a line for each keeper that does not answer now, and each container that could not be removed."""
-        silent = [silent_problem(each.pid) for each in self._keepers.values() if self._is_silent(each)]
-        unreached = [silent_problem(pid, why) for pid, why in self._unreached.items()]
-        return [*silent, *unreached, *self.containers.problems(), *self.cgroups.problems()]
+        return [*self._keepers.problems(), *self.containers.problems(), *self.cgroups.problems()]
 
     # Ending
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
-        for pid in {attempt.keeper_pid for attempt in attempts}:
-            self._reach(pid)
-            if pid in self._unreached:
-                _log.warning("%s", silent_problem(pid, self._unreached[pid]))
-        alive = {*self._unreached, *(each.pid for each in self._keepers.values())}
+        alive = self._keepers.adopt({attempt.keeper_pid for attempt in attempts})
         for attempt in attempts:
             name = (attempt.key, attempt.keeper_pid)
             self._watched[name] = WatchedAttempt.of(attempt)
@@ -275,37 +227,18 @@ class LocalEngine(PlacesNothing):
         self._may_empty_journal = True
         self.containers.take_over({attempt.key for attempt in attempts})
         self.cgroups.take_over({attempt.key for attempt in attempts})
-        remove_dead_sockets(self._keepers_at)
+        remove_dead_sockets(self._keepers.folder)
         if self._over:
             self._poll.wake()
-
-    def _reach(self, pid: int) -> None:
-        """Connect to the keeper of an earlier daemon. If it is gone, `_keepers` and `_unreached` are without it."""
-        try:
-            connection = connect(self._keepers_at, pid)
-        except KeeperUnreachable as error:
-            self._unreached[pid] = error.message
-            return
-        self._unreached.pop(pid, None)
-        if connection is not None:
-            self._add(connection)
-
-    def _reach_again(self) -> None:
-        for pid in list(self._unreached):
-            self._reach(pid)
-            if pid not in self._unreached and pid not in {each.pid for each in self._keepers.values()}:
-                self._end_all_of(pid)
 
     def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
         """Call it again only when the results are recorded: they may be removed from the journal then."""
         if self._may_empty_journal and not self._watched and not self._shelf:
             self._journal.empty_if_long()
-        self._reach_again()
+        for pid in self._keepers.reach_again():
+            self._end_all_of(pid)
         self.containers.collect()
-        for connection in self._poll.ready(self._keepers):
-            if connection.has_unsent:
-                connection.send_rest()
-                self._poll.want_to_write(connection.fileno(), wants=connection.has_unsent)
+        for connection in self._keepers.ready():
             self._receive(connection)
         held, over, self._over, self._held = self._held, [*self._held, *self._over], [], []
         if self._shelf.has_followed:
@@ -336,7 +269,7 @@ class LocalEngine(PlacesNothing):
         for entry in entries:
             self._handle(connection, entry)
         if is_gone:
-            self._drop(connection)
+            self._keepers.drop(connection)
             self._end_all_of(connection.pid)
 
     def _end_all_of(self, keeper_pid: int) -> None:
@@ -344,12 +277,12 @@ class LocalEngine(PlacesNothing):
         self._read_journal()
         self._shelf.lose(keeper_pid)
         self._over += [name for name in self._watched if name[1] == keeper_pid]
-        remove_socket(self._keepers_at, keeper_pid)
+        remove_socket(self._keepers.folder, keeper_pid)
 
     def _handle(self, connection: KeeperConnection, entry: JournalEntry) -> None:
         if entry.word == HELLO:
             connection.is_greeted = True
-            if connection is not self._own:
+            if connection is not self._keepers.own:
                 self._read_journal()
                 pid = connection.pid
                 self._over += [name for name in self._watched if name[1] == pid and name not in self._entries]
@@ -391,22 +324,9 @@ class LocalEngine(PlacesNothing):
                 os.unlink(f"{self._sessions_at}/{name[0]}.sock")
         self._signals.forget(watched.key)
         texts = self._log_reads.take(watched, entry)
-        limit = not_taken(name[1], self._keepers_at) if name in self._unsent else None
+        limit = not_taken(name[1], self._keepers.folder) if name in self._unsent else None
         self._unsent.discard(name)
         return watched.ended(entry, texts, limit, self.cgroups.end(name[0]))
-
-    def _add(self, connection: KeeperConnection) -> None:
-        self._keepers[connection.fileno()] = connection
-        self._poll.watch(connection.fileno())
-
-    def _drop(self, connection: KeeperConnection) -> None:
-        self._poll.forget(connection.fileno())
-        del self._keepers[connection.fileno()]
-        connection.close()
-        if connection is self._own:
-            self._own = None
-        with contextlib.suppress(ChildProcessError):  # an earlier daemon's
-            os.waitpid(connection.pid, os.WNOHANG)
 
     def _read_journal(self) -> None:
         """Read all of it. Only needed after a daemon or a keeper has died."""

@@ -28,7 +28,7 @@ from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
-from gpuyard.engines.local import keeper, process_tree
+from gpuyard.engines.local import keeper, system_processes
 from gpuyard.engines.local.kept_job import REPORT_NOW, frame
 from gpuyard.engines.local.shelf import Shelf, open_shelf
 from gpuyard.errors import EnvironmentFault
@@ -123,7 +123,7 @@ class KeeperConnection:
     def is_silent(self) -> bool:
         """Return whether the keeper does not read, or is stopped. A keeper that was heard is not: finding out reads a
         file in /proc."""
-        return self.has_unsent or (not self.was_heard and process_tree.is_stopped(self.pid))
+        return self.has_unsent or (not self.was_heard and system_processes.is_stopped(self.pid))
 
     def receive(self) -> tuple[list[JournalEntry], bool]:
         """Return new entries, and whether the keeper is gone."""
@@ -277,7 +277,7 @@ def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection
 
 def silent_problem(pid: int, why: str | None = None) -> str:
     """Return what is wrong with a keeper that does not answer. `why` is set if there is no connection to it."""
-    if process_tree.is_stopped(pid):
+    if system_processes.is_stopped(pid):
         why, remedy = "is stopped", f"`kill -CONT {pid}` continues it"
     else:
         why = f"cannot be reached: {why}" if why else "does not answer"

@@ -8,7 +8,7 @@ import _socket
 import contextlib
 from collections.abc import Sequence
 
-from gpuyard.engines.local.process_tree import TrackedProcess
+from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.errors import GpuyardError
 from gpuyard.system import user_sockets
 from gpuyard.system.park_sockets import LONGEST_LINE, PARK, PARKED, RETURN, RETURNED, path_of, registered

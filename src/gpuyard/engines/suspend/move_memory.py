@@ -26,8 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 from gpuyard.core.units import format_size
-from gpuyard.engines.local import process_tree
-from gpuyard.engines.local.process_tree import TrackedProcess
+from gpuyard.engines.local import system_processes
+from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.engines.suspend.ask_to_park import RegisteredProgram
 from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, Simulated
 from gpuyard.system.file_locks import lock_within
@@ -151,7 +151,7 @@ class MemoryMover:
             return
         self._add_held(processes)
         for process in processes:
-            process_tree.send(process, signal.SIGCONT)
+            system_processes.send(process, signal.SIGCONT)
         parked_bytes = program.park()
         held_mb, self.held_mb = self.held_mb, dict.fromkeys(self.held_mb, 0.0)
         if parked_bytes is None:
@@ -236,7 +236,7 @@ class MemoryMover:
     def _read_states(self, processes: Sequence[TrackedProcess]) -> None:
         """Continue the processes and read their states."""
         for process in processes:
-            process_tree.send(process, signal.SIGCONT)
+            system_processes.send(process, signal.SIGCONT)
         for process in processes:
             self._known[process.pid, process.started] = process
             state = self._read_state(process)
@@ -249,7 +249,7 @@ class MemoryMover:
         try:
             return self._driver.state(process.pid)
         except DriverError as error:
-            if self._is_undoing or process_tree.read_again(process) is None:
+            if self._is_undoing or system_processes.read_again(process) is None:
                 return None
             raise Trouble(f"the driver does not tell the state of process {process.pid}: {error}") from None
 
@@ -284,18 +284,18 @@ class MemoryMover:
         if not self._is_undoing:
             self._check()
         try:
-            if process_tree.read_again(process) is not None:
+            if system_processes.read_again(process) is not None:
                 call(process.pid)
         except DriverError as error:
             text = f"process {process.pid} could not {action}: {error}"
-            if process_tree.read_again(process) is not None:
+            if system_processes.read_again(process) is not None:
                 raise (self._ruin(text) if is_fatal else Trouble(text)) from None
         self._states[process] = new_state
 
     def _ruin(self, text: str) -> Trouble:
         """Continue all processes, so that the attempt can be ended like any other."""
         for process in self._known.values():
-            process_tree.send(process, signal.SIGCONT)
+            system_processes.send(process, signal.SIGCONT)
         return Trouble(text, is_ruined=True)
 
     def _stop(self, processes: Sequence[TrackedProcess]) -> None:
@@ -306,10 +306,10 @@ class MemoryMover:
                     held.callback(os.close, descriptor)
                     if not lock_within(descriptor, _MUTEX_WITHIN_S):
                         raise Trouble(f"another process held {path} for {_MUTEX_WITHIN_S:g} s")
-            running = [process for process in processes if process_tree.send(process, signal.SIGSTOP)]
+            running = [process for process in processes if system_processes.send(process, signal.SIGSTOP)]
             deadline = time.monotonic() + _STOPS_WITHIN_S
             while time.monotonic() < deadline:
-                running = [now for each in running if (now := process_tree.read_again(each)) and not now.is_stopped]
+                running = [now for each in running if (now := system_processes.read_again(each)) and not now.is_stopped]
                 if not running:
                     break
                 time.sleep(_POLL_S)

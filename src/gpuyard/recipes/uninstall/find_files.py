@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.config import config_dir, lease_dir, load_config
 from gpuyard.connect import paths as daemon_places
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.store.database import open_reader
+from gpuyard.system.file_locks import try_lock
 from gpuyard.system.machine_identity import host_name, machine_name
 from gpuyard.system.user_directories import named_state_directory, shared_directory
 
@@ -80,7 +82,7 @@ def find() -> FoundFiles:
         *(_single_file(path, "the systemd unit that runs the daemon") for path in unit_files()),
         *(_single_file(path, "the completion of the fish shell") for path in completions),
         *_task_logs(tasks),
-        *_own_files(temporary, "left by an interrupted `workspace start`", r"gpuyard-conda-\w+", "gpuyard-conda-*"),
+        *_interrupted_activations(temporary),
         *_cluster_files(state),
         *_lease_files(leases),
         *_files_named(config, "the configuration", r"config\.toml", "config.toml"),
@@ -288,6 +290,27 @@ def _files_named(folder: Path, what: str, pattern: str = "", shown: str = "") ->
         is_own = not folder.stat().st_mode & _SHARED
         path = str(folder / shown) if shown else str(folder)
         yield InstalledFiles(what=what, folder=str(folder), names=names, shown=path, is_own_folder=is_own)
+
+
+def _interrupted_activations(folder: Path) -> Iterator[InstalledFiles]:
+    """Yield the folders of activations of conda environments, except those under way: they are locked."""
+    for place in _own_files(
+        folder, "left by an interrupted `workspace start`", r"gpuyard-conda-\w+", "gpuyard-conda-*"
+    ):
+        names = tuple(name for name in place.names if not _is_locked(folder / name))
+        if names:
+            yield replace(place, names=names)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _own_files(folder: Path, what: str, pattern: str, shown: str) -> Iterator[InstalledFiles]:

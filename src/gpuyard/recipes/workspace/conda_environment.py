@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.system.file_locks import locked
 
 TIMEOUT_S = 60.0
 # conda before mamba: early versions of mamba cannot activate, and are installed beside a conda.
@@ -41,7 +42,8 @@ def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s
     environment or conda itself is missing, EnvironmentFault if activation fails or times out."""
     if name.startswith("-"):
         raise UserError(f"conda_env: '{name}' cannot be the name of an environment")
-    with tempfile.TemporaryDirectory(prefix="gpuyard-conda-") as folder:
+    # `gpuyard uninstall` removes such folders, unless they are locked.
+    with tempfile.TemporaryDirectory(prefix="gpuyard-conda-") as folder, locked(Path(folder)):
         return _Activation(name, environment, Path(folder), timeout_s).run()
 
 

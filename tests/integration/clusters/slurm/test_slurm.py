@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executables import write_executable
 from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -24,8 +25,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
     folder.mkdir()
     for name in ("sbatch", "squeue", "scancel", "scontrol", "sacct"):
         command = folder / name
-        command.write_text(f'#!/bin/sh\necho {name} >>{folder}/calls\nexec /usr/bin/{name} "$@"\n')
-        command.chmod(0o755)
+        write_executable(command, f'#!/bin/sh\necho {name} >>{folder}/calls\nexec /usr/bin/{name} "$@"\n')
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     (folder / "calls").touch()
     return lambda: Counter((folder / "calls").read_text().split())

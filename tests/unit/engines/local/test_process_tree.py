@@ -7,7 +7,8 @@ import pytest
 
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.engines.local import process_tree
-from gpuyard.engines.local.process_tree import TrackedProcess, signal_each
+from gpuyard.engines.local.process_tree import signal_each
+from gpuyard.engines.local.system_processes import TrackedProcess
 
 ATTEMPT = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id=None)
 

@@ -10,6 +10,8 @@ from gpuyard.probes.common.run_tool import run_tool
 from tests.in_time import wait_until_gone
 
 Tools = Callable[[str, str], Path]
+# A shell script starts well within the timeout of a tool, also on a slow machine.
+SHELL = "#!/bin/sh\n"
 
 
 def test_stdout_stderr_and_the_status_are_returned(tools: Tools) -> None:
@@ -36,7 +38,7 @@ def test_a_file_without_execute_permission_is_denied(tools: Tools) -> None:
 
 
 def test_a_tool_whose_interpreter_is_missing_is_a_crash(tools: Tools) -> None:
-    tools("smi", "").write_text("#!/no/such/interpreter\n")
+    tools("smi", "#!/no/such/interpreter\n")
     with pytest.raises(ProbeCrashed, match="smi"):
         run_tool(["smi"], 1)
 
@@ -66,19 +68,12 @@ def test_a_message_about_permission_is_denied(tools: Tools) -> None:
     assert refusal.value.hint == "run it as root"
 
 
-def become_shell(path: Path, script: str) -> None:
-    """Use a shell script: it starts well within the timeout of a tool, also on a slow machine."""
-    path.write_text(f"#!/bin/sh\n{script}\n")
-
-
 @pytest.mark.linux("the program setsid")
 @pytest.mark.needs("setsid")
 def test_a_hanging_tool_is_killed_with_its_children_in_any_session(tools: Tools, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    become_shell(
-        tools("smi", ""),
-        f"trap '' TERM; sleep 600 & near=$!; setsid sleep 600 & echo $$ $near $! > {pids}; wait",
-    )
+    script = f"trap '' TERM; sleep 600 & near=$!; setsid sleep 600 & echo $$ $near $! > {pids}; wait"
+    tools("smi", f"{SHELL}{script}\n")
     started = time.monotonic()
     with pytest.raises(ProbeTimeout, match=r"no answer within 1\.5 s"):
         run_tool(["smi"], 1.5)
@@ -125,8 +120,7 @@ def test_a_tool_that_cannot_be_killed_is_not_started_a_second_time(
     tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts = tmp_path / "starts"
-    path = tools("stubborn-smi", "")
-    become_shell(path, f"echo x >> {starts}; exec sleep 600")
+    tools("stubborn-smi", f"{SHELL}echo x >> {starts}; exec sleep 600\n")
     with monkeypatch.context() as powerless:
         powerless.setattr("gpuyard.probes.common.run_tool.os.killpg", lambda *_: None)
         powerless.setattr("gpuyard.probes.common.run_tool._kill_descendants", lambda *_: None)
@@ -137,6 +131,6 @@ def test_a_tool_that_cannot_be_killed_is_not_started_a_second_time(
     assert starts.read_text() == "x\n"
     stuck = psutil.Process(int(refusal.value.message.split()[1]))
     stuck.kill()
-    path.write_text(path.read_text().replace("exec sleep 600", ""))
+    tools("stubborn-smi", f"{SHELL}echo x >> {starts}\n")
     wait_until_gone(stuck.pid)
     assert run_tool(["stubborn-smi"], 10).status == 0

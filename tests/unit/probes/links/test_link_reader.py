@@ -15,6 +15,7 @@ from gpuyard.errors import ProbeMissing
 from gpuyard.probes.links import nvml_links
 from gpuyard.probes.links.link_reader import LinkReader, read_local_links
 from gpuyard.probes.links.pci_tree import read_pci_tree
+from tests.executables import write_executable
 from tests.unit.probes.links.test_link_tools import OLD, ROCM, amd_smi, cards
 
 LINK = Topology(links=(Link(one="G0", other="G1", kind=LinkKind.NVLINK, count=1),))
@@ -123,8 +124,7 @@ def test_a_late_answer_is_used_by_a_later_snapshot() -> None:
 
 def install(folder: Path, tool: str, prints: str) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / tool).write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{prints}\nEND\n")
-    (folder / tool).chmod(0o755)
+    write_executable(folder / tool, f"#!/bin/sh\n/bin/cat <<'END'\n{prints}\nEND\n")
 
 
 @pytest.fixture

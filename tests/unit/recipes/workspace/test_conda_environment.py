@@ -4,12 +4,15 @@ import os
 import shlex
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.uninstall.find_files import find
 from gpuyard.recipes.workspace.conda_environment import activate_environment
+from tests.executables import write_executable
 
 STAND_IN = Path(__file__).with_name("stand_in_conda.py")
 
@@ -24,8 +27,7 @@ class Installation:
         self.add("base")
         (root / "envs").mkdir()
         command = shlex.join([sys.executable, "-I", str(STAND_IN), str(self.tool)])
-        self.tool.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-        self.tool.chmod(0o755)
+        write_executable(self.tool, f'#!/bin/sh\nexec {command} "$@"\n')
 
     def add(self, name: str) -> Path:
         prefix = self.root if name == "base" else self.root / "envs" / name
@@ -113,6 +115,28 @@ def test_an_environment_can_be_named_by_its_path(
     assert activate_environment(f"{tmp_path}/my env", environment)["CONDA_PREFIX"] == f"{tmp_path}/my env"
 
 
+def test_uninstall_leaves_an_activation_that_is_under_way_alone(
+    conda: Installation, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    conda.add("torch")
+    has_begun, go_on = tmp_path / "has begun", tmp_path / "go on"
+    for pipe in (has_begun, go_on):
+        os.mkfifo(pipe)
+    conda.hook("torch", f"echo > '{has_begun}'; read nothing < '{go_on}'; export MARK=set")
+    environment["CONDA_EXE"] = str(conda.tool)
+    with ThreadPoolExecutor(1) as pool:
+        activation = pool.submit(activate_environment, "torch", environment)
+        has_begun.read_text()
+        (used,) = (tmp_path / "tmp").iterdir()
+        (tmp_path / "tmp" / "gpuyard-conda-left").mkdir()
+        found = [place.names for place in find().places if place.folder == str(used.parent)]
+        go_on.write_text("\n")
+        assert activation.result(60)["MARK"] == "set"
+    assert found == [("gpuyard-conda-left",)]
+
+
 def test_another_environment_is_left_first(conda: Installation, environment: dict[str, str]) -> None:
     first, second = conda.add("first"), conda.add("second")
     conda.hook("first", "export MARK=first")
@@ -198,12 +222,12 @@ def test_a_missing_environment_is_reported_with_the_known_environments(
 
 def test_a_failing_conda_is_reported_with_its_message(conda: Installation, environment: dict[str, str]) -> None:
     conda.add("torch")
-    conda.tool.write_text("#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
+    write_executable(conda.tool, "#!/bin/sh\necho 'ModuleNotFoundError: conda' >&2\nexit 1\n")
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(EnvironmentFault, match=r"'torch' cannot be activated; .*ModuleNotFoundError: conda") as caught:
         activate_environment("torch", environment)
     assert caught.value.hint == f"try `{conda.tool} env list`"
-    conda.tool.write_text("no program at all")
+    write_executable(conda.tool, "no program at all")
     with pytest.raises(EnvironmentFault, match="Exec format error"):
         activate_environment("torch", environment)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.recipes.workspace.create_workspace import init, scheduler_script
+from tests.executables import write_executable
 
 # Prints its arguments, each terminated by NUL, with the workspace's real path.
 TELLER = """#!/bin/sh
@@ -24,8 +25,7 @@ def path(tmp_path: Path) -> str:
     """Return a PATH with a stand-in named gpuyard."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "gpuyard").write_text(TELLER)
-    (folder / "gpuyard").chmod(0o755)
+    write_executable(folder / "gpuyard", TELLER)
     return f"{folder}:{os.defpath}"
 
 
@@ -89,8 +89,7 @@ def test_without_gpuyard_on_path_the_python_that_created_the_script_is_used(tmp_
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text("import sys; print(sys.argv[1:])")
     python = tmp_path / "it's a $(python)"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+    write_executable(python, f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
     script = tmp_path / "scheduler.sh"
     script.write_text(scheduler_script(str(python)))
     done = subprocess.run(
