@@ -25,7 +25,7 @@ from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.closed_notes import closed_notes
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.preview import preview_of
-from gpuyard.daemon.api.slow_requests import run_in_pieces
+from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
@@ -115,7 +115,8 @@ class SubmissionHandler:
         try:
             first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         finally:
-            scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused
+            # To start its jobs, or to delete what is stored of it if it was refused.
+            call_after_answer(scheduler.wake)
         self._code.note_submission(first, submission.spec.code)
         self._snapshots.note_submission(submission.spec.code.snapshot)
         job = scheduler.store.job(first)
