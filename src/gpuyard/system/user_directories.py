@@ -38,7 +38,7 @@ def state_directory() -> str:
     """Return the directory that is used for these files: the one that is named, or another on a local disk."""
     named = named_state_directory()
     if named not in _local:
-        if file_system(named) not in LOCAL:
+        if file_system(named) not in (None, *LOCAL):
             return find_state_directory().path
         _local.add(named)
     return named
