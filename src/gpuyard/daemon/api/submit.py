@@ -119,12 +119,13 @@ class SubmissionHandler:
             call_after_answer(scheduler.wake)
         self._code.note_submission(first, submission.spec.code)
         self._snapshots.note_submission(submission.spec.code.snapshot)
-        job = scheduler.store.job(first)
         notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
         notes += [*_notify_warnings(submission.spec), *_container_notes(submission.spec)]
         notes += self._shell_notes(submission.spec)
-        if job is not None and job.state is JobState.REJECTED:
-            notes.append(f"it will never start: {job.reason}")
+        if submission.dependencies or submission.after_each:
+            job = scheduler.store.job(first)
+            if job is not None and job.state is JobState.REJECTED:
+                notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
         return SubmitResult(ids=ids, first=first, last=last, count=last - first + 1, notes=notes)
 
