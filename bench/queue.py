@@ -4,6 +4,7 @@ same work.
 `python -m bench queue` measures all parts, `python -m bench queue jobs idle` only the named ones: see `PARTS`.
 """
 
+import operator
 import os
 import resource
 import shutil
@@ -149,25 +150,33 @@ def _submit_array(gpuyard: PrivateGpuyard) -> None:
 
 def bench_commands(folder: Path) -> None:
     """Measure whole processes, from exec to exit, compared with an interpreter that does nothing. CPU time depends less
-    on other programs of the machine than the time that passes."""
+    on other programs of the machine than the time that passes.
+
+    The speed of a machine changes while it is measured, by half on some: ratios are taken within a round, and the order
+    of the commands changes from round to round.
+    """
     commands = {
         "python -c pass": (sys.executable, "-c", "pass"),
         "gpuyard submit -- true": (GPUYARD, "submit", "--", "true"),
         "gpuyard queue": (GPUYARD, "queue"),
     }
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    order = list(commands)
     with private_gpuyard(folder / "home", "2x24GB") as gpuyard:
         gpuyard("pause")
         for _ in range(_COMMANDS):
-            for name, command in commands.items():
+            for name in order:
                 used_s = _children_s()
-                seconds = process_s(gpuyard, command)
+                seconds = process_s(gpuyard, commands[name])
                 taken[name].append((seconds, _children_s() - used_s))
-    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in taken.items()}
-    floor_s, floor_cpu_s = medians["python -c pass"]
-    for name, (seconds, cpu_s) in medians.items():
-        cpu = f"{cpu_s * 1e3:10.2f} ms of CPU{cpu_s / floor_cpu_s:10.2f} x"
-        print(f"{name:<44}{seconds * 1e3:10.2f} ms{seconds / floor_s:10.2f} x python{cpu}")
+            order = [*order[1:], order[0]]
+    floors = list(zip(*taken["python -c pass"], strict=True))
+    for name, rows in taken.items():
+        figures = list(zip(zip(*rows, strict=True), floors, strict=True))
+        seconds, cpu_s = (statistics.median(column) for column, _ in figures)
+        ratio, cpu_ratio = (statistics.median(map(operator.truediv, column, floor)) for column, floor in figures)
+        cpu = f"{cpu_s * 1e3:10.2f} ms of CPU{cpu_ratio:10.2f} x"
+        print(f"{name:<44}{seconds * 1e3:10.2f} ms{ratio:10.2f} x python{cpu}")
 
 
 def _children_s() -> float:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gpuyard.config import state_dir
 from gpuyard.connect import autostart, paths
 from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
+from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect, connect_early
 from gpuyard.connect.fast_json import decode, encode
 from gpuyard.daemon.server.connection import ConnectionLimits
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response
@@ -68,6 +68,31 @@ def test_a_request_arrives_unchanged(own_home: Path) -> None:
     assert got["path"] == "/jobs/a b"
     assert got["query"] == {"tag": "ä&=?"}
     assert json.loads(got["body"]) == {"env": {"A": "ü\n"}, "n": [1, None, True, 2.5]}
+
+
+def test_the_caller_works_while_the_daemon_works_on_the_answer(own_home: Path) -> None:
+    is_working = threading.Event()
+
+    def answer(request: Request) -> Response:
+        assert is_working.wait(DEADLINE_S)
+        return echo(request)
+
+    with served(own_home / "daemon.sock", answer), connect(start=False) as client:
+        assert client.request("GET", "/next", meanwhile=is_working.set)["path"] == "/next"
+
+
+def test_an_early_connection_is_used_for_the_request(own_home: Path) -> None:
+    with served(own_home / "daemon.sock") as daemon, connect_early() as client:
+        wait_until(lambda: len(daemon.server.open) == 1)
+        client.request("GET", "/")
+        assert len(daemon.server.open) == 1
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_early_connection_starts_no_daemon_before_the_request(own_home: Path) -> None:
+    with connect_early() as client:
+        assert running_pid(paths.lock_path()) is None
+        assert client.request("GET", "/")["pid"] == running_pid(paths.lock_path())
 
 
 def test_a_connection_is_kept_for_the_next_request(own_home: Path) -> None:

@@ -85,6 +85,7 @@ class DaemonConnection(Closeable):
         self.at_least = __version__ if may_start else None
         self.known_version: str | None = __version__
         self._socket: _socket.socket | None = None
+        self._meanwhile: Callable[[], None] | None = None
         self._last_pid: int | None = None  # of the daemon that answered last, or ended
 
     def request(  # noqa: PLR0913 - a request has these parts
@@ -96,8 +97,13 @@ class DaemonConnection(Closeable):
         timeout_s: "float | None" = None,
         *,
         is_repeatable: bool = False,
+        meanwhile: "Callable[[], None] | None" = None,
     ) -> "Any":
-        """Return the decoded answer. An error answer is raised as UserError or EnvironmentFault."""
+        """Return the decoded answer. An error answer is raised as UserError or EnvironmentFault.
+
+        meanwhile: called while the daemon works on the answer; again if the request is repeated.
+        """
+        self._meanwhile = meanwhile
 
         def message() -> bytes:
             fields = {AT_LEAST_FIELD: self.at_least} if self.at_least else {}
@@ -112,11 +118,16 @@ class DaemonConnection(Closeable):
                 status, content, version = self._deliver(message(), timeout_s, may_repeat=may_repeat)
         return read_answer(status, content, version)
 
-    def open(self) -> None:
+    def dial(self) -> None:
+        """Connect if a daemon listens."""
         if self._socket is not None and not _is_quiet(self._socket):
             self.close()
         if self._socket is None:
             self._socket = dial(self.path)
+
+    def open(self) -> None:
+        """Connect. If no daemon listens, start one, or raise NoDaemon."""
+        self.dial()
         if self._socket is None:
             _refuse_second_queue(os.path.dirname(self.path))
         if self._socket is None and self.may_start:
@@ -157,6 +168,8 @@ class DaemonConnection(Closeable):
         try:
             exchange = Exchange(self._socket, timeout_s)
             exchange.send(message)
+            if self._meanwhile is not None:
+                self._meanwhile()
             answered, is_kept = exchange.receive()
         except ConnectionError:
             self._last_pid = user_sockets.peer_pid(self._socket)
@@ -169,6 +182,14 @@ class DaemonConnection(Closeable):
             if not is_kept:  # also when interrupted: the next request must not read this one's answer
                 self.close()
         return answered
+
+
+def connect_early() -> DaemonConnection:
+    """Return a connection for a request that is not ready yet. A daemon that runs accepts it meanwhile; the request
+    starts one if none runs."""
+    connection = DaemonConnection(paths.socket_path(), may_start=True)
+    connection.dial()
+    return connection
 
 
 def connect(*, start: bool, on_notice: "OnNotice | None" = None) -> DaemonConnection:

@@ -14,7 +14,6 @@ Symbolic links, hard links to other files, pipes and everything that belongs to 
 It imports little, because every command imports it.
 """
 
-import errno
 import os
 import stat
 
@@ -62,6 +61,8 @@ def open_folder(path: str, instead: str = _OTHER_HOME) -> int:
     """Open this user's folder. Raises OSError if it does not exist or cannot be opened."""
     found = check_folder(path, instead)
     if found is None:
+        import errno  # most commands do not need it
+
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     folder = os.open(path, _FOLDER)
     if not os.path.samestat(os.fstat(folder), found):

@@ -14,10 +14,10 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 def starting_processes(*, with_own: bool = False) -> list[str]:
     """Return the names of the processes that started this one, the nearest first, up to the leader of its session: the
     login shell of a terminal, or the program that cron or ssh started. `with_own`: begin with this process."""
-    leader, pid = os.getsid(0), os.getpid() if with_own else os.getppid()
+    leader, pid, boot = os.getsid(0), os.getpid() if with_own else os.getppid(), _boot()
     names: list[str] = []
     while pid > 0 and len(names) < _MOST:
-        parent, name = _read(pid)
+        parent, name = _read(pid, boot)
         if name is not None:
             names.append(name)
         if pid == leader or parent is None:
@@ -26,15 +26,15 @@ def starting_processes(*, with_own: bool = False) -> list[str]:
     return names
 
 
-def _read(pid: int) -> tuple[int | None, str | None]:
+def _read(pid: int, boot: str) -> tuple[int | None, str | None]:
     """Return the parent of a process, None if unknown, and its name, None if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        return int(fields[1]), f"{_boot()}:{pid}:{int(fields[19])}"
+        return int(fields[1]), f"{boot}:{pid}:{int(fields[19])}"
     except FileNotFoundError:
         # A system without /proc: only the parent is known, and not when it started.
-        return (None, None) if os.path.isdir("/proc/self") else (None, f"{_boot()}:{pid}")
+        return (None, None) if os.path.isdir("/proc/self") else (None, f"{boot}:{pid}")
     except (OSError, IndexError, ValueError):
         return None, None
 

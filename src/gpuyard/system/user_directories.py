@@ -4,7 +4,13 @@ import os
 import sys
 
 from gpuyard.system.file_systems import LOCAL, file_system
-from gpuyard.system.local_folder import LocalFolder, find_local_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuyard.system.local_folder import LocalFolder
+
+# Directories on local disks, which are used as they are named. That stays the same for this process.
+_local: set[str] = set()
 
 
 def user_directory(variable: str, default: str) -> str:
@@ -30,10 +36,17 @@ def named_state_directory() -> str:
 
 def state_directory() -> str:
     """Return the directory that is used for these files: the one that is named, or another on a local disk."""
-    return find_state_directory().path
+    named = named_state_directory()
+    if named not in _local:
+        if file_system(named) not in (None, *LOCAL):
+            return find_state_directory().path
+        _local.add(named)
+    return named
 
 
-def find_state_directory() -> LocalFolder:
+def find_state_directory() -> "LocalFolder":
+    from gpuyard.system.local_folder import find_local_folder
+
     return find_local_folder(named_state_directory())
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpuyard.connect.fast_http import render_request
 from gpuyard.control.step_result import Step
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
@@ -18,6 +20,7 @@ from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Holder
 from gpuyard.core.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
 from gpuyard.daemon import loop as loop_module
+from gpuyard.daemon.api.routes import Routes
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
@@ -25,6 +28,7 @@ from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
+from gpuyard.daemon.server.connection import serve
 from gpuyard.daemon.step_timer import StepTimer
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
@@ -143,6 +147,31 @@ def test_a_submission_becomes_jobs_in_a_step(own_home: Path) -> None:
         await fixture.step()
 
     run(own_home, scenario)
+
+
+def test_a_submission_is_answered_before_the_step_that_starts_its_job(own_home: Path) -> None:
+    body = {"command": ["true"], "cwd": "/", "environment": {}, "options": {"gpus": "0"}}
+    is_answered: list[bool] = []
+
+    async def scenario(fixture: LoopFixture) -> None:
+        routes = Routes(fixture.scheduler, lambda _: None, 0.0)
+        server = await serve(own_home / "daemon.sock", routes.handle)
+        with contextlib.closing(routes), contextlib.closing(server), socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(server.path))
+            client.sendall(render_request("POST", "/submissions", None, body, {}))
+            client.setblocking(False)
+            fixture.scheduler.listeners.append(lambda _: is_answered.append(has_data(client)))
+            await fixture.step()
+
+    run(own_home, scenario)
+    assert is_answered == [True]
+
+
+def has_data(client: socket.socket) -> bool:
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
 
 
 def test_a_submission_waits_for_a_probe_that_has_not_answered_since_the_start(own_home: Path) -> None:

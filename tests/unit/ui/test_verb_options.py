@@ -1,7 +1,9 @@
 """The options of a queue verb: the fast parser and click give the same result."""
 
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -23,6 +25,15 @@ PROGRAM = Verb("A program.", TABLE, Arguments("-- CMD...", is_program=True))
 CHOICE = Verb("One of them.", TABLE, Arguments("start|stop", choices=("start", "stop")))
 SINGLE = Verb("One word.", TABLE, ONE)
 NONE = Verb("No word.", TABLE)
+# Modules of gpuyard that a command imports before it sends its request.
+TO_CONNECT = {
+    "connect.fast_http", "connect.fast_json", "connect.paths", "errors", "system.file_systems", "system.private_files",
+    "system.user_directories", "system.user_sockets", "ui.cli.verb_options", "version",
+}  # fmt: skip
+TO_SUBMIT = {
+    "connect.config_digest", "connect.record_code", "connect.submitted_code", "system.script_digest",
+    "system.shell_processes", "system.shell_settings", "ui.cli.jobs.submit", "ui.cli.jobs.typed_command",
+}  # fmt: skip
 
 
 def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
@@ -134,3 +145,33 @@ def test_a_queue_verb_is_imported_without_slow_modules(verb: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "allowed"),
+    [(["submit", "--", "python", "train.py"], TO_CONNECT | TO_SUBMIT), (["queue"], TO_CONNECT | {"ui.cli.jobs.queue"})],
+)
+@pytest.mark.usefixtures("unmeasured")
+def test_a_request_is_sent_before_further_modules_are_imported(
+    typed: list[str], allowed: set[str], own_home: Path
+) -> None:
+    """Whatever prints the answer is imported while the daemon works (`meanwhile`)."""
+    program = (
+        "import os, sys\n"
+        "from gpuyard.connect import fast_http\n"
+        "from gpuyard.ui.cli import main\n"
+        "def show(exchange, message):\n"
+        "    print(*(name for name in sys.modules if name.startswith('gpuyard.')), flush=True)\n"
+        "    os._exit(0)\n"
+        "fast_http.Exchange.send = show\n"
+        "main()"
+    )
+    own_home.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(own_home / "daemon.sock"))
+        listening.listen()
+        argv = [sys.executable, "-c", program, *typed]
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=90, check=True)
+    packages = {"connect", "system", "ui", "ui.cli", "ui.cli.jobs"}
+    found = {name.removeprefix("gpuyard.") for name in result.stdout.split()}
+    assert found - packages == allowed

@@ -1,5 +1,6 @@
 """Parses the values of a submission's options as the table in `submit_options` says. UserError names the option."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +27,17 @@ class Options:
             return self._values[name]
         option = SUBMIT_OPTIONS[name]
         if option.default is not None:
-            return _parse(option, option.default)
+            return _default(name)
         return False if option.kind == "flag" else [] if option.is_repeatable else None
 
     def given(self) -> list[SubmitOption]:
-        return [option for name, option in SUBMIT_OPTIONS.items() if name in self]
+        return [SUBMIT_OPTIONS[name] for name in self._values if name in self]
+
+
+@functools.cache
+def _default(name: str) -> Any:
+    option = SUBMIT_OPTIONS[name]
+    return _parse(option, option.default)
 
 
 def _parse(option: SubmitOption, value: Any) -> Any:

@@ -4,6 +4,7 @@ A name that is wrongly taken for a secret costs little: its value is in the data
 retry takes it from the shell that asks. A secret that is not found stays in the database.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -25,4 +26,9 @@ def _is_secret(name: str, value: str, patterns: Sequence[str]) -> bool:
     for pattern in reversed(patterns):
         if fnmatchcase(name, pattern.removeprefix("!")):
             return not pattern.startswith("!")
-    return _NAME.search(name) is not None or _URL_WITH_PASSWORD.search(value) is not None
+    return _has_secret_name(name) or ("://" in value and _URL_WITH_PASSWORD.search(value) is not None)
+
+
+@functools.lru_cache(maxsize=4096)  # most submissions have the same names
+def _has_secret_name(name: str) -> bool:
+    return _NAME.search(name) is not None

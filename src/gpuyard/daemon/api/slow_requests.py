@@ -15,6 +15,8 @@ T = TypeVar("T")
 # A request of a new client takes this many turns of the event loop, from the connection to the response. They are short
 # if nothing has arrived.
 _TURNS = 4
+# From the end of the task of a submission to its written answer.
+_ANSWER_TURNS = 3
 
 
 async def run_in_pieces(pieces: InPieces[T]) -> T:
@@ -27,6 +29,18 @@ async def run_in_pieces(pieces: InPieces[T]) -> T:
             return result
         for _ in range(_TURNS):
             await asyncio.sleep(0)
+
+
+def call_after_answer(act: Callable[[], object]) -> None:
+    """Call `act` when the submission that is stored now has been answered: its client need not wait for it."""
+    _call_after_turns(asyncio.get_running_loop(), _ANSWER_TURNS, act)
+
+
+def _call_after_turns(loop: asyncio.AbstractEventLoop, turns: int, act: Callable[[], object]) -> None:
+    if turns:
+        loop.call_soon(_call_after_turns, loop, turns - 1, act)
+    else:
+        act()
 
 
 class ThreadedReader:

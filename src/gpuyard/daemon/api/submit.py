@@ -25,7 +25,7 @@ from gpuyard.core.snapshot import Snapshot
 from gpuyard.daemon.api.closed_notes import closed_notes
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.preview import preview_of
-from gpuyard.daemon.api.slow_requests import run_in_pieces
+from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
@@ -117,15 +117,17 @@ class SubmissionHandler:
         try:
             first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
         finally:
-            scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused
+            # To start its jobs, or to delete what is stored of it if it was refused.
+            call_after_answer(scheduler.wake)
         self._code.note_submission(first, submission.spec.code)
         self._snapshots.note_submission(submission.spec.code.snapshot)
-        job = scheduler.store.job(first)
         notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
         notes += [*_notify_warnings(submission.spec), *_container_notes(submission.spec)]
         notes += self._shell_notes(submission.spec)
-        if job is not None and job.state is JobState.REJECTED:
-            notes.append(f"it will never start: {job.reason}")
+        if submission.dependencies or submission.after_each:
+            job = scheduler.store.job(first)
+            if job is not None and job.state is JobState.REJECTED:
+                notes.append(f"it will never start: {job.reason}")
         ids = str(first) if first == last else f"{first}-{last}"
         return SubmitResult(ids=ids, first=first, last=last, count=last - first + 1, notes=notes)
 

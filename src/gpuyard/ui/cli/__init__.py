@@ -7,6 +7,7 @@ The help of `click_group.cli` lists the exit statuses. Each message on standard 
 `--json`, standard output has {"error": {"code", "message", "hint"}}, too.
 """
 
+import gc
 import os
 import sys
 
@@ -21,6 +22,9 @@ EXIT_NOT_FOUND, EXIT_IMPOSSIBLE, EXIT_JOB_FAILED, EXIT_JOB_CANCELLED, EXIT_TIMED
 EXIT_STUCK = 7
 # The exit status of an error with this code; others have EXIT_USAGE or EXIT_FAULT.
 _EXIT_STATUSES = {"not_found": EXIT_NOT_FOUND, "impossible": EXIT_IMPOSSIBLE, "timeout": EXIT_TIMED_OUT}
+
+# Python looks for garbage after this many new objects. Most commands make fewer, and end.
+_OBJECTS = 20_000
 
 JOB_VERBS = {
     "cancel": "Stop running jobs, and take waiting jobs out of the queue.",
@@ -155,6 +159,8 @@ def _run(arguments: list[str]) -> int:
 
         return show_overview()
     name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
+    if name in JOB_VERBS:
+        gc.set_threshold(_OBJECTS)
     if name in QUEUE_VERBS:
         from gpuyard.ui.cli.verb_options import parse
 

@@ -2,7 +2,7 @@
 
 from gpuyard.connect.fast_http import NoDaemon, connect
 from gpuyard.core.units import UNKNOWN, format_gigabytes
-from gpuyard.ui.cli.jobs import queue
+from gpuyard.ui.cli.jobs.queue_text import say_page
 from gpuyard.ui.cli.terminal import paint, say, table_lines, terminal_size
 from gpuyard.ui.cli.text_table import make_columns
 from gpuyard.ui.cli.verb_options import Answer
@@ -28,7 +28,7 @@ def show_overview() -> int:
     else:
         say("no GPU was found: `gpuyard doctor` says why")
     say("")
-    queue.say_page(answer)
+    say_page(answer)
     say(paint(_HELP, "dim"))
     return 0
 

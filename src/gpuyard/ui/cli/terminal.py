@@ -3,9 +3,6 @@
 import os
 import sys
 
-from gpuyard.core.printable_text import printable_lines
-from gpuyard.ui.cli.text_table import join_cells, lay_out
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,12 +61,16 @@ def say(*lines: str) -> None:
 
 def note(text: str) -> None:
     """Print lines to standard error, without control characters. It escapes characters that its encoding lacks."""
+    from gpuyard.core.printable_text import printable_lines
+
     sys.stderr.write(f"{printable_lines(text)}\n")
     sys.stderr.flush()
 
 
 def _without_controls(line: str) -> str:
     """Return the line with escapes for control characters, except for ends of lines and the codes of `paint`."""
+    from gpuyard.core.printable_text import printable_lines
+
     first, *others = line.split("\x1b[")
     parts = [printable_lines(first)]
     for part in others:
@@ -80,6 +81,8 @@ def _without_controls(line: str) -> str:
 
 
 def table_lines(columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]") -> list[str]:
+    from gpuyard.ui.cli.text_table import join_cells, lay_out
+
     heading, *lines = lay_out(columns, rows, terminal_size()[0], ellipsis())
     return [paint(join_cells(heading), "dim"), *map(join_cells, lines)]
 

@@ -5,7 +5,7 @@ nor a verb may import what takes milliseconds (click, msgspec, rich, typing): sc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     # An object of the daemon's JSON.
@@ -53,10 +53,21 @@ class Arguments:
 
 
 class Verb:
-    """`text` is the help; its first line is the summary."""
+    """`text` is the help; its first line is the summary. `options`: or a function that returns them, which is called if
+    an option is typed, or for the help: a long table takes as long as the rest of a command."""
 
-    def __init__(self, text: str, options: "Sequence[Option]" = (), arguments: Arguments | None = None) -> None:
-        self.text, self.options, self.arguments = text, options, arguments
+    def __init__(
+        self,
+        text: str,
+        options: "Sequence[Option] | Callable[[], Sequence[Option]]" = (),
+        arguments: Arguments | None = None,
+    ) -> None:
+        self.text, self.arguments = text, arguments
+        self._options = options
+
+    @property
+    def options(self) -> "Sequence[Option]":
+        return self._options() if callable(self._options) else self._options
 
 
 class Typed:

@@ -4,33 +4,23 @@ import os
 import sys
 
 from gpuyard.connect.config_digest import digest_of, framework_of
+from gpuyard.connect.fast_http import connect_early
 from gpuyard.connect.record_code import RemovedIfRefused, record_code
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.shell_processes import starting_processes
 from gpuyard.system.shell_settings import read_shell_settings
-from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.jobs.typed_command import read_command
-from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 
-VERB = Verb(
-    """Put a program into the queue; it starts when a GPU has enough free memory.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-    Prints the job's id, or the first and the last id of many jobs, such as 18-117. The job gets this shell's
-    environment, directory, umask, niceness and soft limits, and keeps running when this terminal is closed. The daemon
-    is started if none runs.
 
-    \b
-    gpuyard submit -- python train.py --lr 3e-4
-    gpuyard submit --sweep lr=1e-4..1e-1:log4 --sweep seed=0..4 -- python train.py --lr {lr} --seed {seed}
-    gpuyard submit --array 0-99%4 -- python part.py {index}
-    gpuyard submit --from runs.csv -- python train.py --lr {lr}
-    gpuyard submit --from commands.txt
-    gpuyard submit 'python prepare.py && python train.py'
-    gpuyard submit --at 22:00 --follow -- python train.py
-    """,
-    (
+def _options() -> "Sequence[Option]":
+    from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
+
+    return (
         *(
             Option(
                 each.name,
@@ -51,7 +41,26 @@ VERB = Verb(
         Option("snapshot", None, "Run the code as it is now: copy the Git work tree, or the folder without Git."),
         Option("no-snapshot", None, "Run the code as it is when the job starts. [if the configuration says nothing]"),
         JSON,
-    ),
+    )
+
+
+VERB = Verb(
+    """Put a program into the queue; it starts when a GPU has enough free memory.
+
+    Prints the job's id, or the first and the last id of many jobs, such as 18-117. The job gets this shell's
+    environment, directory, umask, niceness and soft limits, and keeps running when this terminal is closed. The daemon
+    is started if none runs.
+
+    \b
+    gpuyard submit -- python train.py --lr 3e-4
+    gpuyard submit --sweep lr=1e-4..1e-1:log4 --sweep seed=0..4 -- python train.py --lr {lr} --seed {seed}
+    gpuyard submit --array 0-99%4 -- python part.py {index}
+    gpuyard submit --from runs.csv -- python train.py --lr {lr}
+    gpuyard submit --from commands.txt
+    gpuyard submit 'python prepare.py && python train.py'
+    gpuyard submit --at 22:00 --follow -- python train.py
+    """,
+    _options,
     Arguments("-- CMD...", is_program=True),
 )
 # Options of the command line alone, which are not sent.
@@ -74,10 +83,26 @@ def run(typed: Typed) -> int:
     directory = _absolute(named or ".")
     if named is not None and not os.path.isdir(directory) and not _has_dependencies(typed):
         raise UserError(f"--cwd: there is no directory '{named}'", hint="create it first, or name another")
+    with connect_early() as daemon:
+        body = _make_body(typed, text, directory)
+        if typed.flag("dry-run"):
+            answer = daemon.request("POST", "/submissions/preview", body=body, is_repeatable=True)
+        else:
+            with RemovedIfRefused(body["code"]):
+                answer = daemon.request("POST", "/submissions", body=body, is_repeatable=True, meanwhile=_import_text)
+    if typed.flag("dry-run"):
+        from gpuyard.ui.cli.jobs.sweep_text import say_preview
+
+        return say_preview(typed, answer)
+    _say_submitted(typed, answer)
+    return await_submission.stay(typed, answer) if stays else 0
+
+
+def _make_body(typed: Typed, text: str | None, directory: str) -> Answer:
     command, options = read_command(typed.arguments, directory), sent_options(typed, _OWN)
-    is_dry, wants_snapshot = typed.flag("dry-run"), _wants_snapshot(typed)
-    directory, code = record_code(command, directory, wants_snapshot=False if is_dry else wants_snapshot)
-    body = {
+    wants_snapshot = _wants_snapshot(typed)
+    directory, code = record_code(command, directory, wants_snapshot=False if typed.flag("dry-run") else wants_snapshot)
+    return {
         "token": os.urandom(16).hex(),
         "command": command or None,
         "table": text if command else None,
@@ -91,19 +116,25 @@ def run(typed: Typed) -> int:
         "options": options,
         "code": code,
     }
-    if is_dry:
-        from gpuyard.ui.cli.jobs.sweep_text import say_preview
 
-        return say_preview(typed, request("POST", "/submissions/preview", body=body, is_repeatable=True))
-    with RemovedIfRefused(code):
-        answer = request("POST", "/submissions", body=body, is_repeatable=True)
+
+def _import_text() -> None:
+    """Import what prints the answer, while the daemon works on it."""
+    import gpuyard.core.printable_text
+    import gpuyard.ui.cli.ask_daemon
+    import gpuyard.ui.cli.terminal  # noqa: F401
+
+
+def _say_submitted(typed: Typed, answer: Answer) -> None:
+    from gpuyard.ui.cli.ask_daemon import say_answer
+    from gpuyard.ui.cli.terminal import note
+
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
     if typed.flag("follow"):
         note(f"gpuyard: job {answer['ids']}")
     else:
         say_answer(typed, answer, answer["ids"])
-    return await_submission.stay(typed, answer) if stays else 0
 
 
 def _wants_snapshot(typed: Typed) -> bool | None:

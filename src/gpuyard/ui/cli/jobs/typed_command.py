@@ -3,8 +3,6 @@
 import os
 import sys
 
-from gpuyard.ui.cli.terminal import is_terminal, note
-
 # A single argument with one of these is a line, unless it is the name of a program.
 _SEPARATORS = " \t\n;&|<>"
 
@@ -15,6 +13,7 @@ def read_command(words: list[str], directory: str) -> list[str]:
     if len(words) != 1 or not any(char in words[0] for char in _SEPARATORS) or _is_program(words[0], directory):
         return words
     from gpuyard.core.job.command_line import SHELL, read_line
+    from gpuyard.ui.cli.terminal import is_terminal, note
 
     command = read_line(words[0].strip())
     if command[:2] == SHELL and is_terminal(sys.stderr):

@@ -1,0 +1,83 @@
+"""The jobs of the queue as text: counts, notices, a row for each, and how many more there are."""
+
+import sys
+
+from gpuyard.core.units import format_duration
+from gpuyard.ui.cli.jobs import job_text
+from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
+from gpuyard.ui.cli.jobs.progress_text import running_text
+from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, terminal_size
+from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
+from gpuyard.ui.cli.verb_options import Answer
+
+COLUMNS = (
+    Column("ID", is_right=True),
+    Column("STATE"),
+    Column("COMMAND", is_long=True),
+    Column("GPU"),
+    Column("VRAM", is_right=True, is_spare=True),
+    Column("PRIO", is_right=True, is_spare=True),
+    Column("TIME", is_right=True),
+    Column("WHY", is_long=True),
+)
+_STATE_AT = 1
+
+
+def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
+    """Print the counts, the jobs, and how many more there are."""
+    say(*_head(answer))
+    if answer["jobs"]:
+        _say_rows(answer["jobs"])
+    if is_terminal(sys.stdout) and any(job.get("group") for job in answer["jobs"]):
+        say(paint("`gpuyard queue --sweep ID` shows the runs of a sweep or an array", "dim"))
+    if answer["next"] is not None:
+        say(paint(_more_text(answer, query or {"ids": "", "state": "", "all": ""}), "dim"))
+
+
+def _head(answer: Answer) -> list[str]:
+    dot = " · " if is_unicode() else ", "
+    facts = [f"{answer['counts'][state]} {state}" for state in STATES if answer["counts"].get(state)]
+    if not facts:
+        facts = ["The queue is empty. Submit a job: gpuyard submit -- python train.py"]
+    elif not answer["jobs"]:
+        facts.append("no jobs match")
+    lines = [paint(dot.join(facts), "bold")]
+    if answer["paused"]:
+        lines.append(paint("Paused: no new jobs start. `gpuyard unpause` starts them again.", "yellow"))
+    if answer["draining"]:
+        lines.append(paint("Draining: running jobs finish, no new ones start. `gpuyard unpause` ends it.", "yellow"))
+    return [*lines, *(paint(f"! {clean(notice)}", "yellow") for notice in answer.get("notices", ()))]
+
+
+def _say_rows(jobs: list[Answer]) -> None:
+    heading, *lines = lay_out(COLUMNS, [_cells(job) for job in jobs], terminal_size()[0], ellipsis())
+    say(paint(join_cells(heading), "dim"))
+    for job, cells in zip(jobs, lines, strict=True):
+        cells[_STATE_AT] = paint(cells[_STATE_AT], STATES[job["state"]][1])
+        say(join_cells(cells))
+
+
+def _cells(job: Answer) -> list[str]:
+    state = job["state"]
+    return [
+        job["group"]["ids"] if job.get("group") else str(job["id"]),
+        f"{STATES[state][0]} {state}" if is_terminal(sys.stdout) and is_unicode() else state,
+        job_text.job_name(job),
+        job_text.devices_text(job),
+        job_text.memory_text(job),
+        str(job["priority"]),
+        format_duration(job_text.elapsed_seconds(job)),
+        running_text(job, is_unicode=is_unicode()) or job_text.result_text(job),
+    ]
+
+
+def _more_text(answer: Answer, query: dict[str, str]) -> str:
+    """Say how many matching jobs are not shown; with IDS that is not known. Lines of a folded queue are counted."""
+    if any(job.get("group") for job in answer["jobs"]):
+        more = answer["total"] - len(answer["jobs"])
+        return f"and {more} more lines: `gpuyard queue --limit {10 * len(answer['jobs'])}` shows more"
+    states = query["state"].split(",") if query["state"] else [*STATES] if query["all"] else UNFINISHED
+    total = sum(answer["counts"].get(state, 0) for state in states)
+    more = 0 if query["ids"] else total - sum(job["state"] in states for job in answer["jobs"])
+    count = f"{more} more" if more > 0 else "more"
+    return f"and {count}: `gpuyard queue --limit {10 * len(answer['jobs'])}` shows more"
