@@ -148,7 +148,7 @@ FAULTS = (
     Fault(
         id="daemon-submission-does-not-wake-the-loop",
         file=f"{_DAEMON}/api/submit.py",
-        old="            scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused\n",
+        old="            call_after_answer(scheduler.wake)\n",
         new="            pass\n",
         breaks="A job that is submitted to an idle queue starts only when something else happens.",
         near=(_LOOP,),
