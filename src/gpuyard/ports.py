@@ -237,12 +237,12 @@ class HostEngine(Engine, Protocol):
         """Let an attempt start as soon as one of its group has succeeded, in its place. Return False if the engine does
         not take it. An engine that is closed, or whose process dies, starts none that has not begun."""
 
-    def shelved(self) -> AbstractSet[int]:
+    def prefetched(self) -> AbstractSet[int]:
         """Return the jobs of attempts that were put, and neither taken back nor returned by `followed`."""
 
     def take_back(self, most: int | None = None) -> None:
         """Let no attempt that was put start any more, or not the first ones. Without `most`, those that stay in
-        `shelved` have begun."""
+        `prefetched` have begun."""
 
     def followed(self) -> list[Followed]:
         """Return attempts that have begun since the last call, in order. `ended` returns their ends, but not before."""

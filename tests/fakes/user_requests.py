@@ -11,8 +11,8 @@ from tests.fakes.clock import FakeClock
 from tests.unit.store import QueueDb
 
 
-def requests_of(queue_db: QueueDb, transitions: JobTransitions, shelved: Collection[int] = ()) -> UserRequests:
-    """`shelved` are the jobs that a keeper may have begun."""
-    successors = SimpleNamespace(shelved=lambda: frozenset(shelved))
+def requests_of(queue_db: QueueDb, transitions: JobTransitions, prefetched: Collection[int] = ()) -> UserRequests:
+    """`prefetched` are the jobs that a keeper may have begun."""
+    successors = SimpleNamespace(prefetched=lambda: frozenset(prefetched))
     controller = cast("Controller", SimpleNamespace(transitions=transitions, successors=successors))
     return UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())

@@ -25,7 +25,7 @@ FAULTS = (
         near=("tests/simulation/test_crashes.py",),
     ),
     Fault(
-        id="control-requests-leave-jobs-on-the-shelf",
+        id="control-requests-leave-prefetched-jobs",
         file=f"{_CONTROL}/successors.py",
         old="        self._changes += 1\n        self.stop()\n",
         new="        self._changes += 1\n",

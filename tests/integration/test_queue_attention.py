@@ -155,15 +155,15 @@ def test_the_keeper_keeps_its_next_jobs_while_the_sample_is_old_and_gets_no_more
     list(requests.submit(parse_submission(asked), "me"))
     sample = Sample(snapshot=Snapshot(taken_at=0.0, host=Host()))
     assert controller.step(sample).started == 1
-    put = controller.successors.shelved()
+    put = controller.successors.prefetched()
     assert put == {2, 3, 4, 5, 6}, "what ends within 0.25 s"
     controller.step(sample, is_fresh=False)
-    assert controller.successors.shelved() == put
+    assert controller.successors.prefetched() == put
     controller.engines.take_back(4)
     controller.step(sample, is_fresh=False)
-    assert controller.successors.shelved() == {6}, "none is added by an old sample"
+    assert controller.successors.prefetched() == {6}, "none is added by an old sample"
     controller.step(sample)
-    assert controller.successors.shelved() == put
+    assert controller.successors.prefetched() == put
     list(requests.change(parse_selection("all"), requests.cancel))
     controller.step(sample)
 

@@ -81,8 +81,8 @@ class EngineSet:
     def put(self, launch: Launch) -> bool:
         return self._local.put(launch)
 
-    def shelved(self) -> AbstractSet[int]:
-        return self._local.shelved()
+    def prefetched(self) -> AbstractSet[int]:
+        return self._local.prefetched()
 
     def take_back(self, most: int | None = None) -> None:
         self._local.take_back(most)

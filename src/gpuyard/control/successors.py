@@ -55,7 +55,7 @@ class _Steady(Struct, frozen=True):
     group: _Group
     first: Job
     view: PlannerView
-    most: int  # jobs on the shelf
+    most: int  # jobs in the prefetch queue
     sample: Sample
     rules: Rules
     live: int
@@ -95,8 +95,8 @@ class Successors:
         return self._steady is not None
 
     def begin_change(self) -> None:
-        """Take back what the keeper has not begun, and put nothing until `end_change`. What is still `shelved` then has
-        begun, and a step records it as soon as the keeper says so."""
+        """Take back what the keeper has not begun, and put nothing until `end_change`. What is still `prefetched` then
+        has begun, and a step records it as soon as the keeper says so."""
         self._changes += 1
         self.stop()
 
@@ -188,22 +188,22 @@ class Successors:
 
     # What is put
 
-    def shelved(self) -> AbstractSet[int]:
+    def prefetched(self) -> AbstractSet[int]:
         """Return the jobs that the keeper has, or has begun without that being recorded."""
-        return self._engines.shelved() | {each.job_id for each in self._followed}
+        return self._engines.prefetched() | {each.job_id for each in self._followed}
 
-    def without_shelved(self, queues: Iterable[LaneQueue]) -> list[LaneQueue]:
+    def without_prefetched(self, queues: Iterable[LaneQueue]) -> list[LaneQueue]:
         """Return the queues without the jobs that the keeper starts. For each place that has become free without a
         successor, the first of these is taken back: it comes before all others."""
         free = 0 if self._steady is None else self._steady.live - len(self._transitions.live)
         if free > 0 and self._put:
             self._engines.take_back(free)
-        shelved = self.shelved()
-        self._put = {job_id: job for job_id, job in self._put.items() if job_id in shelved}
-        if not shelved:
+        prefetched = self.prefetched()
+        self._put = {job_id: job for job_id, job in self._put.items() if job_id in prefetched}
+        if not prefetched:
             return list(queues)
         return [
-            LaneQueue(lane=queue.lane, jobs=(each for each in queue.jobs if each.job_id not in shelved))
+            LaneQueue(lane=queue.lane, jobs=(each for each in queue.jobs if each.job_id not in prefetched))
             for queue in queues
         ]
 
@@ -257,18 +257,18 @@ class Successors:
         self._steady = None
         if self._put:
             self._engines.take_back()
-            begun = self.shelved()
+            begun = self.prefetched()
             self.has_taken_back = self.has_taken_back or not self._put.keys() <= begun
             self._put = dict.fromkeys(self._put.keys() & begun)  # a request may change them before they are recorded
 
     def fill(self) -> None:
         """Give the keeper the next jobs of the lane, if half of them are gone. Call it outside of a transaction."""
-        known, shelved = self._steady, self.shelved()
-        if known is None or self._is_paused or len(shelved) > known.most // 2:
+        known, prefetched = self._steady, self.prefetched()
+        if known is None or self._is_paused or len(prefetched) > known.most // 2:
             return
-        most = known.most - len(shelved) if self._put_up_to else known.most
+        most = known.most - len(prefetched) if self._put_up_to else known.most
         for job in self._store.next_jobs(known.lane.id, most, after=self._put_up_to):
-            if job.id not in shelved and not (known.takes(job) and self._put_job(job, known.group.number)):
+            if job.id not in prefetched and not (known.takes(job) and self._put_job(job, known.group.number)):
                 return
             self._put_up_to = job.id
 

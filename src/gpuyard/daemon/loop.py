@@ -163,7 +163,7 @@ class SchedulerLoop:
     @property
     def has_unrecorded(self) -> bool:
         """Whether the keeper has begun jobs by itself that are not recorded."""
-        return bool(self.controller.successors.shelved())
+        return bool(self.controller.successors.prefetched())
 
     async def record_begun(self) -> None:
         """Wait until what the keeper has begun by itself is recorded: a change has to find it so. A keeper that is

@@ -101,7 +101,7 @@ def test_cleaning_takes_as_many_statements_for_many_jobs_as_for_few(queue_db: Qu
 @pytest.mark.parametrize("verb", ["cancel", "hold"])
 def test_a_job_that_the_keeper_may_have_begun_is_unchanged(queue_db: QueueDb, verb: str) -> None:
     queue_db.add(3)
-    requests = requests_of(queue_db, JobTransitions(queue_db.store), shelved=[2])
+    requests = requests_of(queue_db, JobTransitions(queue_db.store), prefetched=[2])
     result = finish(requests.change(parse_selection("all"), getattr(requests, verb)))
     assert result.ids == (1, 3)
     assert [(each.id, each.state) for each in result.unchanged] == [(2, "queued")]

@@ -29,7 +29,7 @@ class PlacesNothing:
     def put(self, launch: Launch) -> bool:  # noqa: ARG002
         return False
 
-    def shelved(self) -> AbstractSet[int]:
+    def prefetched(self) -> AbstractSet[int]:
         return frozenset()
 
     def take_back(self, most: int | None = None) -> None: ...

@@ -10,7 +10,7 @@
 - When a keeper dies, the attempts that it started have no status: they are LOST.
 - A keeper that does not answer counts as alive (`keeper_set.py`): its attempts keep running, and their ends are
   recorded when it answers again.
-- Attempts that are put on the shelf (`shelf.py`) are started by the keeper, without the daemon: it reports them later.
+- Prefetched attempts (`prefetch_queue.py`) are started by the keeper without the daemon: it reports them later.
 - The journal is emptied when it has grown, no attempt is live and `ended` is called again: the caller has recorded all
   earlier ends by then.
 
@@ -45,8 +45,8 @@ from gpuyard.engines.local.keeper_set import KeeperSet
 from gpuyard.engines.local.kept_job import frame
 from gpuyard.engines.local.launch_builder import LaunchBuilder
 from gpuyard.engines.local.log_reads import LogReads
+from gpuyard.engines.local.prefetched_attempts import PrefetchedAttempts, followed_of
 from gpuyard.engines.local.process_signals import ProcessSignals
-from gpuyard.engines.local.shelved_attempts import ShelvedAttempts, followed_of
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Followed, IsCutOff, Launch, Prepared
@@ -110,7 +110,7 @@ class LocalEngine(PlacesNothing):
         self._unsent: set[Name] = set()  # of those: the keeper did not take them
         self._reported: deque[Name] = deque()  # reported by a keeper; returned half at a time
         self._entries: dict[Name, JournalEntry] = {}
-        self._shelf = ShelvedAttempts()
+        self._prefetched = PrefetchedAttempts()
         self._may_empty_journal = False
 
     def fileno(self) -> int:
@@ -120,7 +120,7 @@ class LocalEngine(PlacesNothing):
     def close(self) -> None:
         self.discard_prepared()
         if self._keepers.own is not None:
-            self._shelf.take_back(self._keepers.own)
+            self._prefetched.take_back(self._keepers.own)
         self._keepers.close()
         self._log_reads.close()
         self._signals.close()
@@ -164,27 +164,27 @@ class LocalEngine(PlacesNothing):
     def discard_prepared(self) -> None:
         self._prepared.clear()
 
-    # The shelf
+    # Prefetched attempts
 
     def put(self, launch: Launch) -> bool:
         own = self._keepers.own
         if own is None or not own.is_greeted:
             return False
         content, watched = self._builder.build(launch, own.pid, has_lease=False)
-        return self._shelf.put(own, launch.group, marshal.dumps(content), watched)
+        return self._prefetched.put(own, launch.group, marshal.dumps(content), watched)
 
-    def shelved(self) -> AbstractSet[int]:
-        return self._shelf.job_ids()
+    def prefetched(self) -> AbstractSet[int]:
+        return self._prefetched.job_ids()
 
     def take_back(self, most: int | None = None) -> None:
         own = self._keepers.own
-        if own is not None and self._shelf:
-            self._shelf.take_back(own, most)
-            if most is None and self._shelf:
+        if own is not None and self._prefetched:
+            self._prefetched.take_back(own, most)
+            if most is None and self._prefetched:
                 own.ask_to_report()
 
     def followed(self) -> list[Followed]:
-        return self._shelf.take_followed()
+        return self._prefetched.take_followed()
 
     def followed_before(self) -> list[Followed]:
         return [followed_of(entry, f"{self._logs}/{entry.key}.log") for entry in self._journal.followed()]
@@ -206,7 +206,7 @@ class LocalEngine(PlacesNothing):
         own = self._keepers.own
         if own is not None and not self._prepared and own.is_silent():  # once for all attempts of a step
             self._keepers.leave_silent(own)
-            self._shelf.take_back(own)
+            self._prefetched.take_back(own)
         return self._keepers.own_or_new()
 
     def problems(self) -> list[str]:
@@ -233,7 +233,7 @@ class LocalEngine(PlacesNothing):
 
     def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
         """Call it again only when the results are recorded: they may be removed from the journal then."""
-        if self._may_empty_journal and not self._watched and not self._shelf:
+        if self._may_empty_journal and not self._watched and not self._prefetched:
             self._journal.empty_if_long()
         for pid in self._keepers.reach_again():
             self._end_all_of(pid)
@@ -241,7 +241,7 @@ class LocalEngine(PlacesNothing):
         for connection in self._keepers.ready():
             self._receive(connection)
         held, over, self._over, self._held = self._held, [*self._held, *self._over], [], []
-        if self._shelf.has_followed:
+        if self._prefetched.has_followed:
             over += self._reported
             self._reported.clear()
         elif self._reported:
@@ -275,7 +275,7 @@ class LocalEngine(PlacesNothing):
     def _end_all_of(self, keeper_pid: int) -> None:
         """All attempts of a keeper that is gone are over, and the journal has the last entries."""
         self._read_journal()
-        self._shelf.lose(keeper_pid)
+        self._prefetched.lose(keeper_pid)
         self._over += [name for name in self._watched if name[1] == keeper_pid]
         remove_socket(self._keepers.folder, keeper_pid)
 
@@ -295,7 +295,7 @@ class LocalEngine(PlacesNothing):
             self._reported.append(name)
 
     def _watch_followed(self, entry: JournalEntry) -> None:
-        watched = self._shelf.begin(entry)
+        watched = self._prefetched.begin(entry)
         if watched is not None:
             self._watched[entry.key, entry.keeper] = watched
 

@@ -28,7 +28,7 @@ class Journal:
             at += length
 
     def followed(self) -> list[JournalEntry]:
-        """Return the entries of attempts that were taken from the shelf and have begun."""
+        """Return the entries of attempts that were taken from the prefetch queue and have begun."""
         last = {(entry.key, entry.keeper): entry.word for entry in self.entries()}
         taken = (entry for entry in self.entries() if entry.after is not None)
         return [entry for entry in taken if not is_unbegun(last[entry.key, entry.keeper])]

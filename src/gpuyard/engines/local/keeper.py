@@ -1,17 +1,17 @@
 """The keeper: the parent of a daemon's jobs. It starts them, waits for them, and outlives the daemon.
 
 The daemon starts it as a separate process that uses the standard library alone, so that it starts fast and stays small.
-Descriptor 3 is the connection to that daemon, 4 the journal, 5 the shelf (`shelf.py`). Arguments: FOLDER, and the limit
-on open files for jobs.
+Descriptor 3 is the connection to that daemon, 4 the journal, 5 the prefetch queue. Arguments: FOLDER, and the limit on
+open files for jobs.
 
 - For each launch the keeper writes a line to the journal, starts the program in a session of its own, and writes
   another line when it ends: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The second also goes to every connected
   daemon. TIME is in seconds since the machine booted: the wall clock may be set before a daemon reads the line. A line
   starts with a newline because a full disk may have cut off the line before, and ends with a dot because a full disk
   may cut off this one.
-- When a job has succeeded and left nothing behind, the next launch of its group is taken from the shelf, and starts
-  with its lease: `18.1 KEEPER follows 17.1 TIME .` The line is written before the daemon is seen to live, and that
-  before the program starts. So the next daemon finds the line of every program that may have started.
+- When a job has succeeded and left nothing behind, the next launch of its group is taken from the prefetch queue, and
+  starts with its lease: `18.1 KEEPER follows 17.1 TIME .` The line is written before the daemon is seen to live, and
+  that before the program starts. So the next daemon finds the line of every program that may have started.
 - A limit of the system that keeps a program from starting gives a line such as `17.1 KEEPER unbegun-log-enospc .`
 - It greets its own daemon as soon as other daemons can find it.
 - It carries out everything that its own daemon sent before it greets another. So a daemon that connects later, at the
@@ -45,10 +45,10 @@ from gpuyard.engines.common.spawn_program import LEASE_AT, NotBegun, StartFailur
 from gpuyard.engines.common.unbegun_words import RETURNED
 from gpuyard.engines.local.daemon_link import DaemonLink
 from gpuyard.engines.local.kept_job import REPORT_NOW, KeptJob, Launch, spawn_spec
-from gpuyard.engines.local.shelf import KeeperShelf
+from gpuyard.engines.local.prefetch_queue import KeeperPrefetchQueue
 from gpuyard.system import user_sockets
 
-CONNECTION, JOURNAL, SHELF = 3, 4, 5
+CONNECTION, JOURNAL, PREFETCH_QUEUE = 3, 4, 5
 _CHUNK = 1 << 14
 _RESERVE = 1 << 16  # given up to receive jobs when no memory is left; they are then reported as not begun
 _MOST_DESCRIPTORS = 253
@@ -73,7 +73,7 @@ class Keeper:
         own = DaemonLink(socket.socket(fileno=CONNECTION))
         self._daemon: DaemonLink | None = own
         self._others: list[DaemonLink] = []
-        self._shelf = KeeperShelf(SHELF)
+        self._prefetch_queue = KeeperPrefetchQueue(PREFETCH_QUEUE)
         self._report_at: float | None = None  # when ends of jobs that others follow are reported, together
         self._unread, self._chunk, self._reserve = bytearray(), b"", bytes(_RESERVE)
         self._arrived: list[list[int]] = []
@@ -170,7 +170,7 @@ class Keeper:
             self._forget(CONNECTION)
             self._daemon.link.close()
             self._daemon = None
-            self._shelf.close()
+            self._prefetch_queue.close()
         return bool(received)
 
     def _start_received(self) -> None:
@@ -206,7 +206,7 @@ class Keeper:
                 raise NotBegun("journal", self._journal_error)
             if not self._try_to_write(_line(key, self._me, began)):
                 raise NotBegun("journal", self._journal_error)
-            if began != _BEGAN and not self._shelf.has_daemon():
+            if began != _BEGAN and not self._prefetch_queue.has_daemon():
                 raise StartFailure(RETURNED)
             pid = spawn(spawn_spec(launch), lease, self._null)
             self._jobs[pid] = job = KeptJob(launch, self._move_up(lease))
@@ -245,7 +245,7 @@ class Keeper:
         other = DaemonLink(link)
         self._others.append(other)
         self._watch(link.fileno(), lambda event: self._serve_other(other, event))
-        self._shelf.close()
+        self._prefetch_queue.close()
         # The journal lacks what could not be written yet.
         other.unsent += _line("0.0", self._me, "hello") + b"".join(self._unwritten)
         self._send(other)
@@ -279,7 +279,7 @@ class Keeper:
         if kept is not None:
             self._left.update((each, kept) for each in self._adopted() if kept.owns(each))
             if kept not in self._left.values():
-                successor = self._shelf.take(kept.group) if job is not None and status == 0 else None
+                successor = self._prefetch_queue.take(kept.group) if job is not None and status == 0 else None
                 self._release(kept, keeps_lease=successor is not None)
         if job is not None:
             ended_at = f"{time.clock_gettime(_SINCE_BOOT):.3f}"
@@ -289,7 +289,7 @@ class Keeper:
                 self._follow(job, marshal.loads(successor), ended_at)  # noqa: S302 - from our own daemon
 
     def _follow(self, job: KeptJob, launch: Launch, ended_at: str) -> None:
-        """Start a launch of the shelf in place of a job that has ended."""
+        """Start a prefetched launch in place of a job that has ended."""
         began = f"follows {job.key} {ended_at}"
         self._queue_line(_line(launch[0], self._me, began))
         if launch[12] == job.group:
@@ -382,7 +382,7 @@ def _open_signal_pipe() -> int:
 
 
 def main() -> None:
-    for descriptor in (CONNECTION, JOURNAL, SHELF):
+    for descriptor in (CONNECTION, JOURNAL, PREFETCH_QUEUE):
         os.set_inheritable(descriptor, False)  # noqa: FBT003
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)

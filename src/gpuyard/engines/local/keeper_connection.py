@@ -2,7 +2,7 @@
 
 Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 86400.123 .`: the attempt's key, the keeper's pid, and a word
 or the program's exit status with its pid and the time, in seconds since the machine booted. An attempt that the keeper
-took from the shelf begins with `18.1 4242 follows 17.1 86400.123 .` The keeper's pid is part of
+took from the prefetch queue begins with `18.1 4242 follows 17.1 86400.123 .` The keeper's pid is part of
 it because an attempt that never started may be prepared again under the same key. A line that a full disk cut off lacks
 its dot or runs into the next line; it is ignored.
 
@@ -30,7 +30,7 @@ from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper, system_processes
 from gpuyard.engines.local.kept_job import REPORT_NOW, frame
-from gpuyard.engines.local.shelf import Shelf, open_shelf
+from gpuyard.engines.local.prefetch_queue import PrefetchQueue, open_prefetch_queue
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets
 from gpuyard.system.private_files import PrivateFileError, open_own
@@ -94,11 +94,11 @@ def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
 
 
 class KeeperConnection:
-    def __init__(self, pid: int, link: socket.socket, shelf: Shelf | None = None) -> None:
-        """`shelf` is that of our own keeper."""
+    def __init__(self, pid: int, link: socket.socket, prefetch_queue: PrefetchQueue | None = None) -> None:
+        """`prefetch_queue` is that of our own keeper."""
         link.settimeout(0)
         self.pid = pid
-        self.shelf = shelf
+        self.prefetch_queue = prefetch_queue
         self.is_greeted = False
         self.is_late = False  # it was waited for, and has not greeted
         self.was_heard = False  # it sent something in this step
@@ -112,8 +112,8 @@ class KeeperConnection:
 
     def close(self) -> None:
         self._link.close()
-        if self.shelf is not None:
-            self.shelf.close()
+        if self.prefetch_queue is not None:
+            self.prefetch_queue.close()
 
     @property
     def has_unsent(self) -> bool:
@@ -245,7 +245,7 @@ def remove_socket(folder: str, pid: int) -> None:
 def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection:
     """Start a keeper that listens in this folder; its jobs may have `open_files` open. Raises OSError."""
     ours, theirs = socket.socketpair()
-    shelf = open_shelf()
+    prefetch_queue = open_prefetch_queue()
     with contextlib.ExitStack() as until_spawned:
 
         def closed_later(descriptor: int) -> int:
@@ -263,16 +263,16 @@ def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection
             given = [
                 (moved(theirs.fileno()), keeper.CONNECTION),
                 (moved(journal), keeper.JOURNAL),
-                (moved(null if shelf is None else shelf.taking.fileno()), keeper.SHELF),
+                (moved(null if prefetch_queue is None else prefetch_queue.taking.fileno()), keeper.PREFETCH_QUEUE),
             ]
             streams = [(null, 0), (log, 1), (log, 2)]
             pid = spawn_in_session(sys.executable, command, {"PATH": os.defpath}, [*given, *streams])
         except (OSError, PrivateFileError):
             ours.close()
-            if shelf is not None:
-                shelf.close()
+            if prefetch_queue is not None:
+                prefetch_queue.close()
             raise
-    return KeeperConnection(pid, ours, shelf)
+    return KeeperConnection(pid, ours, prefetch_queue)
 
 
 def silent_problem(pid: int, why: str | None = None) -> str:

@@ -9,7 +9,7 @@ from gpuyard.engines.common.spawn_program import ShellChange, SpawnSpec
 
 # Key, whether it has a lease; the fields of SpawnSpec: command, environment, directory, outputs, stdin, relay, the
 # limit on open files, what else differs from our own process, its CPUs, and the folder of its cgroup; then its group. A
-# launch on the shelf has only variables of its own and no CPUs: it gets all others from the job that it follows.
+# prefetched launch has only variables of its own and no CPUs: it gets all others from the job that it follows.
 Launch = tuple[
     str, bool, tuple[str, ...], dict[str, str], str, tuple[tuple[str, int], ...], str, tuple[str, ...], int,
     ShellChange | None, tuple[int, ...], str, int,
@@ -59,6 +59,6 @@ class KeptJob:
             return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
     def followed_by(self, launch: Launch) -> Launch:
-        """Return a launch of the shelf as it starts in place of this job."""
+        """Return a prefetched launch as it starts in place of this job."""
         environment = {**self.environment, **launch[3]}
         return (*launch[:3], environment, *launch[4:10], self.cpus, *launch[11:])

@@ -1,4 +1,4 @@
-"""The attempts on the shelf of a keeper, as the daemon knows them, and those that the keeper has taken and started.
+"""The attempts in the prefetch queue of a keeper, as the daemon knows them, and those that the keeper has started.
 
 Their logs are created here: that takes some file systems longer than the keeper needs for all the rest of a start.
 """
@@ -13,7 +13,7 @@ from gpuyard.ports import Followed
 from gpuyard.system.clock import wall_time_of
 
 
-class ShelvedAttempts:
+class PrefetchedAttempts:
     def __init__(self) -> None:
         self._attempts: dict[str, WatchedAttempt] = {}  # by key
         self._followed: list[Followed] = []
@@ -27,9 +27,9 @@ class ShelvedAttempts:
 
     def put(self, keeper: KeeperConnection, group: int, content: bytes, watched: WatchedAttempt) -> bool:
         """Return False if there is no room for it."""
-        if keeper.shelf is None or watched.log is None or not _create(watched.log):
+        if keeper.prefetch_queue is None or watched.log is None or not _create(watched.log):
             return False
-        if not keeper.shelf.put(group, content):
+        if not keeper.prefetch_queue.put(group, content):
             os.unlink(watched.log)
             return False
         self._attempts[watched.key] = watched
@@ -38,14 +38,14 @@ class ShelvedAttempts:
     def take_back(self, keeper: KeeperConnection, most: int | None = None) -> None:
         """Take back the first ones, or all that the keeper has not taken: what is left then has begun, and the keeper
         says so in a moment."""
-        for content in keeper.shelf.take_back(most) if keeper.shelf is not None else ():
+        for content in keeper.prefetch_queue.take_back(most) if keeper.prefetch_queue is not None else ():
             taken = self._attempts.pop(marshal.loads(content)[0], None)  # noqa: S302 - our own
             if taken is not None and taken.log is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(taken.log)
 
     def begin(self, entry: JournalEntry) -> WatchedAttempt | None:
-        """Note the line by which a keeper says that it took an attempt. Return the attempt if it was on its shelf."""
+        """Note the line by which a keeper says that it took an attempt. Return the attempt if it was in its queue."""
         watched = self._attempts.get(entry.key)
         if watched is None or watched.keeper_pid != entry.keeper:
             return None
@@ -53,7 +53,7 @@ class ShelvedAttempts:
         return self._attempts.pop(entry.key)
 
     def lose(self, keeper_pid: int) -> None:
-        """Forget what was on the shelf of a keeper that is gone."""
+        """Forget what was in the prefetch queue of a keeper that is gone."""
         self._attempts = {key: each for key, each in self._attempts.items() if each.keeper_pid != keeper_pid}
 
     @property

@@ -1,6 +1,6 @@
-"""The shelf: launches that the keeper may start by itself, each when a job like it has succeeded, in its place.
+"""The prefetch queue: launches that the keeper may start by itself, each in the place of a job that has succeeded.
 
-It is a pair of sockets. The daemon puts launches on it. The kernel gives each launch to one receiver: to the keeper,
+It is a pair of sockets. The daemon puts launches into it. The kernel gives each launch to one receiver: to the keeper,
 which starts it, or to the daemon, which takes it back. Neither waits for the other.
 
 A launch begins with the number of its group: jobs of a group need the same, and so can use the lease of one another.
@@ -17,7 +17,7 @@ _LONGEST = 1 << 18
 _NUMBER = 4
 
 
-class Shelf:
+class PrefetchQueue:
     """The daemon's side. It has both sockets, and the keeper a copy of `taking`."""
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class Shelf:
         self.taking.close()
 
 
-def open_shelf() -> Shelf | None:
-    """Return a shelf, or None where the system has no such sockets."""
+def open_prefetch_queue() -> PrefetchQueue | None:
+    """Return a prefetch queue, or None where the system has no such sockets."""
     try:
-        return Shelf()
+        return PrefetchQueue()
     except OSError:
         return None
 
 
-class KeeperShelf:
+class KeeperPrefetchQueue:
     """The keeper's side."""
 
     def __init__(self, descriptor: int) -> None:
