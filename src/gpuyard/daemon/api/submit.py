@@ -113,7 +113,8 @@ class SubmissionHandler:
         names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
         submission = replace(submission, spec=replace(submission.spec, secrets=names))
         try:
-            first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
+            pieces = scheduler.requests.submit(submission, self._user)
+            first, last = await run_in_pieces(pieces, scheduler.checkpoints.may_write)
         finally:
             scheduler.wake()  # to start its jobs, or to delete what is stored of it if it was refused
         self._code.note_submission(first, submission.spec.code)
