@@ -44,6 +44,7 @@ class CheckpointThread:
         self._not_before = 0.0  # after a failure
         self._problem: str | None = None
         self._resumed: asyncio.Event | None = None
+        self._waiting: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._changes = 0
         self._save_by = 0.0
@@ -70,6 +71,9 @@ class CheckpointThread:
             self._database.leave_disk_to(None)
             self._files.close()
             self._files = None
+        waiting, self._waiting = self._waiting, []
+        for act in waiting:
+            act()
 
     # Changes
 
@@ -82,6 +86,13 @@ class CheckpointThread:
         """Wait while changes are paused. The caller may write until it waits for something else."""
         while self._resumed is not None:
             await self._resumed.wait()
+
+    def when_writable(self, act: Callable[[], None]) -> None:
+        """Call `act`, which writes: now, or at the end of the pause."""
+        if self._resumed is None:
+            act()
+        else:
+            self._waiting.append(act)
 
     @property
     def has_unsynced(self) -> bool:
@@ -170,7 +181,9 @@ class CheckpointThread:
         finally:
             self._resumed = None
             resumed.set()
-            self._on_resume()
+            waiting, self._waiting = self._waiting, []
+            for act in (*waiting, self._on_resume):
+                asyncio.get_running_loop().call_soon(act)
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, act)

@@ -59,7 +59,7 @@ class WalCheckpoints:
         self._has_frames = False
         if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             return False
-        self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next round of the log
+        self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next log
         self._has_frames = True
         return True
 

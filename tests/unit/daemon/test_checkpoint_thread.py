@@ -105,7 +105,7 @@ def test_a_log_that_has_grown_is_emptied_however_much_is_written(run: Run) -> No
             queue.fill_log()
             await queue.until(lambda: queue.log.stat().st_size < _LIMIT, "an emptied log")
             await queue.thread.may_write()
-        assert queue.resumes >= 10
+        await queue.until(lambda: queue.resumes >= 10, "the last pause")
         assert queue.thread.notices() == []
 
     run(scenario)
@@ -140,9 +140,24 @@ def test_changes_wait_for_the_rest_and_the_loop_does_not(run: Run, monkeypatch: 
         assert queue.resumes == 0
         empty.goes_on.set()
         await change
-        assert not queue.thread.is_paused
-        assert queue.resumes == 1
+        await queue.until(lambda: queue.resumes == 1, "a step")
         assert not queue.database.has_unsaved
+
+    run(scenario)
+
+
+def test_what_writes_by_itself_follows_the_pause(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = Held(monkeypatch, "empty")
+    done: list[str] = []
+
+    async def scenario(queue: Fixture) -> None:
+        queue.thread.when_writable(lambda: done.append("before"))
+        queue.fill_log()
+        await queue.until(empty.is_reached.is_set, "the end of a checkpoint")
+        queue.thread.when_writable(lambda: done.append("after"))
+        assert done == ["before"]
+        empty.goes_on.set()
+        await queue.until(lambda: done == ["before", "after"], "what had to wait")
 
     run(scenario)
 
@@ -230,7 +245,12 @@ def test_a_full_disk_is_reported_and_a_later_checkpoint_succeeds(run: Run, monke
 def test_a_request_waits_for_the_disk_and_shares_a_sync(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs: list[None] = []
     sync = WalCheckpoints.sync
-    monkeypatch.setattr(WalCheckpoints, "sync", lambda files: (syncs.append(None), sync(files)))
+
+    def count(files: WalCheckpoints) -> None:
+        syncs.append(None)
+        sync(files)
+
+    monkeypatch.setattr(WalCheckpoints, "sync", count)
     held = Held(monkeypatch, "sync")
 
     async def scenario(queue: Fixture) -> None:

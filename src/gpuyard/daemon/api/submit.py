@@ -86,6 +86,7 @@ class SubmissionHandler:
         is_new = not body.token or self._scheduler.store.find_submission(body.token) is None
         result = await self.take(submission)
         if is_new:
+            await self._scheduler.checkpoints.may_write()
             with self._scheduler.store.transaction():
                 self._scheduler.store.add_event(
                     job_id, self._scheduler.clock.now(), "resubmitted", f"as job {result.ids}"
