@@ -1,8 +1,8 @@
 """CheckpointThread: the database's waits for the disk, in threads. The event loop goes on meanwhile.
 
-- Changes are moved from the write-ahead log into the database's file when the log has grown to 16 MB, when nothing has
-  changed for 3 s, and at the latest after a minute. A small queue would otherwise live in the log for days, and a copy
-  of `queue.db` would be empty.
+- Changes are moved from the write-ahead log into the database's file when the log has grown to 16 MB. They are saved,
+  which also truncates the log, when nothing has changed for 3 s, and at the latest after a minute: a small queue would
+  otherwise live in the log for days, and a copy of `queue.db` would be empty.
 - Most of the log is copied while the loop writes. Then changes wait (`is_paused`, `may_write`) for the rest, which is
   three syncs of the disk: so the log does not outgrow its bound however much is written.
 - A reader can keep the log from being emptied. Beyond 64 MB, changes wait up to a second for readers to end, every 5 s;
@@ -55,7 +55,7 @@ class CheckpointThread:
         """Take over the waits for the disk of a database that is a file. Call it in the event loop."""
         if self._database.is_file:
             with convert_sqlite_errors():
-                self._files = WalCheckpoints(self._database.path)
+                self._files = WalCheckpoints(self._database)
                 self._database.leave_disk_to(self._on_commit)
 
     def close(self) -> None:
@@ -137,24 +137,24 @@ class CheckpointThread:
         if self._database.has_unsaved:
             self._timer = loop.call_later(_QUIET_S, self._save_if_quiet)
             if before == self._changes or loop.time() >= self._save_by:
-                self._begin()
+                self._begin(is_save=True)
         else:
             self._timer = None
 
     def _on_commit(self) -> None:
         if self._files is not None and self._checkpoint is None and self._files.log_bytes >= _LOG_LIMIT:
-            self._begin()
+            self._begin(is_save=False)
 
-    def _begin(self) -> None:
+    def _begin(self, *, is_save: bool) -> None:
         loop = asyncio.get_running_loop()
         if self._files is not None and self._checkpoint is None and loop.time() >= self._not_before:
-            self._checkpoint = loop.create_task(self._make_checkpoint(self._files))
+            self._checkpoint = loop.create_task(self._make_checkpoint(self._files, is_save=is_save))
 
-    async def _make_checkpoint(self, files: WalCheckpoints) -> None:
+    async def _make_checkpoint(self, files: WalCheckpoints, *, is_save: bool) -> None:
         is_done = False
         try:
             await self._in_thread(files.copy)
-            is_done = await self._empty(files)
+            is_done = await self._empty(files, is_save=is_save)
             problem = None if is_done or files.log_bytes < _LARGE_LOG else _reader_notice(files.log_bytes)
         except sqlite3.DatabaseError as error:  # such as a full disk: the log stays as it is
             problem = f"queue.db-wal cannot be moved into queue.db: {error} (free some disk space)"
@@ -162,20 +162,23 @@ class CheckpointThread:
             self._checkpoint = None
             loop = asyncio.get_running_loop()
             self._not_before = loop.time() + (0.0 if is_done else _RETRY_S)
-            if is_done:
+            if is_done and is_save:
                 self._save_by = loop.time() + _LONGEST_S
         if problem is not None and problem != self._problem:
             _log.error("%s; trying again every %g s", problem, _RETRY_S)
         self._problem = problem
 
-    async def _empty(self, files: WalCheckpoints) -> bool:
-        """Copy the rest of the log and empty it, while changes wait. Return False if a reader prevents it."""
-        generation, changes = self._database.next_generation, self._database.changes
+    async def _empty(self, files: WalCheckpoints, *, is_save: bool) -> bool:
+        """Copy the rest of the log and empty it, while changes wait. Return False if a reader prevents it.
+
+        A save also begins a generation of the queue, and gives back the disk space of the log.
+        """
+        generation, changes = self._database.generation + is_save, self._database.changes
         wait_s = _WAIT_S if files.log_bytes < _LARGE_LOG else _WAIT_IF_LARGE_S
         self._resumed = resumed = asyncio.Event()
         try:
-            is_done = await self._in_thread(partial(files.empty, generation, wait_s))
-            if is_done:
+            is_done = await self._in_thread(partial(files.empty, generation, wait_s, is_truncated=is_save))
+            if is_done and is_save:
                 self._database.note_saved(generation, changes)
             return is_done
         finally:

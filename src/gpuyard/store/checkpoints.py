@@ -13,28 +13,34 @@ Rules:
 
 import os
 import sqlite3
+import sys
 from pathlib import Path
 
+from gpuyard.store.database import Database
 from gpuyard.store.queue_record import SET_GENERATION
 
+# In the file formats of SQLite: the last frame of the log, in its index; and what precedes a page in the log.
+_LAST_FRAME_AT, _FRAME_HEADER_BYTES = 16, 24
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 class WalCheckpoints:
     """Call its methods in one thread at a time, and `sync` in any."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the connections now: later, another queue's database may have this path."""
-        self._path = path
+    def __init__(self, database: Database) -> None:
+        """Open the files now: later, another queue's database may have this path."""
+        path = database.path
+        self._file, self._log, self._index = map(database.open_descriptor, ("", "-wal", "-shm"))
         self._connection = _connect(path)
         self._snapshot = _connect(path)
-        self._log = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        self._frame_bytes = _FRAME_HEADER_BYTES + int(database.value("PRAGMA page_size"))
         # False if all frames of the log may have been copied: a snapshot would not keep writers from beginning it anew.
         self._has_frames = True
 
     @property
     def log_bytes(self) -> int:
-        return os.fstat(self._log).st_size
+        """The part of the log that is in use: its file stays as large as it once was, until it is truncated."""
+        return int.from_bytes(os.pread(self._index, 4, _LAST_FRAME_AT), sys.byteorder) * self._frame_bytes
 
     def sync(self) -> None:
         """Wait until everything that was committed so far is on disk."""
@@ -46,18 +52,22 @@ class WalCheckpoints:
             self._snapshot.execute("BEGIN")
             self._snapshot.execute("SELECT 1 FROM settings").fetchone()
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            # SQLite does not, if something was written meanwhile: all of it would be left to `empty`.
+            _sync(self._file)
 
-    def empty(self, generation: int, wait_s: float) -> bool:
+    def empty(self, generation: int, wait_s: float, *, is_truncated: bool) -> bool:
         """Copy the rest, with this generation of the queue, and empty the log. Writers have to wait meanwhile.
 
-        Return False if a reader prevents it for `wait_s` seconds.
+        `is_truncated`: give its disk space back, too, which took 100 ms for 40 MB on a disk that discards freed blocks.
+        Otherwise the next log overwrites it. Return False if a reader prevents it for `wait_s` seconds.
         """
         if self._snapshot.in_transaction:
             self._snapshot.execute("ROLLBACK")
         self._connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
         self._connection.execute(SET_GENERATION, (str(generation),))
         self._has_frames = False
-        if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        mode = "TRUNCATE" if is_truncated else "RESTART"
+        if self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]:
             return False
         self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next log
         self._has_frames = True
@@ -66,7 +76,6 @@ class WalCheckpoints:
     def close(self) -> None:
         self._snapshot.close()
         self._connection.close()
-        os.close(self._log)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

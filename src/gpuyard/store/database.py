@@ -39,6 +39,7 @@ class Database:
         self.has_unsaved = False
         # Of a daemon, whose loop must not wait for the disk: see `leave_disk_to`.
         self._on_commit: Callable[[], None] | None = None
+        self._descriptors: list[int] = []
         self.commits_to_sync = 0
 
     @property
@@ -101,9 +102,15 @@ class Database:
         self._on_commit = on_commit
         self.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES if on_commit is None else 0}")
 
+    def open_descriptor(self, suffix: str = "") -> int:
+        """Return a descriptor of one of its files. It is closed after the connection: SQLite's locks on a file, which
+        hold for this process, end when any of its descriptors is closed."""
+        self._descriptors.append(os.open(f"{self.path}{suffix}", os.O_RDONLY | os.O_CLOEXEC))
+        return self._descriptors[-1]
+
     @property
-    def next_generation(self) -> int:
-        return 0 if self._record is None else self._record.progress.generation + 1
+    def generation(self) -> int:
+        return 0 if self._record is None else self._record.progress.generation
 
     def note_saved(self, generation: int, changes: int) -> None:
         """Note that the file has this generation, with what was committed up to these `changes`."""
@@ -127,7 +134,7 @@ class Database:
         """
         if self._record is None or not self.has_unsaved:
             return True
-        generation = self.next_generation
+        generation = self.generation + 1
         try:
             self.execute("PRAGMA busy_timeout = 0")
             self.execute(SET_GENERATION, (str(generation),))
@@ -152,6 +159,11 @@ class Database:
             self.execute("ROLLBACK")
 
     def close(self) -> None:
+        self._close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _close(self) -> None:
         if self._record is None:
             self._connection.close()
             return

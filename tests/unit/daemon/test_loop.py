@@ -335,9 +335,9 @@ def test_a_step_waits_while_a_checkpoint_pauses_changes_and_follows_it(
     is_reached, goes_on = threading.Event(), threading.Event()
     empty = WalCheckpoints.empty
 
-    def wait(files: WalCheckpoints, generation: int, wait_s: float) -> bool:
+    def wait(files: WalCheckpoints, generation: int, wait_s: float, *, is_truncated: bool) -> bool:
         is_reached.set()
-        return goes_on.wait(DEADLINE_S) and empty(files, generation, wait_s)
+        return goes_on.wait(DEADLINE_S) and empty(files, generation, wait_s, is_truncated=is_truncated)
 
     async def scenario(fixture: LoopFixture) -> None:
         monkeypatch.setattr(WalCheckpoints, "empty", wait)

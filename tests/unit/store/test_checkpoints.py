@@ -30,8 +30,8 @@ def database(path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def checkpoints(path: Path, database: Database) -> Iterator[WalCheckpoints]:
-    with contextlib.closing(WalCheckpoints(path)) as checkpoints:
+def checkpoints(database: Database) -> Iterator[WalCheckpoints]:
+    with contextlib.closing(WalCheckpoints(database)) as checkpoints:
         yield checkpoints
 
 
@@ -61,19 +61,22 @@ def salt_of(path: Path) -> bytes:
     return Path(f"{path}-wal").read_bytes()[_SALT]
 
 
+@pytest.mark.parametrize("is_truncated", [False, True])
 def test_an_emptied_log_leaves_everything_in_the_file(
-    path: Path, database: Database, checkpoints: WalCheckpoints
+    path: Path, database: Database, checkpoints: WalCheckpoints, *, is_truncated: bool
 ) -> None:
     for number in range(100):
         write(database, str(number))
     before = checkpoints.log_bytes
+    assert before <= Path(f"{path}-wal").stat().st_size < 2 * before
     assert "99" not in names_in(path)
     checkpoints.copy()
     write(database, "meanwhile")
-    assert checkpoints.empty(7, 0.0)
+    assert checkpoints.empty(7, 0.0, is_truncated=is_truncated)
     assert names_in(path) == {"first", "meanwhile", *map(str, range(100))}
     assert database.progress().generation == 7
     assert checkpoints.log_bytes < before
+    assert (Path(f"{path}-wal").stat().st_size < before) == is_truncated
 
 
 def test_no_writer_begins_the_log_anew_between_the_copy_and_the_end(
@@ -84,7 +87,7 @@ def test_no_writer_begins_the_log_anew_between_the_copy_and_the_end(
     checkpoints.copy()  # all of it
     write(database, "meanwhile")
     assert salt_of(path) == salt
-    assert checkpoints.empty(7, 0.0)
+    assert checkpoints.empty(7, 0.0, is_truncated=True)
     assert salt_of(path) != salt
 
 
@@ -92,7 +95,7 @@ def test_the_first_write_after_a_checkpoint_begins_no_new_log(
     path: Path, database: Database, checkpoints: WalCheckpoints
 ) -> None:
     """A new log's header is synced by its first writer, which must not be the loop."""
-    assert checkpoints.empty(7, 0.0)
+    assert checkpoints.empty(7, 0.0, is_truncated=True)
     salt = salt_of(path)
     write(database, "next")
     assert salt_of(path) == salt
@@ -105,7 +108,7 @@ def test_a_kill_at_any_point_of_a_checkpoint_loses_nothing(
     assert names_after_kill(path, tmp_path / "copied") == {"first"}
     write(database, "meanwhile")
     assert names_after_kill(path, tmp_path / "written") == {"first", "meanwhile"}
-    assert checkpoints.empty(7, 0.0)
+    assert checkpoints.empty(7, 0.0, is_truncated=True)
     assert names_after_kill(path, tmp_path / "emptied") == {"first", "meanwhile"}
     write(database, "later")
     assert names_after_kill(path, tmp_path / "later") == {"first", "meanwhile", "later"}
@@ -118,10 +121,10 @@ def test_a_reader_only_delays_it(path: Path, database: Database, checkpoints: Wa
         for number in range(3):
             write(database, str(number))
             checkpoints.copy()
-            assert not checkpoints.empty(number, 0.0)
+            assert not checkpoints.empty(number, 0.0, is_truncated=True)
         reader.execute("COMMIT")
     checkpoints.copy()
-    assert checkpoints.empty(7, 0.0)
+    assert checkpoints.empty(7, 0.0, is_truncated=True)
     assert names_in(path) == {"first", "0", "1", "2"}
 
 
@@ -160,10 +163,10 @@ def has_unsaved(database: Database) -> bool:
 
 
 def test_a_change_during_a_save_is_still_to_be_saved(path: Path, database: Database) -> None:
-    changes, generation = database.changes, database.next_generation
+    changes, generation = database.changes, database.generation + 1
     write(database, "meanwhile")
     database.note_saved(generation, changes)
     assert has_unsaved(database)
     database.note_saved(generation, database.changes)
     assert not has_unsaved(database)
-    assert database.next_generation == generation + 1
+    assert database.generation == generation
