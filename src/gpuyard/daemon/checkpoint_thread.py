@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from gpuyard.errors import StoreFault
+from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.checkpoints import WalCheckpoints
 from gpuyard.store.database import Database, convert_sqlite_errors
 
@@ -54,9 +54,12 @@ class CheckpointThread:
     def start(self) -> None:
         """Take over the waits for the disk of a database that is a file. Call it in the event loop."""
         if self._database.is_file:
-            with convert_sqlite_errors():
-                self._files = WalCheckpoints(self._database)
-                self._database.leave_disk_to(self._on_commit)
+            try:
+                with convert_sqlite_errors():
+                    self._files = WalCheckpoints(self._database)
+                    self._database.leave_disk_to(self._on_commit)
+            except OSError as error:
+                raise EnvironmentFault(f"{error.filename} cannot be used: {error.strerror}") from error
 
     def close(self) -> None:
         """Wait for the checkpoint that is under way. The database waits for the disk itself again, such as to close."""
@@ -156,8 +159,8 @@ class CheckpointThread:
             await self._in_thread(files.copy)
             is_done = await self._empty(files, is_save=is_save)
             problem = None if is_done or files.log_bytes < _LARGE_LOG else _reader_notice(files.log_bytes)
-        except sqlite3.DatabaseError as error:  # such as a full disk: the log stays as it is
-            problem = f"queue.db-wal cannot be moved into queue.db: {error} (free some disk space)"
+        except (sqlite3.DatabaseError, OSError) as error:  # the log stays as it is
+            problem = f"queue.db-wal cannot be moved into queue.db: {error}. Free some disk space, or mend the disk"
         finally:
             self._checkpoint = None
             loop = asyncio.get_running_loop()

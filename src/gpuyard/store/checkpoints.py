@@ -48,12 +48,18 @@ class WalCheckpoints:
 
     def copy(self) -> None:
         """Copy most of the log into the file while others write. Call `empty` next: it ends the snapshot."""
-        if self._has_frames:
+        if not self._has_frames:
+            return
+        try:
             self._snapshot.execute("BEGIN")
             self._snapshot.execute("SELECT 1 FROM settings").fetchone()
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             # SQLite does not, if something was written meanwhile: all of it would be left to `empty`.
             _sync(self._file)
+        except BaseException:
+            self._has_frames = False
+            self._end_snapshot()
+            raise
 
     def empty(self, generation: int, wait_s: float, *, is_truncated: bool) -> bool:
         """Copy the rest, with this generation of the queue, and empty the log. Writers have to wait meanwhile.
@@ -61,8 +67,7 @@ class WalCheckpoints:
         `is_truncated`: give its disk space back, too, which took 100 ms for 40 MB on a disk that discards freed blocks.
         Otherwise the next log overwrites it. Return False if a reader prevents it for `wait_s` seconds.
         """
-        if self._snapshot.in_transaction:
-            self._snapshot.execute("ROLLBACK")
+        self._end_snapshot()
         self._connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
         self._connection.execute(SET_GENERATION, (str(generation),))
         self._has_frames = False
@@ -72,6 +77,10 @@ class WalCheckpoints:
         self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next log
         self._has_frames = True
         return True
+
+    def _end_snapshot(self) -> None:
+        if self._snapshot.in_transaction:
+            self._snapshot.execute("ROLLBACK")
 
     def close(self) -> None:
         self._snapshot.close()

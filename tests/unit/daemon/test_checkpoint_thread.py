@@ -235,7 +235,7 @@ def test_a_full_disk_is_reported_and_a_later_checkpoint_succeeds(run: Run, monke
         nonlocal is_full
         queue.fill_log()
         await queue.until(queue.thread.notices, "the notice")
-        assert "database or disk is full (free some disk space)" in queue.thread.notices()[0]
+        assert "database or disk is full. Free some disk space" in queue.thread.notices()[0]
         is_full = False
 
         def is_mended() -> bool:

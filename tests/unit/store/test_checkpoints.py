@@ -1,6 +1,7 @@
 """The write-ahead log moves into the database's file in another thread, and the loop's connection never waits."""
 
 import contextlib
+import errno
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -126,6 +127,22 @@ def test_a_reader_only_delays_it(path: Path, database: Database, checkpoints: Wa
     checkpoints.copy()
     assert checkpoints.empty(7, 0.0, is_truncated=True)
     assert names_in(path) == {"first", "0", "1", "2"}
+
+
+def test_a_copy_that_failed_does_not_keep_the_log_from_being_emptied(
+    path: Path, database: Database, checkpoints: WalCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpuyard.store.checkpoints._sync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoints.copy()
+    write(database, "meanwhile")
+    checkpoints.copy()
+    assert checkpoints.empty(7, 0.0, is_truncated=False)
+    assert names_in(path) == {"first", "meanwhile"}
 
 
 def test_a_database_that_left_the_disk_to_others_makes_no_checkpoints_and_no_syncs(
