@@ -304,4 +304,20 @@ FAULTS = (
         breaks="On a shared home, a daemon on a second machine takes over the queue of the first, and jobs run twice.",
         near=("tests/unit/connect/test_queue_host.py",),
     ),
+    Fault(
+        id="daemon-answers-before-a-change-is-on-disk",
+        file=f"{_DAEMON}/api/routes.py",
+        old="                await self._scheduler.checkpoints.synced()\n",
+        new="                await asyncio.sleep(0)\n",
+        breaks="A power failure loses submissions that were acknowledged.",
+        near=(f"{_TESTS}/test_checkpoints.py",),
+    ),
+    Fault(
+        id="daemon-steps-during-the-end-of-a-checkpoint",
+        file=f"{_DAEMON}/loop.py",
+        old="        is_paused = self.checkpoints.is_paused  # which wakes us at its end\n",
+        new="        is_paused = False\n",
+        breaks="A step holds the daemon's loop until a slow disk has answered.",
+        near=(_LOOP,),
+    ),
 )

@@ -182,4 +182,20 @@ FAULTS = (
         breaks="The later jobs of an array start without the token that they were submitted with.",
         near=(f"{_TESTS}/test_specs.py",),
     ),
+    Fault(
+        id="store-log-is-begun-anew-during-a-checkpoint",
+        file=f"{_STORE}/checkpoints.py",
+        old='            self._snapshot.execute("BEGIN")\n',
+        new="",
+        breaks="The loop waits for a slow disk, and SQLite before 3.51.3 may lose changes that were acknowledged.",
+        near=(f"{_TESTS}/test_checkpoints.py",),
+    ),
+    Fault(
+        id="store-loop-begins-the-log-after-a-checkpoint",
+        file=f"{_STORE}/checkpoints.py",
+        old="        self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next log\n",
+        new="",
+        breaks="The first change after each checkpoint holds the daemon's loop for a sync of the disk.",
+        near=(f"{_TESTS}/test_checkpoints.py",),
+    ),
 )

@@ -74,6 +74,7 @@ class CodeWatch:
             specs = self._submitted.pop(root)
             is_dirty = await self._git.run(partial(has_changes, root))
             if is_dirty is not None:
+                await self._scheduler.checkpoints.may_write()
                 with convert_sqlite_errors():
                     self._scheduler.store.specs.code.set_dirty(specs, is_dirty=is_dirty)
 
@@ -116,6 +117,7 @@ class CodeWatch:
         while self._started:
             started, self._started = self._started, []
             digests = await self._scripts.run(partial(_digests, {each.path for each in started}))
+            await self._scheduler.checkpoints.may_write()
             self._record([each for each in started if digests[each.path] not in (None, each.digest)])
 
     def _record(self, changed: list[StartedScript]) -> None:

@@ -21,11 +21,11 @@ from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.closed_devices import drain_notice
 from gpuyard.daemon.api.wait_for_jobs import FinishSignal
+from gpuyard.daemon.checkpoint_thread import CheckpointThread
 from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.ledger_watch import LedgerWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.daemon.read_rules import read_rules
-from gpuyard.daemon.save_when_quiet import QuietSaver
 from gpuyard.daemon.step_timer import StepTimer, StepWaits
 from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.local.engine import LocalEngine
@@ -102,7 +102,8 @@ class SchedulerLoop:
         self._next_step: asyncio.Handle | None = None
         self._timer = StepTimer(self._on_timer)
         self._waits = StepWaits(self.controller.transitions, self.controller.batch_gates, engine, clock)
-        self._saver = QuietSaver(database)
+        self.checkpoints = CheckpointThread(database, self.wake)
+        self.notice_sources.append(self.checkpoints.notices)
         self._home = home or HomeWatch(lambda: True, "")
         self._ledger_watch = LedgerWatch(queue_ledger.ledger.folder, self._on_ledger_change)
         self._finished = 0
@@ -116,6 +117,7 @@ class SchedulerLoop:
         self._loop = asyncio.get_running_loop()
         self.fatal_fault = self._loop.create_future()
         self.sampling = sampling
+        self.checkpoints.start()
         self._queue_ledger.turns.on_turn = partial(self._loop.call_soon_threadsafe, self._on_ledger_turn)
         self.controller.recover()
         self._watch_engine(is_wanted=True)
@@ -134,7 +136,7 @@ class SchedulerLoop:
         if self._next_step is not None:
             self._next_step.cancel()
         self._timer.cancel()
-        self._saver.close()
+        self.checkpoints.close()
         self._home.close()
         self._queue_ledger.turns.close()
         self._queue_ledger.return_ticket()
@@ -205,10 +207,7 @@ class SchedulerLoop:
         if self._next_step is not None:
             self._next_step.cancel()
             self._next_step = None
-        pause_s = self._others_until - self._loop.time()
-        if pause_s > 0:
-            self._watch_engine(is_wanted=False)  # it would wake the loop again and again until then
-            self._next_step = self._loop.call_later(pause_s, self._step)
+        if self._is_put_off():
             return
         self._watch_engine(is_wanted=True)
         started = time.perf_counter()
@@ -233,7 +232,7 @@ class SchedulerLoop:
         self._watch_memory()
         self._timer.set(self._waits.seconds(step))
         self._ledger_watch.set(is_wanted=step.waits_for_others)
-        self._saver.schedule()
+        self.checkpoints.schedule()
         if self._home.problem is not None and not self.controller.transitions.live:
             self.fail(StoreFault(f"the daemon ends: no job of it runs any more, and {self._home.problem}"))
         for listener in self.listeners:
@@ -241,6 +240,16 @@ class SchedulerLoop:
                 listener(step)
             except Exception:  # noqa: BLE001 - a bug in metrics or notifications must not stop the queue
                 _log.exception("a listener failed after a step")
+
+    def _is_put_off(self) -> bool:
+        """Whether the step has to wait; then it follows by itself."""
+        pause_s = self._others_until - self._loop.time()
+        is_paused = self.checkpoints.is_paused  # which wakes us at its end
+        if pause_s > 0 or is_paused:
+            self._watch_engine(is_wanted=False)  # it would wake the loop again and again until then
+        if pause_s > 0 and not is_paused:
+            self._next_step = self._loop.call_later(pause_s, self._step)
+        return pause_s > 0 or is_paused
 
     def _step_controller(self) -> Step:
         self._reload_changed_config()
@@ -268,7 +277,9 @@ class SchedulerLoop:
 
     def on_memory(self) -> None:
         """Note the memory of a growing first run, and RAM, which are read often. A step follows if a job makes way."""
-        if not self._is_closed and self.problem is None and self.controller.observe(self.sampling.latest):
+        if self._is_closed or self.checkpoints.is_paused:
+            return
+        if self.problem is None and self.controller.observe(self.sampling.latest):
             self.wake()
         self._watch_memory()
 

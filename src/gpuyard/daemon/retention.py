@@ -179,6 +179,7 @@ class Retention:
     async def _work(self, pieces: InPieces[T], *, is_urgent: bool) -> T:
         """Do all pieces, with a pause after each for everything else that the daemon does."""
         while True:
+            await self._scheduler.checkpoints.may_write()
             started = time.perf_counter()
             try:
                 next(pieces)

@@ -7,14 +7,14 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.migrations import migrate
-from gpuyard.store.queue_record import QueueProgress, QueueRecord, compare
+from gpuyard.store.queue_record import SET_GENERATION, QueueProgress, QueueRecord, compare
 
 # No schema was released yet.
 SCHEMA_VERSION = 15
@@ -22,6 +22,8 @@ _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
 _MAX_CHECKED_BYTES = 64 * 1024 * 1024
 _BUSY_TIMEOUT = "PRAGMA busy_timeout = 5000"
+# SQLite's default.
+_CHECKPOINT_PAGES = 1000
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -35,6 +37,10 @@ class Database:
         self._record: QueueRecord | None = None
         self._saved_changes = 0  # `total_changes` when it was last saved
         self.has_unsaved = False
+        # Of a daemon, whose loop must not wait for the disk: see `leave_disk_to`.
+        self._on_commit: Callable[[], None] | None = None
+        self._descriptors: list[int] = []
+        self.commits_to_sync = 0
 
     @property
     def in_transaction(self) -> bool:
@@ -49,8 +55,10 @@ class Database:
         """Commit the block's changes, or roll them back if it raises.
 
         What is committed survives a crash of this process. With `is_synced` it also survives a power cut: the commit
-        waits for the disk.
+        waits for the disk, or counts as one of `commits_to_sync`.
         """
+        is_synced_later = is_synced and self._on_commit is not None
+        is_synced = is_synced and not is_synced_later
         with convert_sqlite_errors():
             if is_synced:
                 self.execute("PRAGMA synchronous = FULL")
@@ -61,6 +69,9 @@ class Database:
                 if not self.has_unsaved and self._connection.total_changes != self._saved_changes:
                     self.has_unsaved = True
                     self.note_last_id(0)
+                self.commits_to_sync += is_synced_later
+                if self._on_commit is not None:
+                    self._on_commit()
             finally:
                 self.rollback()
                 if is_synced:
@@ -80,6 +91,34 @@ class Database:
         """The number of rows that were changed since it was opened."""
         return self._connection.total_changes
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file with a record beside it, as a queue's is."""
+        return self._record is not None
+
+    def leave_disk_to(self, on_commit: Callable[[], None] | None) -> None:
+        """Wait for the disk no more: make no checkpoints and no syncs, and call `on_commit` after each commit. The
+        caller has to make the checkpoints, and to sync the log for `commits_to_sync`. None: as before."""
+        self._on_commit = on_commit
+        self.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES if on_commit is None else 0}")
+
+    def open_descriptor(self, suffix: str = "") -> int:
+        """Return a descriptor of one of its files. It is closed after the connection: SQLite's locks on a file, which
+        hold for this process, end when any of its descriptors is closed."""
+        self._descriptors.append(os.open(f"{self.path}{suffix}", os.O_RDONLY | os.O_CLOEXEC))
+        return self._descriptors[-1]
+
+    @property
+    def generation(self) -> int:
+        return 0 if self._record is None else self._record.progress.generation
+
+    def note_saved(self, generation: int, changes: int) -> None:
+        """Note that the file has this generation, with what was committed up to these `changes`."""
+        self.has_unsaved = self.changes != changes
+        self._saved_changes = changes
+        if self._record is not None:
+            self._record.write(QueueProgress(generation, 0, has_unsaved=self.has_unsaved))
+
     def keep_record(self, record: QueueRecord) -> None:
         """Note in the record from now on how far the queue has come."""
         self._record = record
@@ -95,18 +134,17 @@ class Database:
         """
         if self._record is None or not self.has_unsaved:
             return True
-        generation = self._record.progress.generation + 1
+        generation = self.generation + 1
         try:
             self.execute("PRAGMA busy_timeout = 0")
-            self.execute("INSERT OR REPLACE INTO settings VALUES ('generation', ?)", (str(generation),))
+            self.execute(SET_GENERATION, (str(generation),))
             if self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # a reader prevents it
                 return False
         except sqlite3.DatabaseError:
             return False
         finally:
             self.execute(_BUSY_TIMEOUT)
-        self._saved_changes, self.has_unsaved = self.changes, False
-        self._record.write(QueueProgress(generation, 0, has_unsaved=False))
+        self.note_saved(generation, self.changes)
         return True
 
     def progress(self) -> QueueProgress:
@@ -121,6 +159,11 @@ class Database:
             self.execute("ROLLBACK")
 
     def close(self) -> None:
+        self._close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _close(self) -> None:
         if self._record is None:
             self._connection.close()
             return

@@ -19,6 +19,7 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+SET_GENERATION = "INSERT OR REPLACE INTO settings VALUES ('generation', ?)"
 _CONTENT = re.compile(rb"(\d{12}) (\d{12}) ([01])\n")
 
 

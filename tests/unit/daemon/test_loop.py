@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Holder
 from gpuyard.core.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
+from gpuyard.daemon import checkpoint_thread
 from gpuyard.daemon import loop as loop_module
 from gpuyard.daemon.api.routes import Routes
 from gpuyard.daemon.api.slow_requests import run_in_pieces
@@ -36,6 +38,7 @@ from gpuyard.errors import StoreFault
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.store.checkpoints import WalCheckpoints
 from gpuyard.store.database import open_database
 from gpuyard.system.process_identity import this_process
 from tests.fakes.clock import FakeClock
@@ -220,7 +223,8 @@ def test_a_client_that_waits_for_a_job_is_woken_by_the_step_after_its_end(own_ho
         waiting = JobWaits(scheduler.queries, scheduler.store, [(job, job)])
         waits = asyncio.create_task(scheduler.finish_signal.wait(waiting, timeout_s=10 * DEADLINE_S))
         await asyncio.sleep(0)
-        await run_in_pieces(scheduler.requests.change(JobSelection(ranges=((job, job),)), scheduler.requests.cancel))
+        change = scheduler.requests.change(JobSelection(ranges=((job, job),)), scheduler.requests.cancel)
+        await run_in_pieces(change, scheduler.checkpoints.may_write)
         scheduler.wake()
         async with asyncio.timeout(DEADLINE_S):
             await waits
@@ -382,3 +386,31 @@ def test_the_loop_rests_between_a_long_step_and_the_next_although_attempts_have_
     run(own_home, scenario)
     os.close(reading)
     os.close(writing)
+
+
+def test_a_step_waits_while_a_checkpoint_pauses_changes_and_follows_it(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_reached, goes_on = threading.Event(), threading.Event()
+    empty = WalCheckpoints.empty
+
+    def wait(files: WalCheckpoints, generation: int, wait_s: float, *, is_truncated: bool) -> bool:
+        is_reached.set()
+        return goes_on.wait(DEADLINE_S) and empty(files, generation, wait_s, is_truncated=is_truncated)
+
+    async def scenario(fixture: LoopFixture) -> None:
+        monkeypatch.setattr(WalCheckpoints, "empty", wait)
+        monkeypatch.setattr(checkpoint_thread, "_LOG_LIMIT", 0)
+        await fixture.submit(gpus=0)
+        await asyncio.to_thread(is_reached.wait, DEADLINE_S)
+        while not fixture.steps.empty():
+            fixture.steps.get_nowait()
+        fixture.scheduler.wake()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert fixture.steps.empty()
+        monkeypatch.setattr(checkpoint_thread, "_LOG_LIMIT", 1 << 30)
+        goes_on.set()
+        await fixture.step()
+
+    run(own_home, scenario)

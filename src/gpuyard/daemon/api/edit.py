@@ -33,6 +33,7 @@ class EditHandler:
             lambda submission: self._fit(submission, snapshot),
         )
         result = await self._jobs.change(editor.edit, body)
+        await scheduler.checkpoints.may_write()
         with scheduler.store.transaction():
             editor.finish()
         return result

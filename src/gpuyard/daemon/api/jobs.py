@@ -169,7 +169,7 @@ class JobHandler:
         for place, selection in enumerate(pieces, 1):
             is_last = place == len(pieces)
             change = self._scheduler.requests.change(selection, act, supply, is_last=is_last)
-            changed = await run_in_pieces(change)
+            changed = await run_in_pieces(change, self._scheduler.checkpoints.may_write)
             ids += changed.ids
             unchanged += changed.unchanged
             revived += changed.revived

@@ -170,19 +170,28 @@ class Routes:
             if key not in self._table:
                 self._load_rare()
             act = partial(self._table[key], *numbers, *decoded)
-            answer = self._act_later(act) if key[0] != "GET" and self._scheduler.has_unrecorded else act()
-            if isinstance(answer, Awaitable):
-                return self._respond_later(answer, until_answered.pop_all())
+            answer = self._act_later(act) if key[0] != "GET" and self._has_to_wait() else act()
+            if isinstance(answer, Awaitable) or (key[0] != "GET" and self._scheduler.checkpoints.has_unsynced):
+                return self._respond_later(answer, until_answered.pop_all(), is_change=key[0] != "GET")
         return _respond(answer)
+
+    def _has_to_wait(self) -> bool:
+        return self._scheduler.has_unrecorded or self._scheduler.checkpoints.is_paused
 
     async def _act_later(self, act: Callable[[], Struct | Awaitable[Struct]]) -> Struct:
         await self._scheduler.record_begun()
+        await self._scheduler.checkpoints.may_write()
         answer = act()
         return await answer if isinstance(answer, Awaitable) else answer
 
-    async def _respond_later(self, answer: Awaitable[Struct], until_answered: contextlib.ExitStack) -> HttpAnswer:
+    async def _respond_later(
+        self, answer: Struct | Awaitable[Struct], until_answered: contextlib.ExitStack, *, is_change: bool
+    ) -> HttpAnswer:
         with until_answered:
-            return _respond(await answer)
+            done = await answer if isinstance(answer, Awaitable) else answer
+            if is_change:
+                await self._scheduler.checkpoints.synced()
+            return _respond(done)
 
     @contextlib.contextmanager
     def _failing_on_damage(self) -> Iterator[None]:

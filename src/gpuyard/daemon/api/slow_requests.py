@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -19,9 +19,11 @@ _TURNS = 4
 _ANSWER_TURNS = 3
 
 
-async def run_in_pieces(pieces: InPieces[T]) -> T:
-    """Exhaust the generator; return its result. Other requests are served after each piece."""
+async def run_in_pieces(pieces: InPieces[T], may_write: Callable[[], Awaitable[None]]) -> T:
+    """Exhaust the generator; return its result. Other requests are served after each piece. Each piece waits for
+    `may_write`."""
     while True:
+        await may_write()
         try:
             next(pieces)
         except StopIteration as done:

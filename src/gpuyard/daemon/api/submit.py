@@ -86,6 +86,7 @@ class SubmissionHandler:
         is_new = not body.token or self._scheduler.store.find_submission(body.token) is None
         result = await self.take(submission)
         if is_new:
+            await self._scheduler.checkpoints.may_write()
             with self._scheduler.store.transaction():
                 self._scheduler.store.add_event(
                     job_id, self._scheduler.clock.now(), "resubmitted", f"as job {result.ids}"
@@ -115,7 +116,8 @@ class SubmissionHandler:
         if not submission.spec.engine and not scheduler.store.setting("paused"):
             scheduler.prepare_to_start()
         try:
-            first, last = await run_in_pieces(scheduler.requests.submit(submission, self._user))
+            pieces = scheduler.requests.submit(submission, self._user)
+            first, last = await run_in_pieces(pieces, scheduler.checkpoints.may_write)
         finally:
             # To start its jobs, or to delete what is stored of it if it was refused.
             call_after_answer(scheduler.wake)

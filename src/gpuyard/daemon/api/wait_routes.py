@@ -40,6 +40,7 @@ class WaitHandler:
             return ReportedResult(known=False)
         ranges = await self._selection.find(body.ids) if body.ids else []
         now = self._scheduler.clock.now()
+        await self._scheduler.checkpoints.may_write()
         with store.transaction():
             store.submitters.mark_reported(process, ranges, now, is_complete=body.own)
         return ReportedResult(known=True)

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -168,7 +169,8 @@ class ProgressWatch:
         for source, reading in current.found:
             if not source.is_over:
                 tracker.note(source.job_id, source.number, reading, now)
-        self._record_last([(source, reading) for source, reading in current.found if source.is_over])
+        last = [(source, reading) for source, reading in current.found if source.is_over]
+        self._scheduler.checkpoints.when_writable(partial(self._record_last, last))
         if self._ended:
             self._set_timer(_SOON_S)
 

@@ -57,6 +57,7 @@ class Queue:
             listeners=[],
             controller=SimpleNamespace(transitions=transitions, progress_tracker=tracker),
             store=SimpleNamespace(transaction=nullcontext),
+            checkpoints=SimpleNamespace(when_writable=lambda act: act()),
             clock=SimpleNamespace(now=lambda: 10.0),
             wake=lambda: None,
         )
