@@ -118,11 +118,12 @@ class SubmissionHandler:
         try:
             pieces = scheduler.requests.submit(submission, self._user)
             first, last = await run_in_pieces(pieces, scheduler.checkpoints.may_write)
+            self._code.note_submission(first, submission.spec.code)
+            self._snapshots.note_submission(submission.spec.code.snapshot)
+            await scheduler.checkpoints.synced()
         finally:
             # To start its jobs, or to delete what is stored of it if it was refused.
             call_after_answer(scheduler.wake)
-        self._code.note_submission(first, submission.spec.code)
-        self._snapshots.note_submission(submission.spec.code.snapshot)
         notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
         notes += [*_notify_warnings(submission.spec), *_container_notes(submission.spec)]
         notes += self._shell_notes(submission.spec)
