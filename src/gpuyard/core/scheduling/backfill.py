@@ -1,12 +1,13 @@
 """Backfill and reservation: jobs behind the head of the queue start only where that cannot delay it.
 
 The head of the queue is the first job that needs devices and cannot get them. It has every device reserved that would
-serve it; or, where the ends of all running jobs are known and it has not waited for STRICT_AFTER_S, only the devices
-that become available first. A job behind it may start on devices that the head cannot use, in the memory that the head
-leaves over if its own need is known, or anywhere if it is sure to end before the head could start. A job that would not
-fit even after all leases have ended does not become the head. A suspended job waits for its former devices only, which
-may take hours: behind it, a job that needs a whole device or several is a second head after STRICT_AFTER_S. Otherwise
-smaller jobs would overtake it for as long as they come.
+serve it; or, where the ends of all running jobs are expected and it has not waited for STRICT_AFTER_S, only the devices
+that become available first, and others if a job runs for longer than expected there (`device_availability`). A job
+behind it may start on devices that the head cannot use, in the memory that the head leaves over if its own need is
+known, or anywhere if it is sure to end before the head could start. A job that would not fit even after all leases have
+ended does not become the head. A suspended job waits for its former devices only, which may take hours: behind it, a
+job that needs a whole device or several is a second head after STRICT_AFTER_S. Otherwise smaller jobs would overtake it
+for as long as they come.
 
 The first job that waits for RAM or CPUs, with devices or without, has them kept: a job behind it starts only if the
 first job fits beside it once those jobs have ended that ran already when the wait began. After STRICT_AFTER_S no job
@@ -21,6 +22,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Need
+from gpuyard.core.scheduling.device_availability import ExpectedEnds
 from gpuyard.core.scheduling.placement import PlacementState, in_queue_order
 from gpuyard.core.scheduling.plan import PlannerView, Start, WaitingJob, planned_lease_id
 from gpuyard.core.scheduling.queue_order import Candidate, Lane
@@ -101,7 +103,7 @@ class Backfill:
             return
         beside_head = (self._beside_head or self.placement).copy()
         is_strict = job.lane.preempts or self._has_waited(candidate)
-        ends = None if is_strict else self._likely_ends()
+        ends = None if is_strict else self._expected_ends()
         if beside_head.reserve(job.need, self._holder(job.job_id), ends):
             self._beside_head = beside_head
             self._set_head(job)
@@ -154,24 +156,28 @@ class Backfill:
             ends[planned_lease_id(start.job_id)] = view.now + (view.estimate(start.job_id).least_s or 0.0)
         return ends
 
-    def _likely_ends(self) -> dict[str, float] | None:
+    def _expected_ends(self) -> ExpectedEnds | None:
         """Return when each lease should end; None where that is not known of all, as of a job that runs for longer than
         was expected at most."""
         view = self._view
-        jobs = {run.lease_id: run.job_id for run in view.running}
-        ends: dict[str, float] = {}
+        runs = {run.lease_id: run for run in view.running}
+        soonest: dict[str, float] = {}
+        likely: dict[str, float] = {}
         for lease in view.placement.leases:
-            job_id = jobs.get(lease.id)
-            at = None if job_id is None else self._likely_end(job_id)
-            if at is None:
+            run = runs.get(lease.id)
+            at = None if run is None else self._likely_end(run.job_id)
+            if run is None or at is None:
                 return None
-            ends[lease.id] = max(view.now, at)
+            is_overdue = at <= view.now
+            soonest[lease.id] = max(view.now, at)
+            likely[lease.id] = view.now + (view.now - run.started_at) if is_overdue else at
         for start in self._starts:
             likely_s = view.estimate(start.job_id).likely_s
             if likely_s is None:
                 return None
-            ends[planned_lease_id(start.job_id)] = max(view.now, view.now + likely_s)
-        return ends
+            lease_id = planned_lease_id(start.job_id)
+            soonest[lease_id] = likely[lease_id] = view.now + max(0.0, likely_s)
+        return ExpectedEnds(soonest, likely)
 
     def _likely_end(self, job_id: int) -> float | None:
         latest = self._view.ends_by(job_id)

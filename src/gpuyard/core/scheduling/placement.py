@@ -11,13 +11,19 @@ so that large gaps stay free for large jobs. A job on several devices gets those
 """
 
 import copy
-import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.core.scheduling.device_availability import (
+    Available,
+    ExpectedEnds,
+    LeaseEnds,
+    available_before,
+    in_order_of_time,
+)
 from gpuyard.core.scheduling.device_choice import DeviceChoice
 from gpuyard.core.scheduling.device_fit import (
     Packing,
@@ -29,7 +35,7 @@ from gpuyard.core.scheduling.device_fit import (
     reason_for,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
-from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, share_of
+from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, share_of
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostView
 from gpuyard.core.scheduling.host_placement import HostPlacement
@@ -178,13 +184,13 @@ class PlacementState:
         elif self._has_waited(ticket):
             self.reserve_host(ticket.need, ticket.holder)
 
-    def reserve(self, need: Need, holder: Holder, ends: Mapping[str, float] | None = None) -> bool:
+    def reserve(self, need: Need, holder: Holder, ends: ExpectedEnds | None = None) -> bool:
         """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway. With
-        `ends` (the expected end of each lease): the devices that become available first. Without: every device that
-        would serve the head once leases end."""
+        `ends`: the devices that may become available before it is likely to have enough of them. Without: every device
+        that would serve the head once leases end."""
         if self.host.excludes(need):
             return False
-        chosen = [] if ends is None else [device_id for _, device_id in self.first_available(need, ends)]
+        chosen = [] if ends is None else self._first_devices(need, ends)
         if len(chosen) < need.devices:
             later = sorted(self.links.serving(need, self.fitting_without_leases(need)))
             if len(later) < need.devices:
@@ -198,42 +204,24 @@ class PlacementState:
             self._add(self._known.reservation(need, holder, device, is_exclusive=is_exclusive))
         return True
 
-    def first_available(self, need: Need, ends: Mapping[str, float]) -> list[tuple[float, str]]:
+    def _first_devices(self, need: Need, ends: ExpectedEnds) -> list[str]:
+        likely = self.first_available(need, ends.likely)
+        first = [device_id for _, device_id in likely]
+        if len(first) < need.devices:
+            return first
+        sooner = available_before(self._in_order_of_time(need, ends.soonest), likely)
+        serving = self.links.serving(need, [self.states[device_id].device for device_id in sooner])
+        return first + [each for each in sooner if each in serving and each not in first]
+
+    def first_available(self, need: Need, ends: LeaseEnds) -> list[Available]:
         """Return the first devices that will have capacity for the need, each with the time: as many as it needs, or
-        all that will have; if they have to be linked, the first set that is, or none. `ends` is the end of each lease;
-        a lease without a known end may end at any moment. A device is examined only when its first lease ends before
-        any device that is known to be available."""
-        now = self._view.now
+        all that will have; if they have to be linked, the first set that is, or none."""
+        return self.links.first(need, self._in_order_of_time(need, ends))
+
+    def _in_order_of_time(self, need: Need, ends: LeaseEnds) -> Iterator[Available]:
         fitting = {state.device.id for state in self._fitting(need)}
-        queue = [(now, device_id, True) for device_id in fitting]
         others = [state for state in self.suitable_devices(need) if state.device.id not in fitting]
-        for state in others:
-            times = [max(now, ends.get(lease_id, now)) for lease_id in lease_ids(state)]
-            if times:
-                queue.append((min(times), state.device.id, False))
-        heapq.heapify(queue)
-        return self.links.first(need, self._in_order_of_time(need, queue, ends))
-
-    def _in_order_of_time(
-        self, need: Need, queue: list[tuple[float, str, bool]], ends: Mapping[str, float]
-    ) -> Iterator[tuple[float, str]]:
-        """Yield devices in the order in which they become available. `queue` is a heap of times and devices; the flag
-        says whether the time is known."""
-        while queue:
-            at, device_id, is_known = heapq.heappop(queue)
-            if is_known:
-                yield at, device_id
-            elif (available_at := self._available_at(need, self.states[device_id], ends)) is not None:
-                heapq.heappush(queue, (available_at, device_id, True))
-
-    def _available_at(self, need: Need, state: DeviceState, ends: Mapping[str, float]) -> float | None:
-        now = self._view.now
-        gone: set[str] = set()
-        for lease_id in sorted(lease_ids(state), key=lambda each: ends.get(each, now)):
-            gone.add(lease_id)
-            if self.fits(need, state.without(frozenset(gone))):
-                return max(now, ends.get(lease_id, now))
-        return None
+        return in_order_of_time(fitting, others, ends, self._view.now, lambda state: self.fits(need, state))
 
     def fits(self, need: Need, state: DeviceState) -> bool:
         return self._refusal(need, state) is None
