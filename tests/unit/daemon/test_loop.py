@@ -115,7 +115,7 @@ def run(home: Path, scenario: Callable[[LoopFixture], Coroutine[Any, Any, None]]
     asyncio.run(run_scenario())
 
 
-def test_the_keeper_starts_and_a_sample_is_taken_while_jobs_are_stored(
+def test_the_keeper_starts_and_a_sample_is_taken_while_many_jobs_are_stored(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(fixture: LoopFixture) -> None:
@@ -135,10 +135,12 @@ def test_the_keeper_starts_and_a_sample_is_taken_while_jobs_are_stored(
         monkeypatch.setattr(engines, "is_ready", is_ready)
         monkeypatch.setattr(scheduler.requests, "submit", submit)
         cast("Any", scheduler.sampling).age = lambda: 1.0
-        await fixture.submit()
+        await fixture.submit(array="1-100", hold=True)
         assert seen.pop() == (False, False), "the queue is paused"
         scheduler.requests.set_paused(paused=False)
-        await fixture.submit()
+        await fixture.submit(hold=True)  # no step has to start it
+        assert seen.pop() == (False, False), "a single job is stored at once"
+        await fixture.submit(array="1-100", hold=True)
         assert seen.pop() == (True, True)
 
     run(own_home, scenario)

@@ -45,6 +45,8 @@ _SAMPLE_FOR_SUBMIT_S = 10.0
 # After the start of the daemon, a driver may take longer than the deadline of a sample.
 _FIRST_READING_S, _ASK_AGAIN_S = 30.0, 0.2
 _LONG_BODY = 256 * 1024
+# Jobs. A keeper is started meanwhile; for fewer, that would only delay the answer.
+_LONG_TO_STORE = 100
 
 
 class SubmissionHandler:
@@ -113,7 +115,8 @@ class SubmissionHandler:
         submission, notes = await self._fit(submission, is_new=is_new)
         names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
         submission = replace(submission, spec=replace(submission.spec, secrets=names))
-        if not submission.spec.engine and not scheduler.store.setting("paused"):
+        is_large = submission.count >= _LONG_TO_STORE
+        if is_large and not submission.spec.engine and not scheduler.store.setting("paused"):
             scheduler.prepare_to_start()
         try:
             pieces = scheduler.requests.submit(submission, self._user)
