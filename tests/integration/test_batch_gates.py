@@ -122,8 +122,8 @@ def test_memory_expected_of_a_run_counts_beside_that_of_a_foreign_process(batch:
     batch.queue.start(QUIET_DAEMON)
     bounds = {"run_vram": "3000M", "max_gpu_mem_mb": 8000, "device": "0"}
     batch.begin(2, ["--vram", "3000"], concurrency=2, **bounds)
-    until(batch.sample_count, "a sample that led to no launch")
-    assert (batch.standing()["gate"], batch.rows("launch")) == ("gpu-memory", [])
+    batch.until_held_by("gpu-memory")
+    assert batch.rows("launch") == []
     foreign.end()
     assert batch.finished().succeeded == 2
     check_launches(batch, 2, bounds)
