@@ -13,8 +13,9 @@ of files are not shifted. A process whose environment lacks the variables is not
 
 import os
 import struct
-import subprocess
 from pathlib import Path
+
+from tests.fakes.compile_library import compile_library
 
 _SOURCE = Path(__file__).with_name("clock_shift.c")
 
@@ -23,10 +24,7 @@ def build_clock_shift(folder: Path) -> Path:
     """Compile `folder`/clock_shift.so, unless it is there."""
     library = folder / "clock_shift.so"
     if not library.exists():
-        options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-        fresh = folder / f"clock_shift.{os.getpid()}.so"
-        subprocess.run(["cc", *options, "-o", str(fresh), str(_SOURCE)], check=True)
-        fresh.replace(library)
+        compile_library(_SOURCE, folder / f"clock_shift.{os.getpid()}.so").replace(library)
     return library
 
 

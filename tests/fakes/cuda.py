@@ -1,8 +1,9 @@
 """Build the fake libcuda.so.1 and keep the state that it reads (format: cuda.c)."""
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.fakes.compile_library import compile_library
 
 _SOURCE = Path(__file__).with_name("cuda.c")
 
@@ -10,11 +11,8 @@ _SOURCE = Path(__file__).with_name("cuda.c")
 def build_fake_cuda(folder: Path, old_driver: bool = False) -> Path:
     """Compile `folder`/libcuda.so.1. The library of an old driver cannot move memory."""
     library = folder / "libcuda.so.1"
-    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
-    if old_driver:
-        options += ["-DOLD_DRIVER", "-Wno-unused-function", "-Wno-unused-const-variable"]
-    subprocess.run(["cc", *options, "-o", str(library), str(_SOURCE)], check=True)
-    return library
+    options = ["-DOLD_DRIVER", "-Wno-unused-function", "-Wno-unused-const-variable"] if old_driver else []
+    return compile_library(_SOURCE, library, f"-Wl,-soname,{library.name}", *options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,13 @@ A figure that is `None` is not supported by the device. `results` sets what a fu
 """
 
 import os
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Literal
+
+from tests.fakes.compile_library import compile_library
 
 _SOURCE = Path(__file__).with_name("nvml.c")
 
@@ -31,11 +32,8 @@ class Result(IntEnum):
 def build_fake_nvml(folder: Path, old_driver: bool = False) -> Path:
     """Compile `folder`/libnvidia-ml.so.1. The library of an old driver lacks the functions added in 510 and later."""
     library = folder / "libnvidia-ml.so.1"
-    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
-    if old_driver:
-        options.append("-DOLD_DRIVER")
-    subprocess.run(["cc", *options, "-o", str(library), str(_SOURCE)], check=True)
-    return library
+    options = ["-DOLD_DRIVER"] if old_driver else []
+    return compile_library(_SOURCE, library, f"-Wl,-soname,{library.name}", *options)
 
 
 @dataclass(frozen=True, kw_only=True)

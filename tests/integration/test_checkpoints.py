@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.compile_library import compile_library
 from tests.integration.queue_fixture import DAEMON, DEADLINE_S, QueueUnderTest, until
 from tests.integration.test_queue_faults import has_in_file
 
@@ -40,10 +41,7 @@ class SlowDisk:
 
 @pytest.fixture
 def disk(own_queue: QueueUnderTest, tmp_path: Path) -> SlowDisk:
-    library = tmp_path / "hold_sync.so"
-    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["cc", *options, "-o", str(library), str(_SOURCE), "-ldl"], check=True)
-    return SlowDisk(own_queue, tmp_path, library)
+    return SlowDisk(own_queue, tmp_path, compile_library(_SOURCE, tmp_path / "hold_sync.so", "-ldl"))
 
 
 def test_requests_are_answered_and_jobs_run_while_a_checkpoint_waits_for_the_disk(

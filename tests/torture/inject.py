@@ -4,11 +4,11 @@
 import mmap
 import shutil
 import struct
-import subprocess
 from enum import IntFlag
 from pathlib import Path
 
 from tests.fakes.clock_shift import ClockShift
+from tests.fakes.compile_library import compile_library
 
 _SOURCE = Path(__file__).with_name("inject.c")
 _RULES = 8
@@ -57,7 +57,4 @@ def build_injector(folder: Path) -> Injector | None:
     """Compile the libraries into the folder. Return None if there is no C compiler."""
     if shutil.which("cc") is None:
         return None
-    library = folder / "inject.so"
-    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["cc", *options, "-o", str(library), str(_SOURCE), "-ldl"], check=True)
-    return Injector(folder, library)
+    return Injector(folder, compile_library(_SOURCE, folder / "inject.so", "-ldl"))
