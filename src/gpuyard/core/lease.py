@@ -81,6 +81,7 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     load_percent: how busy the work is known to keep a device.
     slowdown: how much longer it takes beside a job that keeps the device fully busy, as learned; 0.3 is 30% longer.
     ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
+    ignores_depth: share a device with however many others: the work was found to end in time (`sooner_elsewhere`).
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
     model: a part of the device's name.
     only_discrete: no integrated graphics.
@@ -96,6 +97,7 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     load_percent: float | None = None
     slowdown: float | None = None
     ignores_load: bool = False
+    ignores_depth: bool = False
     ignores_foreign_load: bool = False
     only: tuple[str, ...] | None = None
     banned: tuple[str, ...] = ()

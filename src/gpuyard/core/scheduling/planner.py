@@ -2,10 +2,9 @@
 
 Candidates are considered in queue order (`queue_order`). For each: the limits of its lane, the devices that its batch
 or tag leaves it (`start_limits`) and where it ends in time (`sooner_elsewhere`), and a claim that does not delay the
-head of the queue (`backfill`). A job that waits
-for a limit, a gate, or others of its tag or array delays no other job. Jobs without devices have slots of their own and
-wait behind no job with devices, unless that waits for RAM or CPUs that they need, too; runs of a batch take no slots,
-as a batch limits its own number.
+head of the queue (`backfill`). A job that waits for a limit, a gate, or others of its tag or array delays no other job.
+Jobs without devices have slots of their own and wait behind no job with devices, unless that waits for RAM or CPUs that
+they need, too; runs of a batch take no slots, as a batch limits its own number.
 
 Jobs that were suspended to free memory wait in the same queue. A head that may preempt preempts the cheapest jobs of
 lower priority (`preemption`); while these leave it waits, and no further job is preempted. For a head that ran out of
@@ -13,6 +12,8 @@ memory, first runs that joined it on its devices make way, the youngest first.
 """
 
 from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
@@ -100,9 +101,9 @@ class _Planner:
         variants: Sequence[Need] = (need,)
         if need.devices and not refusals:
             variants, refusals = self._limits.variants(lane, need, self._backfill.placement)
-            need = merge_variants(variants)
         refusals = refusals or self._limits.stagger_refusals(lane)
-        late = {} if refusals else self._late_devices(lane, need, candidate)
+        variants, late = (variants, {}) if refusals else self._compare_ends(lane, variants, candidate)
+        need = merge_variants(variants)
         choice = refusals or self._place(lane, need, variants, candidate, late)
         if isinstance(choice, Claim) and (over := self._limits.power_refusals(candidate.job_id, choice)):
             choice = refusals = over
@@ -134,11 +135,16 @@ class _Planner:
         else:
             self._order.drop(lane)
 
-    def _late_devices(self, lane: Lane, need: Need, candidate: Candidate) -> Mapping[str, Reason]:
-        """Return the devices that a job does not join because it would end sooner elsewhere."""
-        if not need.devices or lane.resumes or lane.preempts:
-            return {}
-        return self._elsewhere.late_devices(candidate.job_id, need, self._backfill.placement)
+    def _compare_ends(
+        self, lane: Lane, variants: Sequence[Need], candidate: Candidate
+    ) -> tuple[Sequence[Need], Mapping[str, Reason]]:
+        """Return the devices that a job does not join because it would end sooner elsewhere. Where that is known, it
+        joins the others with however many jobs are there."""
+        job_id, need = candidate.job_id, variants[0]
+        if lane.resumes or lane.preempts or not self._elsewhere.decides(job_id, need):
+            return variants, {}
+        need = replace(need, ignores_depth=True)
+        return (need,), self._elsewhere.late_devices(job_id, need, self._backfill.placement)
 
     def _place(
         self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate, late: Mapping[str, Reason]

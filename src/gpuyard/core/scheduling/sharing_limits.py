@@ -36,6 +36,8 @@ class SharingLimits:
         found, depth = self._packing, self._packing.depth
         if self._protects and not self._is_served_elsewhere(need, suitable):
             found = replace(found, protects_longest=False)
+        if depth is not None and need.ignores_depth:
+            return replace(found, depth=None)
         if depth is not None and (devices := self._count(need, suitable)) != depth.devices:
             found = replace(found, depth=depth.on(devices))
         return found

@@ -1,13 +1,15 @@
 """Devices that a job does not join because it would end sooner elsewhere, even with the wait for another device.
 
-The other limits of sharing count jobs (`sharing_gain`, `sharing_depth`). Where all durations are expected, seconds
-count as well: jobs never move, so two long jobs on one device can end last of all, while other devices become free.
+How deep a device is shared (`sharing_depth`) counts jobs. Where all durations are expected, seconds count instead: jobs
+never move, so two long jobs on one device can end last of all, while other devices become free; and two short ones
+would wait for nothing.
 
 - Where it fits now, a job ends after its own duration and the delay by each neighbour: its slow-down beside that one,
   for as long as both run. On any other device that suits it, it ends after the last job there and its own duration.
 - It does not join a device if it would end there later than on another one, and also later than all work would end if
   that was spread evenly over the devices. While more work waits than that, it hardly matters where a job ends.
-- Without an expected end of each lease, or with a waiting job of unknown duration, there is no such limit.
+- A job of less than a minute joins any device: it hardly matters where.
+- Without an expected end of each lease, or with a waiting job of unknown duration, jobs count.
 
 A job that has run for longer than expected counts as half done, as in `longest_job`.
 """
@@ -39,19 +41,24 @@ class SoonerElsewhere:
         self._starts = starts
         self._counted = 0  # how many of the starts are in `_left_s`
 
-    def late_devices(self, job_id: int, need: Need, placement: PlacementState) -> dict[str, Reason]:
-        """Return the devices that the job does not join now, with the reasons."""
+    def decides(self, job_id: int, need: Need) -> bool:
+        """Return whether enough is known to decide by seconds, instead of by jobs, which devices the job joins."""
         if need.devices != 1 or need.is_exclusive or need.ignores_load or not self._may_limit:
-            return {}
-        seconds = self._view.estimate(job_id).likely_s
-        if seconds is None or seconds < LEAST_LEFT_S or self._evenly_s is None or not self._count_starts():
+            return False
+        is_known = self._view.estimate(job_id).likely_s is not None
+        return is_known and self._evenly_s is not None and self._count_starts()
+
+    def late_devices(self, job_id: int, need: Need, placement: PlacementState) -> dict[str, Reason]:
+        """Return the devices that the job does not join now, with the reasons. `decides` is true of it."""
+        seconds, evenly_s = self._view.estimate(job_id).likely_s, self._evenly_s
+        if seconds is None or seconds < LEAST_LEFT_S or evenly_s is None:
             return {}
         ends_s = {
             device.id: self._end_s(need, seconds, placement.states[device.id], placement)
             for device in placement.fitting_without_leases(need)
         }
         soonest_s = min(ends_s.values(), default=0.0)
-        latest_s = max(self._evenly_s, soonest_s) + _ROUNDING_S
+        latest_s = max(evenly_s, soonest_s) + _ROUNDING_S
         late = [device_id for device_id, end_s in ends_s.items() if end_s > latest_s]
         return {
             device_id: _reason(placement.states[device_id], ends_s[device_id], soonest_s)

@@ -38,9 +38,11 @@ def plan(
     waiting_s: float | None = 1000.0,
     need: Need = HEAVY,
     cards: int = 2,
+    jobs: int | None = None,
     **changes: Any,
 ) -> Plan:
-    """Return the plan for job NEW of these seconds, beside running jobs that have `left_s` left."""
+    """Return the plan for job NEW of these seconds, beside running jobs that have `left_s` left. `jobs` is how many run
+    or wait, by default so many that devices are shared at any depth."""
     runs = [
         RunningJob(job_id=number, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=each.id)
         for number, each in leases.items()
@@ -54,8 +56,7 @@ def plan(
         ends_about=lambda number: NOW + left_s[number] if number in left_s else None,
         waiting_s=lambda: waiting_s,
     )
-    packing = Packing(min_gain_percent=-50.0, depth=depth_limit(100, cards) if cards > 1 else None)
-    packing = replace(packing, depth=replace(packing.depth, jobs=16 * cards) if packing.depth else None)
+    packing = Packing(min_gain_percent=-50.0, depth=depth_limit(16 * cards if jobs is None else jobs, cards))
     return decide(replace(found, placement=replace(found.placement, packing=packing)), explained_lane=1)
 
 
@@ -98,6 +99,20 @@ def test_a_job_that_is_hardly_slowed_joins() -> None:
 
 def test_a_short_job_joins() -> None:
     assert plan(BOTH, {1: 1500.0, 2: 1.0}, seconds=50.0).starts
+
+
+def test_where_all_durations_are_expected_jobs_do_not_count() -> None:
+    """Three jobs on two cards: two that share one take longer than 3 / 2 durations. By seconds it ends in time."""
+    left_s = {1: 1500.0, 2: 1400.0}
+    assert not plan(BOTH, left_s, jobs=3, waiting_s=None).starts
+    assert started(plan(BOTH, left_s, jobs=3)) == {NEW: ("G0",)}
+
+
+def test_a_short_job_joins_where_jobs_are_too_many() -> None:
+    """It waited for a card of its own while longer jobs passed it, which end in time on the cards that were left."""
+    left_s = {1: 1500.0, 2: 1.0}
+    assert not plan(BOTH, left_s, jobs=3, seconds=50.0, waiting_s=None).starts
+    assert started(plan(BOTH, left_s, jobs=3, seconds=50.0)) == {NEW: ("G0",)}
 
 
 @pytest.mark.parametrize(
