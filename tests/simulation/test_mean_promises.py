@@ -63,10 +63,10 @@ def test_neither_pass_is_slower_on_average(mix: str, devices: str) -> None:
     assert broken_means([compared("gpuyard", mix, devices, seed) for seed in SEEDS]) == []
 
 
-def one(name: str, at_min: float, minutes: float, memory_gb: float) -> TraceJob:
+def one(name: str, at_min: float, minutes: float, memory_gb: float, load_percent: float = 100.0) -> TraceJob:
     return TraceJob(
         at_s=60.0 * at_min, program=f"python {name}.py", duration_s=60.0 * minutes, peak_mb=memory_gb * GB,
-        load_percent=100.0,
+        load_percent=load_percent,
     )  # fmt: skip
 
 
@@ -81,3 +81,14 @@ def test_to_know_more_makes_one_trace_faster_and_another_slower() -> None:
         first, second = (max(run.ended_s for run in each.runs) for each in passes("gpuyard", jobs, "2x24GB", 2))
         assert (second < 0.9 * first) == is_faster
         assert (second > 1.1 * first) == (not is_faster)
+
+
+def test_to_share_makes_one_trace_faster_than_fifo_and_another_slower() -> None:
+    """The third job joins one that runs, or waits for a card of its own. The second ends after an hour or after three
+    minutes; until then nothing tells which. A policy that is never slower than fifo lets the third one wait in both."""
+    for minutes, is_faster in ((60, True), (3, False)):
+        jobs = [one(name, at, each, 4, 70.0) for name, at, each in (("a", 0, 60), ("b", 0, minutes), ("c", 1, 60))]
+        [alone], [shared] = (passes(policy, jobs, "2x24GB", 1) for policy in ("fifo", "gpuyard"))
+        ratio = summarize(shared, alone).makespan_s / summarize(alone, alone).makespan_s
+        assert (ratio < 0.8) == is_faster
+        assert (ratio > 1.2) == (not is_faster)
