@@ -32,6 +32,7 @@ class SharingFacts:
         self._longest: dict[str, float] = {}
         self._searched_at = self._counted_at = -math.inf
         self._waiting: tuple[int, list[tuple[int, float | None]]] = (0, [])
+        self._queued = self._examined_of = 0  # jobs that wait for devices: now, and when some were examined
 
     def lease_loads(self, now: float) -> dict[str, float]:
         """Return the load of each running job by its lease, as far as it was measured."""
@@ -52,8 +53,8 @@ class SharingFacts:
         jobs, most = sum(len(each.attempt.devices) for each in live), MOST_PER_DEVICE * devices
         waiting = (queue.lane for queue in queues if not queue.lane.resumes and not queue.lane.engine)
         lanes = [lane.id for lane in waiting if lane.need.devices]
-        jobs += self._transitions.store.count_queued(lanes, most)
-        return replace(packing, depth=depth_limit(jobs, devices))
+        self._queued = self._transitions.store.count_queued(lanes, most)
+        return replace(packing, depth=depth_limit(jobs + self._queued, devices))
 
     def longest(self, now: float, devices: int) -> dict[str, float]:
         """Return the leases of the jobs that decide when all work is over, with the seconds that each has left.
@@ -80,11 +81,13 @@ class SharingFacts:
         return self._likely[key] if key in self._likely else self._transitions.estimates.usual_s(live.job)
 
     def waiting_s(self, now: float) -> float | None:
-        """Return the device-seconds of all waiting jobs; None if the duration of one that was examined is unknown."""
+        """Return the device-seconds of all waiting jobs; None if the duration of one that was examined is unknown. Jobs
+        that have started since then no longer count: they are part of the running work."""
         _, examined = self._examined(now)
         if any(seconds is None for _, seconds in examined):
             return None
-        return self._waiting_work(now, 0.0).device_s
+        left = self._queued / self._examined_of if self._examined_of else 1.0
+        return left * self._waiting_work(now, 0.0).device_s
 
     def _waiting_work(self, now: float, unknown_s: float) -> WaitingWork:
         count, examined = self._examined(now)
@@ -99,7 +102,7 @@ class SharingFacts:
     def _examined(self, now: float) -> tuple[int, list[tuple[int, float | None]]]:
         """Return what `_examine` found less than _COUNT_EVERY_S ago."""
         if not self._counted_at <= now < self._counted_at + _COUNT_EVERY_S:
-            self._counted_at = now
+            self._counted_at, self._examined_of = now, self._queued
             self._waiting = self._examine()
         return self._waiting
 
