@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 SHELL = ("/bin/sh", "-c")
 # Characters that only a shell interprets; a line without any of them needs no shell. {lr} is a placeholder.
 _FOR_A_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~!\n]|\{(?!\w+\})|^\s*\w+=")
+# Quotes, and blanks that are part of an argument; a line without any of them needs no shlex, which is slow.
+_FOR_SHLEX = re.compile(r"""['"]|[^\S \t]""")
 _OPTION = re.compile(r"--?[A-Za-z]")
 _SETTING = re.compile(r"\+{0,2}[A-Za-z_][\w.@/-]*=")  # as Hydra and many others take them
 
@@ -22,6 +24,8 @@ def read_line(line: str) -> tuple[str, ...]:
     """Split a command line into arguments; a line with shell syntax becomes `/bin/sh -c LINE`."""
     if _FOR_A_SHELL.search(line):
         return (*SHELL, line)
+    if not _FOR_SHLEX.search(line):
+        return tuple(line.split())
     import shlex
 
     try:

@@ -1,6 +1,10 @@
 """Command lines as one text, and changes of a command's arguments."""
 
+import shlex
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuyard.core.job.command_line import change_arguments, is_change_of_arguments, read_line
 from gpuyard.errors import UserError
@@ -22,6 +26,18 @@ COMMAND = ("python", "train.py", "--lr", "3e-4", "--seed=1", "--verbose", "data.
 )
 def test_only_a_line_with_shell_syntax_needs_a_shell(line: str, command: tuple[str, ...]) -> None:
     assert read_line(line) == command
+
+
+@given(st.text(st.sampled_from("ab-=/.'\" \t\r\v\x1f\xa0é"), max_size=12))
+def test_other_lines_are_split_like_those_of_a_shell(line: str) -> None:
+    """A no-break space, for one, is part of an argument."""
+    try:
+        expected = tuple(shlex.split(line))
+    except ValueError:
+        with pytest.raises(UserError):
+            read_line(line)
+    else:
+        assert read_line(line) in (expected, ("/bin/sh", "-c", line))
 
 
 def test_an_open_quote_is_an_error() -> None:
