@@ -27,14 +27,14 @@ PARKING_USER = """
 import os, time
 from pathlib import Path
 from gpuyard.scripting.park_listener import ParkListener
-from gpuyard.system.park_sockets import own_path
+from gpuyard.system.park_sockets import own_attempt, path_of
 state, me = Path(os.environ["FAKE_CUDA_STATE"]), os.getpid()
 (state / f"{me}.new").write_text("0")
 (state / f"{me}.new").rename(state / str(me))
 def park():
     print("parked", flush=True)
     return 8 << 30
-listener = ParkListener(own_path(os.environ), park, lambda: print("returned", flush=True))
+listener = ParkListener(path_of(*own_attempt(os.environ), me, 1), park, lambda: print("returned", flush=True))
 print("using", me, flush=True)
 while not (state / "finish").exists():
     listener.point()

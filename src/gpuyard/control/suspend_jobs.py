@@ -342,7 +342,9 @@ def _suspended_text(live: Live, moved: SuspendResult) -> str:
     is_by_person = live.attempt.parked is SuspendedBy.BY_PERSON
     until = f"until `gpuyard resume {live.job.id}`" if is_by_person else "resumes when enough memory is free"
     by_program = "" if moved.parked_mb is None else " by the program itself"
-    return f"{format_size(sum(_held_mb(live.attempt).values()))} moved to RAM{by_program}{_took(moved)}; {until}"
+    not_parked = f"; the program did not park it: {moved.text}" if moved.text else ""
+    size = format_size(sum(_held_mb(live.attempt).values()))
+    return f"{size} moved to RAM{by_program}{_took(moved)}{not_parked}; {until}"
 
 
 def _took(moved: SuspendResult) -> str:

@@ -139,7 +139,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _success(mover: MemoryMover) -> Answer:
-    return Answer(is_done=True, held_mb=mover.held_mb, parked_mb=mover.parked_mb)
+    return Answer(is_done=True, text=mover.not_parked, held_mb=mover.held_mb, parked_mb=mover.parked_mb)
 
 
 def _mover(order: Order, reply: _Reply) -> MemoryMover:

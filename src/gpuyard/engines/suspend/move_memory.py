@@ -28,7 +28,7 @@ from typing import TypeAlias
 from gpuyard.core.units import format_size
 from gpuyard.engines.local import system_processes
 from gpuyard.engines.local.system_processes import TrackedProcess
-from gpuyard.engines.suspend.ask_to_park import RegisteredProgram
+from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses
 from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, Simulated
 from gpuyard.system.file_locks import lock_within
 
@@ -38,7 +38,7 @@ _MUTEX_WITHIN_S = 2.0
 _POLL_S = 0.002
 _MOST_THREADS = 16
 _MB = 1048576
-# What a program may keep on its devices when it has parked its memory: its contexts.
+# What each process may keep on its devices when it has parked its memory: its contexts.
 _CONTEXTS_MB = 1024.0
 _NO_PROCESSES = "it has no processes: it may just have ended"
 # Segments of memory that a process could share with others, by device and inode.
@@ -57,15 +57,15 @@ class Trouble(Exception):
 
 
 class MemoryMover:
-    """Suspends or resumes one attempt, once. `find` lists its processes, `find_registered` returns the one among them
-    that can park its memory, if any; `check` raises Trouble to stop the move, and `tell_parked` is called when the
+    """Suspends or resumes one attempt, once. `find` lists its processes, `find_registered` returns those among them
+    that can park their memory, if any; `check` raises Trouble to stop the move, and `tell_parked` is called when the
     program has parked nearly all of its memory."""
 
     def __init__(  # noqa: PLR0913 - the parts of the system that it works on
         self,
         driver: Driver,
         find: Callable[[], Sequence[TrackedProcess]],
-        find_registered: Callable[[Sequence[TrackedProcess]], RegisteredProgram | None],
+        find_registered: Callable[[Sequence[TrackedProcess]], RegisteredProcesses | None],
         *,
         devices: Sequence[str],
         mutexes: Sequence[str],
@@ -77,6 +77,7 @@ class MemoryMover:
         self._find_registered = find_registered
         self.held_mb = dict.fromkeys(devices, 0.0)
         self.parked_mb: float | None = None  # what the program has moved itself
+        self.not_parked = ""  # why it has not, though it has registered
         self._mutexes = mutexes
         self._check = check
         self._tell_parked = tell_parked
@@ -154,6 +155,7 @@ class MemoryMover:
             system_processes.send(process, signal.SIGCONT)
         parked_bytes = program.park()
         held_mb, self.held_mb = self.held_mb, dict.fromkeys(self.held_mb, 0.0)
+        self.not_parked = program.refusal or ""
         if parked_bytes is None:
             return
         self.parked_mb = parked_bytes / _MB
@@ -161,7 +163,7 @@ class MemoryMover:
         left_mb, self.held_mb = sum(self.held_mb.values()), held_mb
         if len(held_mb) == 1 and sum(held_mb.values()) < self.parked_mb:  # it had parked already, for an earlier helper
             self.held_mb = dict.fromkeys(held_mb, left_mb + self.parked_mb)
-        self._is_parked = left_mb <= _CONTEXTS_MB
+        self._is_parked = left_mb <= _CONTEXTS_MB * len(program)
         if self._is_parked and not self._is_undoing:
             self._tell_parked(self)
 

@@ -24,7 +24,7 @@ from gpuyard.engines.suspend.ask_to_park import PARKS_WITHIN_S
 from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
 from gpuyard.engines.suspend.helper_process import Answer, Order
 from gpuyard.ports import SuspendResult
-from gpuyard.system.park_sockets import registered, remove_dead
+from gpuyard.system.park_sockets import registered, remove_dead, why_incomplete
 from gpuyard.system.passing_errors import passes
 from gpuyard.system.wakeable_poll import WakeablePoll
 
@@ -138,7 +138,8 @@ class LocalSuspender:
         return self._driver.refusal()
 
     def can_park(self, attempt: Attempt) -> bool:
-        return len(registered(self._queue, attempt.key)) == 1
+        found = registered(self._queue, attempt.key)
+        return bool(found) and why_incomplete(found) is None
 
     def suspend(self, attempt: Attempt) -> None:
         self._start(self._order(attempt, is_resumption=False))
