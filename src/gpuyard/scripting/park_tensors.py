@@ -96,7 +96,7 @@ def _tensors(torch: Any, thing: Any) -> Iterator[Any]:
     if isinstance(thing, torch.Tensor):
         yield thing.to_local() if hasattr(thing, "to_local") else thing  # of a sharded tensor, this process's part
         if thing.is_leaf and thing.grad is not None:  # PyTorch warns if others are asked
-            yield thing.grad
+            yield from _tensors(torch, thing.grad)
     elif isinstance(thing, torch.nn.Module):
         yield from _tensors(torch, [*thing.parameters(), *thing.buffers()])
     elif isinstance(thing, torch.optim.Optimizer):
