@@ -43,7 +43,8 @@ class Parking:
         self._attempt = None  # once
         path = path_of(queue, attempt, os.getpid(), self._world_size or _world_size())
         try:
-            self._tensors.reserve()
+            if not self._tensors.reserve():  # all of them are in RAM, or on a GPU that is not PyTorch's "cuda"
+                return
             self._listener = ParkListener(path, self._tensors.park, self._tensors.bring_back)
         except (OSError, GpuyardError, RuntimeError) as error:  # no training ends for this: the driver can suspend it
             sys.stderr.write(f"gpuyard: this program cannot park its GPU memory: {error}\n")

@@ -11,6 +11,7 @@ Rules, from how the driver behaves:
   nothing is tried.
 - Putting back more than fits destroys the process. So free memory is checked last of all.
 - The driver moves the memory of each process by one thread of it, so several processes are moved side by side.
+- Where no driver can move memory, all that leaves the device is what a program parks itself.
 - A program that can park its memory itself (`ask_to_park.py`) is asked first, while all of its processes still run: it
   is faster, and leaves little to the driver. Then the attempt counts as suspended; the driver moves the rest, and if it
   refuses, the rest stays on the device. The program takes its memory back last.
@@ -29,7 +30,7 @@ from gpuyard.core.units import format_size
 from gpuyard.engines.local import system_processes
 from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses
-from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, Simulated
+from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, NoDriver, Simulated
 from gpuyard.system.file_locks import lock_within
 
 _MOST_ROUNDS = 50
@@ -45,7 +46,7 @@ _NO_PROCESSES = "it has no processes: it may just have ended"
 _SHARED = re.compile(r"^\S+ ...s \S+ (\S+ \d+)\s+/(?:dev/shm/|memfd:|SYSV)", re.MULTILINE)
 
 
-Driver: TypeAlias = Cuda | Simulated
+Driver: TypeAlias = Cuda | Simulated | NoDriver
 
 
 class Trouble(Exception):
@@ -102,6 +103,8 @@ class MemoryMover:
         found = self._find()
         if not found:
             raise Trouble(_NO_PROCESSES)
+        if self._driver.refusal is not None and self._find_registered(found) is None:
+            raise Trouble(self._driver.refusal)  # a driver that was there when it was suspended is not there now
         if not all(process.is_stopped for process in found):
             self._read_states(found)
             if CudaProcessState.SUSPENDED not in self._states.values() and self._find_registered(found) is None:
@@ -133,6 +136,9 @@ class MemoryMover:
 
     def _take_away(self) -> None:
         self._park()
+        if self._driver.refusal is not None and not self.parked_mb:
+            why = self.not_parked or "it has not called gpuyard.torch.parkable"
+            raise Trouble(f"{self._driver.refusal}; the program did not park its memory: {why}")
         while self._lock_all():
             if not self._is_undoing:
                 self._refuse_shared_memory()
@@ -211,7 +217,7 @@ class MemoryMover:
                 free_mb = self._driver.free_mb(device_id)
             except DriverError as error:
                 raise Trouble(f"{device_id} cannot be read: {error}") from None
-            if free_mb < need_mb:
+            if free_mb is not None and free_mb < need_mb:
                 raise Trouble(
                     f"not enough memory on {device_id}: {format_size(need_mb)} needed, {format_size(free_mb)} free"
                 )
