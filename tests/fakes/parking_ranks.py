@@ -119,7 +119,7 @@ class Rank:
             time.sleep(0.005)
 
     def say(self, text: str) -> None:
-        print(self.rank, text, flush=True)  # noqa: T201 - a test waits for it
+        os.write(1, f"{self.rank} {text}\n".encode())  # in one piece: the other rank writes too
 
 
 if __name__ == "__main__":

@@ -95,6 +95,23 @@ def test_an_urgent_job_on_an_amd_card_runs_beside_what_is_left_of_a_program_that
     assert own_queue.job(int(parks))["attempt"] == 1, "it was not started again"
 
 
+@pytest.mark.parametrize("need", [("--vram", "1990M"), ("--gpus", "1")], ids=["a share", "the whole GPU"])
+def test_a_job_that_filled_its_card_resumes_beside_its_own_context(
+    own_queue: QueueUnderTest, gate: Path, monkeypatch: pytest.MonkeyPatch, need: tuple[str, str]
+) -> None:
+    """Its context is in use, but not by others."""
+    start(own_queue, "amd:1x2GB", monkeypatch)
+    result = run("submit", *need, "--", *parking_job.COMMAND, "--vram", "1990", str(gate))
+    job_id = result.stdout.strip()
+    until(lambda: state_of(own_queue, job_id) == "running" and "holding" in lines(own_queue, job_id), "its memory")
+    assert run("suspend", job_id).returncode == 0
+    until(lambda: state_of(own_queue, job_id) == "suspended", "its suspension")
+    assert run("resume", job_id).returncode == 0
+    until(lambda: state_of(own_queue, job_id) == "running", "the job again")
+    gate.touch()
+    assert run("wait", job_id).returncode == 0
+
+
 def test_a_program_that_cannot_park_is_not_suspended_on_an_amd_card(
     own_queue: QueueUnderTest, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

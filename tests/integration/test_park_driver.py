@@ -51,6 +51,9 @@ def test_a_program_that_has_parked_stays_suspended_even_if_the_driver_refuses_th
     moved = suspended(suspender, attempt)
     assert (moved.is_done, moved.parked_mb, moved.held_mb) == (True, 8192.0, {CARD: 8192.0})
     wait_for(lambda: is_stopped(user), "a stopped program")
+    card.set_free(8000)
+    assert not resumed(suspender, attempt, 8192).is_done
+    card.set_free(8000, {user: 200})  # its context, which has to be there anyway
     assert resumed(suspender, attempt, 8192).is_done
     wait_for(lambda: "returned" in log_of(folder, 1), "its return")
     assert card.states([user]) == ["running"]

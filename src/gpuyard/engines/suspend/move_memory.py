@@ -22,7 +22,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
@@ -111,7 +111,7 @@ class MemoryMover:
                 self.undo_suspend()
                 return
             self.undo_resume()  # it was half put back: free memory is known only when all of it is away
-        self._check_free_memory(needs_mb)
+        self._check_free_memory(needs_mb, {process.pid for process in found})
         try:
             self._put_back()
         except Trouble as trouble:
@@ -211,13 +211,17 @@ class MemoryMover:
 
     # Back
 
-    def _check_free_memory(self, needs_mb: Mapping[str, float]) -> None:
+    def _check_free_memory(self, needs_mb: Mapping[str, float], pids: Collection[int]) -> None:
+        """Memory that the processes still hold need not be free, such as contexts that the driver could not move."""
         for device_id, need_mb in needs_mb.items():
             try:
                 free_mb = self._driver.free_mb(device_id)
+                if free_mb is None:
+                    continue
+                free_mb += self._driver.held_mb(device_id, pids)
             except DriverError as error:
                 raise Trouble(f"{device_id} cannot be read: {error}") from None
-            if free_mb is not None and free_mb < need_mb:
+            if free_mb < need_mb:
                 raise Trouble(
                     f"not enough memory on {device_id}: {format_size(need_mb)} needed, {format_size(free_mb)} free"
                 )
