@@ -31,7 +31,8 @@ class ParkListener:
         self._bring_back = bring_back
         self._path = path
         self._pid = os.getpid()
-        self._changed = threading.Condition()  # guards what follows
+        self._lock = threading.RLock()  # guards what follows
+        self._changed = threading.Condition(self._lock)
         self._reached = 0  # the number of the point where the program is, or was last
         self._is_at_point = False
         self._stop_at: int | None = None  # the point that the program shall not leave
@@ -49,8 +50,10 @@ class ParkListener:
         """Count a point. Park now if that was asked for, and return when the memory is back."""
         if os.getpid() != self._pid:  # a forked child has no GPU memory of its own
             return
-        with self._changed:
+        with self._lock:
             self._reached += 1
+            if self._stop_at is None and not self._is_parked:
+                return
             self._is_at_point = True
         try:
             while (shall_park := self._next_move()) is not None:
