@@ -334,7 +334,7 @@ class SuspendResult(Struct, frozen=True, kw_only=True):
     is_done: bool  # if not, the attempt is as it was before, unless it `is_ruined`
     is_ruined: bool = False  # it can never continue and has to be ended
     may_pass: bool = False  # a limit of the system prevented it: another try may succeed
-    text: str = ""
+    text: str = ""  # why it is not done; of a suspension that is done, why a registered program has not parked
     seconds: float | None = None
     held_mb: dict[str, float] = {}  # memory it held on each device when it was suspended, as far as it was measured
     parked_mb: float | None = None  # how much of it the program has moved itself; None: nothing, the driver did

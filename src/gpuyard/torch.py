@@ -5,14 +5,15 @@ PyTorch is imported only when a program calls `parkable`. Outside a job nothing 
 """
 
 import atexit
+import importlib
 import os
 import sys
 from typing import Any
 
-from gpuyard.errors import GpuyardError
+from gpuyard.errors import GpuyardError, UserError
 from gpuyard.scripting.park_listener import ParkListener
 from gpuyard.scripting.park_tensors import TensorParking
-from gpuyard.system.park_sockets import own_path
+from gpuyard.system.park_sockets import own_attempt, path_of
 
 __all__ = ["Parking", "parkable"]
 
@@ -20,9 +21,10 @@ __all__ = ["Parking", "parkable"]
 class Parking:
     """The tensors that `parkable` was called with."""
 
-    def __init__(self, things: tuple[Any, ...], path: str | None) -> None:
+    def __init__(self, things: tuple[Any, ...], world_size: int | None) -> None:
         self._tensors = TensorParking(things)
-        self._path = path
+        self._world_size = world_size
+        self._attempt = own_attempt(os.environ)
         self._listener: ParkListener | None = None
         self._hooks = [each.register_step_post_hook(self._after_step) for each in things if _is_optimizer(each)]
 
@@ -31,16 +33,18 @@ class Parking:
         and return when it is resumed. The first call allocates the host memory."""
         if self._listener is not None:
             self._listener.point()
-        elif self._path is not None:
-            self._register(self._path)
+        elif self._attempt is not None:
+            self._register(*self._attempt)
 
     def _after_step(self, *_: object) -> None:
         self.point()
 
-    def _register(self, path: str) -> None:
-        self._path = None  # once
+    def _register(self, queue: str, attempt: str) -> None:
+        self._attempt = None  # once
+        path = path_of(queue, attempt, os.getpid(), self._world_size or _world_size())
         try:
-            self._tensors.reserve()
+            if not self._tensors.reserve():  # all of them are in RAM, or on a GPU that is not PyTorch's "cuda"
+                return
             self._listener = ParkListener(path, self._tensors.park, self._tensors.bring_back)
         except (OSError, GpuyardError, RuntimeError) as error:  # no training ends for this: the driver can suspend it
             sys.stderr.write(f"gpuyard: this program cannot park its GPU memory: {error}\n")
@@ -48,17 +52,27 @@ class Parking:
         atexit.register(self._listener.close)
 
 
-def parkable(*things: Any) -> Parking:
+def parkable(*things: Any, world_size: int | None = None) -> Parking:
     """Let gpuyard move the GPU memory of these to RAM when the job is suspended, and back when it is resumed.
 
     things: modules, optimisers and tensors, and lists, tuples and dicts of them. With an optimiser, `point` is called
     after each of its steps; without one, call it yourself between two steps: `parking.point()`.
+    world_size: how many processes of the job wait for each other within a step, this one among them. All of them have
+    to call `parkable`, and then `point` after the same steps; they park together. Default: the world size of
+    torch.distributed at the first `point`, or 1 without it.
 
     At the first `point` it allocates as much RAM as the tensors and their gradients hold on GPUs, and keeps it until
     the program ends. Tensors that are not among `things` are moved by the driver, more slowly.
     """
-    return Parking(things, own_path(os.environ))
+    if world_size is not None and world_size < 1:
+        raise UserError(f"world_size is {world_size}", hint="give the number of processes that work together")
+    return Parking(things, world_size)
 
 
 def _is_optimizer(thing: Any) -> bool:
     return hasattr(thing, "register_step_post_hook")
+
+
+def _world_size() -> int:
+    distributed: Any = importlib.import_module("torch.distributed")
+    return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1

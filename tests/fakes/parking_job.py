@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 from gpuyard.scripting.park_listener import ParkListener
-from gpuyard.system.park_sockets import own_path
+from gpuyard.system.park_sockets import own_attempt, path_of
 
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))
 CONTEXT_MB = 256.0
@@ -46,9 +46,9 @@ def main() -> None:
             usage.allocate(device_id, parkable_mb)
             say("returned")
 
-        path = own_path(os.environ)
-        assert path is not None
-        listener = ParkListener(path, park, bring_back)
+        attempt = own_attempt(os.environ)
+        assert attempt is not None
+        listener = ParkListener(path_of(*attempt, os.getpid(), 1), park, bring_back)
         say("holding")
         while not options.gate.exists():
             usage.work()

@@ -10,7 +10,7 @@ import pytest
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local.engine import LocalEngine
 from tests.fakes.cuda import FakeCuda, build_fake_cuda
-from tests.fakes.nvml import FakeDevice, FakeMemory, FakeNvml, FakeState, build_fake_nvml
+from tests.fakes.nvml import FakeDevice, FakeMemory, FakeNvml, FakeProcess, FakeState, build_fake_nvml
 from tests.integration.engine_fixture import log_of, wait_for
 from tests.integration.suspend_fixture import begun, script, wait_for_line
 
@@ -68,9 +68,11 @@ class Card:
         self.cuda.folder.mkdir()
         self.set_free(80000)
 
-    def set_free(self, free_mb: int) -> None:
+    def set_free(self, free_mb: int, held_mb: dict[int, int] | None = None) -> None:
+        """`held_mb`: what processes hold, by pid."""
         memory = FakeMemory(total=81920 * MIB, used=(81920 - free_mb) * MIB)
-        self.nvml.write(FakeState(devices=(FakeDevice(uuid=CARD, memory=memory),)))
+        processes = tuple(FakeProcess(pid=pid, memory=held * MIB) for pid, held in (held_mb or {}).items())
+        self.nvml.write(FakeState(devices=(FakeDevice(uuid=CARD, memory=memory, processes=processes),)))
 
     def environment(self) -> dict[str, str]:
         return {**self.nvml.environment(), "FAKE_CUDA_STATE": str(self.cuda.folder)}

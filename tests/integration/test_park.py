@@ -8,10 +8,10 @@ import pytest
 
 from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.engines.suspend.ask_to_park import RegisteredProgram, find_registered
+from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses, find_registered
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.probes.simulated_devices import SimulatedDevices
-from gpuyard.system.park_sockets import path_of, registered
+from gpuyard.system.park_sockets import registered
 from tests.fakes import parking_job
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for
 from tests.integration.suspend_fixture import (
@@ -47,9 +47,8 @@ def parking(engine: LocalEngine, folder: Path, gate: Path, *options: str) -> Att
     return attempt
 
 
-def program_of(folder: Path) -> RegisteredProgram:
-    (pid,) = registered(str(folder), "1.1")
-    return RegisteredProgram(path_of(str(folder), "1.1", pid), parks_within_s=0.1)
+def program_of(folder: Path) -> RegisteredProcesses:
+    return RegisteredProcesses(registered(str(folder), "1.1"), parks_within_s=0.1)
 
 
 def moves(folder: Path) -> list[str]:
@@ -82,6 +81,7 @@ def test_the_driver_suspends_a_program_that_does_not_reach_the_end_of_its_step(
     attempt = parking(engine, folder, tmp_path / "gate", "--stuck")
     moved = suspended(impatient, attempt)
     assert (moved.is_done, moved.parked_mb, moved.held_mb) == (True, None, {"SIM-0": SIZE_MB})
+    assert moved.text.startswith("no end of a step within 0.2 s")
     assert used_mb(devices) == 0
     assert resumed(impatient, attempt, SIZE_MB).is_done
     (tmp_path / "gate").touch()
@@ -135,30 +135,34 @@ def test_a_request_whose_connection_is_closed_is_withdrawn(
     assert moves(folder) == ["done"]
 
 
-def test_a_job_with_two_registered_processes_is_left_to_the_driver(
+def test_processes_that_do_not_wait_for_each_other_park_each_at_its_own_next_point(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
 ) -> None:
-    shell = 'for _ in 1 2; do "$@" & done; wait'
+    """They start one after the other, and count their points from there."""
+    shell = '"$@" & until ls "$GPUYARD_QUEUE/suspending" 2>&- | grep -q park; do :; done; "$@" & wait'
     command = ("/bin/sh", "-c", shell, "sh", *parking_job.COMMAND, "--vram", str(SIZE_MB), str(tmp_path / "gate"))
     attempt = begun(engine, 1, *command, devices=("SIM-0",))
     wait_for(lambda: len(registered(str(folder), "1.1")) == 2, "two registrations")
-    assert not suspender.can_park(attempt)
+    assert suspender.can_park(attempt)
     moved = suspended(suspender, attempt)
-    assert (moved.is_done, moved.parked_mb) == (True, None)
+    assert (moved.is_done, moved.text, moved.parked_mb) == (True, "", 2 * (SIZE_MB - parking_job.CONTEXT_MB))
     assert resumed(suspender, attempt, 2 * SIZE_MB).is_done
     (tmp_path / "gate").touch()
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
-    assert "parked" not in moves(folder)
+    assert sorted(moves(folder)) == ["done"] * 2 + ["parked"] * 2 + ["returned"] * 2
 
 
 def test_the_socket_of_a_killed_program_is_removed_and_asked_for_nothing(
     engine: LocalEngine, folder: Path, tmp_path: Path
 ) -> None:
     attempt = parking(engine, folder, tmp_path / "gate")
-    (pid,) = registered(str(folder), "1.1")
+    program, (registration,) = program_of(folder), registered(str(folder), "1.1")
     engine.signal(attempt, signal.SIGKILL)
     outcomes(engine)
+    assert registered(str(folder), "1.1") == []
     assert find_registered(str(folder), "1.1", [], 1.0) is None
-    assert program_of(folder).park() is None
+    assert program.park() is None
+    assert program.refusal == f"process {registration.pid} has ended"
+    assert program.bring_back() is None, "nothing is left to come back"
     LocalSuspender(folder / "suspending", str(folder)).close()
-    assert registered(str(folder), "1.1") == [], f"process {pid} has ended"
+    assert not Path(registration.path).exists()

@@ -27,14 +27,14 @@ PARKING_USER = """
 import os, time
 from pathlib import Path
 from gpuyard.scripting.park_listener import ParkListener
-from gpuyard.system.park_sockets import own_path
+from gpuyard.system.park_sockets import own_attempt, path_of
 state, me = Path(os.environ["FAKE_CUDA_STATE"]), os.getpid()
 (state / f"{me}.new").write_text("0")
 (state / f"{me}.new").rename(state / str(me))
 def park():
     print("parked", flush=True)
     return 8 << 30
-listener = ParkListener(own_path(os.environ), park, lambda: print("returned", flush=True))
+listener = ParkListener(path_of(*own_attempt(os.environ), me, 1), park, lambda: print("returned", flush=True))
 print("using", me, flush=True)
 while not (state / "finish").exists():
     listener.point()
@@ -51,6 +51,9 @@ def test_a_program_that_has_parked_stays_suspended_even_if_the_driver_refuses_th
     moved = suspended(suspender, attempt)
     assert (moved.is_done, moved.parked_mb, moved.held_mb) == (True, 8192.0, {CARD: 8192.0})
     wait_for(lambda: is_stopped(user), "a stopped program")
+    card.set_free(8000)
+    assert not resumed(suspender, attempt, 8192).is_done
+    card.set_free(8000, {user: 200})  # its context, which has to be there anyway
     assert resumed(suspender, attempt, 8192).is_done
     wait_for(lambda: "returned" in log_of(folder, 1), "its return")
     assert card.states([user]) == ["running"]

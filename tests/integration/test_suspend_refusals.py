@@ -1,5 +1,6 @@
 """Attempts that cannot be suspended: the reason is known before anything is tried."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.scripting.park_listener import ParkListener
+from gpuyard.system.park_sockets import path_of
 from tests.fakes.cuda import build_fake_cuda
 from tests.integration.queue_fixture import until
 from tests.integration.suspend_fixture import next_result
@@ -80,6 +83,18 @@ def test_devices_of_other_vendors_cannot_be_suspended(suspender: LocalSuspender,
 
 def test_a_mig_instance_cannot_be_suspended(suspender: LocalSuspender) -> None:
     assert "MIG" in str(refusal(suspender, PART, visible=(CARD, PART)))
+
+
+@pytest.mark.parametrize("device", [OTHERS[0], PART], ids=["amd", "mig"])
+def test_where_the_driver_cannot_suspend_a_program_that_parks_its_memory_can_be(
+    suspender: LocalSuspender, device: Device, tmp_path: Path
+) -> None:
+    assert str(refusal(suspender, device)).endswith("park its memory itself, with gpuyard.torch.parkable")
+    listener = ParkListener(path_of(str(tmp_path), "1.1", os.getpid(), 1), lambda: 1, lambda: None)
+    assert refusal(suspender, device) is None
+    assert refusal(suspender, device, visible=()) == f"{device.id} is not visible now"
+    listener.close()
+    assert refusal(suspender, device) is not None
 
 
 def test_a_device_that_is_not_visible_prevents_suspending(suspender: LocalSuspender) -> None:

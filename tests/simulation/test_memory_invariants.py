@@ -44,7 +44,7 @@ def _resume_without_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         suspend_jobs,
         "resume_need",
-        lambda live: replace(free, devices=len(live.attempt.devices), only=live.attempt.devices),
+        lambda live, _: replace(free, devices=len(live.attempt.devices), only=live.attempt.devices),
     )
 
 

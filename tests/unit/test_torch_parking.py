@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import gpuyard
-from gpuyard.system.park_sockets import own_path, path_of
+from gpuyard.errors import UserError
+from gpuyard.system.park_sockets import own_attempt
 
 
 class Optimizer:
@@ -49,11 +50,14 @@ def test_importing_gpuyard_imports_no_torch() -> None:
     ],
 )
 def test_a_process_without_the_variables_of_a_job_has_no_socket(environment: dict[str, str]) -> None:
-    assert own_path(environment) is None
+    assert own_attempt(environment) is None
 
 
-def test_a_process_of_a_job_has_a_socket_of_its_own() -> None:
+def test_a_process_of_a_job_knows_its_queue_and_attempt() -> None:
     environment = {"GPUYARD_QUEUE": "/q", "GPUYARD_JOB_ID": "17", "GPUYARD_ATTEMPT": "2"}
-    path = own_path(environment)
-    assert path is not None
-    assert path.startswith(path_of("/q", "17.2", 0).removesuffix("0.park"))
+    assert own_attempt(environment) == ("/q", "17.2")
+
+
+def test_fewer_than_one_process_is_refused() -> None:
+    with pytest.raises(UserError, match="world_size is 0"):
+        gpuyard.torch.parkable(object(), world_size=0)

@@ -288,14 +288,18 @@ class Controller:
         leases = with_changes(leases, changes)
         published = list(self._host_usage.publish(leases, sample, now))
         leases, changes = with_changes(leases, published), [*changes, *published]
+        self.suspend_control.measure_left(self._leases, leases, sample.snapshot)
         self._decide(sample, now, [*queues, *self.suspend_control.queues(now)], (leases, tickets))
         starts = (start for start in self.plan.starts if start.claim.takes_lease)
         return [*remade, *changes, *map(self._wanted_claim, starts)]
 
     def _wanted_claim(self, start: Start) -> WantedClaim:
-        amends = self.transitions.live[start.job_id].attempt.lease_id if start.lane.resumes else None
-        host = start.claim.host and replace(start.claim.host, used_mb=0.0)  # nothing of it is taken yet
-        return WantedClaim(claim=replace(start.claim, host=host), label=f"job {start.job_id}", amends=amends)
+        amends, claim = None, start.claim
+        if start.lane.resumes:
+            amends = self.transitions.live[start.job_id].attempt.lease_id
+            claim = self.suspend_control.with_left(start.job_id, claim)
+        host = claim.host and replace(claim.host, used_mb=0.0)  # nothing of it is taken yet
+        return WantedClaim(claim=replace(claim, host=host), label=f"job {start.job_id}", amends=amends)
 
     def _decide(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> None:
         self._view = self._input.view(sample, now, queues, ledger) if queues else None
@@ -333,9 +337,11 @@ class Controller:
             plan = self.cluster_dispatch.plan_for(queues, self.rules, self._input.paused(), now, about=lane.id)
             ahead = self._store.count_ahead(lane, job.id)
         else:
+            found, tickets = self._leases.read()
+            leases = self.own_leases.complete(found)
+            self.suspend_control.measure_left(self._leases, leases, sample.snapshot)
             queues = [*self._local_queues(), *self.suspend_control.queues(now)]
-            leases, tickets = self._leases.read()
-            view = self._input.view(sample, now, queues, (self.own_leases.complete(leases), tickets))
+            view = self._input.view(sample, now, queues, (leases, tickets))
             resuming = next((queue.lane for queue in queues if queue.lane.id == -job.id), None)
             lane = resuming or self._store.lane_of(job.id)
             plan = decide(view, explained_lane=lane.id)

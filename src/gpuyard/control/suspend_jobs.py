@@ -6,7 +6,7 @@
 - A job whose memory cannot be restored is ended, and follows the rules for retries.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -16,14 +16,14 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
-from gpuyard.core.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, UncertainMemory, WholeDevice
+from gpuyard.core.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, Share, UncertainMemory, WholeDevice
 from gpuyard.core.memory.memory_guard import room_to_resume
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
-from gpuyard.core.snapshot import Sample
+from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.core.units import format_size
-from gpuyard.ports import Suspender, SuspendResult, WantedClaim
+from gpuyard.ports import LeaseLedger, Suspender, SuspendResult, WantedClaim
 
 # A suspended job without an estimate may need this part more than was expected of it.
 _MAY_GROW = 0.25
@@ -46,6 +46,7 @@ class SuspendControl:
         self._not_before: dict[int, float] = {}
         self._preempted_for: dict[int, tuple[int, float]] = {}
         self._refused: dict[tuple[int, int], str] = {}
+        self._left_mb: dict[int, dict[str, float]] = {}  # what suspended jobs still hold, by device
         self.made_way: dict[int, int] = {}  # jobs that made way, and the jobs after whose start they resume
 
     # Results
@@ -229,6 +230,36 @@ class SuspendControl:
 
     # Resuming
 
+    def measure_left(self, ledger: LeaseLedger, leases: Sequence[Lease], snapshot: Snapshot) -> None:
+        """Measure what the processes of jobs that wait to resume still hold on their devices, such as contexts that no
+        driver could move: that need not be free, though it is in use and belongs to no share."""
+        waiting = {
+            live.attempt.lease_id: live for live in self._transitions.live.apart.values() if _waits_for_memory(live)
+        }
+        self._left_mb = {}
+        if not waiting:
+            return
+        as_running = tuple(
+            replace(lease, shares=tuple(Share(device_id=each) for each in waiting[lease.id].attempt.devices))
+            if lease.id in waiting
+            else lease
+            for lease in leases
+        )
+        for (lease_id, device_id), left_mb in ledger.measure(snapshot, as_running).items():
+            if lease_id in waiting and left_mb:
+                self._left_mb.setdefault(waiting[lease_id].job.id, {})[device_id] = left_mb
+
+    def with_left(self, job_id: int, claim: Claim) -> Claim:
+        """Return the claim of a job that resumes, with what it holds already."""
+        left_mb = self._left_mb.get(job_id, {})
+        shares = (
+            replace(each, memory_mb=each.memory_mb + left_mb.get(each.device_id, 0.0))
+            if each.memory_mb is not None
+            else each
+            for each in claim.shares
+        )
+        return replace(claim, shares=tuple(shares))
+
     def queues(self, now: float) -> Iterator[LaneQueue]:
         """Yield the jobs that wait for free memory to resume, each as a lane of its own."""
         for job_id, live in self._transitions.live.apart.items():
@@ -240,7 +271,7 @@ class SuspendControl:
                 priority=job.priority,
                 user=job.user,
                 tag=job.spec.tag,
-                need=resume_need(live),
+                need=resume_need(live, self._left_mb.get(job_id, {})),
                 resumes=True,
                 made_way_for=self._awaited_start(job_id),
             )
@@ -268,7 +299,7 @@ class SuspendControl:
     def resume(self, job_id: int, claim: Claim, now: float) -> None:
         """Record that the ledger has granted what the job needs to resume."""
         self._granted.add(job_id)
-        self._transitions.set_reserved(job_id, claim)
+        self._transitions.set_reserved(job_id, self.with_left(job_id, claim))
         self._transitions.move_suspension(job_id, JobEvent.RESUME, now, "enough memory is free again")
 
     def release_leases(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
@@ -306,10 +337,10 @@ def _waits_for_memory(live: Live) -> bool:
     return live.job.state is JobState.SUSPENDED and live.attempt.parked is not SuspendedBy.BY_PERSON
 
 
-def resume_need(live: Live) -> Need:
+def resume_need(live: Live, left_mb: Mapping[str, float]) -> Need:
     """Return the need of a suspended job: its former devices, alone if it was alone, and on each what it held there
-    (ADR 73). The driver can restore its memory only if that much is free; for a job that was never measured, the amount
-    is unknown."""
+    (ADR 73), less what it still holds (`left_mb`). The driver can restore its memory only if that much is free; for a
+    job that was never measured, the amount is unknown."""
     job, attempt = live.job, live.attempt
     was_alone = attempt.reserved_mb is None or isinstance(job.spec.need.memory, WholeDevice)
     # What is expected of a job without an estimate may be more than any device has: alone it needs what it held.
@@ -319,14 +350,14 @@ def resume_need(live: Live) -> Need:
     reserved, held_mb = attempt.reserved_mb or 0.0, _held_mb(attempt)
     is_measured = any(held_mb.values())
 
-    def memory_on(held: float) -> MemoryNeed:
-        held = held if is_uncertain else max(held, reserved)
+    def memory_on(held: float, left: float) -> MemoryNeed:
+        held = max(0.0, (held if is_uncertain else max(held, reserved)) - left)
         if was_alone:
             return WholeDevice(held if is_measured else None)
-        expected = max(held, reserved)
+        expected = max(held, reserved - left)
         return UncertainMemory(held, expected, expected * _MAY_GROW) if is_uncertain else FixedMemory(held)
 
-    needed = {device_id: memory_on(held) for device_id, held in held_mb.items()}
+    needed = {each: memory_on(held, left_mb.get(each, 0.0)) for each, held in held_mb.items()}
     least = min(needed.values(), key=lambda memory: memory.required_mb or 0.0)
     on_each = tuple(needed.items()) if len(set(needed.values())) > 1 else ()
     return Need(devices=len(needed), memory=least, only=attempt.devices, is_resumed=True, memory_on=on_each)
@@ -342,7 +373,9 @@ def _suspended_text(live: Live, moved: SuspendResult) -> str:
     is_by_person = live.attempt.parked is SuspendedBy.BY_PERSON
     until = f"until `gpuyard resume {live.job.id}`" if is_by_person else "resumes when enough memory is free"
     by_program = "" if moved.parked_mb is None else " by the program itself"
-    return f"{format_size(sum(_held_mb(live.attempt).values()))} moved to RAM{by_program}{_took(moved)}; {until}"
+    not_parked = f"; the program did not park it: {moved.text}" if moved.text else ""
+    size = format_size(sum(_held_mb(live.attempt).values()))
+    return f"{size} moved to RAM{by_program}{_took(moved)}{not_parked}; {until}"
 
 
 def _took(moved: SuspendResult) -> str:

@@ -1,8 +1,9 @@
 """The side of a program that can park its GPU memory: it answers requests (`system/park_sockets.py`) in a thread, and
 fulfils them where the program calls `point`.
 
-- The thread never touches the GPU. `point` costs a look at one variable while nothing is asked.
-- A program that has parked stays in `point` until it is asked to return.
+- The thread never touches the GPU. `point` takes a lock and counts while nothing is asked.
+- A program that has parked stays in `point` until it is asked to return, and until that is kept.
+- A connection that is closed too early is undone: the program does again what it did before.
 """
 
 import contextlib
@@ -11,16 +12,18 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from typing import IO
 
 from gpuyard.system import user_sockets
-from gpuyard.system.park_sockets import LONGEST_LINE, PARK, PARKED, REFUSED, RETURN, RETURNED
+from gpuyard.system.park_sockets import HOLD, KEEP, LONGEST_LINE, NEXT, PARK, PARKED, REFUSED, RETURN, RETURNED
 
-_READ_WITHIN_S = 5.0
+_FIRST_REQUEST_WITHIN_S = 5.0
 
 
 class ParkListener:
     """`park` moves the GPU memory out and returns how many bytes that were; `bring_back` moves it back. Both are called
-    in the thread that calls `point`. If `bring_back` raises RuntimeError, the program stays parked."""
+    in the thread that calls `point`. If one raises RuntimeError, OSError or MemoryError, the memory stays where it
+    was."""
 
     def __init__(self, path: str, park: Callable[[], int], bring_back: Callable[[], None]) -> None:
         """Raises OSError or GpuyardError if the socket cannot be made."""
@@ -28,10 +31,15 @@ class ParkListener:
         self._bring_back = bring_back
         self._path = path
         self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._asked: bytes | None = None  # what `point` shall do
-        self._is_parked = False
-        self._answer: str | None = None
+        self._lock = threading.RLock()  # guards what follows
+        self._changed = threading.Condition(self._lock)
+        self._reached = 0  # the number of the point where the program is, or was last
+        self._is_at_point = False
+        self._stop_at: int | None = None  # the point that the program shall not leave
+        self._shall_park = False  # there
+        self._is_parked = self._is_moving = False
+        self._parked_bytes = 0
+        self._refusal: str | None = None  # why the last move failed; it is not repeated before the next request
         self._wake = socket.socketpair()
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         self._socket = user_sockets.bind(path)
@@ -39,23 +47,20 @@ class ParkListener:
         threading.Thread(target=self._serve, name="gpuyard-park", daemon=True).start()
 
     def point(self) -> None:
-        """Park now if that was asked for, and return when the memory is back."""
-        if self._asked is None or os.getpid() != self._pid:  # a forked child has no GPU memory of its own
+        """Count a point. Park now if that was asked for, and return when the memory is back."""
+        if os.getpid() != self._pid:  # a forked child has no GPU memory of its own
             return
-        parked_bytes = 0
-        while (asked := self._asked) is not None:
-            try:
-                if asked == PARK and not self._is_parked:
-                    parked_bytes = self._park()
-                    self._is_parked = True
-                elif asked == RETURN and self._is_parked:
-                    self._bring_back()
-                    self._is_parked = False
-                self._reply(asked, f"{PARKED} {parked_bytes}" if asked == PARK else RETURNED)
-            except RuntimeError as error:
-                self._reply(asked, f"{REFUSED} {error}")
+        with self._lock:
+            self._reached += 1
+            if self._stop_at is None and not self._is_parked:
+                return
+            self._is_at_point = True
+        try:
+            while (shall_park := self._next_move()) is not None:
+                self._move(shall_park=shall_park)
+        finally:  # a signal may have interrupted it
             with self._changed:
-                self._changed.wait_for(lambda: self._asked is not None or not self._is_parked)
+                self._is_at_point = False
 
     def close(self) -> None:
         """Withdraw the registration. Nothing happens in a forked child."""
@@ -63,11 +68,38 @@ class ParkListener:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 
-    def _reply(self, asked: bytes, text: str) -> None:
+    def _next_move(self) -> bool | None:
+        """Wait until there is something to do. Return whether to park or to bring back; None: leave the point."""
         with self._changed:
-            if self._asked == asked:
-                self._asked, self._answer = None, text
-        self._wake[1].send(b"x")
+            self._changed.wait_for(lambda: self._has_to_move() or self._may_leave())
+            if self._has_to_move():
+                self._is_moving = True
+                return not self._is_parked
+            self._is_at_point = False
+            return None
+
+    def _has_to_move(self) -> bool:
+        shall_be_parked = self._shall_park and self._stop_at == self._reached
+        return self._is_parked != shall_be_parked and self._refusal is None
+
+    def _may_leave(self) -> bool:
+        return self._stop_at != self._reached and not self._is_parked
+
+    def _move(self, *, shall_park: bool) -> None:
+        refusal: str | None = "interrupted"
+        try:
+            if shall_park:
+                self._parked_bytes = self._park()
+            else:
+                self._bring_back()
+            refusal = None
+        except (RuntimeError, OSError, MemoryError) as error:  # no training ends for this
+            refusal = str(error) or type(error).__name__
+        finally:
+            with self._changed:
+                self._is_moving, self._refusal = False, refusal
+                self._is_parked = self._is_parked if refusal is not None else shall_park
+            self._wake[1].send(b"x")
 
     # The thread
 
@@ -79,37 +111,78 @@ class ParkListener:
                     self._handle(connection)
 
     def _handle(self, connection: socket.socket) -> None:
-        connection.settimeout(_READ_WITHIN_S)
-        asked = connection.recv(LONGEST_LINE).strip()
-        if asked not in (PARK, RETURN):
-            connection.sendall(f"{REFUSED} an unknown request\n".encode())
-            return
-        if asked == RETURN and not self._is_parked:
-            connection.sendall(f"{RETURNED}\n".encode())
-            return
+        """Fulfil the requests of a connection, and undo them if it ends without `keep`."""
         with self._changed:
-            self._asked, self._answer = asked, None
-            self._changed.notify_all()
+            before = (self._stop_at, self._shall_park)
         try:
-            answer = self._wait_for_answer(connection)
-            connection.sendall(f"{' '.join(answer.split())[:LONGEST_LINE]}\n".encode())
+            connection.settimeout(_FIRST_REQUEST_WITHIN_S)
+            with connection.makefile("rb") as lines:
+                request = _read_request(lines)
+                connection.settimeout(None)
+                while request != [KEEP]:
+                    answer = self._fulfil(request, connection)
+                    connection.sendall(f"{' '.join(answer.split())[:LONGEST_LINE]}\n".encode())
+                    request = _read_request(lines)
         except OSError:
-            self._withdraw(asked)
+            self._undo(before)
+            return
+        if not self._shall_park:
+            self._ask(None, shall_park=False)
 
-    def _wait_for_answer(self, connection: socket.socket) -> str:
-        """Raises ConnectionAbortedError if the other side closes the connection first."""
+    def _fulfil(self, request: list[bytes], connection: socket.socket) -> str:
+        """Return the answer, once the program has done what it is asked."""
+        if request == [HOLD]:
+            return f"{NEXT} {self._hold()}"
+        if request == [RETURN]:
+            self._ask(self._hold(), shall_park=False)
+            self._wait(connection, lambda: not (self._is_parked or self._is_moving))
+            return f"{REFUSED} {self._refusal}" if self._is_parked else RETURNED
+        if request[:1] == [PARK] and len(request) > 1 and request[1].isdigit():
+            return self._park_at(int(request[1]), connection)
+        return f"{REFUSED} an unknown request"
+
+    def _park_at(self, number: int, connection: socket.socket) -> str:
+        if number < self._hold():
+            return f"{REFUSED} it has passed point {number}"
+        self._ask(number, shall_park=True)
+        self._wait(connection, lambda: self._is_parked and self._reached == number)
+        is_parked = self._is_parked and self._reached == number
+        return f"{PARKED} {self._parked_bytes}" if is_parked else f"{REFUSED} {self._refusal}"
+
+    def _hold(self) -> int:
+        """Let the program not leave the point where it is, or its next. Return the number of that."""
+        with self._changed:
+            self._stop_at = self._reached if self._is_at_point else self._reached + 1
+            return self._stop_at
+
+    def _ask(self, stop_at: int | None, *, shall_park: bool) -> None:
+        with self._changed:
+            self._stop_at, self._shall_park, self._refusal = stop_at, shall_park, None
+            self._changed.notify_all()
+
+    def _undo(self, before: tuple[int | None, bool]) -> None:
+        """Let a program that was parked before, and has not left that point, park again; let any other go on."""
+        with self._changed:
+            is_there = self._is_at_point and before[0] == self._reached
+        self._ask(before[0] if is_there else None, shall_park=before[1] and is_there)
+
+    def _wait(self, connection: socket.socket, is_done: Callable[[], bool]) -> None:
+        """Wait until it is done, or refused. Raises ConnectionAbortedError if the other side closes the connection."""
+        ready = select.poll()  # a program may have more files open than `select` can watch
+        for each in (connection, self._wake[0]):
+            ready.register(each, select.POLLIN)
         while True:
             with self._changed:
-                if self._answer is not None:
-                    return self._answer
-            ready, _, _ = select.select([connection, self._wake[0]], [], [])
-            if self._wake[0] not in ready:
+                if is_done() or (self._refusal is not None and not self._is_moving):
+                    return
+            if self._wake[0].fileno() not in dict(ready.poll()):
                 raise ConnectionAbortedError
             self._wake[0].recv(LONGEST_LINE)
 
-    def _withdraw(self, asked: bytes) -> None:
-        """Let a program that was asked to park, and may have done so, go on. A return is not withdrawn."""
-        if asked == PARK:
-            with self._changed:
-                self._asked = RETURN
-                self._changed.notify_all()
+
+def _read_request(lines: IO[bytes]) -> list[bytes]:
+    """Return the words of the next request. Raises ConnectionAbortedError at the end of the connection."""
+    line = lines.readline(LONGEST_LINE)
+    if not line.endswith(b"\n"):
+        raise ConnectionAbortedError
+    return line.split()

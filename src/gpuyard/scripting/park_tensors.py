@@ -4,7 +4,7 @@ What moves is the storage behind each tensor: it is copied, and its GPU memory i
 parameters and views of them stay the same objects, so every reference to them holds afterwards, and all bytes are the
 same. Only their addresses on the GPU may differ.
 
-- Tensors that share a storage are moved once.
+- Tensors that share a storage are moved once. Of a sharded tensor (DTensor), this process's part is moved.
 - Storages that PyTorch does not own, such as memory of another library, stay where they are.
 - The program must not use the tensors between `park` and `bring_back`.
 """
@@ -94,9 +94,9 @@ def _wait_for_devices(torch: Any, storages: Iterable[tuple[Any, int]]) -> None:
 
 def _tensors(torch: Any, thing: Any) -> Iterator[Any]:
     if isinstance(thing, torch.Tensor):
-        yield thing
+        yield thing.to_local() if hasattr(thing, "to_local") else thing  # of a sharded tensor, this process's part
         if thing.is_leaf and thing.grad is not None:  # PyTorch warns if others are asked
-            yield thing.grad
+            yield from _tensors(torch, thing.grad)
     elif isinstance(thing, torch.nn.Module):
         yield from _tensors(torch, [*thing.parameters(), *thing.buffers()])
     elif isinstance(thing, torch.optim.Optimizer):

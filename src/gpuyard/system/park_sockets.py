@@ -1,61 +1,93 @@
-"""Where a program listens that can park its GPU memory itself, and what is said there.
+"""Where programs listen that can park their GPU memory themselves, and what is said there.
 
-A program that can move its GPU memory to RAM by itself listens on a unix socket in the folder of its queue (`bind`);
-that the socket exists is its registration. The process that suspends a job looks for it (`path_of`), connects, and
-sends one request per connection:
+A process that can move its GPU memory to RAM by itself listens on a unix socket in the folder of its queue; that the
+socket exists is its registration. Its name says how many processes of the job wait for each other within a step (the
+`world_size`). The process that suspends a job looks for the sockets (`registered`) and connects to each:
 
-| request | the program answers, once that is so | with |
-| --- | --- | --- |
-| `park` | `parked` | the number of bytes of GPU memory that it has moved to RAM; it then waits |
-| `return` | `returned` | nothing; its GPU memory is back, and it goes on. Also if it had not parked |
-| either | `refused` | why it cannot |
+| request | answer, once that is so |
+| --- | --- |
+| `hold` | `next N`: its next point is number N, and it will not leave that point before it is asked for more |
+| `park N` | `parked BYTES`: it waits at point N, and has moved so many bytes of GPU memory to RAM |
+| `return` | `returned`: its GPU memory is back, also if it had not parked. It still waits at its point |
+| `keep` | none; what was asked before stays so. A program that has returned goes on |
+| any | `refused WHY`: it cannot |
 
-- `park` is fulfilled between two steps of the program. If the connection is closed before the answer, the request is
-  withdrawn: the program goes on, with its memory where it was.
+- A point is the end of a step of the program; each process counts its points.
+- If a connection is closed before `keep`, the process goes back to what it did before: it goes on, or parks again.
+- So all processes of a job park, or none: they are held, and agree on the largest of their next points. None of them
+  has passed it, and each can reach it, since none waits there for what another does after its own.
 - Both sides check that the other is a process of the same user (`user_sockets`).
 """
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-PARK, RETURN = b"park", b"return"
-PARKED, RETURNED, REFUSED = "parked", "returned", "refused"
+HOLD, PARK, RETURN, KEEP = b"hold", b"park", b"return", b"keep"
+NEXT, PARKED, RETURNED, REFUSED = "next", "parked", "returned", "refused"
 LONGEST_LINE = 4096
 _FOLDER, _END = "suspending", ".park"
+_PARTS = 4  # the job, the attempt, the process and the world size
 
 
-def path_of(queue: str, attempt: str, pid: int) -> str:
-    """Return the path of a program's socket. `attempt` is the attempt's key, such as `17.1`."""
-    return f"{queue}/{_FOLDER}/{attempt}.{pid}{_END}"
+class Registration(NamedTuple):
+    """A process that can park. `world_size` is 1 if it waits for no other."""
+
+    path: str
+    pid: int
+    world_size: int
 
 
-def own_path(environment: Mapping[str, str]) -> str | None:
-    """Return the path of this process's socket; None if it is not part of a job of a local queue."""
+def path_of(queue: str, attempt: str, pid: int, world_size: int) -> str:
+    """Return the path of a process's socket. `attempt` is the attempt's key, such as `17.1`."""
+    return f"{queue}/{_FOLDER}/{attempt}.{pid}.{world_size}{_END}"
+
+
+def own_attempt(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the queue and the attempt of this process; None if it is not part of a job of a local queue."""
     queue, job, attempt = (environment.get(f"GPUYARD_{name}", "") for name in ("QUEUE", "JOB_ID", "ATTEMPT"))
-    if not (os.path.isabs(queue) and job.isdigit() and attempt.isdigit()):
+    if not (os.path.isabs(queue) and job.isdecimal() and attempt.isdecimal()):
         return None
-    return path_of(queue, f"{job}.{attempt}", os.getpid())
+    return queue, f"{job}.{attempt}"
 
 
-def registered(queue: str, attempt: str) -> list[int]:
-    """Return the processes of an attempt that have registered. Some may have ended."""
-    return [pid for name, pid in _sockets(queue) if name == f"{attempt}.{pid}{_END}"]
+def registered(queue: str, attempt: str) -> list[Registration]:
+    """Return the processes of an attempt that have registered, and have not ended."""
+    return [each for key, each in _sockets(queue) if key == attempt and _exists(each.pid)]
+
+
+def why_incomplete(registrations: Sequence[Registration]) -> str | None:
+    """Return why these processes cannot park together, or None: all that wait for each other have to be there."""
+    sizes = [each.world_size for each in registrations if each.world_size > 1]
+    if not sizes or set(sizes) == {len(sizes)}:
+        return None
+    return f"{len(sizes)} of its {max(sizes)} processes have called gpuyard.torch.parkable and ended a step"
 
 
 def remove_dead(queue: str) -> None:
     """Remove the sockets of processes that have ended without doing so."""
-    for name, pid in _sockets(queue):
-        if not os.path.exists(f"/proc/{pid}"):
+    for _, each in _sockets(queue):
+        if not _exists(each.pid):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{queue}/{_FOLDER}/{name}")
+                os.unlink(each.path)
 
 
-def _sockets(queue: str) -> list[tuple[str, int]]:
-    """Return the names of all sockets, each with the pid in it."""
+def _sockets(queue: str) -> list[tuple[str, Registration]]:
+    """Return all registrations, each with the key of its attempt."""
     try:
         names = sorted(os.listdir(f"{queue}/{_FOLDER}"))
     except OSError:
         return []
-    pids = ((name, name.removesuffix(_END).rpartition(".")[2]) for name in names if name.endswith(_END))
-    return [(name, int(pid)) for name, pid in pids if pid.isdigit()]
+    found = []
+    for name in names:
+        parts = name.removesuffix(_END).split(".")
+        if name.endswith(_END) and len(parts) == _PARTS and all(map(str.isdecimal, parts)):
+            job, attempt, pid, world_size = parts
+            path = f"{queue}/{_FOLDER}/{name}"
+            found.append((f"{job}.{attempt}", Registration(path, int(pid), int(world_size))))
+    return found
+
+
+def _exists(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")

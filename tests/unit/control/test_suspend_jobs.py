@@ -40,11 +40,15 @@ def suspended(
     return Live(job=job, attempt=attempt)
 
 
-def granted_gb(live: Live, small: Device = SMALL, *leases: str) -> dict[str, float | None] | None:
+def granted_gb(
+    live: Live, small: Device = SMALL, *leases: str, left_mb: dict[str, float] | None = None
+) -> dict[str, float | None] | None:
     """Return the memory of each share that the job is granted, or None if it has to wait. Each of `leases` reserves
     10 GB of G0."""
     others = tuple(lease(name, "G0", memory_mb=10 * GB) for name in leases)
-    claim = choose(resume_need(live), PlacementView(now=0.0, snapshot=machine(card(0), small), leases=others)).claim
+    claim = choose(
+        resume_need(live, left_mb or {}), PlacementView(now=0.0, snapshot=machine(card(0), small), leases=others)
+    ).claim
     if claim is None:
         return None
     return {each.device_id: each.memory_mb and each.memory_mb / GB for each in claim.shares}
@@ -80,7 +84,7 @@ def test_a_job_waits_where_one_of_its_cards_lacks_what_it_held_there() -> None:
     assert granted_gb(live, SMALL, "L") is None
     full = card(1, memory_total_mb=12 * GB, memory_used_mb=5 * GB, memory_free_mb=7 * GB)
     assert granted_gb(live, full) is None
-    reasons = choose(resume_need(live), PlacementView(now=0.0, snapshot=machine(card(0), full))).reasons
+    reasons = choose(resume_need(live, {}), PlacementView(now=0.0, snapshot=machine(card(0), full))).reasons
     assert "7 GB free, 8 GB needed" in reasons[0].text
 
 
@@ -89,6 +93,15 @@ def test_a_job_that_was_never_measured_gets_nearly_empty_cards() -> None:
     assert granted_gb(live) == {"G0": None, "G1": None}
     occupied = card(1, used=2 * GB, memory_total_mb=12 * GB, memory_free_mb=10 * GB)
     assert granted_gb(live, occupied) is None
+
+
+def test_what_a_suspended_job_still_holds_need_not_be_free() -> None:
+    live = suspended(FixedMemory(6 * GB), {"G0": 20, "G1": 11.5}, reserved_gb=6)
+    context_left = card(1, memory_total_mb=12 * GB, memory_used_mb=GB, memory_free_mb=11 * GB)
+    assert granted_gb(live, context_left) is None
+    assert granted_gb(live, context_left, left_mb={"G1": GB}) == {"G0": 20, "G1": 10.5}
+    full = card(1, memory_total_mb=12 * GB, memory_used_mb=2 * GB, memory_free_mb=10 * GB)
+    assert granted_gb(live, full, left_mb={"G1": GB}) is None
 
 
 class Parks(NoSuspender):

@@ -1,66 +1,189 @@
-"""Asks a program that has registered for it (`system/park_sockets.py`) to park its GPU memory, and to take it back.
+"""Asks the processes of a job that have registered for it (`system/park_sockets.py`) to park their GPU memory, and to
+take it back: all of them, or none.
 
-Only a job with one registered process is asked: several that work together wait for each other within a step, and would
-not all reach its end.
+Processes that work together wait for each other within a step, so they have to park after the same step. They are held
+first: each says which point is its next, and does not leave it. Then all are asked to park at the largest of these,
+which none of them has passed. Processes that wait for no other park at their own next point.
 """
 
 import _socket
-import contextlib
-from collections.abc import Sequence
+import select
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Self
 
 from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.errors import GpuyardError
 from gpuyard.system import user_sockets
-from gpuyard.system.park_sockets import LONGEST_LINE, PARK, PARKED, RETURN, RETURNED, path_of, registered
+from gpuyard.system.park_sockets import (
+    HOLD,
+    KEEP,
+    LONGEST_LINE,
+    NEXT,
+    PARK,
+    PARKED,
+    RETURN,
+    RETURNED,
+    Registration,
+    registered,
+    why_incomplete,
+)
 
 # A program is asked for this long to come to the end of its step; then the driver suspends it.
 PARKS_WITHIN_S = 10.0
 _RETURNS_WITHIN_S = 120.0
+# Processes in step with each other are one point apart, or a few with pipelines. More is no common count.
+_MOST_APART = 4
 
 
-class RegisteredProgram:
-    """The registered process of an attempt."""
+class NotDone(Exception):
+    """Why the processes have not parked, or are not back."""
 
-    def __init__(self, path: str, parks_within_s: float) -> None:
-        self._path = path
+
+class RegisteredProcesses:
+    """The registered processes of an attempt."""
+
+    def __init__(self, registrations: Sequence[Registration], parks_within_s: float) -> None:
+        self._registrations = tuple(registrations)
         self._parks_within_s = parks_within_s
+        self.refusal: str | None = None  # why the last `park` has moved nothing
+
+    def __len__(self) -> int:
+        return len(self._registrations)
 
     def park(self) -> int | None:
-        """Return how many bytes of GPU memory it has moved to RAM; None if it has not, and goes on as it was."""
-        word, _, text = self._ask(PARK, self._parks_within_s).partition(" ")
-        if word == PARKED and text.isdigit():
-            return int(text)
-        self.bring_back()
-        return None
+        """Return how many bytes of GPU memory they have moved to RAM; None if they have not, and go on as they were."""
+        self.refusal = why_incomplete(self._registrations)
+        if self.refusal is not None:
+            return None
+        try:
+            return self._park_all()
+        except NotDone as error:
+            self.refusal = str(error)
+            self.bring_back()
+            return None
+
+    def _park_all(self) -> int:
+        with _Connections(self._parks_within_s) as connections:
+            held = connections.ask(dict.fromkeys(self._registrations, HOLD), NEXT)
+            points = agree_on_points({each: _number(text) for each, text in held.items()})
+            parked = connections.ask({each: b"%s %d" % (PARK, point) for each, point in points.items()}, PARKED)
+            parked_bytes = sum(map(_number, parked.values()))
+            connections.keep()
+            return parked_bytes
 
     def bring_back(self) -> str | None:
-        """Return why its memory is not back, or None if it is."""
-        answer = self._ask(RETURN, _RETURNS_WITHIN_S)
-        return None if answer == RETURNED else answer.partition(" ")[2] or "it does not answer"
-
-    def _ask(self, request: bytes, within_s: float) -> str:
-        """Return the answer; empty without one in time."""
-        with contextlib.suppress(OSError, GpuyardError, UnicodeDecodeError):
-            connection = user_sockets.connect(self._path, within_s)
-            try:
-                connection.send(request + b"\n")
-                return _read_line(connection)
-            finally:
-                connection.close()
-        return ""
+        """Return why their memory is not back, or None if it is. If one cannot take it back, all stay parked."""
+        try:
+            with _Connections(_RETURNS_WITHIN_S, may_end=True) as connections:
+                connections.ask(dict.fromkeys(self._registrations, RETURN), RETURNED)
+                connections.keep()
+        except NotDone as error:
+            return str(error)
+        return None
 
 
 def find_registered(
     queue: str, attempt: str, processes: Sequence[TrackedProcess], parks_within_s: float
-) -> RegisteredProgram | None:
-    """Return the only registered process of an attempt; None if there is none, or several."""
+) -> RegisteredProcesses | None:
+    """Return the registered processes of an attempt; None if there is none."""
     alive = {process.pid for process in processes}
-    pids = [pid for pid in registered(queue, attempt) if pid in alive]
-    return RegisteredProgram(path_of(queue, attempt, pids[0]), parks_within_s) if len(pids) == 1 else None
+    found = [each for each in registered(queue, attempt) if each.pid in alive]
+    return RegisteredProcesses(found, parks_within_s) if found else None
 
 
-def _read_line(connection: _socket.socket) -> str:
-    received = b""
-    while not received.endswith(b"\n") and (part := connection.recv(LONGEST_LINE)):
-        received += part
-    return received.decode().strip() if received.endswith(b"\n") else ""
+def agree_on_points(following: Mapping[Registration, int]) -> dict[Registration, int]:
+    """Return at which point each process shall park, given its next one. Raises NotDone if processes that work together
+    cannot have counted the same points."""
+    together = [point for each, point in following.items() if each.world_size > 1]
+    first, last = min(together, default=0), max(together, default=0)
+    if last - first > _MOST_APART:
+        raise NotDone(f"its processes are {last - first} steps apart, so they do not count the same steps")
+    return {each: last if each.world_size > 1 else point for each, point in following.items()}
+
+
+class _Connections:
+    """Connections to the processes. What is asked is undone, for all of them, when they are closed without `keep`.
+    `may_end`: leave out processes that have ended."""
+
+    def __init__(self, within_s: float, *, may_end: bool = False) -> None:
+        self._within_s = within_s
+        self._deadline = time.monotonic() + within_s
+        self._may_end = may_end
+        self._open: dict[Registration, _socket.socket] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self._open.values():
+            connection.close()
+
+    def ask(self, requests: Mapping[Registration, bytes], expected: str) -> dict[Registration, str]:
+        """Return what follows the expected word in the answer of each process. Raises NotDone at the first that answers
+        otherwise, or if one has not answered in time."""
+        for each, request in requests.items():
+            self._send(each, request)
+        answers = {}
+        for each, line in self._lines():
+            word, _, answers[each] = line.partition(" ")
+            if word != expected:
+                raise NotDone(answers[each] or f"process {each.pid} gave an unknown answer")
+        return answers
+
+    def keep(self) -> None:
+        for each in tuple(self._open):
+            self._send(each, KEEP)
+
+    def _send(self, each: Registration, request: bytes) -> None:
+        try:
+            if each not in self._open:
+                self._open[each] = user_sockets.connect(each.path, self._within_s)
+            self._open[each].send(request + b"\n")
+        except OSError:
+            self._drop(each)
+        except GpuyardError as error:
+            raise NotDone(str(error)) from None
+
+    def _lines(self) -> Iterator[tuple[Registration, str]]:
+        """Yield a line from each process, as they come."""
+        received = dict.fromkeys(self._open, b"")
+        while received:
+            for each in self._readable(received):
+                part = self._receive(each)
+                received[each] += part
+                if not part:
+                    del received[each]
+                    self._drop(each)
+                elif part.endswith(b"\n"):
+                    yield each, received.pop(each).decode("utf-8", "replace").strip()
+
+    def _readable(self, waiting: Collection[Registration]) -> list[Registration]:
+        numbers = {self._open[each].fileno(): each for each in waiting}
+        poll = select.poll()
+        for number in numbers:
+            poll.register(number, select.POLLIN)
+        ready = poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000)
+        if not ready:
+            slow = ", ".join(str(each.pid) for each in waiting)
+            raise NotDone(f"no end of a step within {self._within_s:g} s (process {slow})")
+        return [numbers[number] for number, _ in ready]
+
+    def _receive(self, each: Registration) -> bytes:
+        """Return what has come; nothing if the process has ended."""
+        try:
+            return self._open[each].recv(LONGEST_LINE)
+        except OSError:
+            return b""
+
+    def _drop(self, each: Registration) -> None:
+        if not self._may_end:
+            raise NotDone(f"process {each.pid} has ended")
+        if each in self._open:
+            self._open.pop(each).close()
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise NotDone(f"an unknown answer: {text[:80]}")
+    return int(text)

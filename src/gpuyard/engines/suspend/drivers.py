@@ -1,4 +1,5 @@
-"""Drivers that move a process's device memory to RAM and back: NVIDIA's (570 and newer), and one for simulated devices.
+"""Drivers that move a process's device memory to RAM and back: NVIDIA's (570 and newer), one for simulated devices, and
+one that can move nothing.
 
 Call them only in a process that may hang: a call blocks until the process in question answers.
 """
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
-from gpuyard.core.snapshot import Device
+from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.engines.suspend.prefault import Prefault
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 
@@ -39,6 +40,7 @@ _ERRORS = {
     600: "its work on the device did not pause in time",
     801: "the driver does not support something that it uses, such as managed memory",
 }
+_NOT_NVIDIA = "{} is no NVIDIA device, and only NVIDIA's driver can suspend programs"
 _IN_PROGRESS = (4, 5)  # only newer drivers report these; older ones answer when they are done
 _POLL_S = 0.05
 _MB = 1048576
@@ -57,6 +59,10 @@ class DriverError(Exception):
     """Why the driver refused."""
 
 
+class CannotSuspend(DriverError):
+    """Why no driver can suspend programs on a device, now or later."""
+
+
 class _Arguments(ctypes.Structure):
     """The arguments of each function take 64 bytes; for a lock the first field is the timeout."""
 
@@ -66,14 +72,23 @@ class _Arguments(ctypes.Structure):
 class Cuda:
     """What the driver does with one process. Each method raises DriverError if the driver refuses."""
 
+    refusal: str | None = None  # why it can move nothing
+
     def __init__(self, lock_timeout_s: float) -> None:
         self._lock_timeout_ms = round(lock_timeout_s * 1000)
         try:
             self._library = ctypes.CDLL(LIBRARY)
         except OSError as error:
-            raise DriverError(f"{LIBRARY} cannot be loaded: {error}") from None
+            raise CannotSuspend(f"{LIBRARY} cannot be loaded: {error}") from None
         if not hasattr(self._library, "cuCheckpointProcessLock"):
-            raise DriverError("the driver cannot suspend programs: that needs driver 570 or newer")
+            raise CannotSuspend("the driver cannot suspend programs: that needs driver 570 or newer")
+
+    def check(self, device_id: str) -> None:
+        """Raises CannotSuspend if the driver cannot suspend programs on this device."""
+        if device_id.startswith("MIG-"):
+            raise CannotSuspend(f"{device_id} is a MIG device, and the driver cannot suspend programs on it")
+        with _nvml(device_id):
+            pass
 
     def state(self, pid: int) -> CudaProcessState | None:
         """Return None if the process uses no device."""
@@ -147,6 +162,8 @@ def _nvml(device_id: str) -> Iterator[tuple[Any, Any]]:
     try:
         pynvml.nvmlInit()
         yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(device_id)
+    except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+        raise CannotSuspend(_NOT_NVIDIA.format(device_id)) from None
     except pynvml.NVMLError as error:
         raise DriverError(f"NVML: {error}") from None
 
@@ -162,11 +179,38 @@ def _device_ids() -> list[str]:
         raise DriverError(f"NVML: {error}") from None
 
 
+class NoDriver:
+    """Stands for a driver that cannot suspend programs on the devices of an attempt. All that leaves them is what a
+    program parks itself (`ask_to_park.py`), which notices by itself if it does not fit when it returns."""
+
+    def __init__(self, refusal: str) -> None:
+        self.refusal: str | None = refusal
+
+    def state(self, pid: int) -> None:
+        """Nothing of a process is known: it is stopped, and continued."""
+
+    def free_mb(self, device_id: str) -> None:
+        """Unknown."""
+
+    used_mb = free_mb
+
+    def held_mb(self, device_id: str, pids: Collection[int]) -> float:
+        raise DriverError(f"how much {len(pids)} processes hold on {device_id} is unknown")
+
+    def lock(self, pid: int) -> None:
+        raise DriverError(f"process {pid}: {self.refusal}")
+
+    suspend = restore = unlock = lock
+
+
 # Simulated devices
 
 
 class Simulated:
-    """Changes the shares of processes (`gpuyard/simulated_usage.py`)."""
+    """Changes the shares of processes (`gpuyard/simulated_usage.py`). Can suspend programs on devices that pass for
+    another vendor's than NVIDIA as little as there is a driver for that."""
+
+    refusal: str | None = None
 
     def __init__(self) -> None:
         spec = simulated_devices()
@@ -174,6 +218,10 @@ class Simulated:
             raise DriverError("there are no simulated devices: GPUYARD_SIMULATE is not set")
         self._devices = {device.id: device for device in parse_devices(spec)}
         self._folder = SharesFolder(state_dir() / "simulated")
+
+    def check(self, device_id: str) -> None:
+        if self._device(device_id).vendor not in (Vendor.NVIDIA, Vendor.SIMULATED):
+            raise CannotSuspend(_NOT_NVIDIA.format(device_id))
 
     @property
     def mutex(self) -> Path:

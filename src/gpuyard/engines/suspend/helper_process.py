@@ -22,8 +22,8 @@ from msgspec import Struct
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.suspend.ask_to_park import find_registered
-from gpuyard.engines.suspend.drivers import Cuda, DriverError, Simulated
-from gpuyard.engines.suspend.move_memory import MemoryMover, Trouble
+from gpuyard.engines.suspend.drivers import CannotSuspend, Cuda, DriverError, NoDriver, Simulated
+from gpuyard.engines.suspend.move_memory import Driver, MemoryMover, Trouble
 from gpuyard.system.file_locks import hold_lock_file
 
 # A checkpoint ran at 1,500 MB/s on an H200; slow or swapping host memory is slower.
@@ -139,14 +139,14 @@ def main(arguments: list[str]) -> None:
 
 
 def _success(mover: MemoryMover) -> Answer:
-    return Answer(is_done=True, held_mb=mover.held_mb, parked_mb=mover.parked_mb)
+    return Answer(is_done=True, text=mover.not_parked, held_mb=mover.held_mb, parked_mb=mover.parked_mb)
 
 
 def _mover(order: Order, reply: _Reply) -> MemoryMover:
-    driver = Simulated() if order.is_simulated else Cuda(order.lock_timeout_s)
-    used_mb = sum(driver.used_mb(device_id) for device_id in order.attempt.devices)
+    driver = _driver(order)
+    used_mb = sum(driver.used_mb(device_id) or 0.0 for device_id in order.attempt.devices)
     reply.set_limit(order.limit_s + (used_mb + sum(order.needs_mb.values())) / _SLOWEST_MB_PER_S)
-    mutexes = (*order.mutexes, str(driver.mutex)) if isinstance(driver, Simulated) else order.mutexes
+    mutexes = (*order.mutexes, str(Simulated().mutex)) if order.is_simulated else order.mutexes
     return MemoryMover(
         driver,
         lambda: process_tree.processes_of(order.attempt, order.queue, order.daemon),
@@ -156,6 +156,16 @@ def _mover(order: Order, reply: _Reply) -> MemoryMover:
         check=reply.check,
         tell_parked=lambda parked: reply.send(_success(parked)),
     )
+
+
+def _driver(order: Order) -> Driver:
+    try:
+        driver = Simulated() if order.is_simulated else Cuda(order.lock_timeout_s)
+        for device_id in order.attempt.devices:
+            driver.check(device_id)
+    except CannotSuspend as error:
+        return NoDriver(str(error))
+    return driver
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Rules, from how the driver behaves:
   nothing is tried.
 - Putting back more than fits destroys the process. So free memory is checked last of all.
 - The driver moves the memory of each process by one thread of it, so several processes are moved side by side.
+- Where no driver can move memory, all that leaves the device is what a program parks itself.
 - A program that can park its memory itself (`ask_to_park.py`) is asked first, while all of its processes still run: it
   is faster, and leaves little to the driver. Then the attempt counts as suspended; the driver moves the rest, and if it
   refuses, the rest stays on the device. The program takes its memory back last.
@@ -21,15 +22,15 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 from gpuyard.core.units import format_size
 from gpuyard.engines.local import system_processes
 from gpuyard.engines.local.system_processes import TrackedProcess
-from gpuyard.engines.suspend.ask_to_park import RegisteredProgram
-from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, Simulated
+from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses
+from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, NoDriver, Simulated
 from gpuyard.system.file_locks import lock_within
 
 _MOST_ROUNDS = 50
@@ -38,14 +39,14 @@ _MUTEX_WITHIN_S = 2.0
 _POLL_S = 0.002
 _MOST_THREADS = 16
 _MB = 1048576
-# What a program may keep on its devices when it has parked its memory: its contexts.
+# What each process may keep on its devices when it has parked its memory: its contexts.
 _CONTEXTS_MB = 1024.0
 _NO_PROCESSES = "it has no processes: it may just have ended"
 # Segments of memory that a process could share with others, by device and inode.
 _SHARED = re.compile(r"^\S+ ...s \S+ (\S+ \d+)\s+/(?:dev/shm/|memfd:|SYSV)", re.MULTILINE)
 
 
-Driver: TypeAlias = Cuda | Simulated
+Driver: TypeAlias = Cuda | Simulated | NoDriver
 
 
 class Trouble(Exception):
@@ -57,15 +58,15 @@ class Trouble(Exception):
 
 
 class MemoryMover:
-    """Suspends or resumes one attempt, once. `find` lists its processes, `find_registered` returns the one among them
-    that can park its memory, if any; `check` raises Trouble to stop the move, and `tell_parked` is called when the
+    """Suspends or resumes one attempt, once. `find` lists its processes, `find_registered` returns those among them
+    that can park their memory, if any; `check` raises Trouble to stop the move, and `tell_parked` is called when the
     program has parked nearly all of its memory."""
 
     def __init__(  # noqa: PLR0913 - the parts of the system that it works on
         self,
         driver: Driver,
         find: Callable[[], Sequence[TrackedProcess]],
-        find_registered: Callable[[Sequence[TrackedProcess]], RegisteredProgram | None],
+        find_registered: Callable[[Sequence[TrackedProcess]], RegisteredProcesses | None],
         *,
         devices: Sequence[str],
         mutexes: Sequence[str],
@@ -77,6 +78,7 @@ class MemoryMover:
         self._find_registered = find_registered
         self.held_mb = dict.fromkeys(devices, 0.0)
         self.parked_mb: float | None = None  # what the program has moved itself
+        self.not_parked = ""  # why it has not, though it has registered
         self._mutexes = mutexes
         self._check = check
         self._tell_parked = tell_parked
@@ -101,13 +103,15 @@ class MemoryMover:
         found = self._find()
         if not found:
             raise Trouble(_NO_PROCESSES)
+        if self._driver.refusal is not None and self._find_registered(found) is None:
+            raise Trouble(self._driver.refusal)  # a driver that was there when it was suspended is not there now
         if not all(process.is_stopped for process in found):
             self._read_states(found)
             if CudaProcessState.SUSPENDED not in self._states.values() and self._find_registered(found) is None:
                 self.undo_suspend()
                 return
             self.undo_resume()  # it was half put back: free memory is known only when all of it is away
-        self._check_free_memory(needs_mb)
+        self._check_free_memory(needs_mb, {process.pid for process in found})
         try:
             self._put_back()
         except Trouble as trouble:
@@ -132,6 +136,9 @@ class MemoryMover:
 
     def _take_away(self) -> None:
         self._park()
+        if self._driver.refusal is not None and not self.parked_mb:
+            why = self.not_parked or "it has not called gpuyard.torch.parkable"
+            raise Trouble(f"{self._driver.refusal}; the program did not park its memory: {why}")
         while self._lock_all():
             if not self._is_undoing:
                 self._refuse_shared_memory()
@@ -154,6 +161,7 @@ class MemoryMover:
             system_processes.send(process, signal.SIGCONT)
         parked_bytes = program.park()
         held_mb, self.held_mb = self.held_mb, dict.fromkeys(self.held_mb, 0.0)
+        self.not_parked = program.refusal or ""
         if parked_bytes is None:
             return
         self.parked_mb = parked_bytes / _MB
@@ -161,7 +169,7 @@ class MemoryMover:
         left_mb, self.held_mb = sum(self.held_mb.values()), held_mb
         if len(held_mb) == 1 and sum(held_mb.values()) < self.parked_mb:  # it had parked already, for an earlier helper
             self.held_mb = dict.fromkeys(held_mb, left_mb + self.parked_mb)
-        self._is_parked = left_mb <= _CONTEXTS_MB
+        self._is_parked = left_mb <= _CONTEXTS_MB * len(program)
         if self._is_parked and not self._is_undoing:
             self._tell_parked(self)
 
@@ -203,10 +211,14 @@ class MemoryMover:
 
     # Back
 
-    def _check_free_memory(self, needs_mb: Mapping[str, float]) -> None:
+    def _check_free_memory(self, needs_mb: Mapping[str, float], pids: Collection[int]) -> None:
+        """Memory that the processes still hold need not be free, such as contexts that the driver could not move."""
         for device_id, need_mb in needs_mb.items():
             try:
                 free_mb = self._driver.free_mb(device_id)
+                if free_mb is None:
+                    continue
+                free_mb += self._driver.held_mb(device_id, pids)
             except DriverError as error:
                 raise Trouble(f"{device_id} cannot be read: {error}") from None
             if free_mb < need_mb:

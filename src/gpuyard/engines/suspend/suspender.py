@@ -24,7 +24,7 @@ from gpuyard.engines.suspend.ask_to_park import PARKS_WITHIN_S
 from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
 from gpuyard.engines.suspend.helper_process import Answer, Order
 from gpuyard.ports import SuspendResult
-from gpuyard.system.park_sockets import registered, remove_dead
+from gpuyard.system.park_sockets import registered, remove_dead, why_incomplete
 from gpuyard.system.passing_errors import passes
 from gpuyard.system.wakeable_poll import WakeablePoll
 
@@ -34,6 +34,7 @@ _CHUNK = 1 << 16
 _DRIVER_CHECK_TIMEOUT_S = 5.0
 _DRIVER_USUALLY_ANSWERS_WITHIN_S = 0.2
 _UNANSWERED = "the NVIDIA driver does not answer"
+_PARKABLE = "; a PyTorch program could park its memory itself, with gpuyard.torch.parkable"
 _CHECK_AGAIN_AFTER_S = 60.0
 _MARKS = (process_tree.QUEUE, "GPUYARD_JOB_ID", "GPUYARD_ATTEMPT")
 
@@ -123,22 +124,26 @@ class LocalSuspender:
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
         if not attempt.devices:
             return "it uses no device"
-        refusals = (self._refusal_on(device_id, snapshot.device(device_id)) for device_id in attempt.devices)
-        return next(filter(None, refusals), None)
+        found = [snapshot.device(device_id) for device_id in attempt.devices]
+        if None in found:
+            return f"{attempt.devices[found.index(None)]} is not visible now"
+        why_not = next(filter(None, (self._refusal_on(device) for device in found if device is not None)), None)
+        return None if why_not is None or self.can_park(attempt) else why_not
 
-    def _refusal_on(self, device_id: str, device: Device | None) -> str | None:
-        if device is None:
-            return f"{device_id} is not visible now"
+    def _refusal_on(self, device: Device) -> str | None:
+        """Return why the driver cannot suspend programs on a device."""
         if device.vendor not in (Vendor.NVIDIA, Vendor.SIMULATED):
-            return f"{device.id} is no NVIDIA device, and only NVIDIA's driver can suspend programs"
+            how = _PARKABLE if device.vendor is Vendor.AMD else ""
+            return f"{device.id} is no NVIDIA device, and only NVIDIA's driver can suspend programs{how}"
         if device.is_simulated:
             return None
         if device.parent is not None:
-            return f"{device.id} is a MIG device, and the driver cannot suspend programs on it"
+            return f"{device.id} is a MIG device, and the driver cannot suspend programs on it{_PARKABLE}"
         return self._driver.refusal()
 
     def can_park(self, attempt: Attempt) -> bool:
-        return len(registered(self._queue, attempt.key)) == 1
+        found = registered(self._queue, attempt.key)
+        return bool(found) and why_incomplete(found) is None
 
     def suspend(self, attempt: Attempt) -> None:
         self._start(self._order(attempt, is_resumption=False))
