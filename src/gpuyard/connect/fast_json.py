@@ -12,14 +12,14 @@ def encode(value: object) -> str:
     """Encode a value. The keys of objects have to be text."""
     if isinstance(value, str) and value.isascii() and value.isprintable():
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, dict):
-        return "{" + ",".join([f"{encode(name)}:{encode(each)}" for name, each in value.items()]) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(encode, value)) + "]"
     if value is None:
         return "null"
     if type(value) is int:
         return str(value)
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{encode(name)}:{encode(each)}" for name, each in value.items()]) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(encode, value)) + "]"
     import _json
 
     settings = (None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)

@@ -1,4 +1,6 @@
-"""The code of a submission: its Git commit and a digest of its script, which are recorded, and its snapshot.
+"""What a submission takes from files: the Git commit and a digest of its script, which are recorded, a snapshot of its
+code, a digest of its configuration, so that each configuration gets its own estimates, and the framework that its
+script imports, whose other programs say what to expect of it.
 
 It is fast, as every `gpuyard submit` does it: no `git` is called, a few small files are read. Files that cannot be read
 are ignored: the job itself will report them. Whether the work tree had changes is found out later, by the daemon.
@@ -25,6 +27,17 @@ _MOST_PACKED = 8 << 20
 _ENDINGS = (".py", ".sh", ".bash", ".zsh", ".fish", ".r", ".jl", ".lua", ".pl", ".rb", ".js", ".ts", ".ipynb", ".m")
 # A longer script is known by its beginning.
 _MOST_OF_SCRIPT = 1 << 20
+# Larger files are no configuration, and no script that tells its framework.
+_CONFIGURATION_ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+_MOST_OF_CONFIGURATION = 1 << 20
+# The order matters: scripts for JAX, TensorFlow or vLLM often import PyTorch as well.
+_FRAMEWORKS = {
+    "vllm": (b"vllm",),
+    "jax": (b"jax", b"flax"),
+    "tensorflow": (b"tensorflow", b"keras"),
+    "torch": (b"torch", b"pytorch_lightning", b"lightning", b"transformers", b"diffusers"),
+    "cupy": (b"cupy",),
+}
 
 
 def record_code(command: "Sequence[str]", cwd: str, *, wants_snapshot: bool | None) -> "tuple[str, dict[str, Any]]":
@@ -208,5 +221,49 @@ def _file(cwd: str, name: str) -> str | None:
     path = os.path.normpath(os.path.join(cwd, name))
     try:
         return path if stat.S_ISREG(os.stat(path).st_mode) else None
+    except (OSError, ValueError):
+        return None
+
+
+# Configuration and framework
+
+
+def digest_of(command: list[str], cwd: str) -> str:
+    """Return a digest of names and contents; empty if the command names no configuration file."""
+    names = (argument.partition("=")[2] or argument for argument in command)  # x.yaml in `--config=x.yaml`
+    named = [name for name in names if name.lower().endswith(_CONFIGURATION_ENDINGS)]
+    files = [(name, content) for name in named if (content := _read_small(os.path.join(cwd, name))) is not None]
+    if not files:
+        return ""
+    from _blake2 import blake2b  # as in `hashlib`, without the milliseconds that OpenSSL takes to load
+
+    digest = blake2b(digest_size=16)
+    for name, content in files:
+        digest.update(b"%d %d\0" % (len(name), len(content)))
+        digest.update(os.fsencode(name))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def framework_of(command: list[str], cwd: str) -> str:
+    """Return the framework that the command's Python script imports; empty if none is known."""
+    script = next((word for word in command if word.endswith(".py")), None)
+    content = _read_small(os.path.join(cwd, script)) if script is not None else None
+    if content is None:
+        return ""
+    for framework, modules in _FRAMEWORKS.items():
+        if any(b"import " + module in content or b"from " + module in content for module in modules):
+            return framework
+    return ""
+
+
+def _read_small(path: str) -> bytes | None:
+    try:
+        # A named pipe with such a name would block.
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_OF_CONFIGURATION:
+            return None
+        with open(path, "rb") as file:
+            return file.read(_MOST_OF_CONFIGURATION)
     except (OSError, ValueError):
         return None

@@ -30,9 +30,7 @@ TO_CONNECT = {
     "connect.fast_http", "connect.fast_json", "connect.paths", "errors", "system.file_systems", "system.private_files",
     "system.user_directories", "system.user_sockets", "ui.cli.verb_options", "version",
 }  # fmt: skip
-TO_SUBMIT = {
-    "connect.config_digest", "connect.submitted_code", "system.submitting_shell", "ui.cli.jobs.submit",
-}  # fmt: skip
+TO_SUBMIT = {"connect.submitted_code", "system.submitting_shell", "ui.cli.jobs.submit"}
 
 
 def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:

@@ -3,9 +3,8 @@
 import os
 import sys
 
-from gpuyard.connect.config_digest import digest_of, framework_of
 from gpuyard.connect.fast_http import connect_early
-from gpuyard.connect.submitted_code import RemovedIfRefused, record_code
+from gpuyard.connect.submitted_code import RemovedIfRefused, digest_of, framework_of, record_code
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
