@@ -63,12 +63,13 @@ $(MADE):
 	$(PYTHON) -m venv --clear $(VENV)
 	touch $@
 
+# Older versions of pip write commands that import `re`, and take nearly half as long again.
 $(VENV)/.installed: pyproject.toml $(MADE)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.2'
 	$(BIN)/python -m pip install --quiet --editable '.[top,render]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --group dev
 	touch $@
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from gpuyard.connect.fast_http import Closeable
 from gpuyard.connect.job_ids import Ids, id_text, join_ids
-from gpuyard.connect.record_code import RemovedIfRefused
 from gpuyard.connect.submission_body import SubmissionSource, option_values, submission_body
+from gpuyard.connect.submitted_code import RemovedIfRefused
 from gpuyard.connect.supply_secrets import decided, merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
 from gpuyard.connect.typed_answers import convert, log_texts
@@ -39,7 +39,7 @@ from gpuyard.schema.requests import JobOrder, SubmitKwargs
 from gpuyard.schema.summary import QueueSummary
 from gpuyard.schema.sweep_page import SweepPage
 from gpuyard.schema.sweeps import SubmissionPreview
-from gpuyard.system.shell_processes import starting_processes
+from gpuyard.system.submitting_shell import starting_processes
 
 # Which jobs: by `state`, `search`, `tag` or `user`.
 Where: TypeAlias = Mapping[str, str]

@@ -74,6 +74,19 @@ def test_a_sweep_is_one_line_that_opens_into_a_table_of_its_runs() -> None:
         assert run("queue", *mistake).returncode != 0, mistake
 
 
+def test_without_arrays_the_folded_queue_is_the_queue() -> None:
+    assert run("pause").returncode == 0
+    with Client() as client:
+        for number in range(23):
+            client.submit("echo", str(number), gpus=0, priority=number % 3, hold=number % 4 == 0)
+        plain, folded = client.queue(limit=20), client.queue(limit=20, fold=True)
+        assert [row.id for row in folded.jobs] == [row.id for row in plain.jobs]
+        assert (folded.next, folded.total) == (plain.next, plain.total) == (20, 23)
+        client.submit("echo", "{index}", array="0-1", gpus=0, hold=True)
+        again = client.queue(limit=20, fold=True)
+        assert ([row.id for row in again.jobs], again.total) == ([row.id for row in plain.jobs], 24)
+
+
 def test_scripts_read_the_table_and_the_folded_queue() -> None:
     with Client() as client:
         options: dict[str, Any] = {"gpus": 0, "hold": True, "sweep": ["a=0..99", "b=0..99"]}

@@ -168,6 +168,8 @@ class DaemonConnection(Closeable):
         try:
             exchange = Exchange(self._socket, timeout_s)
             exchange.send(message)
+            import _json  # noqa: F401 - it decodes the answer, and is loaded while the daemon works
+
             if self._meanwhile is not None:
                 self._meanwhile()
             answered, is_kept = exchange.receive()

@@ -1,6 +1,7 @@
-"""JSON as `json.dumps` and `json.loads` have it, without the import of `json`: see `fast_http`."""
+"""JSON as `json.dumps` and `json.loads` have it, without the import of `json`: see `fast_http`.
 
-import _json
+Plain text is encoded without `_json`, too: a request is sent before that library is loaded.
+"""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -8,13 +9,30 @@ if TYPE_CHECKING:
 
 
 def encode(value: object) -> str:
-    return "".join(_encoder(value, 0))
+    """Encode a value. The keys of objects have to be text."""
+    if isinstance(value, str) and value.isascii() and value.isprintable():
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if value is None:
+        return "null"
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{encode(name)}:{encode(each)}" for name, each in value.items()]) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(encode, value)) + "]"
+    import _json
+
+    settings = (None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)
+    return "".join(_json.make_encoder(*settings)(value, 0))
 
 
 def decode(text: str) -> "Any":
     """Decode exactly one JSON value. Raise ValueError for anything else."""
+    import _json
+
+    scan = _json.make_scanner(_Context)  # type: ignore[arg-type]
     try:
-        value, end = _scanner(text, len(text) - len(text.lstrip()))
+        value, end = scan(text, len(text) - len(text.lstrip()))
     except StopIteration:
         raise ValueError("not JSON") from None
     if text[end:].strip():
@@ -34,7 +52,3 @@ class _Context:
     parse_float = parse_constant = float
     parse_int = int
     memo: "dict[str, str]" = {}
-
-
-_scanner = _json.make_scanner(_Context)  # type: ignore[arg-type]
-_encoder = _json.make_encoder(None, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)  # noqa: FBT003

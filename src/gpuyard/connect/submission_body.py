@@ -4,10 +4,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from gpuyard.connect.config_digest import digest_of, framework_of
-from gpuyard.connect.record_code import record_code
-from gpuyard.system.shell_processes import starting_processes
-from gpuyard.system.shell_settings import read_shell_settings
+from gpuyard.connect.submitted_code import digest_of, framework_of, record_code
+from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 
 
 class SubmissionSource(NamedTuple):

@@ -1,21 +1,115 @@
-"""What is recorded of the code of a submission: the Git commit and a digest of the script.
+"""What a submission takes from files: the Git commit and a digest of its script, which are recorded, a snapshot of its
+code, a digest of its configuration, so that each configuration gets its own estimates, and the framework that its
+script imports, whose other programs say what to expect of it.
 
 It is fast, as every `gpuyard submit` does it: no `git` is called, a few small files are read. Files that cannot be read
 are ignored: the job itself will report them. Whether the work tree had changes is found out later, by the daemon.
 """
 
 import os
+import stat
 
-from gpuyard.system.script_digest import find_script, script_digest
+from gpuyard.errors import UserError
+from gpuyard.system.user_directories import user_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
+# Set for a job that runs in a snapshot.
+_IN_SNAPSHOT = "GPUYARD_SNAPSHOT"
 _COMMIT_LENGTHS = (40, 64)
 _HEX = frozenset("0123456789abcdef")
 _MOST_BYTES = 4096
 _MOST_PACKED = 8 << 20
+# Files that people edit and interpreters run.
+_ENDINGS = (".py", ".sh", ".bash", ".zsh", ".fish", ".r", ".jl", ".lua", ".pl", ".rb", ".js", ".ts", ".ipynb", ".m")
+# A longer script is known by its beginning.
+_MOST_OF_SCRIPT = 1 << 20
+# Larger files are no configuration, and no script that tells its framework.
+_CONFIGURATION_ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+_MOST_OF_CONFIGURATION = 1 << 20
+# The order matters: scripts for JAX, TensorFlow or vLLM often import PyTorch as well.
+_FRAMEWORKS = {
+    "vllm": (b"vllm",),
+    "jax": (b"jax", b"flax"),
+    "tensorflow": (b"tensorflow", b"keras"),
+    "torch": (b"torch", b"pytorch_lightning", b"lightning", b"transformers", b"diffusers"),
+    "cupy": (b"cupy",),
+}
+
+
+def record_code(command: "Sequence[str]", cwd: str, *, wants_snapshot: bool | None) -> "tuple[str, dict[str, Any]]":
+    """Return the working directory, and the fields of a `CodeRecord`; with a snapshot if one is wanted.
+
+    wants_snapshot: None: as `[submit]` says. A job that runs in a snapshot submits jobs that run in the same one.
+    """
+    inherited = _inherited(cwd)
+    if inherited is not None:
+        cwd, snapshot = inherited
+        code = code_of(command, cwd)
+        return cwd, code if wants_snapshot is False else {**code, "snapshot": snapshot}
+    code = code_of(command, cwd)
+    if not wants_snapshot and (wants_snapshot is False or not _is_configured()):
+        return cwd, code
+    from gpuyard.connect.submit_settings import read_submit_settings
+
+    settings = read_submit_settings()
+    if wants_snapshot is None and not settings.is_default:
+        return cwd, code
+    from gpuyard.connect.code_snapshot import take_snapshot
+    from gpuyard.system.private_files import make_folder
+
+    make_folder(settings.folder, is_closed=True)
+    return cwd, {**code, "snapshot": take_snapshot(cwd, settings.folder, settings.limits)}
+
+
+class RemovedIfRefused:
+    """Removes the snapshot if the daemon refuses the submission in this `with` block. Otherwise it may have jobs."""
+
+    def __init__(self, code: "dict[str, Any]") -> None:
+        self._snapshot = code.get("snapshot")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: "type[BaseException] | None", *_: object) -> None:
+        snapshot = self._snapshot
+        if snapshot is None or kind is None or not issubclass(kind, UserError):
+            return
+        if snapshot["folder"] != os.environ.get(_IN_SNAPSHOT):
+            from gpuyard.connect.code_snapshot import remove_snapshot
+
+            remove_snapshot(os.path.dirname(snapshot["folder"]))
+
+
+def _is_configured() -> bool:
+    """Whether the configuration may ask for snapshots. Parsing it takes longer than the rest of a submission."""
+    try:
+        with open(f"{user_directory('XDG_CONFIG_HOME', '~/.config')}/config.toml", "rb") as file:
+            return b"snapshot" in file.read()
+    except OSError:
+        return False
+
+
+def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
+    """Return the place in the tree, and the snapshot, of a working directory in the snapshot of the job we run in."""
+    folder = os.environ.get(_IN_SNAPSHOT)
+    if folder is None or not (cwd == folder or cwd.startswith(f"{folder}/")):
+        return None
+    from gpuyard.system.snapshot_files import FILES, read_listing
+
+    above = os.path.dirname(folder)
+    try:
+        root, _ = read_listing(f"{above}/{FILES}")
+    except OSError:
+        return None
+    snapshot = {"name": os.path.basename(above), "folder": folder, "root": root, "cwd": cwd}
+    return root + cwd.removeprefix(folder), snapshot
+
+
+# Commit and script
 
 
 def code_of(command: "Sequence[str]", cwd: str) -> "dict[str, object]":
@@ -84,3 +178,92 @@ def _read(path: str, most: int = _MOST_BYTES) -> str:
             return file.read(most).decode(errors="surrogateescape")
     except (OSError, ValueError):
         return ""
+
+
+def find_script(command: "Sequence[str]", cwd: str) -> str | None:
+    """Return the script as an absolute path: the first argument that is a file with the ending of a script, the module
+    of `-m`, or a program given by its path that begins with `#!`. None if there is none."""
+    for word in command:
+        if word.lower().endswith(_ENDINGS) and (path := _file(cwd, word)) is not None:
+            return path
+    if "-m" in command[:-1]:
+        module = command[list(command).index("-m") + 1].replace(".", "/")
+        return _file(cwd, f"{module}.py") or _file(cwd, f"{module}/__main__.py")
+    program = _file(cwd, command[0]) if command and "/" in command[0] else None
+    return program if program is not None and _read_start(program, 2) == b"#!" else None
+
+
+def script_digest(path: str) -> str | None:
+    """Return a digest of the content; None if the script cannot be read."""
+    content = _read_start(path, _MOST_OF_SCRIPT)
+    if content is None:
+        return None
+    from _blake2 import blake2b  # as in `hashlib`, without the milliseconds that OpenSSL takes to load
+
+    return str(blake2b(content, digest_size=16).hexdigest())
+
+
+def _read_start(path: str, most: int) -> bytes | None:
+    """Return the first bytes of a regular file; None if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError):
+        return None
+    try:
+        return os.read(descriptor, most) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _file(cwd: str, name: str) -> str | None:
+    path = os.path.normpath(os.path.join(cwd, name))
+    try:
+        return path if stat.S_ISREG(os.stat(path).st_mode) else None
+    except (OSError, ValueError):
+        return None
+
+
+# Configuration and framework
+
+
+def digest_of(command: list[str], cwd: str) -> str:
+    """Return a digest of names and contents; empty if the command names no configuration file."""
+    names = (argument.partition("=")[2] or argument for argument in command)  # x.yaml in `--config=x.yaml`
+    named = [name for name in names if name.lower().endswith(_CONFIGURATION_ENDINGS)]
+    files = [(name, content) for name in named if (content := _read_small(os.path.join(cwd, name))) is not None]
+    if not files:
+        return ""
+    from _blake2 import blake2b  # as in `hashlib`, without the milliseconds that OpenSSL takes to load
+
+    digest = blake2b(digest_size=16)
+    for name, content in files:
+        digest.update(b"%d %d\0" % (len(name), len(content)))
+        digest.update(os.fsencode(name))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def framework_of(command: list[str], cwd: str) -> str:
+    """Return the framework that the command's Python script imports; empty if none is known."""
+    script = next((word for word in command if word.endswith(".py")), None)
+    content = _read_small(os.path.join(cwd, script)) if script is not None else None
+    if content is None:
+        return ""
+    for framework, modules in _FRAMEWORKS.items():
+        if any(b"import " + module in content or b"from " + module in content for module in modules):
+            return framework
+    return ""
+
+
+def _read_small(path: str) -> bytes | None:
+    try:
+        # A named pipe with such a name would block.
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_OF_CONFIGURATION:
+            return None
+        with open(path, "rb") as file:
+            return file.read(_MOST_OF_CONFIGURATION)
+    except (OSError, ValueError):
+        return None

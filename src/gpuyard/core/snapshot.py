@@ -158,6 +158,10 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
 
     def usable_devices(self) -> tuple[Device, ...]:
         """Return the devices that can run jobs: healthy, and not a card that is split into parts."""
+        return self._usable
+
+    @cached_property
+    def _usable(self) -> tuple[Device, ...]:
         return tuple([device for device in self.unsplit_devices() if device.healthy])
 
     def unsplit_devices(self) -> tuple[Device, ...]:

@@ -48,7 +48,7 @@ class CheckpointThread:
         self._timer: asyncio.TimerHandle | None = None
         self._changes = 0
         self._save_by = 0.0
-        self._sync: asyncio.Task[None] | None = None
+        self._waiting_for_sync: list[asyncio.Future[None]] | None = None  # None: no sync is under way
         self._synced = 0
 
     def start(self) -> None:
@@ -65,9 +65,9 @@ class CheckpointThread:
         """Wait for the checkpoint that is under way. The database waits for the disk itself again, such as to close."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in (self._checkpoint, self._sync):
-            if task is not None:
-                task.cancel()
+        for waits in (self._checkpoint, *(self._waiting_for_sync or ())):
+            if waits is not None:
+                waits.cancel()
         for thread in (self._thread, self._sync_thread):
             thread.shutdown(cancel_futures=True)
         if self._files is not None:
@@ -105,22 +105,35 @@ class CheckpointThread:
         """Wait until all commits so far that have to survive a power cut are on disk. Raises StoreFault."""
         wanted = self._database.commits_to_sync
         while self._files is not None and self._synced < wanted:
-            if self._sync is None:
-                self._sync = asyncio.create_task(self._sync_log(self._files))
-            await asyncio.shield(self._sync)
+            if self._waiting_for_sync is None:
+                self._waiting_for_sync = []
+                loop, commits = asyncio.get_running_loop(), self._database.commits_to_sync
+                self._sync_thread.submit(self._sync_log, self._files, loop, commits)
+            # Each waits for a future of its own: a request that is cancelled cancels what it awaits.
+            done = asyncio.get_running_loop().create_future()
+            self._waiting_for_sync.append(done)
+            await done
 
-    async def _sync_log(self, files: WalCheckpoints) -> None:
-        commits = self._database.commits_to_sync
+    def _sync_log(self, files: WalCheckpoints, loop: asyncio.AbstractEventLoop, commits: int) -> None:
+        """Sync the log with these commits. Called in the thread."""
+        problem = None
         try:
-            await asyncio.get_running_loop().run_in_executor(self._sync_thread, files.sync)
+            files.sync()
         except OSError as error:
-            raise StoreFault(
-                f"the change is made, and may be lost in a power cut: the disk does not store it ({error.strerror})",
-                hint="check the disk of the queue's folder, which `gpuyard daemon status` names, then try again",
-            ) from error
-        finally:
-            self._sync = None
-        self._synced = commits
+            problem = error
+        loop.call_soon_threadsafe(self._end_sync, commits, problem)
+
+    def _end_sync(self, commits: int, problem: OSError | None) -> None:
+        waiting, self._waiting_for_sync = self._waiting_for_sync or (), None
+        if problem is None:
+            self._synced = commits
+        for done in waiting:
+            if done.done():  # cancelled
+                continue
+            if problem is None:
+                done.set_result(None)
+            else:
+                done.set_exception(_sync_fault(problem))
 
     # Checkpoints
 
@@ -193,6 +206,13 @@ class CheckpointThread:
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, act)
+
+
+def _sync_fault(problem: OSError) -> StoreFault:
+    return StoreFault(
+        f"the change is made, and may be lost in a power cut: the disk does not store it ({problem.strerror})",
+        hint="check the disk of the queue's folder, which `gpuyard daemon status` names, then try again",
+    )
 
 
 def _reader_notice(log_bytes: int) -> str:

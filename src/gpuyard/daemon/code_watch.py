@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct, convert
 
-from gpuyard.connect.submitted_code import code_of
+from gpuyard.connect.submitted_code import code_of, script_digest
 from gpuyard.control.step_result import Step
 from gpuyard.core.job.code_record import CodeRecord, changed_script_text
 from gpuyard.core.job.job import PublishedEventKind
@@ -24,7 +24,6 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import StoreFault
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.system.background_thread import BackgroundThread
-from gpuyard.system.script_digest import script_digest
 
 _log = logging.getLogger(__name__)
 EVENT = "script-changed"

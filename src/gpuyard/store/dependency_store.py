@@ -140,6 +140,8 @@ class DependencyStore:
 
     def states_of(self, job_ids: Sequence[int]) -> dict[int, JobState]:
         """Return the states of those of these jobs that exist."""
+        if not job_ids:
+            return {}
         query = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
         return {job_id: JobState(state) for job_id, state in self._execute(query, (json.dumps(job_ids),)).fetchall()}
 

@@ -85,7 +85,8 @@ class JobStore(DependencyStore):
 
     def set_setting(self, name: str, value: str) -> None:
         self._execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
-        self._settings = None
+        if self._settings is not None:
+            self._settings[name] = value
 
     def stopped_tags(self) -> frozenset[str]:
         """Return the tags whose jobs do not start until the user resumes them."""

@@ -130,6 +130,15 @@ class QueueQueries:
         """Return the first jobs of the range, by id."""
         return self._jobs("WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?", (first, last, limit))
 
+    def with_ids(self, job_ids: Sequence[int]) -> dict[int, Job]:
+        """Return those of these jobs that exist, by id."""
+        jobs = self._jobs("WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(job_ids),))
+        return {job.id: job for job in jobs}
+
+    def has_groups(self) -> bool:
+        """Return whether any job belongs to an array or a sweep."""
+        return self._value("SELECT 1 FROM group_counts WHERE jobs > 0 LIMIT 1") is not None
+
     def with_tag(self, tag: str, limit: int) -> list[Job]:
         """Return the newest jobs with this tag, by id."""
         return self._jobs("WHERE tag = ? ORDER BY id DESC LIMIT ?", (tag, limit))[::-1]

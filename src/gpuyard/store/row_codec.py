@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job, JobSpec
 from gpuyard.core.job.placeholders import fill_in
@@ -36,10 +37,13 @@ _read_progress = attrgetter(*PROGRESS_COLUMNS.split(", "))
 
 
 def spec_to_text(spec: JobSpec) -> str:
-    """Encode with the standard library: msgspec rejects the lone surrogates of a non-UTF-8 environment variable."""
-    fields = to_builtins(spec)
-    del fields["dropped"]
-    return json.dumps(fields)
+    """Encode all but `dropped`. msgspec rejects the lone surrogates of a non-UTF-8 environment variable, and `json`
+    escapes them."""
+    spec = replace(spec, dropped=())
+    try:
+        return msgspec.json.encode(spec).decode()
+    except UnicodeEncodeError:
+        return json.dumps(to_builtins(spec))
 
 
 def spec_from_text(text: str) -> JobSpec:

@@ -1,6 +1,6 @@
 """Which processes submitted which jobs, and what a wait of theirs has reported.
 
-A process is named by its pid, start time and boot id (`system.shell_processes`). Each submission has a row for each
+A process is named by its pid, start time and boot id (`system.submitting_shell`). Each submission has a row for each
 process that started the one that sent it: a wait finds the jobs of the nearest of its own that has submitted any.
 """
 

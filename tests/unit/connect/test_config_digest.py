@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.config_digest import framework_of
+from gpuyard.connect.submitted_code import framework_of
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,22 @@ def test_a_request_waits_for_the_disk_and_shares_a_sync(run: Run, monkeypatch: p
     run(scenario)
 
 
+def test_a_request_that_is_cancelled_leaves_the_sync_to_the_others(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch, "sync")
+
+    async def scenario(queue: Fixture) -> None:
+        queue.write(1, is_synced=True)
+        gone, stays = (asyncio.create_task(queue.thread.synced()) for _ in range(2))
+        await queue.until(held.is_reached.is_set, "a sync")
+        gone.cancel()
+        held.goes_on.set()
+        await stays
+        assert gone.cancelled()
+        assert not queue.thread.has_unsynced
+
+    run(scenario)
+
+
 def test_a_disk_that_does_not_store_is_reported_to_the_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: WalCheckpoints) -> None:
         raise OSError(errno.EIO, "Input/output error")

@@ -419,6 +419,7 @@ def test_a_reason_with_a_name_that_is_not_utf_8_can_be_written(queue_db: QueueDb
 
 def test_cached_rows_of_a_rolled_back_transaction_are_dropped(queue_db: QueueDb) -> None:
     """The next rows get the ids of the rows that were rolled back."""
+    assert queue_db.store.setting("paused") is None
 
     def add_and_fail() -> None:
         with queue_db.store.transaction():

@@ -162,6 +162,24 @@ def test_jobs_of_an_id_range_are_read_page_by_page_in_order_of_id(queue_db: Queu
     assert [job.id for job in queue_db.queries.jobs_in(5, 5, 2)] == [5]
 
 
+def test_jobs_are_read_by_their_ids_except_for_those_that_were_deleted(queue_db: QueueDb) -> None:
+    queue_db.add(4)
+    queue_db.db.execute("DELETE FROM jobs WHERE id = 3")
+    found = queue_db.queries.with_ids([4, 3, 1, 9])
+    assert {job_id: job.id for job_id, job in found.items()} == {1: 1, 4: 4}
+    assert queue_db.queries.with_ids([]) == {}
+
+
+def test_a_queue_has_groups_while_a_job_of_an_array_is_kept(queue_db: QueueDb) -> None:
+    queue_db.add(2)
+    assert not queue_db.queries.has_groups()
+    first, second = queue_db.add(2, is_array=True)
+    assert queue_db.queries.has_groups()
+    with queue_db.store.transaction():
+        queue_db.queries.old_jobs.delete([first, second])
+    assert not queue_db.queries.has_groups()
+
+
 def test_a_submission_is_found_by_its_first_job_once_it_is_complete(queue_db: QueueDb) -> None:
     number, first = queue_db.store.start_submission("token", 3)
     assert queue_db.queries.submission_of(first) is None

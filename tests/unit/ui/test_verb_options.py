@@ -30,10 +30,7 @@ TO_CONNECT = {
     "connect.fast_http", "connect.fast_json", "connect.paths", "errors", "system.file_systems", "system.private_files",
     "system.user_directories", "system.user_sockets", "ui.cli.verb_options", "version",
 }  # fmt: skip
-TO_SUBMIT = {
-    "connect.config_digest", "connect.record_code", "connect.submitted_code", "system.script_digest",
-    "system.shell_processes", "system.shell_settings", "ui.cli.jobs.submit", "ui.cli.jobs.typed_command",
-}  # fmt: skip
+TO_SUBMIT = {"connect.submitted_code", "system.submitting_shell", "ui.cli.jobs.submit"}
 
 
 def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
@@ -161,7 +158,8 @@ def test_a_request_is_sent_before_further_modules_are_imported(
         "from gpuyard.connect import fast_http\n"
         "from gpuyard.ui.cli import main\n"
         "def show(exchange, message):\n"
-        "    print(*(name for name in sys.modules if name.startswith('gpuyard.')), flush=True)\n"
+        "    late = ('_json', 'resource', 'gpuyard.')\n"
+        "    print(*(name for name in sys.modules if name.startswith(late)), flush=True)\n"
         "    os._exit(0)\n"
         "fast_http.Exchange.send = show\n"
         "main()"

@@ -3,6 +3,7 @@
 Option values arrive as they were typed, from the command line, the web page or a client, and are checked here.
 """
 
+import contextlib
 import csv
 import io
 import json
@@ -105,6 +106,8 @@ class Submission(Struct, frozen=True, kw_only=True):
 def decode_submission(body: bytes, kind: type[SubmissionRequest] = SubmissionRequest) -> SubmissionRequest:
     """Decode a request's body. Not by msgspec alone: a variable that is not UTF-8 arrives with lone surrogates, which
     msgspec rejects. Rejects surrogates that stand for no byte: no program can receive them."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(body, type=kind)
     try:
         content = json.loads(body)
         if b"\\u" in body:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict, replace
 
+from gpuyard.control.add_submission import batched
 from gpuyard.core.job.group_progress import group_state, progress_text
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobState
@@ -45,13 +46,12 @@ class FoldedJobs:
         now = self._scheduler.sampling.now()
         used = self._scheduler.controller.transitions.used(now)
         found = await self._reader.read(lambda connection: read_folded(connection, used, now, page, show_all=show_all))
-        rows = []
-        for place, row in enumerate(found.rows):
-            if place and place % _ROWS_AT_ONCE == 0:
+        rows: list[JobRow] = []
+        for some in batched(iter(found.rows), _ROWS_AT_ONCE):
+            if rows:
                 await asyncio.sleep(0)
-            job = self._scheduler.store.job(row.job_id)
-            if job is not None:  # it may have been deleted since
-                rows.append(self._row(job, row))
+            jobs = self._scheduler.queries.with_ids([row.job_id for row in some])  # some may have been deleted since
+            rows += [self._row(jobs[row.job_id], row) for row in some if row.job_id in jobs]
         return rows, found.total
 
     def _row(self, job: Job, row: FoldedRow) -> JobRow:

@@ -6,6 +6,7 @@ from itertools import chain, islice
 
 from msgspec.structs import asdict, replace
 
+from gpuyard.control.add_submission import batched
 from gpuyard.control.user_requests import Act, Supply
 from gpuyard.core.cluster.export import pack
 from gpuyard.core.job.job import Job
@@ -51,7 +52,8 @@ class JobHandler:
 
     async def page(self, query: requests.JobsQuery) -> JobPage:
         limit, offset = min(query.limit, MOST_ROWS), query.after
-        if query.fold and not query.ids and query.order == "queue" and read_filter(query) == JobFilter():
+        is_whole = not query.ids and query.order == "queue" and read_filter(query) == JobFilter()
+        if query.fold and is_whole and self._scheduler.queries.has_groups():
             return await self._folded_page(PageRange(offset=offset, count=limit), show_all=query.all)
         ranges = tuple(await self._selection.find(query.ids)) if query.ids else None
         wanted = replace(read_filter(query), ranges=ranges)
@@ -224,8 +226,10 @@ def _jobs_in_order(scheduler: SchedulerLoop, states: Sequence[JobState], *, show
     if JobState.QUEUED in wanted:
         now = scheduler.sampling.now()
         used = scheduler.controller.transitions.used(now)
-        queued = (scheduler.store.job(each.job_id) for each in full_order(scheduler.store.ready_queues(), used, now))
-        yield from (job for job in queued if job is not None)
+        ordered = (each.job_id for each in full_order(scheduler.store.ready_queues(), used, now))
+        for ids in batched(ordered, _ROWS_AT_ONCE):
+            jobs = scheduler.queries.with_ids(ids)
+            yield from (jobs[job_id] for job_id in ids if job_id in jobs)
     yield from _jobs_in_state(scheduler, [state for state in NOT_READY if state in wanted])
     if not wanted & FINISHED:
         return

@@ -39,7 +39,7 @@ from gpuyard.schema.queue import SubmitResult
 from gpuyard.schema.requests import ResubmitBody, SubmissionBody
 from gpuyard.schema.sweeps import SubmissionPreview
 from gpuyard.system.process_identity import user_name
-from gpuyard.system.shell_settings import hard_limits, read_shell_settings
+from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 
 _SAMPLE_FOR_SUBMIT_S = 10.0
 # After the start of the daemon, a driver may take longer than the deadline of a sample.

@@ -28,14 +28,15 @@ class Router:
 
         Raise 404 for an unknown path, 405 for a method that it does not have.
         """
-        path, numbers = request.path, []
+        method, path = "GET" if request.method == "HEAD" else request.method, request.path
+        if (method, path) in self._routes:
+            return (method, path), []
         for template, pattern in self._patterns.items():
             if (match := pattern.fullmatch(path)) is not None:
-                path, numbers = template, [int(number) for number in match.groups()]
+                path = template
+                if (method, path) in self._routes:
+                    return (method, path), [int(number) for number in match.groups()]
                 break
-        key = "GET" if request.method == "HEAD" else request.method, path
-        if key in self._routes:
-            return key, numbers
         known = sorted(method for method, known in self._routes if known == path)
         hint = "see /openapi.json"
         if known:

@@ -9,7 +9,7 @@ from msgspec import convert
 
 from gpuyard.core.job.shell_settings import UNLIMITED, ShellSettings, differences
 from gpuyard.engines.common.spawn_program import LEASE_AT, ShellChange
-from gpuyard.system.shell_settings import limit_number, read_shell_settings
+from gpuyard.system.submitting_shell import limit_number, read_shell_settings
 
 # A program gets its lease with this number, which has to be below its limit.
 _FEWEST_OPEN_FILES = LEASE_AT + 1

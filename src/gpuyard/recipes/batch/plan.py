@@ -23,8 +23,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.connect.fast_http import NotThere, connect
-from gpuyard.connect.record_code import RemovedIfRefused, record_code
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.connect.submitted_code import RemovedIfRefused, record_code
 from gpuyard.core.job.container import parse_mount
 from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.selection import format_ids
@@ -33,8 +33,7 @@ from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, make_roots
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
 from gpuyard.system.private_files import PrivateFileError, read_own
-from gpuyard.system.shell_processes import starting_processes
-from gpuyard.system.shell_settings import read_shell_settings
+from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.system.user_directories import named_state_directory
 
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"

@@ -30,8 +30,7 @@ from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, Work
 from gpuyard.recipes.workspace.yaml_settings import cannot_read
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
-from gpuyard.system.shell_processes import starting_processes
-from gpuyard.system.shell_settings import read_shell_settings
+from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
 # Variables with these prefixes locate the queue and the package; those that mark a job's process are left out.

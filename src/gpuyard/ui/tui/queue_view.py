@@ -6,8 +6,15 @@ from typing import Any
 from rich.text import Text
 
 from gpuyard.core.units import format_duration
-from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, elapsed_seconds, job_name, memory_text, result_text
-from gpuyard.ui.cli.jobs.progress_text import running_text
+from gpuyard.ui.cli.jobs.job_text import (
+    STATES,
+    devices_text,
+    elapsed_seconds,
+    job_name,
+    memory_text,
+    result_text,
+    running_text,
+)
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, pad
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle

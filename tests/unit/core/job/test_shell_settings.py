@@ -2,13 +2,14 @@
 
 import os
 import resource
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpuyard.core.job.shell_settings import UNLIMITED, ShellSettings, differences, unattainable
 from gpuyard.engines.local.own_shell import OwnShell
-from gpuyard.system.shell_settings import hard_limits, read_shell_settings
+from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 
 OWN = ShellSettings(umask=0o022, niceness=5, limits={"NOFILE": 1024, "CORE": 0})
 
@@ -44,6 +45,19 @@ def test_a_process_reads_its_own_settings() -> None:
         os.umask(before)
     assert (found.umask, found.niceness) == (0o135, os.getpriority(os.PRIO_PROCESS, 0))
     assert (found.limits["NOFILE"], hard_limits()["NOFILE"]) == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+@pytest.mark.parametrize("listed", [None, "", "Max cpu time              unlimited            unlimited  seconds\n"])
+def test_limits_are_the_same_where_the_kernel_lists_them_and_where_it_does_not(
+    listed: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = read_shell_settings()["limits"]
+    if listed is not None:
+        (tmp_path / "limits").write_text(listed)
+    monkeypatch.setattr("gpuyard.system.submitting_shell._LIMITS", str(tmp_path / "limits"))
+    assert read_shell_settings()["limits"] == found
+    assert found.keys() == hard_limits().keys()
+    assert found["CORE"] == resource.getrlimit(resource.RLIMIT_CORE)[0]
 
 
 def test_a_job_from_a_shell_like_the_daemon_s_needs_no_change() -> None:

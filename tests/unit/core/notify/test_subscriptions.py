@@ -92,5 +92,5 @@ def test_a_spec_keeps_its_subscriptions_and_an_old_spec_has_none() -> None:
     text = spec_to_text(spec)
     assert spec_from_text(text) == spec
     assert "topic" not in repr(spec)
-    before = text.partition(', "notify"')[0] + "}"
+    before = text.partition(',"notify"')[0] + "}"
     assert spec_from_text(before).notify == ()

@@ -4,8 +4,7 @@ import sys
 
 from gpuyard.core.units import format_duration
 from gpuyard.ui.cli.jobs import job_text
-from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
-from gpuyard.ui.cli.jobs.progress_text import running_text
+from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED, running_text
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import Answer

@@ -4,10 +4,10 @@ import os
 
 from gpuyard.connect.fast_http import connect
 from gpuyard.errors import UserError
-from gpuyard.system.shell_processes import starting_processes
+from gpuyard.system.submitting_shell import starting_processes
 from gpuyard.ui.cli.ask_daemon import say_answer, select
 from gpuyard.ui.cli.jobs.changed_options import changed_options, options_besides
-from gpuyard.ui.cli.jobs.typed_command import read_command
+from gpuyard.ui.cli.jobs.submit import read_command
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
 

@@ -13,8 +13,7 @@ from gpuyard.core.units import (
 )
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.jobs.code_text import code_facts
-from gpuyard.ui.cli.jobs.job_text import gpu_text, result_text, where_text
-from gpuyard.ui.cli.jobs.progress_text import figures_text, progress_text
+from gpuyard.ui.cli.jobs.job_text import figures_text, gpu_text, progress_text, result_text, where_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Option, Typed, Verb

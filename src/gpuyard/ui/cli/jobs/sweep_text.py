@@ -5,8 +5,7 @@ import sys
 from gpuyard.connect.fast_http import connect
 from gpuyard.core.units import UNKNOWN, format_count, format_duration
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, result_text
-from gpuyard.ui.cli.jobs.progress_text import running_text, value_text
+from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, result_text, running_text, value_text
 from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, note, paint, say, say_json, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import Answer, Typed

@@ -5,7 +5,7 @@ import time
 
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.units import format_count, parse_duration
-from gpuyard.system.shell_processes import starting_processes
+from gpuyard.system.submitting_shell import starting_processes
 from gpuyard.ui.cli import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_STUCK, EXIT_TIMED_OUT
 from gpuyard.ui.cli.ask_daemon import request, selection_text
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json

@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 
-from gpuyard.system.shell_processes import starting_processes
+from gpuyard.system.submitting_shell import starting_processes
 
-PRINT = "from gpuyard.system.shell_processes import starting_processes; print(*starting_processes())"
+PRINT = "from gpuyard.system.submitting_shell import starting_processes; print(*starting_processes())"
 
 
 def names_in(*command: str, **options: bool) -> list[str]:
