@@ -160,3 +160,18 @@ def test_the_keyboard_alone_finds_selects_and_opens_a_job(shown: Shown) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.keyboard.press("Escape")
     expect(page.get_by_role("region", name="Queue")).to_be_visible()
+
+
+def test_escape_twice_closes_a_dialog_and_goes_back_to_the_queue(shown: Shown) -> None:  # noqa: F811
+    """The second key comes before the browser has left the entry of the dialog in its history."""
+    page = shown.at(f"/job/{shown.queue.submit('true', gpus=0, hold=True)}")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.evaluate("""() => {
+        const [dialog, escape] = [document.querySelector("dialog"), {key: "Escape", bubbles: true}];
+        dialog.addEventListener("close", () => document.body.dispatchEvent(new KeyboardEvent("keydown", escape)));
+        dialog.close();
+    }""")
+    expect(page.locator("dialog")).to_have_count(0)
+    page.evaluate("() => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)))")
+    expect(page.get_by_role("region", name="Queue")).to_be_visible()

@@ -5,6 +5,7 @@ import {noteRefusal, showKeys} from "./dialogs.js";
 import {byId, say, set} from "./dom.js";
 import {Header} from "./header.js";
 import {JobPage} from "./job.js";
+import {goTo} from "./modal.js";
 import {Queue} from "./queue.js";
 import {SubmitForm} from "./submit.js";
 import {SummaryBanner} from "./summary.js";
@@ -100,7 +101,7 @@ class App {
 
   goToQueue(filter) {
     const query = queryOf({...filter, after: filter.after || ""});
-    window.location.hash = query ? `#/?${query}` : "#/";
+    return goTo(query ? `#/?${query}` : "#/");
   }
 
   // Answers of the daemon
@@ -168,7 +169,7 @@ class App {
     const isInQueue = () => isOverview && (document.activeElement?.closest("#jobs-body") ?? false);
     return {
       "?": () => showKeys(),
-      n: () => this.submitForm && (window.location.hash = "#/submit"),
+      n: () => this.submitForm && goTo("#/submit"),
       "/": () => this.search(),
       j: () => isOverview && this.queue.step(1),
       k: () => isOverview && this.queue.step(-1),
@@ -180,8 +181,8 @@ class App {
     };
   }
 
-  search() {
-    if (this.place !== "overview") this.goToQueue(this.queue.filter);
+  async search() {
+    if (this.place !== "overview") await this.goToQueue(this.queue.filter);
     requestAnimationFrame(() => byId("search").focus());
   }
 

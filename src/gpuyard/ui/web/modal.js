@@ -1,11 +1,19 @@
 /** Dialogs that Back closes: an open dialog has an entry of its own in the browser's history. */
 
+let lastClosed = Promise.resolve("");
+
+/** Go to another place of the page, once the entry of a dialog that was just closed is gone: going back would undo it. */
+export async function goTo(hash) {
+  await lastClosed;
+  window.location.hash = hash;
+}
+
 /** Show a dialog. Resolves to its return value when it is closed and its entry is gone; "" for Escape and Back. */
 export function openModal(dialog) {
   document.body.append(dialog);
   history.pushState({isDialog: true}, "");
   dialog.showModal();
-  return new Promise((resolve) => {
+  lastClosed = new Promise((resolve) => {
     let isEntryGone = false;
     const onBack = () => {
       isEntryGone = true;
@@ -20,6 +28,7 @@ export function openModal(dialog) {
     window.addEventListener("popstate", onBack);
     dialog.addEventListener("close", onClose, {once: true});
   });
+  return lastClosed;
 }
 
 /** Go back by one entry of this document; resolves when that is done, so that another page can be shown. */
