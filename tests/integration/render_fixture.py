@@ -88,7 +88,7 @@ def dying_after_rename(scene, frames, label, out_dir):
         pathlib.Path.rename = rename_and_die
 
 def rename_and_die(*paths):
-    pathlib.Path.rename = lambda *_: die()
+    pathlib.Path.rename = lambda *_: threading.Event().wait()
     rename(*paths)
     deadline = time.monotonic() + 30
     while not any(paths[0].parent.iterdir()) and time.monotonic() < deadline:
