@@ -84,6 +84,7 @@ def list_running(live: LiveJobs) -> list[RunningJob]:
             tag=job.spec.tag,
             devices=len(attempt.devices),
             started_at=attempt.since,
+            suspended_s=attempt.suspended_s,
             group=job.group,
             lease_id=attempt.lease_id,
             priority=job.priority,

@@ -170,7 +170,7 @@ class Backfill:
                 return None
             is_overdue = at <= view.now
             soonest[lease.id] = max(view.now, at)
-            likely[lease.id] = view.now + (view.now - run.started_at) if is_overdue else at
+            likely[lease.id] = view.now + run.ran_s(view.now) if is_overdue else at
         for start in self._starts:
             likely_s = view.estimate(start.job_id).likely_s
             if likely_s is None:

@@ -23,6 +23,7 @@ class RunningJob(Struct, frozen=True, kw_only=True):
     tag: str
     devices: int
     started_at: float
+    suspended_s: float = 0.0  # how long it was suspended since
     group: int | None = None
     lease_id: str | None = None
     priority: int = 0
@@ -32,6 +33,9 @@ class RunningJob(Struct, frozen=True, kw_only=True):
     is_leaving: bool = False  # it is already being preempted
     takes_slot: bool = True  # it counts as a job without devices; false for runs of a batch and jobs on a cluster
     device_ids: tuple[str, ...] = ()
+
+    def ran_s(self, now: float) -> float:
+        return now - self.started_at - self.suspended_s
 
 
 def find_victims(

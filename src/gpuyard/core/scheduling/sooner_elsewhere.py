@@ -83,7 +83,8 @@ class SoonerElsewhere:
             ends_at = None if run is None else view.ends_about(run.job_id)
             if run is None or ends_at is None:
                 return None
-            ran_s, likely_s = view.now - run.started_at, ends_at - run.started_at
+            ran_s = run.ran_s(view.now)
+            likely_s = ran_s + ends_at - view.now
             found[lease.id] = RunningWork(lease_id=lease.id, devices=1, ran_s=ran_s, likely_s=likely_s).left_s
         return found
 

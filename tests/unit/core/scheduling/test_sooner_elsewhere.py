@@ -39,14 +39,16 @@ def plan(
     need: Need = HEAVY,
     cards: int = 2,
     jobs: int | None = None,
+    suspended_s: float = 0.0,
     **changes: Any,
 ) -> Plan:
     """Return the plan for job NEW of these seconds, beside running jobs that have `left_s` left. `jobs` is how many run
-    or wait, by default so many that devices are shared at any depth."""
-    runs = [
-        RunningJob(job_id=number, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=each.id)
-        for number, each in leases.items()
-    ]
+    or wait, by default so many that devices are shared at any depth. They have run for 60 s, and before that they were
+    suspended for `suspended_s`."""
+    run = RunningJob(
+        job_id=0, user="me", tag="", devices=1, started_at=NOW - 60 - suspended_s, suspended_s=suspended_s
+    )  # fmt: skip
+    runs = [replace(run, job_id=number, lease_id=each.id) for number, each in leases.items()]
     found = view(
         queue(1, need, NEW, **changes),
         on=cards,
@@ -67,6 +69,13 @@ def test_a_job_waits_for_a_card_on_which_it_ends_sooner() -> None:
     """Beside job 1 it would end after 2000 s, after job 2 on the other card already after 1300 s."""
     assert not plan(BOTH, {1: 1500.0, 2: 300.0}).starts
     assert started(plan(BOTH, {1: 1500.0, 2: 1200.0})) == {NEW: ("G0",)}
+
+
+def test_the_time_in_which_an_overdue_job_was_suspended_says_nothing_about_its_end() -> None:
+    """Job 2 is a second overdue after a minute of work, so it is expected to take about another minute."""
+    left_s = {1: 1500.0, 2: -1.0}
+    assert not plan(BOTH, left_s).starts
+    assert not plan(BOTH, left_s, suspended_s=5 * 3600.0).starts
 
 
 def test_why_says_when_it_would_end_here_and_elsewhere() -> None:
