@@ -12,6 +12,7 @@ from gpuyard.control.launch_command import OOM_COUNT_VARIABLE
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.make_way import MakeWay
 from gpuyard.control.memory_lack import MemoryLackFinder
+from gpuyard.control.rules import Rules
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job, MemoryLack, Outcome, OutcomeKind
@@ -99,8 +100,9 @@ class AttemptEnds:
         times = [self._unrecorded[key].at for key in self._waiting]
         return min((at + WAIT_FOR_SAMPLE_S for at in times if at is not None), default=None)
 
-    def record(self, now: float, sample: Sample | None = None) -> bool:
-        """Record all collected ends; return whether one of the attempts had devices of this machine."""
+    def record(self, now: float, sample: Sample | None = None, rules: Rules | None = None) -> bool:
+        """Record all collected ends; return whether one of the attempts had devices of this machine. Without `rules` no
+        job keeps its place for younger ones that could make way."""
         has_freed_devices = False
         self._waiting = {
             (live.job.id, live.attempt.number)
@@ -113,7 +115,7 @@ class AttemptEnds:
                 if died_with_the_machine(live.attempt, self._boot_id):
                     self._record_end_of_earlier_boot(live, ended.outcome, now)
                 else:
-                    self._record_end(live, ended, sample, now)
+                    self._record_end(live, ended, sample, rules, now)
         return has_freed_devices
 
     def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
@@ -135,7 +137,7 @@ class AttemptEnds:
             return False
         return live.attempt.stopping is not None or kind is OutcomeKind.LOST
 
-    def _record_end(self, live: Live, ended: Ended, sample: Sample | None, now: float) -> None:
+    def _record_end(self, live: Live, ended: Ended, sample: Sample | None, rules: Rules | None, now: float) -> None:
         job_id, attempt, outcome = live.job.id, live.attempt, ended.outcome
         if ended.usage is not None:
             self._transitions.note_usage(job_id, ended.usage)
@@ -148,8 +150,9 @@ class AttemptEnds:
         lack = self._lack_finder.find(live, ended)
         if lack is not None:
             outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
-            if sample is not None and self._make_way.would_help(live, lack, verdict.growth, sample.snapshot):
-                verdict = keep_place(live.job, verdict)
+            if sample is not None and rules is not None:
+                keeps_place = self._make_way.would_help(live, lack, verdict.growth, sample, rules, now)
+                verdict = keep_place(live.job, verdict) if keeps_place else verdict
             self._transitions.end(job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack)
             return
         special_verdict = self._cluster_dispatch.verdict(live, ended, now)

@@ -150,7 +150,7 @@ class Controller:
                     self._memory_freed_at = now
                 self.cluster_dispatch.record(now)
                 self.energy_meter.settle(self._ends.end_times(now))
-                has_freed = self._ends.record(now, sample)
+                has_freed = self._ends.record(now, sample, self.rules)
                 self.transitions.store_started()
                 if has_freed:
                     self._has_ended_leases, self._memory_freed_at = True, now

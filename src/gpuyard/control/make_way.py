@@ -12,13 +12,13 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Growth, Job, MemoryLack, OnPreempt, OutcomeKind
+from gpuyard.core.job.job import Attempt, Growth, Job, MemoryLack, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.memory_guard import fits_beside, loses_little, makes_way_for
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.scheduling.plan import Preempt
-from gpuyard.core.snapshot import Sample, Snapshot
+from gpuyard.core.snapshot import Sample
 
 
 class MakeWay:
@@ -29,17 +29,21 @@ class MakeWay:
         self._asked: set[tuple[int, int, int]] = set()  # the job, its attempt, and the first run that made way for it
         self._ran_out: tuple[int, int, Live | None] = (0, -1, None)  # a job, the version of live jobs, and its attempt
 
-    def would_help(self, live: Live, lack: MemoryLack, growth: Growth | None, snapshot: Snapshot) -> bool:
+    def would_help(  # noqa: PLR0913, PLR0917 - everything that decides
+        self, live: Live, lack: MemoryLack, growth: Growth | None, sample: Sample, rules: Rules, now: float
+    ) -> bool:
         """Return whether a job that ran out of memory has what it needs next (`growth`) on its devices once the first
-        runs that joined it later have left. False if there are none; those that are leaving already count."""
+        runs that joined it later, and can leave, have left. False if there are none; those that are leaving already
+        count."""
         if growth is None or lack.shortage.where is not ShortageKind.DEVICE:
             return False
         on_device, unpredicted = self._transitions.live.on_device, self._transitions.live.unpredicted
         found = False
         for device_id in live.attempt.devices:
-            device, stays_mb = snapshot.device(device_id), []
+            device, stays_mb = sample.snapshot.device(device_id), []
             for other in on_device.get(device_id, {}).values():
-                if other.job.id in unpredicted and makes_way_for(other.job, other.attempt, live.job, live.attempt):
+                is_younger = makes_way_for(other.job, other.attempt, live.job, live.attempt)
+                if is_younger and other.job.id in unpredicted and self._can_leave(other, sample, rules, now):
                     found = True
                 elif other.job.id != live.job.id:
                     stays_mb.append(_held_mb(other.attempt, device_id))
@@ -60,7 +64,7 @@ class MakeWay:
             if live.attempt.since <= first.attempt.over.at
             and (job_id, first.attempt.number, live.job.id) not in self._asked
             and not self._guard.is_spared(live.job.id, now)
-            and self._may_leave(live, sample, rules, now)
+            and self._can_leave(live, sample, rules, now)
         }
 
     def _last_shortage(self, job_id: int) -> Live | None:
@@ -81,10 +85,13 @@ class MakeWay:
             if makes_way_for(live.job, live.attempt, job, attempt):
                 yield live
 
-    def _may_leave(self, live: Live, sample: Sample, rules: Rules, now: float) -> bool:
-        if live.job.spec.on_preempt is OnPreempt.NEVER:
-            return False
-        return self._guard.why_not_suspended(live, sample, rules) is None or loses_little(live.attempt.ran_s(now))
+    def _can_leave(self, live: Live, sample: Sample, rules: Rules, now: float) -> bool:
+        is_leaving = live.job.state is not JobState.RUNNING
+        return (
+            is_leaving
+            or self._guard.why_not_suspended(live, sample, rules) is None
+            or loses_little(live.attempt.ran_s(now))
+        )
 
     def act(self, leaving: Sequence[Preempt], sample: Sample, rules: Rules, now: float) -> None:
         """Suspend the first runs that the plan names, or stop and queue them again."""

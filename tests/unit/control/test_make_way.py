@@ -35,6 +35,10 @@ class Neighbours(Guard):
         with self.queue_db.store.transaction():
             self.transitions.end(job_id, RAN_OUT, 120.0, verdict=verdict)
 
+    def would_help(self, job_id: int, lack: MemoryLack, growth: Growth | None, at: float = 120.0) -> bool:
+        live = self.transitions.live[job_id]
+        return self.make_way.would_help(live, lack, growth, self.sample(at), RULES, at)
+
     def younger(self, job_id: int, at: float = 121.0) -> set[int]:
         return set(self.make_way.younger(job_id, self.sample(at), RULES, at))
 
@@ -129,16 +133,25 @@ def test_the_job_keeps_its_place_only_where_that_lets_it_start(
     """The oldest holds 6 GB and stays."""
     _, first = neighbours.start(), neighbours.start()
     lack = MemoryLack(shortage=Shortage(where=where, says="out of memory"))
-    snapshot, live = neighbours.sample(120.0).snapshot, neighbours.transitions.live[first]
-    assert not neighbours.make_way.would_help(live, lack, growth, snapshot), "no job has joined it"
+    assert not neighbours.would_help(first, lack, growth), "no job has joined it"
     neighbours.start()
-    live = neighbours.transitions.live[first]
-    assert neighbours.make_way.would_help(live, lack, growth, snapshot) is helps
+    assert neighbours.would_help(first, lack, growth) is helps
 
 
 def test_the_job_needs_no_neighbour_that_stays_to_have_its_card_alone(neighbours: Neighbours) -> None:
     first, _ = neighbours.start(), neighbours.start()
     lack = MemoryLack(shortage=Shortage(where=ShortageKind.DEVICE, says="out of memory"))
-    live = neighbours.transitions.live[first]
-    growth = Growth(count=3, is_alone=True)
-    assert neighbours.make_way.would_help(live, lack, growth, neighbours.sample(120.0).snapshot)
+    assert neighbours.would_help(first, lack, Growth(count=3, is_alone=True))
+
+
+def test_the_job_does_not_keep_its_place_for_a_neighbour_that_stays(queue_db: QueueDb) -> None:
+    """As the head of the queue it would wait for a job that never leaves."""
+    lack = MemoryLack(shortage=Shortage(where=ShortageKind.DEVICE, says="out of memory"))
+    neighbours = Neighbours(queue_db, can_suspend=False)
+    first, second = neighbours.start(), neighbours.start()
+    assert neighbours.would_help(first, lack, Growth(count=1, memory_mb=20 * GB), at=160.0)
+    assert not neighbours.would_help(first, lack, Growth(count=1, memory_mb=20 * GB), at=162.0), "it ran for a minute"
+    with queue_db.store.transaction():
+        neighbours.transitions.end(second, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 163.0)
+    neighbours.start(on_preempt=OnPreempt.NEVER)
+    assert not neighbours.would_help(first, lack, Growth(count=1, memory_mb=20 * GB), at=164.0)
