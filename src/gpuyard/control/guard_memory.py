@@ -3,7 +3,8 @@
 The rules are in `core/memory/memory_guard.py`. `note` follows each reading of the devices, `act` is part of a step.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -73,29 +74,35 @@ class MemoryGuard:
             return bool(self._alarms)
         self._last = sample
         first_runs = self.first_runs()
-        self.watched = devices_to_watch((live.attempt for live in first_runs.values()), now)
         self._forget(now)
         self._note_climbs(sample, held_mb, now)
+        growing = self._growing_beside(first_runs)
+        self.watched = devices_to_watch((live.attempt for live in first_runs.values()), now) | growing
         self._alarms = {}
         if not first_runs and not self._gates:
             return False
-        for device in filter(None, map(sample.snapshot.device, self._uncertain_devices(first_runs, sample))):
+        for device in self._uncertain_devices(first_runs, growing, sample):
             alarm = self._alarm(device, first_runs, now)
             self._note_gate(device, alarm, now)
             if alarm is not None and alarm.victim is not None and now >= self._kept_at.get(alarm.victim, 0.0):
                 self._alarms[device.id] = alarm
         return bool(self._alarms)
 
-    def _uncertain_devices(self, first_runs: Mapping[int, Live], sample: Sample) -> list[str]:
-        """Return the devices that are closed now, or on which a job may grow beside a first run, in the order of the
-        sample."""
-        ids = set(self._gates)
-        if growing := self._climbs.growing:
-            with_first_runs = {each for live in first_runs.values() for each in live.attempt.devices}
-            ids.update(*(device_ids & with_first_runs for device_ids in growing.values()))
+    def _growing_beside(self, first_runs: Mapping[int, Live]) -> frozenset[str]:
+        """Return the devices that have a first run, and on which a job grows: it or another one."""
+        if not (growing := self._climbs.growing):
+            return frozenset()
+        with_first_runs = frozenset(each for live in first_runs.values() for each in live.attempt.devices)
+        return with_first_runs.intersection(chain.from_iterable(growing.values()))
+
+    def _uncertain_devices(
+        self, first_runs: Mapping[int, Live], growing: Collection[str], sample: Sample
+    ) -> Iterator[Device]:
+        """Yield the devices that are closed now, or on which a job may grow beside a first run."""
+        ids = {*self._gates, *growing}
         if hiding := sample.snapshot.hiding:
             ids |= hiding.intersection(each for live in first_runs.values() for each in live.attempt.devices)
-        return [device.id for device in sample.snapshot.devices if device.id in ids] if ids else []
+        return (device for device in sample.snapshot.devices if device.id in ids)
 
     def closed(self) -> dict[str, Reason]:
         """Return why nothing new starts on a card, for each such card."""

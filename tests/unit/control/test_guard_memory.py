@@ -269,6 +269,19 @@ def test_a_known_job_gets_the_memory_that_a_first_run_has_taken(guard: Guard) ->
     assert guard.queue_db.job(first_run).reason == text
 
 
+def test_a_device_on_which_a_known_job_grows_beside_a_first_run_is_read_often(guard: Guard) -> None:
+    """Once a second is too seldom to see the known job take the rest, which the first run should have left to it."""
+    guard.start(need=Need(memory=FixedMemory(12 * GB)))
+    first_run = guard.start()
+    for at, known_gb in ((300.0, 4.0), (301.0, 4.0), (302.0, 4.0)):
+        guard.read(at, job1=known_gb, job2=16.0)
+    assert not guard.guard.watched, "all is flat"
+    guard.read(303.0, job1=5.5, job2=16.0)
+    assert guard.guard.watched == {"G0"}
+    assert guard.read(304.0, job1=7.1, job2=16.0), "it climbs by more than is left, and was promised more"
+    assert guard.state(first_run) is JobState.SUSPENDING
+
+
 @pytest.mark.parametrize(
     ("since", "foreign_gb", "is_suspended"), [(1099.0, 2.0, True), (1200.0, 2.0, False), (0.0, 0.1, False)]
 )

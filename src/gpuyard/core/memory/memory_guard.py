@@ -4,14 +4,16 @@ A first run gets its place by what it will probably need, so now and then severa
 guard acts before the memory is gone. It goes by free memory as it was read, not by what leases promise:
 
 - It acts while a first run grows on a card that other work uses, if less than a reserve is free, or if the rest would
-  be gone within a second at the rate of a steady climb. So it does while a known job grows whose declared or learned
-  memory first runs have taken.
+  be gone within a second at the rate of a steady climb. So it does while a known job grows that lacks more of its
+  declared or learned memory than is free: first runs have taken it.
 - From then on nothing new starts on the card, until the reserve has been free for some seconds.
 - The youngest first run on the card makes way, whether it is the one that grows or not. It is suspended, and goes on
   from where it was once clearly more than it held is free. To move its memory out takes seconds: where the card would
   be full before, the growing job is suspended instead, as a suspended program stops at once.
 - If the youngest cannot be suspended and has only just begun, it is stopped and queued again with a larger need, unless
   it was there first. Else it keeps running: whichever program runs out of memory is healed as before.
+- A suspended job can return to its own card only. Once it has waited there for as long as it had run, it starts anew on
+  another card that has enough memory free: it has lost at most twice what the better choice would have cost.
 - A first run is a job without declared or learned memory, or one that holds more than that. Jobs that stay within
   their memory never make way, nor does the only job on a card.
 - A job that the guard resumed makes way again only after a minute, or if it grows itself.
@@ -24,7 +26,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job
+from gpuyard.core.job.job import Attempt, Growth, Job, OnPreempt, SuspendedBy
 from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
@@ -113,7 +115,7 @@ class GuardedJob(Struct, frozen=True, kw_only=True):
 
 class Alarm(Struct, frozen=True, kw_only=True):
     """A card whose memory is about to run out: how much is free, and which job grows how fast. `victim` is the job that
-    makes way; None if there is no such job. `is_first`: no other job of this queue was there before the victim.
+    makes way; None if there is no such job. `is_first`: no other job or lease was there before the victim.
     `suspends_grower`: the memory of the victim would be free too late, so that the growing job is suspended instead."""
 
     free_mb: float
@@ -140,7 +142,7 @@ def find_alarm(
 ) -> Alarm | None:
     """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there and no
     known job that lacks what first runs have taken, or if a job has the card alone. The memory of jobs that leave
-    counts as free. `has_other_leases`: whether other leases were on the card before the only job of this queue there;
+    counts as free. `has_other_leases`: whether other leases were on the card before the first job of this queue there;
     called only if that decides. `leaves_in_s`: how long it takes until the memory of a job that is suspended is free;
     its program stops at once."""
     staying = [job for job in jobs if not job.is_leaving]
@@ -151,7 +153,7 @@ def find_alarm(
     if grower is None or not rates[grower] or not any(job.is_first_run for job in staying):
         return None
     reserve = reserve_mb(capacity_mb)
-    soon = _HORIZON_S * sum(job.steady_mb_s for job in staying if job.is_first_run)
+    soon = _HORIZON_S * sum(job.steady_mb_s for job in growers)
     if expected >= max(reserve, soon) or (len(staying) == 1 and not has_other_leases()):
         return None
     alarm = Alarm(free_mb=free_mb, reserve_mb=reserve, grower=grower, rate_mb_s=rates[grower])
@@ -161,7 +163,8 @@ def find_alarm(
     victim, first = max(movable, key=_age), min(staying, key=_age)
     is_late = leaves_in_s(victim.job_id) > free_mb / alarm.rate_mb_s
     suspends_grower = is_late and victim.job_id != grower and any(job.job_id == grower for job in movable)
-    return replace(alarm, victim=victim.job_id, is_first=victim is first, suspends_grower=suspends_grower)
+    is_first = victim is first and not has_other_leases()
+    return replace(alarm, victim=victim.job_id, is_first=is_first, suspends_grower=suspends_grower)
 
 
 def _may_move_again(job: GuardedJob) -> bool:
@@ -185,9 +188,10 @@ def loses_little(ran_s: float) -> bool:
 
 def makes_way_for(job: Job, attempt: Attempt, first: Job, first_attempt: Attempt) -> bool:
     """Return whether a first run makes way for the job `first` if that runs out of memory: it joined that job on one of
-    its devices later, and has no higher priority."""
+    its devices later, has no higher priority, and its user allows it."""
     is_younger = (attempt.since, job.id) > (first_attempt.since, first.id)
-    return is_younger and job.priority <= first.priority and not set(first_attempt.devices).isdisjoint(attempt.devices)
+    may_leave = job.priority <= first.priority and job.spec.on_preempt is not OnPreempt.NEVER
+    return is_younger and may_leave and not set(first_attempt.devices).isdisjoint(attempt.devices)
 
 
 def fits_beside(growth: Growth, capacity_mb: float, stays_mb: Sequence[float | None]) -> bool:
@@ -226,6 +230,14 @@ def room_to_restart(held_mb: float, expected_mb: float, capacity_mb: float, fore
     return max(held_mb, min(room_to_resume(held_mb, expected_mb), most))
 
 
+def restarts_at(job: Job, attempt: Attempt, now: float) -> float | None:
+    """Return when a suspended job of the guard may start anew on another device: once it has been suspended for as long
+    as it had run, which it would lose. None if it waits for its own device for however long."""
+    if attempt.suspended_at is None or attempt.parked is not SuspendedBy.MEMORY_GUARD:
+        return None
+    return None if job.spec.on_preempt is OnPreempt.NEVER else attempt.suspended_at + attempt.ran_s(now)
+
+
 def grown_need(growth: Growth, needed_mb: float) -> Growth:
     """Return what a stopped job gets next: at least `needed_mb`. It uses up none of its reruns."""
     return replace(growth, memory_mb=max(needed_mb, growth.memory_mb or 0.0))
@@ -241,6 +253,6 @@ def judge_card(gate: SteadyGate, free_mb: float, capacity_mb: float, alarm: Alar
 def closed_reason(device_id: str, free_mb: float, capacity_mb: float) -> Reason:
     """Return why nothing new starts on a card for the moment."""
     reserve = reserve_mb(capacity_mb)
-    text = f"{format_size(free_mb)} free: first runs grew until its memory was nearly gone"
+    text = f"{format_size(free_mb)} free: jobs grew beside first runs until its memory was nearly gone"
     remedy = f"work starts there again when {format_size(reserve)} have been free for {_REOPEN_AFTER_S:.0f} s"
     return Reason(ReasonKind.MEMORY_GUARD, text, device_id, free_mb, reserve, remedy=remedy)

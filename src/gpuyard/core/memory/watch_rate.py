@@ -1,4 +1,5 @@
-"""Which devices are read often: those on which the memory of a first run grows, or has yet to be used.
+"""Which devices are read often: those on which the memory of a first run grows, or has yet to be used, and those on
+which another job grows beside a first run (`MemoryGuard.watched`).
 
 Ten readings a second show a climb while there is still time to act (`memory_guard`). Once the memory of all first runs
 on a device has been flat for a while, the usual rate is enough.

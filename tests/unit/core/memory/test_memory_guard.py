@@ -59,6 +59,8 @@ def test_a_first_run_makes_way_for_a_known_job_whose_memory_it_has_taken() -> No
     assert victim_of(200.0, job(1), grows, job(3)) == 3
     assert alarm_of(300.0, job(1), grows, job(3)) is None, "it gets what it was promised"
     assert alarm_of(200.0, job(1, is_first_run=False), grows) is None, "no first run has taken it"
+    climbs = job(2, rate_mb_s=2 * GB, is_first_run=False, missing_mb=6 * GB)
+    assert victim_of(1900.0, job(1), climbs, job(3)) == 3, "the rest would be gone within a second"
     still = job(2, is_first_run=False, missing_mb=300.0)
     assert alarm_of(200.0, job(1), still) is None, "it may never need more"
 
@@ -116,6 +118,9 @@ def test_only_a_job_that_has_just_begun_is_stopped_and_never_the_first() -> None
     assert may_stop(youngest, 59.0)
     assert not may_stop(youngest, 61.0)
     assert not may_stop(first, 5.0)
+    beside_a_script = alarm_of(100.0, job(1, rate_mb_s=50.0), others=True)
+    assert beside_a_script is not None
+    assert may_stop(beside_a_script, 5.0), "the lease of the script was there before it"
 
 
 def test_a_job_resumes_where_clearly_more_than_it_held_is_free() -> None:
