@@ -35,6 +35,7 @@ from gpuyard.control.own_leases import OwnLeases, with_changes
 from gpuyard.control.planner_input import PlannerInput
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.programs_beside import ProgramsBeside
+from gpuyard.control.restart_elsewhere import restart_elsewhere
 from gpuyard.control.rules import Rules
 from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.control.start_pauses import StartPauses
@@ -237,7 +238,7 @@ class Controller:
                 self._has_ended_leases = False
                 self.start_pauses.note_ledger(None, now)
             except LedgerBusy:  # a step follows as soon as it is ours
-                self.plan = replace(self.plan, starts=(), preempts=(), made_way=())
+                self.plan = replace(self.plan, starts=(), preempts=(), made_way=(), restarts=())
                 return None
             except EnvironmentFault as error:
                 self.start_pauses.note_ledger(error, now)
@@ -259,6 +260,7 @@ class Controller:
                 held.release()
         self.suspend_control.preempt(self.plan.preempts, sample, self.rules, now)
         self.make_way.act(self.plan.made_way, sample, self.rules, now)
+        restart_elsewhere(self.transitions, self.plan.restarts, now)
         self.batch_gates.record(self.plan, sample, now)
         self.cluster_dispatch.decide(
             [queue for queue in ready if queue.lane.engine], self.rules, self._input.paused(), now

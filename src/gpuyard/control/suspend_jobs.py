@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.move_rates import LearnedRates
+from gpuyard.control.restart_elsewhere import restart_need
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, Share, UncertainMemory, WholeDevice
-from gpuyard.core.memory.memory_guard import room_to_resume
+from gpuyard.core.memory.memory_guard import restarts_at, room_to_resume
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
@@ -274,6 +275,7 @@ class SuspendControl:
                 need=resume_need(live, self._left_mb.get(job_id, {})),
                 resumes=True,
                 made_way_for=self._awaited_start(job_id),
+                restart=restart_need(live, now),
             )
             # It did not wait while it ran: it must not come before the job that preempted it. The memory guard
             # suspends a job for no other one: it keeps its place.
@@ -294,7 +296,9 @@ class SuspendControl:
         live = self._transitions.live
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if job_id in live and at > now}
         self._refused = {key: text for key, text in self._refused.items() if key[0] in live}
-        return min(self._not_before.values(), default=None)
+        restarts = (restarts_at(each.job, each.attempt, now) for each in self._transitions.live.apart.values())
+        later = [at for at in restarts if at is not None and at > now]
+        return min((*self._not_before.values(), *later), default=None)
 
     def resume(self, job_id: int, claim: Claim, now: float) -> None:
         """Record that the ledger has granted what the job needs to resume."""

@@ -1,7 +1,7 @@
 """What sharing must not cost: a pass compared with one job per GPU, first in first out, on the same trace.
 
 - A first pass, with nothing learned, ends no later than under fifo, and jobs complete no later on average.
-- No job waits more than twice as long as under fifo and ten minutes.
+- No job waits more than twice as long as under fifo and ten minutes, the time counted in which it is suspended.
 - A second pass, with everything learned, is no slower than the first.
 
 `broken_promises` holds them against one trace. No policy that decides before it knows which jobs come later can keep
@@ -108,4 +108,4 @@ def _successes(passed: SimulatedPass) -> dict[int, SimulatedRun]:
 
 
 def _wait(passed: SimulatedPass, run: SimulatedRun) -> float:
-    return run.started_s - passed.jobs[run.job].at_s
+    return run.started_s - passed.jobs[run.job].at_s + run.paused_s

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.guard_memory import MemoryGuard
+from gpuyard.control.restart_elsewhere import restart_elsewhere, restart_need
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
@@ -367,3 +368,38 @@ def test_the_youngest_makes_way_only_if_it_leaves_before_the_card_is_full(
     assert guard.read(111.0, job1=13.7, job2=10.0)
     suspended = {job_id for job_id in (first, second) if guard.state(job_id) is JobState.SUSPENDING}
     assert suspended == ({second} if leaves == "the youngest" else {first})
+
+
+def test_a_suspended_job_may_start_anew_once_it_has_waited_for_as_long_as_it_had_run(guard: Guard) -> None:
+    """It had run for ten seconds. Its need is that with which it would resume, on devices that it did not have."""
+    guard.start()
+    job_id = guard.start()
+    guard.read(110.0, job1=8.0, job2=15.0)
+    assert guard.read(111.0, job1=8.0, job2=15.7)
+    guard.move_out(job_id, 112.0)
+
+    def restart(at: float) -> Need | None:
+        (queue,) = guard.suspend_control.queues(at)
+        return queue.lane.restart
+
+    assert restart(120.9) is None
+    assert guard.suspend_control.wake_at(112.0) == pytest.approx(121.0)
+    need = restart(121.0)
+    assert need is not None
+    assert need.banned == ("G0",)
+    assert need.memory == FixedMemory(guard.transitions.live[job_id].attempt.reserved_mb or 0.0)
+    with guard.queue_db.store.transaction():
+        restart_elsewhere(guard.transitions, [job_id], 121.0)
+    assert guard.state(job_id) is JobState.STOPPING
+    growth = guard.queue_db.job(job_id).growth
+    assert growth.memory_mb == need.required_mb
+    assert growth.count == 0, "it uses up none of its reruns"
+
+
+@pytest.mark.parametrize("options", [{"on_preempt": OnPreempt.NEVER}, {"parked": SuspendedBy.BY_PERSON}])
+def test_other_suspended_jobs_wait_for_their_device(guard: Guard, options: dict[str, Any]) -> None:
+    parked = options.pop("parked", SuspendedBy.FOR_ROOM)
+    job_id = guard.start(**options)
+    live = guard.transitions.live[job_id]
+    attempt = replace(live.attempt, parked=parked, suspended_at=110.0)
+    assert restart_need(replace(live, attempt=attempt), 1e6) is None

@@ -94,6 +94,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     waiting: tuple[WaitingJob, ...] = ()  # the first job of each lane that was considered and did not start
     preempts: tuple[Preempt, ...] = ()
     made_way: tuple[Preempt, ...] = ()  # younger first runs that make way for the head, which ran out of memory
+    restarts: tuple[int, ...] = ()  # suspended jobs that are stopped, to start anew on other devices
     head: WaitingJob | None = None  # has devices, RAM or CPUs reserved; else the first that waits for devices
 
 

@@ -8,7 +8,8 @@ they need, too; runs of a batch take no slots, as a batch limits its own number.
 
 Jobs that were suspended to free memory wait in the same queue. A head that may preempt preempts the cheapest jobs of
 lower priority (`preemption`); while these leave it waits, and no further job is preempted. For a head that ran out of
-memory, first runs that joined it on its devices make way, the youngest first.
+memory, first runs that joined it on its devices make way, the youngest first. A suspended job whose own devices are
+full may start anew on others (`Lane.restart`): they are kept for it, and a later plan starts it there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,7 @@ class _Planner:
         self._first_waiting: WaitingJob | None = None
         self._preempts: tuple[Preempt, ...] = ()
         self._made_way: tuple[Preempt, ...] = ()
+        self._restarts: list[int] = []
         self._considered: dict[int, int] = {}
         self._refused: set[tuple[int, int]] = set()  # lanes and kinds of jobs: a kind that was refused once stays so
         own = {run.lease_id for run in view.running}
@@ -80,6 +82,7 @@ class _Planner:
             waiting=tuple(self._waiting.values()),
             preempts=self._preempts,
             made_way=self._made_way,
+            restarts=tuple(self._restarts),
             head=self._backfill.first_head or self._first_waiting,
         )
 
@@ -110,22 +113,27 @@ class _Planner:
         if isinstance(choice, Claim):
             self._start(lane, candidate, need, choice)
             return
-        need = without_devices(need, late)
-        needs_head = need.devices and not refusals and self._backfill.may_be_head(lane, candidate, need)
-        if needs_head or lane.id not in self._waiting:
-            job = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
-            self._waiting.setdefault(lane.id, job)
-            if needs_head:
-                self._make_head(job, candidate)
-        if need.host is not None and not refusals:
-            waiting = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
-            self._backfill.keep_host_for(waiting, candidate)
+        if not refusals and self._restarts_elsewhere(lane, candidate):
+            return
+        job = WaitingJob(job_id=candidate.job_id, lane=lane, need=without_devices(need, late), reasons=choice)
+        self._wait(job, candidate, is_refused=bool(refusals))
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
         if _may_write_elsewhere(lane, lacks_disk) or ((lane.sizes_each or late) and not refusals):
             self._look_further(lane)
         else:
             self._order.drop(lane)
+
+    def _wait(self, job: WaitingJob, candidate: Candidate, *, is_refused: bool) -> None:
+        """Keep devices, RAM and CPUs for a job that waits for them. `is_refused`: it waits for something else."""
+        lane, need = job.lane, job.need
+        needs_head = need.devices and not is_refused and self._backfill.may_be_head(lane, candidate, need)
+        if needs_head or lane.id not in self._waiting:
+            self._waiting.setdefault(lane.id, job)
+            if needs_head:
+                self._make_head(job, candidate)
+        if need.host is not None and not is_refused:
+            self._backfill.keep_host_for(job, candidate)
 
     def _look_further(self, lane: Lane) -> None:
         """Go on with the next job of a lane whose jobs have needs of their own."""
@@ -175,6 +183,17 @@ class _Planner:
         self._starts.append(start)
         self._limits.add_start(lane, candidate.job_id, claim)
         self._backfill.add_start(candidate.job_id, claim)
+
+    def _restarts_elsewhere(self, lane: Lane, candidate: Candidate) -> bool:
+        """Return whether a suspended job starts anew on other devices. They are kept for it in this plan."""
+        if lane.restart is None or self._limits.refusals(replace(lane, resumes=False)):
+            return False
+        claim = self._backfill.find_claim(lane.restart, candidate)
+        if claim is not None:
+            self._order.drop(lane)
+            self._backfill.add_start(candidate.job_id, claim)
+            self._restarts.append(candidate.job_id)
+        return claim is not None
 
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
         if lane.pace is None or not claim.shares:

@@ -43,6 +43,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     sizes_each: bool = False  # each job has a need of its own, which is learned or has grown
     resumes: bool = False  # the lane has a single job, which is suspended
     made_way_for: int | None = None  # the job for which it was suspended, and which has not started yet
+    restart: Need | None = None  # what a suspended job needs to start anew on other devices, if it may
     preempts: bool = False  # its jobs may preempt others
     pace: BatchPace | None = None  # when the runs of a batch may start
     tag_sharing: TagSharing | None = None  # how all jobs with the tag share devices

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import LaneQueue
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from tests.unit.core.scheduling.test_placement import GB, lease, shared
 from tests.unit.core.scheduling.test_planner import NOW, queue, started, view, waiting_job
 
@@ -73,3 +76,37 @@ def test_a_job_that_made_way_waits_while_the_other_cannot_start() -> None:
     assert not plan.starts
     (reason,) = waiting_job(plan, -FIRST).reasons
     assert reason.text.startswith("made way for job 2, which was on its GPU first")
+
+
+def suspended(restart: Need | None, **changes: Any) -> LaneQueue:
+    """A suspended job that waits for 8 GB on G0, and may start anew elsewhere."""
+    need = replace(shared(8 * GB), only=("G0",), is_resumed=True)
+    return queue(-SECOND, need, SECOND, resumes=True, restart=restart, **changes)
+
+
+def test_a_suspended_job_starts_anew_on_a_device_that_has_room() -> None:
+    held, run = beside(FIRST, 20.0)
+    elsewhere = replace(shared(10 * GB), banned=("G0",))
+    behind = queue(9, shared(16 * GB))
+    plan = decide(view(suspended(elsewhere), behind, on=2, leases=[held], running=[run]))
+    assert plan.restarts == (SECOND,)
+    assert not plan.starts, "the other device is kept for it"
+    assert not decide(view(suspended(None), on=2, leases=[held], running=[run])).restarts, "it may not yet"
+    full = lease("full", "G1", memory_mb=20 * GB)
+    assert not decide(view(suspended(elsewhere), on=2, leases=[held, full], running=[run])).restarts
+
+
+def test_a_suspended_job_that_can_resume_does_not_start_anew() -> None:
+    plan = decide(view(suspended(replace(shared(8 * GB), banned=("G0",))), on=2))
+    assert list(started(plan)) == [SECOND]
+    assert not plan.restarts
+
+
+def test_a_suspended_job_stays_suspended_while_it_could_not_start_anew() -> None:
+    """A pause lets suspended jobs resume, but none start: stopped, it would lose its work for nothing."""
+    held, run = beside(FIRST, 20.0)
+    elsewhere = replace(shared(10 * GB), banned=("G0",))
+    paused = Reason(ReasonKind.PAUSED, "paused")
+    for changes in ({"closed_reasons": (paused,)}, {"stopped_tags": frozenset({"t"})}):
+        plan = decide(view(suspended(elsewhere, tag="t"), on=2, leases=[held], running=[run], **changes))
+        assert not plan.restarts
