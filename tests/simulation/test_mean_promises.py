@@ -73,8 +73,8 @@ def one(name: str, at_min: float, minutes: float, memory_gb: float, load_percent
 def test_to_know_more_makes_one_trace_faster_and_another_slower() -> None:
     """The third job joins the long one or the short one. With known durations it joins the short one, and all three end
     sooner. But then no card is free as soon as before, and a fourth job that needs a whole card starts later. When the
-    third one starts, nothing tells whether a fourth will come: no policy is faster on both traces, and a policy that is
-    never slower than its first pass can never be faster."""
+    third one starts, nothing tells whether a fourth will come: a policy that leaves running jobs where they are is not
+    faster on both traces."""
     three = [one("long", 0, 30, 8), one("short", 0, 10, 2), one("third", 1, 30, 2)]
     four = [*three, one("whole", 11, 60, 23)]
     for jobs, is_faster in ((three, True), (four, False)):
