@@ -74,6 +74,21 @@ def test_a_sweep_is_one_line_that_opens_into_a_table_of_its_runs() -> None:
         assert run("queue", *mistake).returncode != 0, mistake
 
 
+def test_the_line_of_a_waiting_array_has_the_memory_that_its_jobs_would_get() -> None:
+    """Not `alone`: jobs without a declared size share a GPU."""
+    run("submit", "--gpus", "2", "--", "sleep", "60")
+    run("submit", "--array", "0-3", "--", "true")
+    run("submit", "--array", "0-3", "--vram", "7G", "--", "true")
+    run("submit", "--array", "0-3", "--exclusive", "--", "true")
+    shown = [" ".join(line) for line in lines("queue")]
+    opened = [" ".join(line) for line in lines("queue", "--open")]
+    for first, last in ((2, 5), (6, 9), (10, 13)):
+        folded = next(line for line in shown if line.startswith(f"{first}-{last} queued"))
+        single = next(line for line in opened if line.startswith(f"{first} queued"))
+        assert folded.split()[4:6] == single.split()[4:6]
+    run("cancel", "all")
+
+
 def test_without_arrays_the_folded_queue_is_the_queue() -> None:
     assert run("pause").returncode == 0
     with Client() as client:

@@ -86,7 +86,7 @@ def test_control_characters_are_replaced() -> None:
     ],
 )
 def test_gpus_and_memory_of_a_job(row: dict[str, object], gpus: str, memory: str) -> None:
-    known = {"attempt": 0, "waited_s": None, "vram_mb": None, **row}
+    known = {"attempt": 0, "waited_s": None, "vram_mb": None, "estimated_mb": None, **row}
     assert (devices_text(known), memory_text(known)) == (gpus, memory)
 
 

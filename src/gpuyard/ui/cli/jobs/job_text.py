@@ -94,8 +94,11 @@ def memory_text(job: "Mapping[str, Any]") -> str:
     """Return the memory per GPU: reserved once it has started, estimated while it waits, else as submitted."""
     if not job["gpus"]:
         return UNKNOWN
-    key = "estimated_mb" if job["waited_s"] is not None else "reserved_mb" if job["attempt"] else "vram_mb"
-    return "alone" if job[key] is None else format_size(job[key])
+    if job["attempt"] and job["waited_s"] is None:
+        size = job["reserved_mb"]
+    else:
+        size = job["vram_mb"] if job["estimated_mb"] is None else job["estimated_mb"]
+    return "alone" if size is None else format_size(size)
 
 
 def result_text(job: "Mapping[str, Any]") -> str:
