@@ -260,7 +260,7 @@ class Controller:
                 held.release()
         self.suspend_control.preempt(self.plan.preempts, sample, self.rules, now)
         self.make_way.act(self.plan.made_way, sample, self.rules, now)
-        restart_elsewhere(self.transitions, self.plan.restarts, now)
+        restart_elsewhere(self.transitions, self.plan.restarts, sample.snapshot, now)
         self.batch_gates.record(self.plan, sample, now)
         self.cluster_dispatch.decide(
             [queue for queue in ready if queue.lane.engine], self.rules, self._input.paused(), now

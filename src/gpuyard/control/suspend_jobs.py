@@ -266,16 +266,16 @@ class SuspendControl:
         for job_id, live in self._transitions.live.apart.items():
             if not _waits_for_memory(live) or now < self._not_before.get(job_id, 0.0):
                 continue
-            job = live.job
+            job, need = live.job, resume_need(live, self._left_mb.get(job_id, {}))
             lane = Lane(
                 id=-job_id,
                 priority=job.priority,
                 user=job.user,
                 tag=job.spec.tag,
-                need=resume_need(live, self._left_mb.get(job_id, {})),
+                need=need,
                 resumes=True,
                 made_way_for=self._awaited_start(job_id),
-                restart=restart_need(live, now),
+                restart=restart_need(live, need, now),
             )
             # It did not wait while it ran: it must not come before the job that preempted it. The memory guard
             # suspends a job for no other one: it keeps its place.

@@ -22,8 +22,8 @@ from gpuyard.core.job.job import (
     Usage,
 )
 from gpuyard.core.job.lifecycle import JobEvent, JobState
-from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.lease import Claim, FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
+from gpuyard.core.scheduling.plan import Restart, SchedulingLimits
 from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.ports import LeaseLedger, SuspendResult
 from tests.fakes.no_suspender import NoSuspender
@@ -387,12 +387,15 @@ def test_a_suspended_job_may_start_anew_once_it_has_waited_for_as_long_as_it_had
     need = restart(121.0)
     assert need is not None
     assert need.banned == ("G0",)
-    assert need.memory == FixedMemory(guard.transitions.live[job_id].attempt.reserved_mb or 0.0)
+    assert need.memory.required_mb == 15.7 * GB, "alone on a device it needs what it held"
+    claim = Claim(shares=(Share(device_id="G1", memory_mb=20 * GB),))
+    device = Device(id="G1", vendor=Vendor.NVIDIA, index=1, memory_total_mb=CARD)
     with guard.queue_db.store.transaction():
-        restart_elsewhere(guard.transitions, [job_id], 121.0)
+        restarts = [Restart(job_id=job_id, claim=claim)]
+        restart_elsewhere(guard.transitions, restarts, Snapshot(taken_at=120.0, host=Host(), devices=(device,)), 121.0)
     assert guard.state(job_id) is JobState.STOPPING
     growth = guard.queue_db.job(job_id).growth
-    assert growth.memory_mb == need.required_mb
+    assert growth.memory_mb == pytest.approx(15.7 * GB * 1.25)
     assert growth.count == 0, "it uses up none of its reruns"
 
 
@@ -402,4 +405,4 @@ def test_other_suspended_jobs_wait_for_their_device(guard: Guard, options: dict[
     job_id = guard.start(**options)
     live = guard.transitions.live[job_id]
     attempt = replace(live.attempt, parked=parked, suspended_at=110.0)
-    assert restart_need(replace(live, attempt=attempt), 1e6) is None
+    assert restart_need(replace(live, attempt=attempt), Need(), 1e6) is None

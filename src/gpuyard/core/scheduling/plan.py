@@ -89,12 +89,19 @@ class Preempt(Struct, frozen=True, kw_only=True):
     for_job: int
 
 
+class Restart(Struct, frozen=True, kw_only=True):
+    """A suspended job that is stopped, to start anew on other devices: those of the claim have room for it now."""
+
+    job_id: int
+    claim: Claim
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...] = ()
     waiting: tuple[WaitingJob, ...] = ()  # the first job of each lane that was considered and did not start
     preempts: tuple[Preempt, ...] = ()
     made_way: tuple[Preempt, ...] = ()  # younger first runs that make way for the head, which ran out of memory
-    restarts: tuple[int, ...] = ()  # suspended jobs that are stopped, to start anew on other devices
+    restarts: tuple[Restart, ...] = ()
     head: WaitingJob | None = None  # has devices, RAM or CPUs reserved; else the first that waits for devices
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
 from gpuyard.core.scheduling.device_fit import host_refusals
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Start, WaitingJob
+from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Restart, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import find_victims, find_younger
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, QueueOrder
 from gpuyard.core.scheduling.sooner_elsewhere import SoonerElsewhere, without_devices
@@ -61,7 +61,7 @@ class _Planner:
         self._first_waiting: WaitingJob | None = None
         self._preempts: tuple[Preempt, ...] = ()
         self._made_way: tuple[Preempt, ...] = ()
-        self._restarts: list[int] = []
+        self._restarts: list[Restart] = []
         self._considered: dict[int, int] = {}
         self._refused: set[tuple[int, int]] = set()  # lanes and kinds of jobs: a kind that was refused once stays so
         own = {run.lease_id for run in view.running}
@@ -192,7 +192,7 @@ class _Planner:
         if claim is not None:
             self._order.drop(lane)
             self._backfill.add_start(candidate.job_id, claim)
-            self._restarts.append(candidate.job_id)
+            self._restarts.append(Restart(job_id=candidate.job_id, claim=claim))
         return claim is not None
 
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:

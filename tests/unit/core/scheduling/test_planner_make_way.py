@@ -89,7 +89,8 @@ def test_a_suspended_job_starts_anew_on_a_device_that_has_room() -> None:
     elsewhere = replace(shared(10 * GB), banned=("G0",))
     behind = queue(9, shared(16 * GB))
     plan = decide(view(suspended(elsewhere), behind, on=2, leases=[held], running=[run]))
-    assert plan.restarts == (SECOND,)
+    (restart,) = plan.restarts
+    assert (restart.job_id, [share.device_id for share in restart.claim.shares]) == (SECOND, ["G1"])
     assert not plan.starts, "the other device is kept for it"
     assert not decide(view(suspended(None), on=2, leases=[held], running=[run])).restarts, "it may not yet"
     full = lease("full", "G1", memory_mb=20 * GB)
