@@ -48,8 +48,8 @@ def restart_elsewhere(transitions: JobTransitions, restarts: Sequence[Restart], 
             held_mb = (attempt.usage.peak_mb if attempt.usage is not None else None) or 0.0
             room_mb = room_to_restart(held_mb, attempt.reserved_mb, min(sizes_mb), foreign_mb=0.0)
             transitions.set_growth(restart.job_id, grown_need(live.job.growth, room_mb))
+        waited = format_duration(now - (attempt.suspended_at or now))
         text = (
-            f"its GPU has had too little free memory for {format_duration(now - (attempt.suspended_at or now))}, as long "
-            "as it had run; it starts anew on another GPU"
+            f"its GPU has had too little free memory for {waited}, as long as it had run; it starts anew on another GPU"
         )
         transitions.stop(restart.job_id, OutcomeKind.MEMORY_GUARD, now, text)
