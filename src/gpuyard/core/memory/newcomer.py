@@ -65,8 +65,9 @@ class Newcomer(Struct, frozen=True):
     def _adjusted(self, share: Share, device_mb: float, sureness: float) -> Share:
         expected = self.expected(share.device_id, device_mb)
         if self.usage.load_percent is not None:
-            load = assumed_load(None, self.usage.load_percent, self.attempt.ran_s(self.now))
-            share = replace(share, load_percent=load)
+            # A program imports before it computes: a low load says little at first, a high one says enough.
+            assumed = assumed_load(None, self.usage.load_percent, self.attempt.ran_s(self.now))
+            share = replace(share, load_percent=max(self.usage.load_percent, assumed))
         at_most_mb = expected.at_most_mb(sureness)
         if share.is_exclusive:
             is_measured = share.device_id in self.usage.peaks_mb
