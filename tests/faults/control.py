@@ -33,6 +33,14 @@ FAULTS = (
         near=("tests/integration/test_successors.py",),
     ),
     Fault(
+        id="control-suspended-job-followed",
+        file=f"{_CONTROL}/controller.py",
+        old="        self.successors.leave_out_stopping()\n",
+        new="",
+        breaks="After a suspended job was cancelled, hundreds of jobs run one after the other under its empty lease.",
+        near=("tests/integration/test_successors.py::test_no_job_follows_one_that_was_suspended_or_stopped",),
+    ),
+    Fault(
         id="control-lease-kept-by-the-daemon",
         file=f"{_CONTROL}/controller.py",
         old="        for held in granted:\n            held.leave()\n",

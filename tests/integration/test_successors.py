@@ -213,3 +213,38 @@ def test_a_killed_keeper_loses_at_most_what_ran(queue: QueueUnderTest, tmp_path:
     counts = queue.counts()
     assert counts["succeeded"] + counts.get("failed", 0) + counts.get("lost", 0) == 600
     assert len(_runs(runs)) == len(set(_runs(runs)))
+
+
+def _outlier(folder: Path) -> str:
+    """Return a script whose first job runs until it is stopped and `end` is there, and then succeeds. The others write
+    their leases to `runs`."""
+    stopped = f"until [ -e {folder}/end ]; do sleep 0.02; done; exit 0"
+    endless = f"trap '{stopped}' TERM; : > {folder}/ready; while :; do sleep 0.02; done"
+    return f'if [ "$GPUYARD_ARRAY_INDEX" = 1 ]; then {endless}; fi; echo "$GPUYARD_LEASE" >> {folder}/runs'
+
+
+@pytest.mark.parametrize("suspends", [True, False])
+def test_no_job_follows_one_that_was_suspended_or_stopped(
+    queue: QueueUnderTest, tmp_path: Path, *, suspends: bool
+) -> None:
+    def more_follow() -> None:
+        before = _follow_count(queue)
+        until(lambda: _follow_count(queue) > before + 20, "jobs that follow others")
+
+    runs = tmp_path / "runs"
+    first = queue.shell(_outlier(tmp_path), array="1-10000", vram="8G")
+    until(lambda: (tmp_path / "ready").exists() and len(_runs(runs)) > 50, "the first runs")
+    ((lease,),) = _rows(queue, f"SELECT lease_id FROM attempts WHERE job = {first}")
+    if suspends:
+        queue.post("/jobs/suspend", ids=str(first))
+        queue.until_state(first, "suspended")
+        more_follow()
+    queue.post("/jobs/cancel", ids=str(first))
+    queue.until_state(first, "stopping")
+    more_follow()
+    (tmp_path / "end").touch()
+    queue.until_state(first, "cancelled")
+    more_follow()
+    queue.post("/jobs/cancel", ids="all")
+    queue.wait()
+    assert lease not in _runs(runs)

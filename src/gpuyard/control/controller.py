@@ -179,6 +179,7 @@ class Controller:
         self.engines.start_prepared()
         for held in granted:
             held.leave()
+        self.successors.leave_out_stopping()
         self.successors.fill()
         self.own_leases.release_ended()
         self._stop_signals.send(now)

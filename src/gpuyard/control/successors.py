@@ -10,6 +10,7 @@ is as if this queue had decided at the very end of the job, because:
 - No more are put than end within 0.25 s: a plan goes by a sample that may be that old. Longer jobs are never put. While
   the sample is older, no more are put.
 - Each request that may change the queue takes them back first, and puts none until it is answered.
+- No job follows one that is stopped or suspended, or resumes (`leave_out_stopping`): its lease may reserve nothing.
 - The keeper writes each start to its journal first. A daemon that takes over records what it finds there.
 - After a failure the keeper starts none: it may be out of memory, and the next job would be, too.
 """
@@ -24,6 +25,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import follow_launch
+from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started
@@ -108,6 +110,7 @@ class Successors:
     def with_group(self, launch: Launch, start: Start, job: Job) -> Launch:
         """Return the launch with the group of its job, if others may take its place."""
         may_follow = _may_follow(start.lane) and _may_follow_by(job) and launch.ram_limit_mb is None
+        self._group_of.pop(job.id, None)
         if start.need is None or not may_follow:
             return launch
         group = self._group_for(start.lane, start.need, job.spec).number
@@ -123,6 +126,22 @@ class Successors:
         self._last_group += 1
         self._groups.insert(0, _Group(self._last_group, lane.id, need, spec))
         return self._groups[0]
+
+    def leave_out_stopping(self) -> None:
+        """Let no job follow one that is being stopped or suspended, waits to resume, or resumes.
+
+        Call it when that is recorded, and before signals are sent. The group of such a job is given up: what is put of
+        it is taken back, and its number is never used again. So when the job ends, the keeper finds no launch of its
+        group, whatever is put for the groups of others. What the keeper took before that, it took because the job had
+        ended already, with its whole lease: neither signals nor the suspender find a process of it any more, and a
+        lease is amended only after its job was suspended.
+        """
+        live = self._transitions.live.apart
+        given_up = {self._group_of.get(job_id) for job_id in live if _is_stopping(live[job_id])} - {None}
+        if given_up:
+            self._groups = [group for group in self._groups if group.number not in given_up]
+        if self._steady is not None and self._steady.group.number in given_up:
+            self.stop()
 
     # What followed
 
@@ -291,6 +310,13 @@ def _is_held_up(plan: Plan, view: PlannerView) -> bool:
     """Return whether more than the lack of free devices decides what starts next."""
     makes_way = plan.preempts or plan.made_way
     return bool(makes_way or view.closed_reasons or view.start_caps or view.tickets or view.placement.closed)
+
+
+def _is_stopping(live: Live) -> bool:
+    """Return whether a job is stopped or suspended, or about to be."""
+    return (
+        live.job.state is not JobState.RUNNING or live.attempt.stopping is not None or live.attempt.parked is not None
+    )
 
 
 def _may_follow(lane: Lane) -> bool:

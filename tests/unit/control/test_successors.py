@@ -1,0 +1,180 @@
+"""Which jobs the keeper gets in advance, and which it may start in the place of others."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from gpuyard.control.engine_set import EngineSet
+from gpuyard.control.successors import Successors
+from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, SuspendedBy
+from gpuyard.core.job.lifecycle import JobEvent
+from gpuyard.core.lease import Claim, FixedMemory, Holder, Lease, Need
+from gpuyard.core.scheduling.device_shares import share_of
+from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.scheduling.plan import PlannerView, SchedulingLimits, Start
+from gpuyard.core.scheduling.planner import decide
+from gpuyard.core.scheduling.preemption import RunningJob
+from gpuyard.core.snapshot import Device, Sample
+from gpuyard.ports import Followed, Launch
+from tests.simulation.simulated_daemon import RULES
+from tests.unit.core.scheduling.test_placement import GB, card, machine
+from tests.unit.store import QueueDb
+
+ME = Holder(uid=1, user="me", pid=7)
+SHARED = Need(devices=1, memory=FixedMemory(8 * GB))
+CPU = Need(devices=0)
+NOW = 200.0
+SHORT_S = 0.01
+MOVES = (JobEvent.MOVED_OUT, JobEvent.RESUME, JobEvent.CONTINUE)
+
+
+class Keeper:
+    """Has the launches that were put, in their order, and starts none."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    def put(self, launch: Launch) -> bool:
+        self.launches.append(launch)
+        return True
+
+    def prefetched(self) -> frozenset[int]:
+        return frozenset(launch.job_id for launch in self.launches)
+
+    def take_back(self, most: int | None = None) -> None:
+        del self.launches[:most]
+
+    def followed(self) -> list[Followed]:
+        return []
+
+
+class ShortJobs:
+    """A queue of many jobs of 10 ms, of which some run."""
+
+    def __init__(self, queue_db: QueueDb, need: Need, **fields: Any) -> None:
+        self.transitions, self.keeper, self.need = JobTransitions(queue_db.store), Keeper(), need
+        self.successors = Successors(self.transitions, cast("EngineSet", self.keeper))
+        self.view_fields: dict[str, Any] = {}
+        self.limits = SchedulingLimits(cpu_jobs=2)
+        self.devices: Sequence[Device] = (card(0), card(1))
+        self._db = queue_db
+        before, *self.queued = queue_db.add(500, need=need, command=("true",), **fields)
+        self._begin(before, None)
+        self.transitions.end(before, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW - 1 + SHORT_S)
+
+    def _begin(self, job_id: int, device_id: str | None) -> None:
+        devices = () if device_id is None else (device_id,)
+        attempt = Attempt(
+            job_id=job_id,
+            number=1,
+            phase=Started(at=NOW - 1, keeper_pid=9),
+            boot_id="b",
+            devices=devices,
+            lease_id=f"lease {job_id}" if devices else None,
+        )
+        self.transitions.start(self._db.job(job_id), attempt)
+
+    def start(self, device_id: str | None = None) -> tuple[int, int]:
+        """Start the next job. Return it, and the group that the keeper gets to know."""
+        job = self._db.job(self.queued.pop(0))
+        lane = self._db.store.lane_of(job.id)
+        start = Start(job_id=job.id, lane=lane, claim=self._claim(device_id), need=self.need)
+        launch = Launch(job_id=job.id, attempt=1, command=job.argv, cwd="/", environment={})
+        group = self.successors.with_group(launch, start, job).group
+        self._begin(job.id, device_id)
+        return job.id, group
+
+    def _claim(self, device_id: str | None) -> Claim:
+        return Claim(shares=() if device_id is None else (share_of(self.need, card(int(device_id[1:]))),))
+
+    def view(self) -> PlannerView:
+        live = self.transitions.live.values()
+        leases = [
+            Lease(
+                id=each.attempt.lease_id or "",
+                holder=replace(ME, label=f"job {each.job.id}"),
+                shares=tuple(share_of(self.need, card(int(device_id[1:]))) for device_id in each.attempt.devices),
+                since=NOW - 1,
+            )
+            for each in live
+            if each.attempt.lease_id is not None
+        ]
+        running = [
+            RunningJob(
+                job_id=each.job.id,
+                user="me",
+                tag=each.job.spec.tag,
+                devices=len(each.attempt.devices),
+                started_at=NOW - 1,
+                group=each.job.group,
+                lease_id=each.attempt.lease_id,
+                device_ids=each.attempt.devices,
+            )
+            for each in live
+        ]
+        placement: dict[str, Any] = self.view_fields.get("placement", {})
+        return PlannerView(
+            now=NOW,
+            placement=PlacementView(now=NOW, snapshot=machine(*self.devices), **{"leases": tuple(leases), **placement}),
+            queues=self.successors.without_prefetched(self._db.store.ready_queues()),
+            holder=ME,
+            limits=self.limits,
+            running=running,
+            **{name: value for name, value in self.view_fields.items() if name != "placement"},
+        )
+
+    def plan(self) -> list[int]:
+        """Make a plan, as each new sample does. Return the groups of the launches that the keeper has then."""
+        self.successors.leave_out_stopping()
+        view = self.view()
+        sample = Sample(snapshot=view.placement.snapshot)
+        self.successors.note_plan(decide(view), view, sample, RULES)
+        self.successors.leave_out_stopping()
+        self.successors.fill()
+        return sorted({launch.group for launch in self.keeper.launches})
+
+
+@pytest.fixture
+def on_gpus(queue_db: QueueDb) -> ShortJobs:
+    return ShortJobs(queue_db, SHARED)
+
+
+@pytest.fixture
+def on_cpus(queue_db: QueueDb) -> ShortJobs:
+    return ShortJobs(queue_db, CPU)
+
+
+def test_the_keeper_gets_the_next_jobs_of_the_group_that_runs(on_cpus: ShortJobs) -> None:
+    (_, group), (_, other) = on_cpus.start(), on_cpus.start()
+    assert group == other > 0
+    assert on_cpus.plan() == [group]
+    launches = on_cpus.keeper.launches
+    assert [launch.job_id for launch in launches] == on_cpus.queued[: len(launches)]
+
+
+@pytest.mark.parametrize("moves", range(len(MOVES) + 1))
+def test_no_job_follows_one_that_is_suspended_or_resumes(on_gpus: ShortJobs, moves: int) -> None:
+    started = [on_gpus.start("G0") for _ in range(3)] + [on_gpus.start("G1") for _ in range(2)]
+    job_id, group = started[0]
+    assert on_gpus.plan() == [group]
+    on_gpus.transitions.suspend(job_id, SuspendedBy.BY_PERSON, NOW, "by hand")
+    on_gpus.successors.leave_out_stopping()
+    assert not on_gpus.keeper.launches
+    for event in MOVES[:moves]:
+        on_gpus.transitions.move_suspension(job_id, event, NOW)
+        on_gpus.successors.leave_out_stopping()
+    _, next_group = on_gpus.start("G1")
+    assert next_group not in (0, group)
+    assert on_gpus.plan() == [next_group]
+
+
+def test_no_job_follows_one_that_is_stopped(on_cpus: ShortJobs) -> None:
+    (job_id, group), _ = on_cpus.start(), on_cpus.start()
+    assert on_cpus.plan() == [group]
+    on_cpus.transitions.stop(job_id, OutcomeKind.TIMED_OUT, NOW)
+    on_cpus.successors.leave_out_stopping()
+    assert not on_cpus.keeper.launches
+    assert on_cpus.plan() == []
