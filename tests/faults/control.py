@@ -41,6 +41,14 @@ FAULTS = (
         near=("tests/integration/test_successors.py::test_no_job_follows_one_that_was_suspended_or_stopped",),
     ),
     Fault(
+        id="control-places-of-successors-unchecked",
+        file=f"{_CONTROL}/successors.py",
+        old="refused = {run.job_id for run in refused_places(view, following, running)}",
+        new="refused = set[int]()",
+        breaks="Short jobs go on one after the other although their tag was stopped, or a limit was lowered.",
+        near=("tests/unit/control/test_successors.py", "tests/integration/test_successors.py"),
+    ),
+    Fault(
         id="control-lease-kept-by-the-daemon",
         file=f"{_CONTROL}/controller.py",
         old="        for held in granted:\n            held.leave()\n",

@@ -12,11 +12,14 @@ import pytest
 
 from gpuyard.engines.local.keeper_connection import parse_journal
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 _MANY = 300
 # Jobs that start between a submission and its first step: the two that run may end, and be followed, in that moment.
 _BEFORE_URGENT = 4
+# Jobs that may begin between the moment at which we see that none may, and the step that takes back those that wait.
+_BEGUN = 8
 
 
 def _follow_count(queue: QueueUnderTest) -> int:
@@ -248,3 +251,51 @@ def test_no_job_follows_one_that_was_suspended_or_stopped(
     queue.post("/jobs/cancel", ids="all")
     queue.wait()
     assert lease not in _runs(runs)
+
+
+def _await_halt(queue: QueueUnderTest) -> None:
+    """Wait until nothing runs, although jobs wait. A few may have begun already, but no more follow them."""
+    before = _follow_count(queue)
+    until(lambda: "running" not in queue.counts(), "the end of what runs")
+    assert set(queue.counts()) == {"queued", "succeeded"}
+    assert _follow_count(queue) <= before + _BEGUN
+
+
+def test_jobs_of_a_stopped_tag_do_not_follow_each_other(queue: QueueUnderTest) -> None:
+    queue.shell("sleep 0.05", array="1-10000", gpus=0, tag="t")
+    until(lambda: _follow_count(queue) > 20, "jobs that follow others")
+    queue.post("/tags/stop", tag="t")
+    _await_halt(queue)
+    queue.post("/jobs/cancel", ids="all")
+
+
+def _running_beside(events: list[str]) -> int:
+    """Return how many jobs began while another ran."""
+    running = [events[: place + 1].count("begins") - events[:place].count("ends") for place in range(len(events))]
+    return sum(count > 1 and event == "begins" for count, event in zip(running, events, strict=True))
+
+
+def test_a_lower_limit_holds_for_jobs_that_follow_each_other(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs, config = tmp_path / "runs", queue.home / "config.toml"
+    config.write_text("[queue]\ncpu_jobs = 2\n")
+    queue.shell(f"echo begins >> {runs}; sleep 0.05; echo ends >> {runs}", array="1-10000", gpus=0)
+    until(lambda: _follow_count(queue) > 20, "jobs that follow others")
+    config.write_text("[queue]\ncpu_jobs = 1\n")
+    until(lambda: "at most 1 job " in queue.why(10000), "the new limit")
+    before, follow_count = _running_beside(_runs(runs)), _follow_count(queue)
+    until(lambda: _follow_count(queue) > follow_count + 40, "jobs that follow each other in the one place")
+    assert _running_beside(_runs(runs)) <= before + _BEGUN
+    queue.post("/jobs/cancel", ids="all")
+
+
+def test_no_job_follows_where_a_process_outside_gpuyard_takes_the_memory(queue: QueueUnderTest) -> None:
+    queue.shell("sleep 0.05", array="1-10000", vram="8G")
+    until(lambda: _follow_count(queue) > 20, "jobs that follow others")
+    with contextlib.closing(SimulatedUse(SimulatedDevices("2x24GB"))) as usage:
+        for device_id in ("SIM-0", "SIM-1"):
+            usage.allocate(device_id, 20 * 1024)
+        until(lambda: "processes outside gpuyard" in queue.why(10000), "a sample that shows the process")
+        _await_halt(queue)
+    before = _follow_count(queue)
+    until(lambda: _follow_count(queue) > before + 20, "jobs that follow others again")
+    queue.post("/jobs/cancel", ids="all")

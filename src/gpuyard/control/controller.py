@@ -217,6 +217,7 @@ class Controller:
             return 0
         started = self._start(sample, now, ready, granted)
         if started is None:
+            self.successors.pause()
             return 0
         is_alone = len(ready) == 1 and not self.suspend_control.has_waiting
         self.successors.note_plan(self.plan, self._view if is_alone else None, sample, self.rules)

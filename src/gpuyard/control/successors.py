@@ -5,10 +5,12 @@ When a job has succeeded it starts the next one in its place, with its lease, an
 is as if this queue had decided at the very end of the job, because:
 
 - Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for
-  devices, and nothing keeps jobs from starting.
-- They need what the job needs whose place they take, so the ledger stays true.
+  devices, and these jobs wait for nothing but places that running ones take.
+- They need what the job needs whose place they take, so the ledger stays true. Each plan asks whether the next job
+  could start in each place of the group if the job that has it had ended now (`next_in_place`). If not, all are taken
+  back.
 - No more are put than end within 0.25 s: a plan goes by a sample that may be that old. Longer jobs are never put. While
-  the sample is older, no more are put.
+  the sample is older, or the ledger busy, no more are put, and the keeper starts those that it has.
 - Each request that may change the queue takes them back first, and puts none until it is answered.
 - No job follows one that is stopped or suspended, or resumes (`leave_out_stopping`): its lease may reserve nothing.
 - The keeper writes each start to its journal first. A daemon that takes over records what it finds there.
@@ -31,7 +33,8 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, asks_for_the_same
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Start
+from gpuyard.core.scheduling.next_in_place import NextJob, refused_places, waits_for_places
+from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
 from gpuyard.core.snapshot import Sample
 from gpuyard.errors import GpuyardError
@@ -139,8 +142,12 @@ class Successors:
         live = self._transitions.live.apart
         given_up = {self._group_of.get(job_id) for job_id in live if _is_stopping(live[job_id])} - {None}
         if given_up:
-            self._groups = [group for group in self._groups if group.number not in given_up]
-        if self._steady is not None and self._steady.group.number in given_up:
+            self._give_up(given_up)
+
+    def _give_up(self, numbers: AbstractSet[int | None]) -> None:
+        """Never put anything for these groups again."""
+        self._groups = [group for group in self._groups if group.number not in numbers]
+        if self._steady is not None and self._steady.group.number in numbers:
             self.stop()
 
     # What followed
@@ -244,28 +251,52 @@ class Successors:
     def note_plan(self, plan: Plan, view: PlannerView | None, sample: Sample, rules: Rules) -> None:
         """Note a plan, after its starts. `view` is None if several lanes have ready jobs, or suspended jobs wait."""
         self._is_paused = False
-        if view is None or self._changes or _is_held_up(plan, view) or not _may_follow(view.queues[0].lane):
-            self.stop()
-            return
-        lane, live, known = view.queues[0].lane, self._transitions.live, self._steady
-        waiting = next((each.job_id for each in plan.waiting if each.lane.id == lane.id), None)
-        first = None if waiting is None else self._store.job(waiting)
+        known, live = self._steady, self._transitions.live
         self._put_up_to = 0  # a job with a lower id may wait again
-        if first is not None:
-            group = self._group_for(lane, view.need(lane, first.id) if lane.sizes_each else lane.need, first.spec)
-        elif known is not None:  # the last ones are with the keeper
-            group, first = known.group, known.first
-        else:
+        found = None
+        if view is not None and not self._changes and not _is_held_up(plan, view) and _may_follow(view.queues[0].lane):
+            found = self._find_next(plan, view, rules)
+        if view is None or found is None:
             self.stop()
             return
-        places = sum(self._group_of.get(job_id) == group.number for job_id in live)
+        group, first = found
+        places = [job_id for job_id in live if self._group_of.get(job_id) == group.number]
+        if not self._may_go_on(group, first, places, plan, view):
+            self.stop()
+            return
         if self._put and (known is None or known.group is not group or not places):
             self.stop()  # no job that ends would be followed by them
         likely_s = self._transitions.estimates.estimate_of(first.id).likely_s
-        most = 0 if likely_s is None else min(_MOST, int(places * _WITHIN_S / max(likely_s, _SHORTEST_S)))
+        most = 0 if likely_s is None else min(_MOST, int(len(places) * _WITHIN_S / max(likely_s, _SHORTEST_S)))
         self._steady = _Steady(
             group=group, first=first, view=view, most=most, sample=sample, rules=rules, live=len(live)
         )  # fmt: skip
+
+    def _find_next(self, plan: Plan, view: PlannerView, rules: Rules) -> tuple[_Group, Job] | None:
+        """Return the first job that waits, and its group. If the last ones are with the keeper: the one before."""
+        lane, known = view.queues[0].lane, self._steady
+        waiting = _waiting(plan, lane)
+        first = None if waiting is None else self._store.job(waiting.job_id)
+        if first is not None:
+            return self._group_for(lane, _need(view, first), first.spec), first
+        return (known.group, known.first) if known is not None and known.rules is rules else None
+
+    def _may_go_on(self, group: _Group, first: Job, places: Sequence[int], plan: Plan, view: PlannerView) -> bool:
+        """Return whether the keeper may start the next jobs in the places of the group: they wait for nothing but these
+        places, and could start in each at its end. If that holds for some of the places only, the group is given up:
+        jobs that start later have another one."""
+        lane, taken = view.queues[0].lane, set(places)
+        running = [run for run in view.running if run.job_id in taken]
+        waiting = _waiting(plan, lane)
+        reasons = () if waiting is None else waiting.reasons
+        if not waits_for_places(reasons, {device_id for run in running for device_id in run.device_ids}):
+            return False
+        need = group.need if waiting is None else _need(view, first)
+        following = NextJob(job_id=first.id, lane=lane, need=need)
+        refused = {run.job_id for run in refused_places(view, following, running)}
+        if refused and refused != taken:
+            self._give_up({group.number})
+        return not refused
 
     def pause(self) -> None:
         """Put no more until the next plan. The keeper starts what it has, which ends within 0.25 s."""
@@ -310,6 +341,16 @@ def _is_held_up(plan: Plan, view: PlannerView) -> bool:
     """Return whether more than the lack of free devices decides what starts next."""
     makes_way = plan.preempts or plan.made_way
     return bool(makes_way or view.closed_reasons or view.start_caps or view.tickets or view.placement.closed)
+
+
+def _waiting(plan: Plan, lane: Lane) -> WaitingJob | None:
+    """Return the first job of the lane that did not start."""
+    return next((each for each in plan.waiting if each.lane.id == lane.id), None)
+
+
+def _need(view: PlannerView, job: Job) -> Need:
+    lane = view.queues[0].lane
+    return view.need(lane, job.id) if lane.sizes_each else lane.need
 
 
 def _is_stopping(live: Live) -> bool:

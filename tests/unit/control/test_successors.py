@@ -1,6 +1,6 @@
 """Which jobs the keeper gets in advance, and which it may start in the place of others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -57,13 +57,13 @@ class ShortJobs:
     def __init__(self, queue_db: QueueDb, need: Need, **fields: Any) -> None:
         self.transitions, self.keeper, self.need = JobTransitions(queue_db.store), Keeper(), need
         self.successors = Successors(self.transitions, cast("EngineSet", self.keeper))
-        self.view_fields: dict[str, Any] = {}
+        self.change_view: Callable[[PlannerView], PlannerView] = lambda view: view
         self.limits = SchedulingLimits(cpu_jobs=2)
         self.devices: Sequence[Device] = (card(0), card(1))
         self._db = queue_db
         before, *self.queued = queue_db.add(500, need=need, command=("true",), **fields)
         self._begin(before, None)
-        self.transitions.end(before, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW - 1 + SHORT_S)
+        self.end(before)
 
     def _begin(self, job_id: int, device_id: str | None) -> None:
         devices = () if device_id is None else (device_id,)
@@ -76,6 +76,9 @@ class ShortJobs:
             lease_id=f"lease {job_id}" if devices else None,
         )
         self.transitions.start(self._db.job(job_id), attempt)
+
+    def end(self, job_id: int) -> None:
+        self.transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW - 1 + SHORT_S)
 
     def start(self, device_id: str | None = None) -> tuple[int, int]:
         """Start the next job. Return it, and the group that the keeper gets to know."""
@@ -115,16 +118,11 @@ class ShortJobs:
             )
             for each in live
         ]
-        placement: dict[str, Any] = self.view_fields.get("placement", {})
-        return PlannerView(
-            now=NOW,
-            placement=PlacementView(now=NOW, snapshot=machine(*self.devices), **{"leases": tuple(leases), **placement}),
-            queues=self.successors.without_prefetched(self._db.store.ready_queues()),
-            holder=ME,
-            limits=self.limits,
-            running=running,
-            **{name: value for name, value in self.view_fields.items() if name != "placement"},
-        )
+        measured = {(lease.id, share.device_id): 0.0 for lease in leases for share in lease.shares}
+        snapshot, lanes = machine(*self.devices), self.successors.without_prefetched(self._db.store.ready_queues())
+        placement = PlacementView(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured)
+        view = PlannerView(now=NOW, placement=placement, queues=lanes, holder=ME, limits=self.limits, running=running)
+        return self.change_view(view)
 
     def plan(self) -> list[int]:
         """Make a plan, as each new sample does. Return the groups of the launches that the keeper has then."""
@@ -178,3 +176,25 @@ def test_no_job_follows_one_that_is_stopped(on_cpus: ShortJobs) -> None:
     on_cpus.successors.leave_out_stopping()
     assert not on_cpus.keeper.launches
     assert on_cpus.plan() == []
+
+
+def test_a_limit_below_what_runs_takes_back_what_the_keeper_has(on_cpus: ShortJobs) -> None:
+    on_cpus.start()
+    _, group = on_cpus.start()
+    assert on_cpus.plan() == [group]
+    on_cpus.limits = SchedulingLimits(cpu_jobs=1)
+    assert on_cpus.plan() == []
+    on_cpus.limits = SchedulingLimits(cpu_jobs=2)
+    assert on_cpus.plan() == [group]
+
+
+def test_where_one_device_is_taken_from_outside_jobs_follow_on_the_others_later(on_gpus: ShortJobs) -> None:
+    groups = {on_gpus.start(device_id)[1] for device_id in ("G0", "G0", "G0", "G1", "G1", "G1")}
+    assert on_gpus.plan() == sorted(groups)
+    on_gpus.devices = card(0, used=20 * GB), card(1)
+    assert on_gpus.plan() == []
+    for job_id in on_gpus.transitions.live.on_device["G1"].copy():
+        on_gpus.end(job_id)
+    (later,) = {on_gpus.start("G1")[1] for _ in range(3)}
+    assert later not in groups
+    assert on_gpus.plan() == [later]
