@@ -49,6 +49,14 @@ FAULTS = (
         near=("tests/unit/control/test_successors.py", "tests/integration/test_successors.py"),
     ),
     Fault(
+        id="control-successors-overtake-a-dependant",
+        file=f"{_CONTROL}/successors.py",
+        old="if self._store.that_may_unblock(alike, max(self.prefetched(), default=0)):",
+        new="if False:",
+        breaks="Dozens of short jobs start before an urgent job that waited for one of them.",
+        near=("tests/unit/control/test_successors.py", "tests/integration/test_successors.py"),
+    ),
+    Fault(
         id="control-lease-kept-by-the-daemon",
         file=f"{_CONTROL}/controller.py",
         old="        for held in granted:\n            held.leave()\n",

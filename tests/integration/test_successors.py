@@ -299,3 +299,14 @@ def test_no_job_follows_where_a_process_outside_gpuyard_takes_the_memory(queue: 
     before = _follow_count(queue)
     until(lambda: _follow_count(queue) > before + 20, "jobs that follow others again")
     queue.post("/jobs/cancel", ids="all")
+
+
+def test_a_job_that_waited_for_one_of_them_goes_before_those_behind_it(queue: QueueUnderTest) -> None:
+    first = queue.submit("true", array="1-1000", gpus=0)
+    awaited = first + 599
+    urgent = queue.submit("true", priority=50, gpus=0, after=str(awaited))
+    queue.wait()
+    query = f"SELECT count(*) FROM attempts WHERE started_at > (SELECT ended_at FROM jobs WHERE id = {awaited})"
+    query += f" AND started_at < (SELECT started_at FROM jobs WHERE id = {urgent})"
+    assert _rows(queue, query)[0][0] <= _BEFORE_URGENT
+    assert _follow_count(queue) > 100

@@ -14,6 +14,7 @@ is as if this queue had decided at the very end of the job, because:
 - Each request that may change the queue takes them back first, and puts none until it is answered.
 - No job follows one that is stopped or suspended, or resumes (`leave_out_stopping`): its lease may reserve nothing.
 - The keeper writes each start to its journal first. A daemon that takes over records what it finds there.
+- No job is put whose end may unblock another, and none while such a job runs: the other may come before those put.
 - After a failure the keeper starts none: it may be out of memory, and the next job would be, too.
 """
 
@@ -292,6 +293,9 @@ class Successors:
         if not waits_for_places(reasons, {device_id for run in running for device_id in run.device_ids}):
             return False
         need = group.need if waiting is None else _need(view, first)
+        alike = [job_id for job_id, live in self._transitions.live.items() if live.job.spec is group.spec]
+        if self._store.that_may_unblock(alike, max(self.prefetched(), default=0)):
+            return False
         following = NextJob(job_id=first.id, lane=lane, need=need)
         refused = {run.job_id for run in refused_places(view, following, running)}
         if refused and refused != taken:
@@ -317,8 +321,11 @@ class Successors:
         if known is None or self._is_paused or len(prefetched) > known.most // 2:
             return
         most = known.most - len(prefetched) if self._put_up_to else known.most
-        for job in self._store.next_jobs(known.lane.id, most, after=self._put_up_to):
-            if job.id not in prefetched and not (known.takes(job) and self._put_job(job, known.group.number)):
+        jobs = self._store.next_jobs(known.lane.id, most, after=self._put_up_to)
+        unblocking = self._store.that_may_unblock([job.id for job in jobs], jobs[-1].id) if jobs else ()
+        for job in jobs:
+            may_put = job.id not in unblocking and known.takes(job)
+            if job.id not in prefetched and not (may_put and self._put_job(job, known.group.number)):
                 return
             self._put_up_to = job.id
 

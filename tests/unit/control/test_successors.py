@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.successors import Successors
 from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.job.dependencies import Dependency
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, SuspendedBy
-from gpuyard.core.job.lifecycle import JobEvent
+from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Holder, Lease, Need
 from gpuyard.core.scheduling.device_shares import share_of
 from gpuyard.core.scheduling.placement import PlacementView
@@ -198,3 +199,44 @@ def test_where_one_device_is_taken_from_outside_jobs_follow_on_the_others_later(
     (later,) = {on_gpus.start("G1")[1] for _ in range(3)}
     assert later not in groups
     assert on_gpus.plan() == [later]
+
+
+def depend(queue_db: QueueDb, *on_jobs: int) -> int:
+    """Add a job of higher priority that waits for others."""
+    (job_id,) = queue_db.add(priority=50, need=CPU, state=JobState.BLOCKED)
+    queue_db.store.add_pairs([(job_id, Dependency(job_id=on_job)) for on_job in on_jobs])
+    return job_id
+
+
+def test_nothing_is_put_from_a_job_on_whose_end_unblocks_another(queue_db: QueueDb, on_cpus: ShortJobs) -> None:
+    (_, group), (other, _) = on_cpus.start(), on_cpus.start()
+    awaited = on_cpus.queued[5]
+    depend(queue_db, awaited)
+    assert on_cpus.plan() == [group]
+    assert [launch.job_id for launch in on_cpus.keeper.launches] == on_cpus.queued[:5]
+    on_cpus.keeper.launches.clear()
+    queue_db.store.change_states(on_cpus.queued[:5], JobState.CANCELLED, NOW, reason=None)
+    del on_cpus.queued[:5]
+    on_cpus.end(other)
+    assert on_cpus.start()[0] == awaited
+    assert on_cpus.plan() == []
+    on_cpus.end(awaited)
+    on_cpus.start()
+    assert on_cpus.plan() == [group]
+
+
+def test_nothing_is_put_while_a_job_runs_that_another_has_come_to_depend_on(
+    queue_db: QueueDb, on_cpus: ShortJobs
+) -> None:
+    (job_id, group), _ = on_cpus.start(), on_cpus.start()
+    assert on_cpus.plan() == [group]
+    depend(queue_db, job_id)
+    assert on_cpus.plan() == []
+
+
+def test_a_job_that_waits_for_a_whole_array_holds_up_only_its_last_jobs(queue_db: QueueDb, on_cpus: ShortJobs) -> None:
+    (job_id, group), _ = on_cpus.start(), on_cpus.start()
+    depend(queue_db, job_id, *on_cpus.queued)
+    assert on_cpus.plan() == [group]
+    queue_db.store.change_states(on_cpus.queued[20:], JobState.CANCELLED, NOW, reason=None)
+    assert on_cpus.plan() == []
