@@ -28,6 +28,12 @@ def _follow_count(queue: QueueUnderTest) -> int:
     return sum(entry.after is not None for entry in entries)
 
 
+def _await_more(queue: QueueUnderTest) -> None:
+    """Wait until the keeper has started some more by itself."""
+    before = _follow_count(queue)
+    until(lambda: _follow_count(queue) > before + 20, "jobs that follow others")
+
+
 def _runs(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split() if path.exists() else []
 
@@ -230,10 +236,6 @@ def _outlier(folder: Path) -> str:
 def test_no_job_follows_one_that_was_suspended_or_stopped(
     queue: QueueUnderTest, tmp_path: Path, *, suspends: bool
 ) -> None:
-    def more_follow() -> None:
-        before = _follow_count(queue)
-        until(lambda: _follow_count(queue) > before + 20, "jobs that follow others")
-
     runs = tmp_path / "runs"
     first = queue.shell(_outlier(tmp_path), array="1-10000", vram="8G")
     until(lambda: (tmp_path / "ready").exists() and len(_runs(runs)) > 50, "the first runs")
@@ -241,13 +243,13 @@ def test_no_job_follows_one_that_was_suspended_or_stopped(
     if suspends:
         queue.post("/jobs/suspend", ids=str(first))
         queue.until_state(first, "suspended")
-        more_follow()
+        _await_more(queue)
     queue.post("/jobs/cancel", ids=str(first))
     queue.until_state(first, "stopping")
-    more_follow()
+    _await_more(queue)
     (tmp_path / "end").touch()
     queue.until_state(first, "cancelled")
-    more_follow()
+    _await_more(queue)
     queue.post("/jobs/cancel", ids="all")
     queue.wait()
     assert lease not in _runs(runs)
@@ -263,7 +265,7 @@ def _await_halt(queue: QueueUnderTest) -> None:
 
 def test_jobs_of_a_stopped_tag_do_not_follow_each_other(queue: QueueUnderTest) -> None:
     queue.shell("sleep 0.05", array="1-10000", gpus=0, tag="t")
-    until(lambda: _follow_count(queue) > 20, "jobs that follow others")
+    _await_more(queue)
     queue.post("/tags/stop", tag="t")
     _await_halt(queue)
     queue.post("/jobs/cancel", ids="all")
@@ -279,7 +281,7 @@ def test_a_lower_limit_holds_for_jobs_that_follow_each_other(queue: QueueUnderTe
     runs, config = tmp_path / "runs", queue.home / "config.toml"
     config.write_text("[queue]\ncpu_jobs = 2\n")
     queue.shell(f"echo begins >> {runs}; sleep 0.05; echo ends >> {runs}", array="1-10000", gpus=0)
-    until(lambda: _follow_count(queue) > 20, "jobs that follow others")
+    _await_more(queue)
     config.write_text("[queue]\ncpu_jobs = 1\n")
     until(lambda: "at most 1 job " in queue.why(10000), "the new limit")
     before, follow_count = _running_beside(_runs(runs)), _follow_count(queue)
@@ -290,14 +292,13 @@ def test_a_lower_limit_holds_for_jobs_that_follow_each_other(queue: QueueUnderTe
 
 def test_no_job_follows_where_a_process_outside_gpuyard_takes_the_memory(queue: QueueUnderTest) -> None:
     queue.shell("sleep 0.05", array="1-10000", vram="8G")
-    until(lambda: _follow_count(queue) > 20, "jobs that follow others")
+    _await_more(queue)
     with contextlib.closing(SimulatedUse(SimulatedDevices("2x24GB"))) as usage:
         for device_id in ("SIM-0", "SIM-1"):
             usage.allocate(device_id, 20 * 1024)
         until(lambda: "processes outside gpuyard" in queue.why(10000), "a sample that shows the process")
         _await_halt(queue)
-    before = _follow_count(queue)
-    until(lambda: _follow_count(queue) > before + 20, "jobs that follow others again")
+    _await_more(queue)
     queue.post("/jobs/cancel", ids="all")
 
 
@@ -310,3 +311,22 @@ def test_a_job_that_waited_for_one_of_them_goes_before_those_behind_it(queue: Qu
     query += f" AND started_at < (SELECT started_at FROM jobs WHERE id = {urgent})"
     assert _rows(queue, query)[0][0] <= _BEFORE_URGENT
     assert _follow_count(queue) > 100
+
+
+def test_on_a_drained_gpu_no_job_follows_and_elsewhere_they_do(queue: QueueUnderTest) -> None:
+    on_gpus = queue.shell("sleep 0.02", array="1-10000", vram="8G")
+    _await_more(queue)
+    open_ledger().drain("SIM-1")
+    there, elsewhere = (
+        f"SELECT max(started_at) FROM attempts WHERE devices {how} '%SIM-1%'" for how in ("LIKE", "NOT LIKE")
+    )
+    until(lambda: _rows(queue, elsewhere)[0][0] > _rows(queue, there)[0][0] + 0.5, "starts on the other GPU alone")
+    last = _rows(queue, there)
+    _await_more(queue)
+    assert _rows(queue, there) == last
+    queue.post("/jobs/cancel", ids=f"{on_gpus}-{on_gpus + 9999}")
+    queue.wait()
+    queue.submit("true", array="1-10000", gpus=0)
+    _await_more(queue)
+    open_ledger().undrain("SIM-1")
+    queue.post("/jobs/cancel", ids="all")

@@ -347,7 +347,7 @@ def _is_same(before: Sample, now: Sample) -> bool:
 def _is_held_up(plan: Plan, view: PlannerView) -> bool:
     """Return whether more than the lack of free devices decides what starts next."""
     makes_way = plan.preempts or plan.made_way
-    return bool(makes_way or view.closed_reasons or view.start_caps or view.tickets or view.placement.closed)
+    return bool(makes_way or view.closed_reasons or view.start_caps or view.tickets)
 
 
 def _waiting(plan: Plan, lane: Lane) -> WaitingJob | None:

@@ -13,6 +13,7 @@ from gpuyard.core.job.dependencies import Dependency
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Holder, Lease, Need
+from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_shares import share_of
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import PlannerView, SchedulingLimits, Start
@@ -240,3 +241,25 @@ def test_a_job_that_waits_for_a_whole_array_holds_up_only_its_last_jobs(queue_db
     assert on_cpus.plan() == [group]
     queue_db.store.change_states(on_cpus.queued[20:], JobState.CANCELLED, NOW, reason=None)
     assert on_cpus.plan() == []
+
+
+def close(jobs: ShortJobs, *device_ids: str) -> None:
+    """Ban devices in the configuration."""
+    closed = closed_devices(machine(*jobs.devices), (), device_ids)
+    jobs.change_view = lambda view: replace(view, placement=replace(view.placement, closed=closed))
+
+
+def test_a_closed_device_does_not_matter_to_jobs_without_one(on_cpus: ShortJobs) -> None:
+    (_, group), _ = on_cpus.start(), on_cpus.start()
+    close(on_cpus, "G0", "G1")
+    assert on_cpus.plan() == [group]
+
+
+def test_no_job_follows_on_a_closed_device(on_gpus: ShortJobs) -> None:
+    started = [on_gpus.start(device_id) for device_id in ("G0", "G0", "G0", "G1", "G1", "G1")]
+    close(on_gpus, "G1")
+    assert on_gpus.plan() == []
+    for job_id, _ in started[:3]:
+        on_gpus.end(job_id)
+    (later,) = {on_gpus.start("G0")[1] for _ in range(3)}
+    assert on_gpus.plan() == [later] != [started[0][1]]
