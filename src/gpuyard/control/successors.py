@@ -4,8 +4,8 @@ Where jobs end faster than steps can follow, the keeper gets the next jobs of th
 When a job has succeeded it starts the next one in its place, with its lease, and the record follows a moment later. It
 is as if this queue had decided at the very end of the job, because:
 
-- Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for
-  devices, and these jobs wait for nothing but places that running ones take.
+- Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for what
+  they take from the ledger, and they wait for nothing but places that running ones take.
 - They need what the job needs whose place they take, so the ledger stays true. Each plan asks whether the next job
   could start in each place of the group if the job that has it had ended now (`next_in_place`). If not, all are taken
   back.
@@ -287,6 +287,8 @@ class Successors:
         places, and could start in each at its end. If that holds for some of the places only, the group is given up:
         jobs that start later have another one."""
         lane, taken = view.queues[0].lane, set(places)
+        if view.tickets and (group.need.devices or group.need.host is not None):  # others may need what ends give back
+            return False
         running = [run for run in view.running if run.job_id in taken]
         waiting = _waiting(plan, lane)
         reasons = () if waiting is None else waiting.reasons
@@ -347,7 +349,7 @@ def _is_same(before: Sample, now: Sample) -> bool:
 def _is_held_up(plan: Plan, view: PlannerView) -> bool:
     """Return whether more than the lack of free devices decides what starts next."""
     makes_way = plan.preempts or plan.made_way
-    return bool(makes_way or view.closed_reasons or view.start_caps or view.tickets)
+    return bool(makes_way or view.closed_reasons or view.start_caps)
 
 
 def _waiting(plan: Plan, lane: Lane) -> WaitingJob | None:

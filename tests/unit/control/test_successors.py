@@ -12,7 +12,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.dependencies import Dependency
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
-from gpuyard.core.lease import Claim, FixedMemory, Holder, Lease, Need
+from gpuyard.core.lease import Claim, FixedMemory, Holder, HostShare, Lease, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_shares import share_of
 from gpuyard.core.scheduling.placement import PlacementView
@@ -22,7 +22,7 @@ from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.ports import Followed, Launch
 from tests.simulation.simulated_daemon import RULES
-from tests.unit.core.scheduling.test_placement import GB, card, machine
+from tests.unit.core.scheduling.test_placement import GB, card, machine, ticket
 from tests.unit.store import QueueDb
 
 ME = Holder(uid=1, user="me", pid=7)
@@ -263,3 +263,19 @@ def test_no_job_follows_on_a_closed_device(on_gpus: ShortJobs) -> None:
         on_gpus.end(job_id)
     (later,) = {on_gpus.start("G0")[1] for _ in range(3)}
     assert on_gpus.plan() == [later] != [started[0][1]]
+
+
+@pytest.mark.parametrize(
+    ("need", "takes_turns"),
+    [(CPU, False), (replace(CPU, host=HostShare(ram_mb=GB)), True), (SHARED, True)],
+)
+def test_jobs_that_take_nothing_from_the_ledger_need_not_wait_for_other_programs(
+    queue_db: QueueDb, need: Need, *, takes_turns: bool
+) -> None:
+    jobs = ShortJobs(queue_db, need)
+    devices = ("G0", "G0", "G0", "G1", "G1", "G1") if need.devices else (None, None)
+    (group,) = {jobs.start(device_id)[1] for device_id in devices}
+    jobs.change_view = lambda view: replace(view, tickets=(ticket(Need()),))
+    assert jobs.plan() == ([] if takes_turns else [group])
+    jobs.change_view = lambda view: view
+    assert jobs.plan() == [group]
