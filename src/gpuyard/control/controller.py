@@ -150,9 +150,9 @@ class Controller:
                     self._memory_freed_at = now
                 self.cluster_dispatch.record(now)
                 self.energy_meter.settle(self._ends.end_times(now))
-                has_freed = self._ends.record(now, sample)
+                has_ended_lease = self._ends.record(now, sample)
                 self.transitions.store_started()
-                if has_freed:
+                if has_ended_lease:
                     self._has_ended_leases, self._memory_freed_at = True, now
                 self.transitions.dependants.settle_more(now)
                 self._preallocation.note(sample, now)
