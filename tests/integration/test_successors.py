@@ -12,17 +12,26 @@ import pytest
 
 from gpuyard.engines.local.keeper_connection import parse_journal
 from gpuyard.leases.ledger import open_ledger
+from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 _MANY = 300
 # Jobs that start between a submission and its first step: the two that run may end, and be followed, in that moment.
 _BEFORE_URGENT = 4
+# Jobs that may begin between the moment at which we see that none may, and the step that takes back those that wait.
+_BEGUN = 8
 
 
 def _follow_count(queue: QueueUnderTest) -> int:
     """Return how many attempts the keeper started by itself."""
     entries, _ = parse_journal((queue.home / "journal").read_bytes())
     return sum(entry.after is not None for entry in entries)
+
+
+def _await_more(queue: QueueUnderTest) -> None:
+    """Wait until the keeper has started some more by itself."""
+    before = _follow_count(queue)
+    until(lambda: _follow_count(queue) > before + 20, "jobs that follow others")
 
 
 def _runs(path: Path) -> list[str]:
@@ -213,3 +222,111 @@ def test_a_killed_keeper_loses_at_most_what_ran(queue: QueueUnderTest, tmp_path:
     counts = queue.counts()
     assert counts["succeeded"] + counts.get("failed", 0) + counts.get("lost", 0) == 600
     assert len(_runs(runs)) == len(set(_runs(runs)))
+
+
+def _outlier(folder: Path) -> str:
+    """Return a script whose first job runs until it is stopped and `end` is there, and then succeeds. The others write
+    their leases to `runs`."""
+    stopped = f"until [ -e {folder}/end ]; do sleep 0.02; done; exit 0"
+    endless = f"trap '{stopped}' TERM; : > {folder}/ready; while :; do sleep 0.02; done"
+    return f'if [ "$GPUYARD_ARRAY_INDEX" = 1 ]; then {endless}; fi; echo "$GPUYARD_LEASE" >> {folder}/runs'
+
+
+@pytest.mark.parametrize("suspends", [True, False])
+def test_no_job_follows_one_that_was_suspended_or_stopped(
+    queue: QueueUnderTest, tmp_path: Path, *, suspends: bool
+) -> None:
+    runs = tmp_path / "runs"
+    first = queue.shell(_outlier(tmp_path), array="1-10000", vram="8G")
+    until(lambda: (tmp_path / "ready").exists() and len(_runs(runs)) > 50, "the first runs")
+    ((lease,),) = _rows(queue, f"SELECT lease_id FROM attempts WHERE job = {first}")
+    if suspends:
+        queue.post("/jobs/suspend", ids=str(first))
+        queue.until_state(first, "suspended")
+        _await_more(queue)
+    queue.post("/jobs/cancel", ids=str(first))
+    queue.until_state(first, "stopping")
+    _await_more(queue)
+    (tmp_path / "end").touch()
+    queue.until_state(first, "cancelled")
+    _await_more(queue)
+    queue.post("/jobs/cancel", ids="all")
+    queue.wait()
+    assert lease not in _runs(runs)
+
+
+def _await_halt(queue: QueueUnderTest) -> None:
+    """Wait until nothing runs, although jobs wait. A few may have begun already, but no more follow them."""
+    before = _follow_count(queue)
+    until(lambda: "running" not in queue.counts(), "the end of what runs")
+    assert set(queue.counts()) == {"queued", "succeeded"}
+    assert _follow_count(queue) <= before + _BEGUN
+
+
+def test_jobs_of_a_stopped_tag_do_not_follow_each_other(queue: QueueUnderTest) -> None:
+    queue.shell("sleep 0.05", array="1-10000", gpus=0, tag="t")
+    _await_more(queue)
+    queue.post("/tags/stop", tag="t")
+    _await_halt(queue)
+    queue.post("/jobs/cancel", ids="all")
+
+
+def _running_beside(events: list[str]) -> int:
+    """Return how many jobs began while another ran."""
+    running = [events[: place + 1].count("begins") - events[:place].count("ends") for place in range(len(events))]
+    return sum(count > 1 and event == "begins" for count, event in zip(running, events, strict=True))
+
+
+def test_a_lower_limit_holds_for_jobs_that_follow_each_other(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs, config = tmp_path / "runs", queue.home / "config.toml"
+    config.write_text("[queue]\ncpu_jobs = 2\n")
+    queue.shell(f"echo begins >> {runs}; sleep 0.05; echo ends >> {runs}", array="1-10000", gpus=0)
+    _await_more(queue)
+    config.write_text("[queue]\ncpu_jobs = 1\n")
+    until(lambda: "at most 1 job " in queue.why(10000), "the new limit")
+    before, follow_count = _running_beside(_runs(runs)), _follow_count(queue)
+    until(lambda: _follow_count(queue) > follow_count + 40, "jobs that follow each other in the one place")
+    assert _running_beside(_runs(runs)) <= before + _BEGUN
+    queue.post("/jobs/cancel", ids="all")
+
+
+def test_no_job_follows_where_a_process_outside_gpuyard_takes_the_memory(queue: QueueUnderTest) -> None:
+    queue.shell("sleep 0.05", array="1-10000", vram="8G")
+    _await_more(queue)
+    with contextlib.closing(SimulatedUse(SimulatedDevices("2x24GB"))) as usage:
+        for device_id in ("SIM-0", "SIM-1"):
+            usage.allocate(device_id, 20 * 1024)
+        until(lambda: "processes outside gpuyard" in queue.why(10000), "a sample that shows the process")
+        _await_halt(queue)
+    _await_more(queue)
+    queue.post("/jobs/cancel", ids="all")
+
+
+def test_a_job_that_waited_for_one_of_them_goes_before_those_behind_it(queue: QueueUnderTest) -> None:
+    first = queue.submit("true", array="1-1000", gpus=0)
+    awaited = first + 599
+    urgent = queue.submit("true", priority=50, gpus=0, after=str(awaited))
+    queue.wait()
+    query = f"SELECT count(*) FROM attempts WHERE started_at > (SELECT ended_at FROM jobs WHERE id = {awaited})"
+    query += f" AND started_at < (SELECT started_at FROM jobs WHERE id = {urgent})"
+    assert _rows(queue, query)[0][0] <= _BEFORE_URGENT
+    assert _follow_count(queue) > 100
+
+
+def test_on_a_drained_gpu_no_job_follows_and_elsewhere_they_do(queue: QueueUnderTest) -> None:
+    on_gpus = queue.shell("sleep 0.02", array="1-10000", vram="8G")
+    _await_more(queue)
+    open_ledger().drain("SIM-1")
+    there, elsewhere = (
+        f"SELECT max(started_at) FROM attempts WHERE devices {how} '%SIM-1%'" for how in ("LIKE", "NOT LIKE")
+    )
+    until(lambda: _rows(queue, elsewhere)[0][0] > _rows(queue, there)[0][0] + 0.5, "starts on the other GPU alone")
+    last = _rows(queue, there)
+    _await_more(queue)
+    assert _rows(queue, there) == last
+    queue.post("/jobs/cancel", ids=f"{on_gpus}-{on_gpus + 9999}")
+    queue.wait()
+    queue.submit("true", array="1-10000", gpus=0)
+    _await_more(queue)
+    open_ledger().undrain("SIM-1")
+    queue.post("/jobs/cancel", ids="all")

@@ -1,6 +1,7 @@
 """Ends of attempts: collects them from the engines, keeps them until they are recorded, and decides what follows."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -101,22 +102,25 @@ class AttemptEnds:
         return min((at + WAIT_FOR_SAMPLE_S for at in times if at is not None), default=None)
 
     def record(self, now: float, sample: Sample | None = None, rules: Rules | None = None) -> bool:
-        """Record all collected ends; return whether one of the attempts had devices of this machine. Without `rules` no
-        job keeps its place for younger ones that could make way."""
-        has_freed_devices = False
+        """Record all collected ends; return whether a lease has ended. That of an attempt that another follows has not:
+        record those before. Without `rules` no job keeps its place for younger ones that could make way."""
+        has_ended_lease = False
         self._waiting = {
             (live.job.id, live.attempt.number)
             for live, ended in self._all_live_ends()
             if self._health.needs_newer_sample(live, ended, sample, now)
         }
+        lives = self._transitions.live.values() if self._unrecorded else ()
+        holders = Counter(live.attempt.lease_id for live in lives)
         with self._transitions.ends.together():
             for live, ended in self._live_ends():
-                has_freed_devices = has_freed_devices or live.attempt.lease_id is not None
+                holders[live.attempt.lease_id] -= 1
+                has_ended_lease |= live.attempt.lease_id is not None and not holders[live.attempt.lease_id]
                 if died_with_the_machine(live.attempt, self._boot_id):
                     self._record_end_of_earlier_boot(live, ended.outcome, now)
                 else:
                     self._record_end(live, ended, sample, rules, now)
-        return has_freed_devices
+        return has_ended_lease
 
     def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
         ends = self._all_live_ends()

@@ -151,9 +151,9 @@ class Controller:
                     self._memory_freed_at = now
                 self.cluster_dispatch.record(now)
                 self.energy_meter.settle(self._ends.end_times(now))
-                has_freed = self._ends.record(now, sample, self.rules)
+                has_ended_lease = self._ends.record(now, sample, self.rules)
                 self.transitions.store_started()
-                if has_freed:
+                if has_ended_lease:
                     self._has_ended_leases, self._memory_freed_at = True, now
                 self.transitions.dependants.settle_more(now)
                 self._preallocation.note(sample, now)
@@ -180,6 +180,7 @@ class Controller:
         self.engines.start_prepared()
         for held in granted:
             held.leave()
+        self.successors.leave_out_stopping()
         self.successors.fill()
         self.own_leases.release_ended()
         self._stop_signals.send(now)
@@ -217,6 +218,7 @@ class Controller:
             return 0
         started = self._start(sample, now, ready, granted)
         if started is None:
+            self.successors.pause()
             return 0
         is_alone = len(ready) == 1 and not self.suspend_control.has_waiting
         self.successors.note_plan(self.plan, self._view if is_alone else None, sample, self.rules)

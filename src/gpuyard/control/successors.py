@@ -4,13 +4,17 @@ Where jobs end faster than steps can follow, the keeper gets the next jobs of th
 When a job has succeeded it starts the next one in its place, with its lease, and the record follows a moment later. It
 is as if this queue had decided at the very end of the job, because:
 
-- Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for
-  devices, and nothing keeps jobs from starting.
-- They need what the job needs whose place they take, so the ledger stays true.
+- Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for what
+  they take from the ledger, and they wait for nothing but places that running ones take.
+- They need what the job needs whose place they take, so the ledger stays true. Each plan asks whether the next job
+  could start in each place of the group if the job that has it had ended now (`next_in_place`). If not, all are taken
+  back.
 - No more are put than end within 0.25 s: a plan goes by a sample that may be that old. Longer jobs are never put. While
-  the sample is older, no more are put.
+  the sample is older, or the ledger busy, no more are put, and the keeper starts those that it has.
 - Each request that may change the queue takes them back first, and puts none until it is answered.
+- No job follows one that is stopped or suspended, or resumes (`leave_out_stopping`): its lease may reserve nothing.
 - The keeper writes each start to its journal first. A daemon that takes over records what it finds there.
+- No job is put whose end may unblock another, and none while such a job runs: the other may come before those put.
 - After a failure the keeper starts none: it may be out of memory, and the next job would be, too.
 """
 
@@ -24,12 +28,14 @@ from msgspec.structs import replace
 
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import follow_launch
+from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, asks_for_the_same
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Start
+from gpuyard.core.scheduling.next_in_place import NextJob, refused_places, waits_for_places
+from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
 from gpuyard.core.snapshot import Sample
 from gpuyard.errors import GpuyardError
@@ -108,6 +114,7 @@ class Successors:
     def with_group(self, launch: Launch, start: Start, job: Job) -> Launch:
         """Return the launch with the group of its job, if others may take its place."""
         may_follow = _may_follow(start.lane) and _may_follow_by(job) and launch.ram_limit_mb is None
+        self._group_of.pop(job.id, None)
         if start.need is None or not may_follow:
             return launch
         group = self._group_for(start.lane, start.need, job.spec).number
@@ -123,6 +130,26 @@ class Successors:
         self._last_group += 1
         self._groups.insert(0, _Group(self._last_group, lane.id, need, spec))
         return self._groups[0]
+
+    def leave_out_stopping(self) -> None:
+        """Let no job follow one that is being stopped or suspended, waits to resume, or resumes.
+
+        Call it when that is recorded, and before signals are sent. The group of such a job is given up: what is put of
+        it is taken back, and its number is never used again. So when the job ends, the keeper finds no launch of its
+        group, whatever is put for the groups of others. What the keeper took before that, it took because the job had
+        ended already, with its whole lease: neither signals nor the suspender find a process of it any more, and a
+        lease is amended only after its job was suspended.
+        """
+        live = self._transitions.live.apart
+        given_up = {self._group_of.get(job_id) for job_id in live if _is_stopping(live[job_id])} - {None}
+        if given_up:
+            self._give_up(given_up)
+
+    def _give_up(self, numbers: AbstractSet[int | None]) -> None:
+        """Never put anything for these groups again."""
+        self._groups = [group for group in self._groups if group.number not in numbers]
+        if self._steady is not None and self._steady.group.number in numbers:
+            self.stop()
 
     # What followed
 
@@ -225,28 +252,57 @@ class Successors:
     def note_plan(self, plan: Plan, view: PlannerView | None, sample: Sample, rules: Rules) -> None:
         """Note a plan, after its starts. `view` is None if several lanes have ready jobs, or suspended jobs wait."""
         self._is_paused = False
-        if view is None or self._changes or _is_held_up(plan, view) or not _may_follow(view.queues[0].lane):
-            self.stop()
-            return
-        lane, live, known = view.queues[0].lane, self._transitions.live, self._steady
-        waiting = next((each.job_id for each in plan.waiting if each.lane.id == lane.id), None)
-        first = None if waiting is None else self._store.job(waiting)
+        known, live = self._steady, self._transitions.live
         self._put_up_to = 0  # a job with a lower id may wait again
-        if first is not None:
-            group = self._group_for(lane, view.need(lane, first.id) if lane.sizes_each else lane.need, first.spec)
-        elif known is not None:  # the last ones are with the keeper
-            group, first = known.group, known.first
-        else:
+        found = None
+        if view is not None and not self._changes and not _is_held_up(plan, view) and _may_follow(view.queues[0].lane):
+            found = self._find_next(plan, view, rules)
+        if view is None or found is None:
             self.stop()
             return
-        places = sum(self._group_of.get(job_id) == group.number for job_id in live)
+        group, first = found
+        places = [job_id for job_id in live if self._group_of.get(job_id) == group.number]
+        if not self._may_go_on(group, first, places, plan, view):
+            self.stop()
+            return
         if self._put and (known is None or known.group is not group or not places):
             self.stop()  # no job that ends would be followed by them
         likely_s = self._transitions.estimates.estimate_of(first.id).likely_s
-        most = 0 if likely_s is None else min(_MOST, int(places * _WITHIN_S / max(likely_s, _SHORTEST_S)))
+        most = 0 if likely_s is None else min(_MOST, int(len(places) * _WITHIN_S / max(likely_s, _SHORTEST_S)))
         self._steady = _Steady(
             group=group, first=first, view=view, most=most, sample=sample, rules=rules, live=len(live)
         )  # fmt: skip
+
+    def _find_next(self, plan: Plan, view: PlannerView, rules: Rules) -> tuple[_Group, Job] | None:
+        """Return the first job that waits, and its group. If the last ones are with the keeper: the one before."""
+        lane, known = view.queues[0].lane, self._steady
+        waiting = _waiting(plan, lane)
+        first = None if waiting is None else self._store.job(waiting.job_id)
+        if first is not None:
+            return self._group_for(lane, _need(view, first), first.spec), first
+        return (known.group, known.first) if known is not None and known.rules is rules else None
+
+    def _may_go_on(self, group: _Group, first: Job, places: Sequence[int], plan: Plan, view: PlannerView) -> bool:
+        """Return whether the keeper may start the next jobs in the places of the group: they wait for nothing but these
+        places, and could start in each at its end. If that holds for some of the places only, the group is given up:
+        jobs that start later have another one."""
+        lane, taken = view.queues[0].lane, set(places)
+        if view.tickets and (group.need.devices or group.need.host is not None):  # others may need what ends give back
+            return False
+        running = [run for run in view.running if run.job_id in taken]
+        waiting = _waiting(plan, lane)
+        reasons = () if waiting is None else waiting.reasons
+        if not waits_for_places(reasons, {device_id for run in running for device_id in run.device_ids}):
+            return False
+        need = group.need if waiting is None else _need(view, first)
+        alike = [job_id for job_id, live in self._transitions.live.items() if live.job.spec is group.spec]
+        if self._store.that_may_unblock(alike, max(self.prefetched(), default=0)):
+            return False
+        following = NextJob(job_id=first.id, lane=lane, need=need)
+        refused = {run.job_id for run in refused_places(view, following, running)}
+        if refused and refused != taken:
+            self._give_up({group.number})
+        return not refused
 
     def pause(self) -> None:
         """Put no more until the next plan. The keeper starts what it has, which ends within 0.25 s."""
@@ -267,8 +323,11 @@ class Successors:
         if known is None or self._is_paused or len(prefetched) > known.most // 2:
             return
         most = known.most - len(prefetched) if self._put_up_to else known.most
-        for job in self._store.next_jobs(known.lane.id, most, after=self._put_up_to):
-            if job.id not in prefetched and not (known.takes(job) and self._put_job(job, known.group.number)):
+        jobs = self._store.next_jobs(known.lane.id, most, after=self._put_up_to)
+        unblocking = self._store.that_may_unblock([job.id for job in jobs], jobs[-1].id) if jobs else ()
+        for job in jobs:
+            may_put = job.id not in unblocking and known.takes(job)
+            if job.id not in prefetched and not (may_put and self._put_job(job, known.group.number)):
                 return
             self._put_up_to = job.id
 
@@ -289,8 +348,25 @@ def _is_same(before: Sample, now: Sample) -> bool:
 
 def _is_held_up(plan: Plan, view: PlannerView) -> bool:
     """Return whether more than the lack of free devices decides what starts next."""
-    makes_way = plan.preempts or plan.made_way
-    return bool(makes_way or view.closed_reasons or view.start_caps or view.tickets or view.placement.closed)
+    makes_way = plan.preempts or plan.made_way or plan.restarts
+    return bool(makes_way or view.closed_reasons or view.start_caps)
+
+
+def _waiting(plan: Plan, lane: Lane) -> WaitingJob | None:
+    """Return the first job of the lane that did not start."""
+    return next((each for each in plan.waiting if each.lane.id == lane.id), None)
+
+
+def _need(view: PlannerView, job: Job) -> Need:
+    lane = view.queues[0].lane
+    return view.need(lane, job.id) if lane.sizes_each else lane.need
+
+
+def _is_stopping(live: Live) -> bool:
+    """Return whether a job is stopped or suspended, or about to be."""
+    return (
+        live.job.state is not JobState.RUNNING or live.attempt.stopping is not None or live.attempt.parked is not None
+    )
 
 
 def _may_follow(lane: Lane) -> bool:

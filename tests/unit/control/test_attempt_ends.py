@@ -3,11 +3,14 @@
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
+from msgspec.structs import replace
 
-from gpuyard.control.attempt_ends import _after_shortage
+from gpuyard.control.attempt_ends import AttemptEnds, _after_shortage
+from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
@@ -18,7 +21,7 @@ from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from gpuyard.errors import StoreFault
-from gpuyard.ports import SuspendResult
+from gpuyard.ports import Ended, SuspendResult
 from tests.fakes.no_suspender import NoSuspender
 from tests.simulation.simulated_daemon import RULES
 from tests.unit.core.scheduling.test_placement import GB, card
@@ -101,6 +104,28 @@ def test_after_a_crash_a_job_with_an_empty_lease_is_suspended_again(queue_db: Qu
     suspend_control = SuspendControl(transitions, Suspender())
     suspend_control.release_leases([], 131.0)
     assert queue_db.job(job_id).state is JobState.SUSPENDED
+
+
+def test_a_lease_that_another_attempt_has_has_not_ended(queue_db: QueueDb) -> None:
+    transitions, first = running(queue_db)
+    others = queue_db.add(2)
+    found: list[Ended] = []
+    engines = SimpleNamespace(ended=lambda _: found)
+    parts: Any = SimpleNamespace(find=lambda *_: None, verdict=lambda *_: None, needs_newer_sample=lambda *_: False)
+    ends = AttemptEnds(
+        transitions, cast("EngineSet", engines), parts, parts, parts, health=parts, make_way=parts, boot_id="b"
+    )
+    has_ended = []
+    for job_id, following in zip((first, *others), (*others, None), strict=True):
+        if following is not None:
+            attempt = replace(transitions.live[job_id].attempt, job_id=following)
+            transitions.start(queue_db.job(following), attempt)
+        found[:] = [Ended(job_id=job_id, attempt=1, outcome=SUCCEEDED, at=120.0)]
+        ends.collect(121.0)
+        has_ended.append(ends.record(121.0))
+        ends.forget_recorded()
+    assert has_ended == [False, False, True]
+    assert not transitions.live
 
 
 class LimitedSuspender(Suspender):

@@ -226,6 +226,13 @@ class PlacementState:
     def fits(self, need: Need, state: DeviceState) -> bool:
         return self._refusal(need, state) is None
 
+    def fits_in_place(self, need: Need, device_ids: Iterable[str], lease_id: str | None) -> bool:
+        """Return whether the need fits on these devices, and RAM and CPUs suffice, once the lease has ended."""
+        ended = frozenset(filter(None, (lease_id,)))
+        states = [self.states.get(device_id) for device_id in device_ids]
+        fits_all = all(state is not None and self.fits(need, state.without(ended)) for state in states)
+        return fits_all and not self.host.refuses_after(ended, need)
+
     def suitable_devices(self, need: Need) -> Iterator[DeviceState]:
         """Yield the devices that the need allows and that are not closed, busy or not."""
         kind = kind_of(need)

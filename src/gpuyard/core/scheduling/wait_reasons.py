@@ -67,6 +67,13 @@ NOTICED_BY_QUEUE = frozenset(
      ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.NOT_LINKED, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
 )  # fmt: skip
 
+# Running jobs take the places: when one of them ends, another can start, if nothing else is in the way then.
+PLACES_TAKEN = frozenset(
+    {ReasonKind.LEASED, ReasonKind.NO_ROOM, ReasonKind.TOO_MANY, ReasonKind.LOADED, ReasonKind.NO_GAIN,
+     ReasonKind.TOO_DEEP, ReasonKind.LONGEST, ReasonKind.TOO_FEW, ReasonKind.NOT_LINKED, ReasonKind.HOST_MEMORY,
+     ReasonKind.HOST_CPUS, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT}
+)  # fmt: skip
+
 _MEASURES = {
     ReasonKind.TOO_BUSY: ("GPU", "%"),
     ReasonKind.TOO_HUNGRY: ("power", " W"),
