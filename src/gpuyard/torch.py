@@ -17,6 +17,12 @@ from gpuyard.system.park_sockets import own_attempt, path_of
 
 __all__ = ["Parking", "parkable"]
 
+_IN_RAM = (
+    "gpuyard: a signal ended this program while its GPU memory was parked. Its tensors are on the CPU now and can be"
+    " saved; calls of CUDA may wait for ever.\n"
+)
+_SOME_EMPTY = "gpuyard: {} of its tensors are empty. Do not save them.\n"
+
 
 class Parking:
     """The tensors that `parkable` was called with."""
@@ -28,9 +34,17 @@ class Parking:
         self._listener: ParkListener | None = None
         self._hooks = [each.register_step_post_hook(self._after_step) for each in things if _is_optimizer(each)]
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether the tensors are empty now. A signal handler that saves them itself, instead of raising an exception
+        or noting the signal, must not do so then."""
+        return self._tensors.is_parked
+
     def point(self) -> None:
         """Tell that a step is over: nothing uses the tensors until the next one. If the job is being suspended, park,
-        and return when it is resumed. The first call allocates the host memory."""
+        and return when it is resumed. The first call allocates the host memory.
+
+        If a signal handler raises an exception meanwhile, the tensors become tensors of the CPU, which can be saved."""
         if self._listener is not None:
             self._listener.point()
         elif self._attempt is not None:
@@ -39,13 +53,20 @@ class Parking:
     def _after_step(self, *_: object) -> None:
         self.point()
 
+    def _stay_in_ram(self) -> bool:
+        empty = self._tensors.stay_in_ram()
+        if empty is None:
+            return False
+        sys.stderr.write(_IN_RAM + (_SOME_EMPTY.format(empty) if empty else ""))
+        return True
+
     def _register(self, queue: str, attempt: str) -> None:
         self._attempt = None  # once
         path = path_of(queue, attempt, os.getpid(), self._world_size or _world_size())
         try:
             if not self._tensors.reserve():  # all of them are in RAM, or on a GPU that is not PyTorch's "cuda"
                 return
-            self._listener = ParkListener(path, self._tensors.park, self._tensors.bring_back)
+            self._listener = ParkListener(path, self._tensors.park, self._tensors.bring_back, self._stay_in_ram)
         except (OSError, GpuyardError, RuntimeError) as error:  # no training ends for this: the driver can suspend it
             sys.stderr.write(f"gpuyard: this program cannot park its GPU memory: {error}\n")
             return

@@ -119,6 +119,8 @@ class SchedulerLoop:
         self.sampling = sampling
         self.checkpoints.start()
         self._queue_ledger.turns.on_turn = partial(self._loop.call_soon_threadsafe, self._on_ledger_turn)
+        # While changes are paused no step can run: a turn then would keep the ledger from others for nothing.
+        self._queue_ledger.turns.can_use_turn = lambda: not self.checkpoints.is_paused
         self.controller.recover()
         self._watch_engine(is_wanted=True)
         self._home.watch(self.wake)

@@ -18,15 +18,21 @@ def _call_nobody() -> None:
     """For a program that tries again by itself."""
 
 
+def _always() -> bool:
+    return True
+
+
 class MutexTurns:
     """All but the waiting happens in one thread, that of the program.
 
     `on_turn` is called in the waiting thread when the mutex is held for the program, until `end_turn`; and once when
-    others have held it for too long.
+    others have held it for too long. The waiting thread asks `can_use_turn` first, and leaves the mutex to others while
+    that is false.
     """
 
     def __init__(self, folder: Path) -> None:
         self.on_turn: Callable[[], object] = _call_nobody
+        self.can_use_turn: Callable[[], bool] = _always
         self._folder = folder
         self._changing = threading.Lock()
         self._waits_since: float | None = None
@@ -91,7 +97,7 @@ class MutexTurns:
             if self._is_closed:
                 return True
             try:
-                self._held = try_mutex(self._folder)
+                self._held = try_mutex(self._folder) if self.can_use_turn() else None
                 is_over = self._held is not None
             except EnvironmentFault:  # the program finds the same
                 is_over = True

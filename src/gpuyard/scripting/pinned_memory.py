@@ -24,7 +24,7 @@ class PinnedMemory:
     def __init__(self) -> None:
         self.size = 0
         self.is_pinned = True
-        self._blocks: list[Any] = []  # byte tensors, which keep their mappings alive
+        self._blocks: list[tuple[mmap.mmap, Any]] = []  # mappings, each with a tensor of its bytes
 
     def reserve(self, size: int) -> None:
         """Have at least `size` bytes. If CUDA refuses to register them, they are used all the same, more slowly."""
@@ -38,17 +38,30 @@ class PinnedMemory:
         _allocate(block.data_ptr(), missing)
         code = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), missing, 0)
         self.is_pinned = self.is_pinned and int(code) == 0
-        self._blocks.append(block)
+        self._blocks.append((memory, block))
         self.size += missing
 
     def slices(self, begin: int, size: int) -> Iterator[Any]:
         """Yield byte tensors that together are the `size` bytes from `begin` on."""
-        for block in self._blocks:
+        for _, block in self._blocks:
             if begin < len(block) and size:
                 part = block[begin : begin + size]
                 yield part
                 begin, size = begin + len(part), size - len(part)
             begin -= len(block)
+
+    def storage(self, begin: int, size: int) -> Any:
+        """Return a storage of its own for the `size` bytes from `begin` on. It shares this memory, unless they are in
+        several blocks."""
+        torch: Any = importlib.import_module("torch")
+        parts, start = list(self.slices(begin, size)), begin
+        if len(parts) > 1:
+            return torch.cat(parts).untyped_storage()
+        for memory, block in self._blocks:
+            if start < len(block):
+                return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).untyped_storage()
+            start -= len(block)
+        raise IndexError(f"no {size} bytes from {begin} on are reserved")
 
 
 def _allocate(address: int, size: int) -> None:

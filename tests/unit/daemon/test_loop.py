@@ -26,6 +26,7 @@ from gpuyard.daemon.api.routes import Routes
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.wait_for_jobs import JobWaits
+from gpuyard.daemon.checkpoint_thread import CheckpointThread
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
@@ -358,6 +359,34 @@ def test_the_loop_goes_on_while_another_process_has_the_ledger_locked_and_gets_i
         while not scheduler.controller.waiting:
             await fixture.step()
         await asyncio.to_thread(lock_and_unlock, scheduler.ledger.folder)  # once the turn is over
+
+    run(own_home, scenario)
+
+
+def test_a_turn_at_the_ledger_is_left_to_others_while_a_checkpoint_pauses_changes(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Semaphore(0)
+
+    def is_paused(_: CheckpointThread) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            asked.release()
+        return True
+
+    async def scenario(fixture: LoopFixture) -> None:
+        scheduler = fixture.scheduler
+        with hold_mutex(scheduler.ledger.folder, DEADLINE_S):
+            await fixture.submit(gpus=1)
+            while "ledger mutex" not in {each.name for each in threading.enumerate()}:
+                await fixture.step()
+            monkeypatch.setattr(CheckpointThread, "is_paused", property(is_paused))
+        for _ in range(3):
+            assert await asyncio.to_thread(asked.acquire, timeout=DEADLINE_S)
+            lock_and_unlock(scheduler.ledger.folder)
+        assert not scheduler.controller.waiting
+        monkeypatch.undo()
+        while not scheduler.controller.waiting:
+            await fixture.step()
 
     run(own_home, scenario)
 
