@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, Usage
 from gpuyard.core.lease import Share
 from gpuyard.core.memory.expected_peak import FLAT_S, ExpectedPeak, missing_part, peak_while_running
-from gpuyard.core.memory.neighbours import assumed_load
 from gpuyard.core.memory.sizing import KnownRuns, expected_before
 
 # How long the memory of a job that holds a device alone must be flat before others may join it.
@@ -65,9 +64,7 @@ class Newcomer(Struct, frozen=True):
     def _adjusted(self, share: Share, device_mb: float, sureness: float) -> Share:
         expected = self.expected(share.device_id, device_mb)
         if self.usage.load_percent is not None:
-            # A program imports before it computes: a low load says little at first, a high one says enough.
-            assumed = assumed_load(None, self.usage.load_percent, self.attempt.ran_s(self.now))
-            share = replace(share, load_percent=max(self.usage.load_percent, assumed))
+            share = replace(share, load_percent=self.usage.load_percent)
         at_most_mb = expected.at_most_mb(sureness)
         if share.is_exclusive:
             is_measured = share.device_id in self.usage.peaks_mb
