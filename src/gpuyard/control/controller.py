@@ -163,7 +163,7 @@ class Controller:
                 self.host_guard.act(now)
                 self._stop_signals.stop_overdue(now)
                 self.memory_guard.act(self.rules, now)
-                ready = self.successors.without_prefetched(self._store.ready_queues())
+                ready = self.successors.without_prefetched(self._store.ready_queues(), may_start=is_fresh)
                 is_outdated = self._is_outdated(sample, ready)
                 may_start = self._may_start(ready, is_fresh=is_fresh, is_outdated=is_outdated)
                 started = self._start_if_due(sample, now, ready, granted) if may_start else self._wait_for_sample(now)

@@ -219,11 +219,11 @@ class Successors:
         """Return the jobs that the keeper has, or has begun without that being recorded."""
         return self._engines.prefetched() | {each.job_id for each in self._followed}
 
-    def without_prefetched(self, queues: Iterable[LaneQueue]) -> list[LaneQueue]:
-        """Return the queues without the jobs that the keeper starts. For each place that has become free without a
-        successor, the first of these is taken back: it comes before all others."""
+    def without_prefetched(self, queues: Iterable[LaneQueue], *, may_start: bool = False) -> list[LaneQueue]:
+        """Return the queues without the jobs that the keeper starts. If jobs may start now, the first of these is taken
+        back for each place that has become free without a successor: it comes before all others."""
         free = 0 if self._steady is None else self._steady.live - len(self._transitions.live)
-        if free > 0 and self._put:
+        if may_start and free > 0 and self._put:
             self._engines.take_back(free)
         prefetched = self.prefetched()
         self._put = {job_id: job for job_id, job in self._put.items() if job_id in prefetched}

@@ -279,3 +279,15 @@ def test_jobs_that_take_nothing_from_the_ledger_need_not_wait_for_other_programs
     assert jobs.plan() == ([] if takes_turns else [group])
     jobs.change_view = lambda view: view
     assert jobs.plan() == [group]
+
+
+def test_the_first_job_is_taken_back_for_a_free_place_only_when_it_may_start(on_cpus: ShortJobs) -> None:
+    """Else it would wait for a sample while the keeper starts those behind it."""
+    on_cpus.start()
+    job_id, _ = on_cpus.start()
+    on_cpus.plan()
+    on_cpus.end(job_id)
+    first = on_cpus.queued[0]
+    for may_start in (False, True):
+        on_cpus.successors.without_prefetched((), may_start=may_start)
+        assert (first in on_cpus.keeper.prefetched()) is not may_start
