@@ -46,24 +46,20 @@ class HostUsage:
         is_new = sample is not self._measured_with
         self._measured_with = sample
         used = dict(self._leases.measure_host(reserving, again=is_new))
-        for lease_id, live in self._leased().items():
+        for lease_id, live in self._transitions.live.by_lease.items():
             used[lease_id] = _use_of(live, sample)
         return HostView(limits=rules.host.limits, used=used, machine=self._machine)
 
     def publish(self, leases: Sequence[Lease], sample: Sample, now: float) -> Iterator[WantedClaim]:
         """Yield amendments for leases of our jobs that use noticeably more or less than they say."""
-        leased = self._leased()
+        leased = self._transitions.live.by_lease
         for lease in leases:
             live = leased.get(lease.id)
             if live is None or lease.host is None:
                 continue
-            share = _updated(lease.host, _use_of(live, sample), live.attempt.ran_s(now))
-            if _differs(share, lease.host):
+            share = _updated(lease.host, live, sample, now)
+            if share is not None:
                 yield WantedClaim(claim=Claim(shares=lease.shares, host=share), amends=lease.id)
-
-    def _leased(self) -> dict[str, Live]:
-        found = self._transitions.live.values()
-        return {live.attempt.lease_id: live for live in found if live.attempt.lease_id is not None}
 
 
 def _use_of(live: Live, sample: Sample) -> HostUse:
@@ -72,16 +68,19 @@ def _use_of(live: Live, sample: Sample) -> HostUse:
     return HostUse(ram_mb=used_mb, cpus=None if usage is None else usage.cpus_used)
 
 
-def _updated(share: HostShare, use: HostUse, ran_s: float) -> HostShare:
+def _updated(share: HostShare, live: Live, sample: Sample, now: float) -> HostShare | None:
+    """Return the share by what the job uses now; None if that hardly differs."""
+    use, ram_mb = _use_of(live, sample), share.ram_mb
     used_mb = use.ram_mb or 0.0
-    ram_mb = share.ram_mb
     if share.is_ram_expected and ram_mb is not None:
-        ram_mb = round(expected_ram_mb(ram_mb, used_mb, ran_s), 1)
-    return replace(share, ram_mb=ram_mb, used_mb=round(used_mb, 1), used_cpus=use.cpus)
+        ram_mb = round(expected_ram_mb(ram_mb, used_mb, live.attempt.ran_s(now)), 1)
+    used_mb = round(used_mb, 1)
+    has_other_cpus = abs((use.cpus or 0.0) - (share.used_cpus or 0.0)) > _CHANGED_CPUS
+    if has_other_cpus or _differs(ram_mb, share.ram_mb) or _differs(used_mb, share.used_mb):
+        return replace(share, ram_mb=ram_mb, used_mb=used_mb, used_cpus=use.cpus)
+    return None
 
 
-def _differs(one: HostShare, other: HostShare) -> bool:
-    pairs = ((one.ram_mb, other.ram_mb), (one.used_mb, other.used_mb))
-    if any(abs((a or 0.0) - (b or 0.0)) > max(_CHANGED_MB, _CHANGED_PART * (b or 0.0)) for a, b in pairs):
-        return True
-    return abs((one.used_cpus or 0.0) - (other.used_cpus or 0.0)) > _CHANGED_CPUS
+def _differs(now_mb: float | None, before_mb: float | None) -> bool:
+    before_mb = before_mb or 0.0
+    return abs((now_mb or 0.0) - before_mb) > max(_CHANGED_MB, _CHANGED_PART * before_mb)

@@ -103,8 +103,7 @@ class OwnLeases:
     def release_ended(self) -> None:
         """Give back the leases of attempts that are over."""
         if self._held:
-            leased = {live.attempt.lease_id for live in self._transitions.live.values()}
-            for lease_id in self._held.keys() - leased:
+            for lease_id in self._held.keys() - self._transitions.live.by_lease.keys():
                 self._held.pop(lease_id).release()
 
     def _leased(self) -> dict[str, Live]:
@@ -113,9 +112,7 @@ class OwnLeases:
         lives, known = self._transitions.live, self._known_leased
         if known is None or known[0] is not lives or known[1] != lives.version:
             leased = {
-                live.attempt.lease_id: live
-                for live in lives.values()
-                if live.attempt.lease_id is not None and live.job.state not in IN_SUSPENSION
+                lease_id: live for lease_id, live in lives.by_lease.items() if live.job.state not in IN_SUSPENSION
             }
             known = self._known_leased = lives, lives.version, leased
         return known[2]
