@@ -11,7 +11,7 @@ so that large gaps stay free for large jobs. A job on several devices gets those
 """
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
@@ -303,9 +303,17 @@ class PlacementState:
     def fitting_without_leases(self, need: Need) -> list[Device]:
         """Return the devices that would fit after all leases have ended."""
         question = FitQuestion(need, self._unusual_packing(need), is_for_later=True)
-        marks, states = self._marks_for(need), list(self.states.values())
-        fits = self._known.refusals.fits_later(question, marks, states, lambda each: self.fits(need, each.without()))
-        return [state.device for state, is_fitting in zip(states, fits, strict=True) if is_fitting]
+        return self._fitting_devices(need, question, lambda each: self.fits(need, each.without()))
+
+    def fitting_now(self, need: Need) -> list[Device]:
+        """Return the devices that fit as they are."""
+        return self._fitting_devices(need, self._question(need), lambda each: self.fits(need, each))
+
+    def _fitting_devices(self, need: Need, question: FitQuestion, fits: Callable[[DeviceState], bool]) -> list[Device]:
+        """Return the devices that fit. `fits` is asked of those that have changed since it was asked last."""
+        states = list(self.states.values())
+        found = self._known.refusals.fits(question, self._marks_for(need), states, fits)
+        return [state.device for state, is_fitting in zip(states, found, strict=True) if is_fitting]
 
     def _awaited_shares(self, ticket: Ticket) -> tuple[Share, ...]:
         """Return the shares to reserve for a request that needs more than is free. Empty where it would not fit even
