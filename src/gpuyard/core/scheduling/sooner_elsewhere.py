@@ -25,7 +25,7 @@ from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.longest_job import LEAST_LEFT_S, RunningWork
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import PlannerView, Start, planned_lease_id
-from gpuyard.core.scheduling.sharing_gain import asked_share, members
+from gpuyard.core.scheduling.sharing_gain import asked_member, present_members
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.units import format_count, format_duration
 
@@ -135,7 +135,7 @@ class SoonerElsewhere:
     def _ends_s(self, need: Need, seconds: float, placement: PlacementState) -> dict[str, float]:
         """Return after how many seconds the job would end on each device that suits it."""
         fitting = {device.id for device in placement.fitting_now(need)}
-        [(_, coefficient)] = members([asked_share(need)], 0.0)
+        _, coefficient = asked_member(need, 0.0)
         ends_s = {}
         for device in placement.fitting_without_leases(need):
             work = self._work_on(placement.states[device.id])
@@ -151,7 +151,7 @@ class SoonerElsewhere:
         if known is None or known.state is not state:
             present = [each for each in state.promises if not each.is_reservation]
             left_s = [(self._left_s or {}).get(each.lease_id or "", 0.0) for each in present]
-            loads = [load / 100.0 for load, _ in members([each.share for each in present], 0.0)]
+            loads = [load / 100.0 for load, _ in present_members(state, 0.0)]
             works = list(zip(loads, left_s, strict=True))
             known = self._works[state.device.id] = _DeviceWork(state, works, max(left_s, default=0.0))
         return known
