@@ -63,24 +63,28 @@ class HostUsage:
 
 
 def _use_of(live: Live, sample: Sample) -> HostUse:
+    used_mb, cpus = _measured(live, sample)
+    return HostUse(ram_mb=used_mb, cpus=cpus)
+
+
+def _measured(live: Live, sample: Sample) -> tuple[float, float | None]:
     usage = live.attempt.usage
     used_mb = sample.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0)
-    return HostUse(ram_mb=used_mb, cpus=None if usage is None else usage.cpus_used)
+    return used_mb, None if usage is None else usage.cpus_used
 
 
 def _updated(share: HostShare, live: Live, sample: Sample, now: float) -> HostShare | None:
     """Return the share by what the job uses now; None if that hardly differs."""
-    use, ram_mb = _use_of(live, sample), share.ram_mb
-    used_mb = use.ram_mb or 0.0
+    (used_mb, cpus), ram_mb = _measured(live, sample), share.ram_mb
     if share.is_ram_expected and ram_mb is not None:
         ram_mb = round(expected_ram_mb(ram_mb, used_mb, live.attempt.ran_s(now)), 1)
     used_mb = round(used_mb, 1)
-    has_other_cpus = abs((use.cpus or 0.0) - (share.used_cpus or 0.0)) > _CHANGED_CPUS
+    has_other_cpus = abs((cpus or 0.0) - (share.used_cpus or 0.0)) > _CHANGED_CPUS
     if has_other_cpus or _differs(ram_mb, share.ram_mb) or _differs(used_mb, share.used_mb):
-        return replace(share, ram_mb=ram_mb, used_mb=used_mb, used_cpus=use.cpus)
+        return replace(share, ram_mb=ram_mb, used_mb=used_mb, used_cpus=cpus)
     return None
 
 
 def _differs(now_mb: float | None, before_mb: float | None) -> bool:
-    before_mb = before_mb or 0.0
-    return abs((now_mb or 0.0) - before_mb) > max(_CHANGED_MB, _CHANGED_PART * before_mb)
+    change_mb = abs((now_mb or 0.0) - (before_mb or 0.0))
+    return change_mb > _CHANGED_MB and change_mb > _CHANGED_PART * (before_mb or 0.0)

@@ -27,12 +27,13 @@ class Newcomer:
     flat_s: for how long its memory has not grown; 0 if it has not used any yet.
     changes_at: when more is known about it if its memory stays as it is; never before it uses any."""
 
-    __slots__ = ("_missing", "changes_at", "flat_s", "known", "usage")
+    __slots__ = ("_before", "_missing", "changes_at", "flat_s", "known", "usage")
 
     def __init__(self, attempt: Attempt, known: KnownRuns, now: float) -> None:
         self.known = known
         self.usage = usage = attempt.usage or _UNUSED
         self.flat_s, self.changes_at = 0.0, math.inf
+        self._before: dict[float, ExpectedPeak] = {}  # what was expected before it began, by the size of the device
         self._missing: tuple[float, float] | None = None  # the part of its peak that may still be missing
         if usage.peaks_mb:
             self.flat_s = flat_s = attempt.ran_s(now) - usage.grew_at_s
@@ -40,7 +41,9 @@ class Newcomer:
 
     def expected(self, device_id: str, device_mb: float) -> ExpectedPeak:
         """Return what to expect of it on one of its devices, which has `device_mb` of memory."""
-        before, known = expected_before(self.known, device_mb), self.known
+        before, known = self._before.get(device_mb), self.known
+        if before is None:
+            before = self._before[device_mb] = expected_before(known, device_mb)
         if not self.usage.peaks_mb:
             return before
         if self._missing is None:
