@@ -60,7 +60,7 @@ class LeaseAdjuster:
         self._unsettle(now, sureness)
         known, self._shares = self._shares, {}
         held = {lease.id: lease.shares for lease in leases}
-        newcomers = list(self._newcomers())
+        newcomers = self._newcomers()
         for live in newcomers:
             lease_id = live.attempt.lease_id or ""
             before = held.get(lease_id, ())
@@ -172,9 +172,9 @@ class LeaseAdjuster:
         if self._sample is not self._usage_tracker.last:
             self._sample, self._running, self._sizes_mb = self._usage_tracker.last, None, None
 
-    def _newcomers(self) -> Iterator[Live]:
-        """Yield the running jobs without an estimate."""
-        return (live for live in self._transitions.live.unpredicted.values() if live.job.state is JobState.RUNNING)
+    def _newcomers(self) -> list[Live]:
+        """Return the running jobs without an estimate."""
+        return [live for live in self._transitions.live.unpredicted.values() if live.job.state is JobState.RUNNING]
 
 
 def _without_one(figures: tuple[float, ...], figure: float) -> tuple[float, ...]:

@@ -64,7 +64,9 @@ class EnergyMeter:
         if sample is self._last or sample.reread or at is None:
             return
         self._last = sample
-        read = [device for device in sample.snapshot.devices if self._has_news(device, at)]
+        devices = sample.snapshot.devices
+        metered = [each for each in devices if each.energy_j is not None or each.power_draw_w is not None]
+        read = [device for device in metered if self._has_news(device, at)]
         holders = self._holders(sample.snapshot) if read else {}
         parts: dict[int, EnergyUse] = {}
         for device in read:
@@ -87,9 +89,7 @@ class EnergyMeter:
             self._charge(key, part)
 
     def _has_news(self, device: Device, at: float) -> bool:
-        """Return whether a card measures its power, and was read again long enough after its last reading."""
-        if device.energy_j is None and device.power_draw_w is None:
-            return False
+        """Return whether a card was read again long enough after its last reading."""
         before = self._cards.get(device.id)
         return before is None or (device is not before.device and at - before.reading.at >= _LEAST_S)
 

@@ -42,6 +42,11 @@ class MemoryClimbs:
         del self._read_at[: max(0, older - _OLDER_READINGS)]
         self._read_at.append(now)
 
+    def is_level(self, key: AttemptKey, held: HeldMemory) -> bool:
+        """Return whether an attempt holds what it held before: then a reading of all devices changes nothing."""
+        level = self._levels.get(key)
+        return level is not None and level.held is held
+
     def note(
         self, key: AttemptKey, held: HeldMemory, now: float, reread: Collection[str], began_at: float | None
     ) -> None:
