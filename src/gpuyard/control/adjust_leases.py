@@ -159,7 +159,7 @@ class LeaseAdjuster:
             if evidence.shown is not None:
                 program, group, peak = evidence.shown
                 found.setdefault(program, []).append((group, peak))
-        return {program: (peaks, tuple(peak.mean_mb for _, peak in peaks)) for program, peaks in found.items()}
+        return {program: (peaks, tuple([peak.mean_mb for _, peak in peaks])) for program, peaks in found.items()}
 
     def _sizes(self) -> dict[str, float]:
         self._forget_older_sample()

@@ -63,12 +63,13 @@ class HostUsage:
             live, host = leased.get(lease.id), lease.host
             if live is None or host is None:
                 continue
-            use = _measured(live, sample)
-            judged = host, *use
+            attempt, usage = live.attempt, live.attempt.usage
+            used_mb = sample.ram_mb.get((attempt.job_id, attempt.number), 0.0)
+            judged = host, used_mb, None if usage is None else usage.cpus_used
             if self._judged.get(lease.id) == judged:
                 continue
-            ran_s = live.attempt.ran_s(now)
-            share = _updated(host, use, ran_s)
+            ran_s = attempt.ran_s(now)
+            share = _updated(*judged, ran_s)
             if share is not None:
                 yield WantedClaim(claim=Claim(shares=lease.shares, host=share), amends=lease.id)
             elif ran_s >= SHOWN_AFTER_S:
@@ -76,19 +77,14 @@ class HostUsage:
 
 
 def _use_of(live: Live, sample: Sample) -> HostUse:
-    used_mb, cpus = _measured(live, sample)
-    return HostUse(ram_mb=used_mb, cpus=cpus)
-
-
-def _measured(live: Live, sample: Sample) -> tuple[float, float | None]:
     usage = live.attempt.usage
     used_mb = sample.ram_mb.get((live.attempt.job_id, live.attempt.number), 0.0)
-    return used_mb, None if usage is None else usage.cpus_used
+    return HostUse(ram_mb=used_mb, cpus=None if usage is None else usage.cpus_used)
 
 
-def _updated(share: HostShare, use: tuple[float, float | None], ran_s: float) -> HostShare | None:
+def _updated(share: HostShare, used_mb: float, cpus: float | None, ran_s: float) -> HostShare | None:
     """Return the share by what the job uses now; None if that hardly differs."""
-    (used_mb, cpus), ram_mb = use, share.ram_mb
+    ram_mb = share.ram_mb
     if share.is_ram_expected and ram_mb is not None:
         ram_mb = round(expected_ram_mb(ram_mb, used_mb, ran_s), 1)
     used_mb = round(used_mb, 1)

@@ -231,10 +231,8 @@ class PlacementState:
         kind = kind_of(need)
         found = self._suitable.get(kind)
         if found is None:
-            devices = (each.device for each in self.states.values())
-            found = [
-                device.id for device in devices if not (self._closed(need, device) or check_suitable(need, device))
-            ]
+            devices = [state.device for state in self.states.values() if check_suitable(need, state.device) is None]
+            found = [device.id for device in devices if not (self._view.closed and self._closed(need, device))]
             self._suitable[kind] = found
         return map(self.states.__getitem__, found)
 
@@ -356,7 +354,7 @@ class PlacementState:
 
     def _find_refusal(self, need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
         kind = check_suitable(need, state.device)
-        if kind is None and (closed := self._closed(need, state.device)) is not None:
+        if kind is None and self._view.closed and (closed := self._closed(need, state.device)) is not None:
             return closed.kind
         kind = kind or check_leases(need, state) or check_state(need, state.device)
         if kind is not None or (need.is_exclusive and need.ignores_health):
