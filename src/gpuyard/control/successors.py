@@ -239,7 +239,7 @@ class Successors:
         else:
             self.stop()
             return
-        places = sum(self._group_of.get(job_id) == group.number for job_id in live)
+        places = list(map(self._group_of.get, live)).count(group.number)
         if self._put and (known is None or known.group is not group or not places):
             self.stop()  # no job that ends would be followed by them
         likely_s = self._transitions.estimates.estimate_of(first.id).likely_s

@@ -165,7 +165,8 @@ class _Planner:
                 return claim
         if not is_explained and lane.id in self._waiting:
             return ()
-        return tuple(late.reason(each.device_id or "") or each for each in backfill.explain(need))
+        reasons = backfill.explain(need)
+        return tuple(late.reason(each.device_id or "") or each for each in reasons) if late.devices else reasons
 
     def _start(self, lane: Lane, candidate: Candidate, need: Need, claim: Claim) -> None:
         self._order.advance(lane)

@@ -43,7 +43,7 @@ class DepthLimit(Struct, frozen=True, kw_only=True):
     @property
     def durations(self) -> float:
         """How many durations of a job all work takes with one job per device."""
-        return max(1.0, _with_margin(self.jobs, self.caution) / self.devices)
+        return _most_durations(self.jobs, self.devices)
 
     def on(self, devices: int) -> "DepthLimit | None":
         """Return the limit for a job that only some of the devices suit."""
@@ -85,6 +85,11 @@ def _durations(members: Sequence[Member], state: DeviceState, limit: DepthLimit)
 
 def _with_margin(jobs: int, caution: float) -> float:
     return jobs + caution * math.sqrt(jobs)
+
+
+@lru_cache(maxsize=1024)
+def _most_durations(jobs: int, devices: int) -> float:
+    return max(1.0, _with_margin(jobs, _caution(devices)) / devices)
 
 
 @lru_cache(maxsize=64)

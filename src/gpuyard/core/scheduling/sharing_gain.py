@@ -11,6 +11,7 @@ longer than alone.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -102,6 +103,7 @@ def share_member(share: Share, caution: float) -> Member:
     return _member(share.load_percent, share.slowdown, caution)
 
 
+@lru_cache(maxsize=4096)
 def _member(load: float | None, coefficient: float | None, caution: float) -> Member:
     if load is None:
         load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)
