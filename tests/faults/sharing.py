@@ -153,7 +153,7 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-any-longer-job-is-spared",
         file=_LONGEST,
-        old=" and work.left_s >= FAR_LONGER * usual_s",
+        old=" and left_s >= FAR_LONGER * usual_s",
         new="",
         breaks="Of two GPUs one is kept free of others for every job that is somewhat longer.",
         near=_LONGEST_TESTS,
@@ -177,8 +177,8 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-own-gpu-counts-as-elsewhere",
         file=_LONGEST,
-        old="left_s, elsewhere = work.left_s, devices - work.devices",
-        new="left_s, elsewhere = work.left_s, devices",
+        old="left_s * (devices - held) >",
+        new="left_s * devices >",
         breaks="On a machine with one GPU, nothing shares it with a long job.",
         near=_LONGEST_TESTS,
     ),

@@ -25,14 +25,17 @@ _SHOWN_S = 1.0  # a running job whose memory was flat for this long says what to
 # Running jobs of a program: their groups and expected peaks, and the means of these.
 _RunningLike = tuple[Sequence[tuple[int | None, ExpectedPeak]], tuple[float, ...]]
 _NOT_RUNNING: _RunningLike = ((), ())
+_NONE_BESIDE: RunningPeaks = ((), None)
 
 
 class _Evidence(Struct):
     """What was known about a newcomer when its lease was last adjusted, and what followed: nothing else would follow
-    until `until`, while its usage, the estimates and the leased shares are the same."""
+    until `until`, while its usage, the estimates and the leased shares are the same. Until then, the same is expected
+    of `newcomer`, which knows no running jobs like it."""
 
     usage: Usage | None
     version: int
+    newcomer: Newcomer
     until: float
     adjusted: tuple[Sequence[Share], float] | None = None  # the shares for a sureness
     shown: tuple[str, int | None, ExpectedPeak] | None = None  # its program, group and expected peak
@@ -57,7 +60,7 @@ class LeaseAdjuster:
         self._unsettle(now, sureness)
         known, self._shares = self._shares, {}
         held = {lease.id: lease.shares for lease in leases}
-        newcomers = list(self._newcomers())
+        newcomers = self._newcomers()
         for live in newcomers:
             lease_id = live.attempt.lease_id or ""
             before = held.get(lease_id, ())
@@ -88,8 +91,9 @@ class LeaseAdjuster:
         if terms != self._settled_for:
             self._settled_for = terms
             self._settled.clear()
-        for job_id in [job_id for job_id, evidence in self._evidence.items() if now >= evidence.until]:
-            self._settled.pop(job_id, None)
+        for job_id, evidence in self._evidence.items():
+            if now >= evidence.until:
+                self._settled.pop(job_id, None)
 
     def _adjusted(self, live: Live, before: tuple[Share, ...], now: float, sureness: float) -> tuple[Share, ...]:
         """Return the shares by what is expected of the job now. While it uses memory, they stay as they are until it is
@@ -98,7 +102,8 @@ class LeaseAdjuster:
         uses_memory = usage is not None and bool(usage.peaks_mb)
         if not uses_memory or evidence.adjusted != (before, sureness):
             running = self._running_beside(live, evidence, now)
-            shares = self._newcomer(live, now, running).adjusted_shares(before, self._sizes(), sureness)
+            newcomer = evidence.newcomer if running == _NONE_BESIDE else self._newcomer(live, now, running)
+            shares = newcomer.adjusted_shares(before, self._sizes(), sureness)
             evidence.adjusted = shares, sureness
             if shares != before:
                 return shares
@@ -119,7 +124,7 @@ class LeaseAdjuster:
         found = self._evidence.get(live.job.id)
         if found is None or found.usage is not usage or found.version != version or now >= found.until:
             newcomer = self._newcomer(live, now)
-            found = _Evidence(usage, version, newcomer.changes_at)
+            found = _Evidence(usage, version, newcomer, newcomer.changes_at)
             if newcomer.flat_s >= _SHOWN_S:
                 peaks = newcomer.usage.peaks_mb
                 device_id = max(peaks, key=peaks.__getitem__)
@@ -133,7 +138,7 @@ class LeaseAdjuster:
         known = ((live.job.id, self._evidence.get(live.job.id)) for live in self._newcomers())
         return {job_id: evidence.until for job_id, evidence in known if evidence is not None}
 
-    def _newcomer(self, live: Live, now: float, running: RunningPeaks = ((), None)) -> Newcomer:
+    def _newcomer(self, live: Live, now: float, running: RunningPeaks = _NONE_BESIDE) -> Newcomer:
         return Newcomer(live.attempt, self._transitions.estimates.known_runs(live.job, *running), now)
 
     def running_like(self, job: Job, now: float) -> RunningPeaks:
@@ -154,7 +159,7 @@ class LeaseAdjuster:
             if evidence.shown is not None:
                 program, group, peak = evidence.shown
                 found.setdefault(program, []).append((group, peak))
-        return {program: (peaks, tuple(peak.mean_mb for _, peak in peaks)) for program, peaks in found.items()}
+        return {program: (peaks, tuple([peak.mean_mb for _, peak in peaks])) for program, peaks in found.items()}
 
     def _sizes(self) -> dict[str, float]:
         self._forget_older_sample()
@@ -167,9 +172,9 @@ class LeaseAdjuster:
         if self._sample is not self._usage_tracker.last:
             self._sample, self._running, self._sizes_mb = self._usage_tracker.last, None, None
 
-    def _newcomers(self) -> Iterator[Live]:
-        """Yield the running jobs without an estimate."""
-        return (live for live in self._transitions.live.unpredicted.values() if live.job.state is JobState.RUNNING)
+    def _newcomers(self) -> list[Live]:
+        """Return the running jobs without an estimate."""
+        return [live for live in self._transitions.live.unpredicted.values() if live.job.state is JobState.RUNNING]
 
 
 def _without_one(figures: tuple[float, ...], figure: float) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from gpuyard.core.memory.host_guard import (
     grown_ram,
     host_alarm_text,
     host_closed_reason,
+    is_short,
     judge_host,
     must_kill,
     next_watch,
@@ -64,16 +65,18 @@ class HostGuard:
         available, floor = self._figures
         if host is not before:
             self._fall = self._fall.add(now, -available)
-        self._alarm = self._find_alarm(available, floor, list(self._jobs(now)), now)
+        may_be_short = is_short(available, floor, self._fall, grows=True)
+        self._alarm = self._find_alarm(available, floor, list(self._jobs(now)), now) if may_be_short else None
         self._must_kill = must_kill(available, floor, self._fall)
         self._gate = judge_host(self._gate, available, floor, self._alarm, now)
         return self._is_due
 
     def _note_climbs(self, sample: Sample, now: float) -> None:
         climbs, self._climbs = self._climbs, {}
-        for attempt in (live.attempt for live in self._transitions.live.values() if not live.attempt.engine):
-            held = sample.ram_mb.get((attempt.job_id, attempt.number))
-            if held is not None:
+        for (job_id, number), held in sample.ram_mb.items():
+            live = self._transitions.live.get(job_id)
+            if live is not None and live.attempt.number == number and not live.attempt.engine:
+                attempt = live.attempt
                 self._climbs[attempt.key] = climbs.get(attempt.key, MemoryClimb()).add(now, held, attempt.since)
 
     @property

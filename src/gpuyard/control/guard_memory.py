@@ -195,7 +195,7 @@ class MemoryGuard:
             key = (job_id, attempt.number)
             if live.job.state in _AWAY:
                 climbs.drop(key)
-            else:
+            elif reread or not climbs.is_level(key, on_devices):
                 climbs.note(key, on_devices, now, reread, attempt.since if not attempt.suspended_s else None)
         for device in filter(None, map(sample.snapshot.device, sample.snapshot.hiding)):
             if device.memory_used_mb is not None:

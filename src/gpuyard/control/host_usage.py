@@ -12,7 +12,7 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.lease import Claim, HostShare, Lease
-from gpuyard.core.memory.host_sizing import expected_ram_mb
+from gpuyard.core.memory.host_sizing import SHOWN_AFTER_S, expected_ram_mb
 from gpuyard.core.scheduling.host_capacity import HostUse, HostView
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.snapshot import Sample
@@ -20,6 +20,7 @@ from gpuyard.ports import LeaseLedger, WantedClaim
 
 # A change of less than this is not written: 10% of what was written, or this much.
 _CHANGED_PART, _CHANGED_MB, _CHANGED_CPUS = 0.1, 256.0, 0.5
+_KEPT = 64
 
 
 class HostUsage:
@@ -28,6 +29,9 @@ class HostUsage:
         self._leases = leases
         self._machine = machine
         self._measured_with: Sample | None = None
+        self._judged: dict[
+            str, tuple[HostShare, float, float | None]
+        ] = {}  # leases that need no change, with what was measured
 
     def sized(self, queues: Sequence[LaneQueue]) -> list[LaneQueue]:
         """Return the queues, with lanes that size each job where its RAM may be learned or expected."""
@@ -46,24 +50,30 @@ class HostUsage:
         is_new = sample is not self._measured_with
         self._measured_with = sample
         used = dict(self._leases.measure_host(reserving, again=is_new))
-        for lease_id, live in self._leased().items():
+        for lease_id, live in self._transitions.live.by_lease.items():
             used[lease_id] = _use_of(live, sample)
         return HostView(limits=rules.host.limits, used=used, machine=self._machine)
 
     def publish(self, leases: Sequence[Lease], sample: Sample, now: float) -> Iterator[WantedClaim]:
         """Yield amendments for leases of our jobs that use noticeably more or less than they say."""
-        leased = self._leased()
+        leased = self._transitions.live.by_lease
+        if len(self._judged) > 2 * len(leased) + _KEPT:
+            self._judged = {lease_id: judged for lease_id, judged in self._judged.items() if lease_id in leased}
         for lease in leases:
-            live = leased.get(lease.id)
-            if live is None or lease.host is None:
+            live, host = leased.get(lease.id), lease.host
+            if live is None or host is None:
                 continue
-            share = _updated(lease.host, _use_of(live, sample), live.attempt.ran_s(now))
-            if _differs(share, lease.host):
+            attempt, usage = live.attempt, live.attempt.usage
+            used_mb = sample.ram_mb.get((attempt.job_id, attempt.number), 0.0)
+            judged = host, used_mb, None if usage is None else usage.cpus_used
+            if self._judged.get(lease.id) == judged:
+                continue
+            ran_s = attempt.ran_s(now)
+            share = _updated(*judged, ran_s)
+            if share is not None:
                 yield WantedClaim(claim=Claim(shares=lease.shares, host=share), amends=lease.id)
-
-    def _leased(self) -> dict[str, Live]:
-        found = self._transitions.live.values()
-        return {live.attempt.lease_id: live for live in found if live.attempt.lease_id is not None}
+            elif ran_s >= SHOWN_AFTER_S:
+                self._judged[lease.id] = judged
 
 
 def _use_of(live: Live, sample: Sample) -> HostUse:
@@ -72,16 +82,18 @@ def _use_of(live: Live, sample: Sample) -> HostUse:
     return HostUse(ram_mb=used_mb, cpus=None if usage is None else usage.cpus_used)
 
 
-def _updated(share: HostShare, use: HostUse, ran_s: float) -> HostShare:
-    used_mb = use.ram_mb or 0.0
+def _updated(share: HostShare, used_mb: float, cpus: float | None, ran_s: float) -> HostShare | None:
+    """Return the share by what the job uses now; None if that hardly differs."""
     ram_mb = share.ram_mb
     if share.is_ram_expected and ram_mb is not None:
         ram_mb = round(expected_ram_mb(ram_mb, used_mb, ran_s), 1)
-    return replace(share, ram_mb=ram_mb, used_mb=round(used_mb, 1), used_cpus=use.cpus)
+    used_mb = round(used_mb, 1)
+    has_other_cpus = abs((cpus or 0.0) - (share.used_cpus or 0.0)) > _CHANGED_CPUS
+    if has_other_cpus or _differs(ram_mb, share.ram_mb) or _differs(used_mb, share.used_mb):
+        return replace(share, ram_mb=ram_mb, used_mb=used_mb, used_cpus=cpus)
+    return None
 
 
-def _differs(one: HostShare, other: HostShare) -> bool:
-    pairs = ((one.ram_mb, other.ram_mb), (one.used_mb, other.used_mb))
-    if any(abs((a or 0.0) - (b or 0.0)) > max(_CHANGED_MB, _CHANGED_PART * (b or 0.0)) for a, b in pairs):
-        return True
-    return abs((one.used_cpus or 0.0) - (other.used_cpus or 0.0)) > _CHANGED_CPUS
+def _differs(now_mb: float | None, before_mb: float | None) -> bool:
+    change_mb = abs((now_mb or 0.0) - (before_mb or 0.0))
+    return change_mb > _CHANGED_MB and change_mb > _CHANGED_PART * (before_mb or 0.0)

@@ -28,6 +28,7 @@ class LiveJobs(dict[int, Live]):
     outgrown: jobs that were measured to hold more than they reserve.
     without_devices: jobs without a device of this machine.
     on_device: the jobs on each device. All are in the order in which the jobs became live.
+    by_lease: the job that holds each lease, by the lease; of a job and its successor, which has its lease, the latter.
     """
 
     def __init__(self, lives: Iterable[Live] = ()) -> None:
@@ -38,6 +39,7 @@ class LiveJobs(dict[int, Live]):
         self.outgrown: dict[int, Live] = {}
         self.without_devices: dict[int, Live] = {}
         self.on_device: dict[str, dict[int, Live]] = {}
+        self.by_lease: dict[str, Live] = {}
         for live in lives:
             self[live.job.id] = live
 
@@ -45,6 +47,8 @@ class LiveJobs(dict[int, Live]):
         before = self.get(job_id)
         if before is not None and before.attempt.devices != live.attempt.devices:
             self._forget_devices(before)
+        if before is not None and before.attempt.lease_id != live.attempt.lease_id:
+            self._forget_lease(before)
         super().__setitem__(job_id, live)
         self.version += 1
         job, attempt = live.job, live.attempt
@@ -58,6 +62,8 @@ class LiveJobs(dict[int, Live]):
         _keep(self.without_devices, job_id, live, is_member=not attempt.devices)
         for device_id in attempt.devices:
             self.on_device.setdefault(device_id, {})[job_id] = live
+        if attempt.lease_id is not None and (before is None or self._holds_lease(live)):
+            self.by_lease[attempt.lease_id] = live
 
     def set_usage(self, job_id: int, usage: Usage) -> None:
         """Replace what a job was measured to use."""
@@ -70,6 +76,8 @@ class LiveJobs(dict[int, Live]):
         _keep(self.outgrown, job_id, live, is_member=holds_more_than_reserved(live.attempt))
         for device_id in live.attempt.devices:
             self.on_device[device_id][job_id] = live
+        if before.attempt.lease_id is not None and self._holds_lease(before):
+            self.by_lease[before.attempt.lease_id] = live
 
     def take(self, job_id: int) -> Live:
         """Remove and return a job whose attempt is over."""
@@ -78,7 +86,17 @@ class LiveJobs(dict[int, Live]):
             index.pop(job_id, None)
         live = self.pop(job_id)
         self._forget_devices(live)
+        self._forget_lease(live)
         return live
+
+    def _holds_lease(self, live: Live) -> bool:
+        """Return whether no other job has taken over the lease."""
+        holder = self.by_lease.get(live.attempt.lease_id or "")
+        return holder is None or holder.job.id == live.job.id
+
+    def _forget_lease(self, live: Live) -> None:
+        if live.attempt.lease_id is not None and self._holds_lease(live):
+            self.by_lease.pop(live.attempt.lease_id, None)
 
     def _forget_devices(self, live: Live) -> None:
         for device_id in live.attempt.devices:

@@ -32,13 +32,15 @@ class OwnLeases:
         self.notice: str | None = None
         self._transitions = transitions
         self._me = me
-        self._claims: dict[str, Claim] = {}  # as last seen in the ledger, by lease
+        self._seen: dict[str, Lease] = {}  # as last seen in the ledger, by lease
         self._missing: dict[str, float] = {}  # since when, by lease
         self._held: dict[str, HeldClaim] = {}
         self._checked_at = -math.inf
         self._remade = 0
         self._takes_over = True
         self._known_leased: tuple[LiveJobs, int, dict[str, Live]] | None = None
+        self._labels_for: dict[str, Live] | None = None  # the result of `_leased` that the next belongs to
+        self._labels: dict[str, str] = {}  # of leases, each with the name of its job
 
     def is_check_due(self, now: float) -> bool:
         """Whether the ledger should be read although no job waits for a device. `now` is of a monotonic clock."""
@@ -49,8 +51,8 @@ class OwnLeases:
         found = {lease.id: lease for lease in leases}
         leased = self._leased()
         missing = [self._lease_of(lease_id, live) for lease_id, live in leased.items() if lease_id not in found]
-        known = [*(found[lease_id] for lease_id in leased if lease_id in found), *missing]
-        self._claims = {lease.id: Claim(shares=lease.shares, host=lease.host) for lease in known}
+        self._seen = {lease_id: found[lease_id] for lease_id in leased if lease_id in found}
+        self._seen.update({lease.id: lease for lease in missing})
         if not missing:
             return tuple(leases)
         return (*leases, *missing)
@@ -62,17 +64,22 @@ class OwnLeases:
         missing = leased.keys() - {lease.id for lease in leases}
         self._missing = {each: known_since.get(each, now) for each in leased if each in missing} if missing else {}
         due = [each for each, since in self._missing.items() if self._takes_over or now >= since + _REMAKE_AFTER_S]
-        return [WantedClaim(claim=self._claims[each], label=f"job {leased[each].job.id}", remakes=each) for each in due]
+        return [
+            WantedClaim(claim=_claim_of(self._seen[each]), label=f"job {leased[each].job.id}", remakes=each)
+            for each in due
+        ]
 
     def relabelled(self, leases: Sequence[Lease]) -> list[WantedClaim]:
         """Return claims that name the job of each lease of ours that has passed to a successor."""
-        leased = self._leased()
-        labels = ((lease, f"job {leased[lease.id].job.id}") for lease in leases if lease.id in leased)
-        return [
-            WantedClaim(claim=Claim(shares=lease.shares), label=label, amends=lease.id)
-            for lease, label in labels
-            if lease.holder.label != label
-        ]
+        leased, relabelled = self._leased(), []
+        if self._labels_for is not leased:
+            self._labels_for = leased
+            self._labels = {lease_id: f"job {live.job.id}" for lease_id, live in leased.items()}
+        for lease in leases:
+            label = self._labels.get(lease.id)
+            if label is not None and lease.holder.label != label:
+                relabelled.append(WantedClaim(claim=Claim(shares=lease.shares), label=label, amends=lease.id))
+        return relabelled
 
     def keep(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Hold the leases among the claims that were made again; return the others, which are new."""
@@ -103,8 +110,7 @@ class OwnLeases:
     def release_ended(self) -> None:
         """Give back the leases of attempts that are over."""
         if self._held:
-            leased = {live.attempt.lease_id for live in self._transitions.live.values()}
-            for lease_id in self._held.keys() - leased:
+            for lease_id in self._held.keys() - self._transitions.live.by_lease.keys():
                 self._held.pop(lease_id).release()
 
     def _leased(self) -> dict[str, Live]:
@@ -113,9 +119,7 @@ class OwnLeases:
         lives, known = self._transitions.live, self._known_leased
         if known is None or known[0] is not lives or known[1] != lives.version:
             leased = {
-                live.attempt.lease_id: live
-                for live in lives.values()
-                if live.attempt.lease_id is not None and live.job.state not in IN_SUSPENSION
+                lease_id: live for lease_id, live in lives.by_lease.items() if live.job.state not in IN_SUSPENSION
             }
             known = self._known_leased = lives, lives.version, leased
         return known[2]
@@ -127,9 +131,14 @@ class OwnLeases:
             Share(device_id=device_id, memory_mb=reserved_mb, is_exclusive=is_exclusive)
             for device_id in attempt.devices
         )
-        claim = self._claims.get(lease_id) or Claim(shares=shares, host=live.job.spec.need.host)
+        seen = self._seen.get(lease_id)
+        claim = Claim(shares=shares, host=live.job.spec.need.host) if seen is None else _claim_of(seen)
         holder = replace(self._me, label=f"job {attempt.job_id}")
         return Lease(id=lease_id, holder=holder, shares=claim.shares, since=attempt.since, host=claim.host)
+
+
+def _claim_of(lease: Lease) -> Claim:
+    return Claim(shares=lease.shares, host=lease.host)
 
 
 def with_changes(leases: tuple[Lease, ...], changes: Sequence[WantedClaim]) -> tuple[Lease, ...]:

@@ -44,6 +44,7 @@ class PlannerInput:
         banned = rules.devices.banned_ids(snapshot)
         devices = [each for each in snapshot.usable_devices() if each.id not in banned] or snapshot.usable_devices()
         running = parts.running_jobs.list()
+        most_ram_mb = grantable_mb(snapshot.host, rules.host.limits)
         if any(queue.lane.preempts for queue in queues):
             running = list(parts.suspend_control.with_costs(running, sample, rules, now))
         return PlannerView(
@@ -96,7 +97,7 @@ class PlannerInput:
                 devices,
                 rules.first_runs,
                 lambda job: parts.lease_adjuster.running_like(job, now),
-                grantable_mb(snapshot.host, rules.host.limits),
+                most_ram_mb,
             ),
         )
 

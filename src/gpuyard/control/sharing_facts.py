@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.memory.neighbours import assumed_load
 from gpuyard.core.scheduling.device_fit import Packing
@@ -61,24 +60,21 @@ class SharingFacts:
         `devices` is the number of usable ones."""
         if devices > 1 and not self._searched_at <= now < self._searched_at + _SEARCH_EVERY_S:
             self._searched_at = now
-            live = [each for each in self._transitions.live.values() if each.attempt.lease_id and each.attempt.devices]
-            self._likely = {_key(each): self._likely_s(each) for each in live}
-            works = (
-                RunningWork(
-                    lease_id=each.attempt.lease_id or "",
-                    devices=len(each.attempt.devices),
-                    ran_s=each.attempt.ran_s(now),
-                    likely_s=self._likely[_key(each)],
+            known, self._likely, works = self._likely, {}, []
+            for live in self._transitions.live.values():
+                attempt = live.attempt
+                if not attempt.lease_id or not attempt.devices:
+                    continue
+                key = (attempt.job_id, attempt.number)
+                # As it was known when the attempt was first seen.
+                likely_s = known[key] if key in known else self._transitions.estimates.usual_s(live.job)
+                self._likely[key] = likely_s
+                work = RunningWork(
+                    lease_id=attempt.lease_id, devices=len(attempt.devices), ran_s=attempt.ran_s(now), likely_s=likely_s
                 )
-                for each in live
-            )
+                works.append(work)
             self._longest = find_longest(works, lambda unknown_s: self._waiting_work(now, unknown_s), devices)
         return self._longest
-
-    def _likely_s(self, live: Live) -> float | None:
-        """Return the usual duration, as it was known when the attempt was first seen."""
-        key = _key(live)
-        return self._likely[key] if key in self._likely else self._transitions.estimates.usual_s(live.job)
 
     def waiting_s(self, now: float) -> float | None:
         """Return the device-seconds of all waiting jobs; None if the duration of one that was examined is unknown. Jobs
@@ -113,7 +109,3 @@ class SharingFacts:
         some = ids[:: math.ceil(len(ids) / _EXAMINED_JOBS) or 1] if len(ids) <= _MANY_WAITING else []
         jobs = [job for job in map(estimates.job, some) if not job.spec.engine]
         return len(ids), [(job.spec.need.devices, estimates.usual_s(job)) for job in jobs]
-
-
-def _key(live: Live) -> tuple[int, int]:
-    return live.attempt.job_id, live.attempt.number

@@ -42,7 +42,11 @@ def awaited(waiting: Sequence[WaitingJob]) -> tuple[bool, bool]:
 
 def are_held_by_others(waiting: Sequence[WaitingJob], pid: int) -> bool:
     """Return whether jobs wait for a device that a process other than this daemon holds, or that is drained."""
-    reasons = (reason for each in waiting for reason in each.reasons)
-    return any(
-        reason.kind is ReasonKind.DRAINED or any(holder.pid != pid for holder in reason.holders) for reason in reasons
-    )
+    for each in waiting:
+        for reason in each.reasons:
+            if reason.kind is ReasonKind.DRAINED:
+                return True
+            for holder in reason.holders:
+                if holder.pid != pid:
+                    return True
+    return False

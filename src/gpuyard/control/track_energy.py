@@ -64,14 +64,13 @@ class EnergyMeter:
         if sample is self._last or sample.reread or at is None:
             return
         self._last = sample
-        holders = self._holders(sample.snapshot)
+        devices = sample.snapshot.devices
+        metered = [each for each in devices if each.energy_j is not None or each.power_draw_w is not None]
+        read = [device for device in metered if self._has_news(device, at)]
+        holders = self._holders(sample.snapshot) if read else {}
         parts: dict[int, EnergyUse] = {}
-        for device in sample.snapshot.devices:
-            if device.energy_j is None and device.power_draw_w is None:
-                continue
+        for device in read:
             before = self._cards.get(device.id)
-            if before is not None and (device is before.device or at - before.reading.at < _LEAST_S):
-                continue
             here = holders.get(device.id, {})
             uses = {key: _use(device, ids, live, loads, is_alone=len(here) == 1) for key, (live, ids) in here.items()}
             card = _Card(
@@ -89,9 +88,14 @@ class EnergyMeter:
         for key, part in parts.items():
             self._charge(key, part)
 
+    def _has_news(self, device: Device, at: float) -> bool:
+        """Return whether a card was read again long enough after its last reading."""
+        before = self._cards.get(device.id)
+        return before is None or (device is not before.device and at - before.reading.at >= _LEAST_S)
+
     def settle(self, ended_at: Mapping[int, float]) -> None:
         """Charge attempts that end now for the time since the last reading of their cards."""
-        if not ended_at or self._last is None:
+        if not ended_at or self._last is None or not self._cards:
             return
         holders = self._holders(self._last.snapshot)
         for card_id, here in holders.items():

@@ -31,7 +31,7 @@ class UsageTracker:
         self._leases = leases
         self._no_process = replace(me, pid=_NO_PID)
         self.last: Sample | None = None
-        self._devices: dict[str, Device] = {}
+        self._devices: tuple[Device, ...] = ()
         self.held_mb: dict[int, dict[str, float | None]] = {}  # what each job held in the last reading of its devices
         self.loads: Mapping[tuple[str, str], float | None] = {}  # how busy each lease keeps each device, where known
 
@@ -42,8 +42,7 @@ class UsageTracker:
             return
         self.last = sample
         jobs, devices = self._transitions.live, {device.id: device for device in sample.snapshot.devices}
-        fresh = [device_id for device_id, device in devices.items() if self._devices.get(device_id) is not device]
-        self._devices = devices
+        fresh = self._fresh(sample.snapshot)
         for gone in self.held_mb.keys() - jobs.keys():
             del self.held_mb[gone]
         # A device that is the identical object was not read again: it adds nothing.
@@ -87,6 +86,16 @@ class UsageTracker:
             elif _is_since(sample.snapshot, attempt) and _has_foreign(attempt, devices, measured):
                 usage = replace(usage, saw_foreign=True)
             self._transitions.note_usage(attempt.job_id, replace(usage, beside=beside))
+
+    def _fresh(self, snapshot: Snapshot) -> list[str]:
+        """Return the devices that are other objects than at the last call. Mostly they are listed in the same order."""
+        before, self._devices = self._devices, snapshot.devices
+        if len(before) == len(snapshot.devices):
+            changed = [(now, then) for now, then in zip(snapshot.devices, before, strict=True) if now is not then]
+            if all(now.id == then.id for now, then in changed):
+                return [now.id for now, _ in changed]
+        known = {device.id: device for device in before}
+        return [device.id for device in snapshot.devices if known.get(device.id) is not device]
 
     def _note_neighbours(
         self, live: Live, sharers: Mapping[str, Sequence[Live]], loads: dict[int, float], now: float

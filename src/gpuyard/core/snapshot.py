@@ -147,7 +147,7 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def hiding(self) -> frozenset[str]:
         """The devices whose driver does not list all processes."""
-        return frozenset([device.id for device in self.devices if device.hides_processes])
+        return frozenset([device.id for device in self.devices if not device.processes and device.hides_processes])
 
     @cached_property
     def _by_id(self) -> Mapping[str, Device]:
@@ -162,7 +162,7 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _usable(self) -> tuple[Device, ...]:
-        return tuple([device for device in self.unsplit_devices() if device.healthy])
+        return tuple([device for device in self.unsplit_devices() if device.fault is None])
 
     def unsplit_devices(self) -> tuple[Device, ...]:
         """Return all devices but cards that are split into parts."""

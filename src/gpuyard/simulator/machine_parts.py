@@ -173,10 +173,11 @@ OnMoved: TypeAlias = Callable[[SimulatedProgram], None]
 
 
 class SimulatedCard:
-    """A device and its programs. `busy` is the sum of demand times speed; `memory_mb_s`, `compute_s` are integrals."""
+    """A device and its programs. `busy` is the sum of demand times speed; `memory_mb_s`, `compute_s` are integrals.
+    `reading` is the last reading, until the card changes."""
 
     __slots__ = (
-        "_seen", "_smoothed", "busy", "compute_s", "device", "load_percent", "memory_mb_s", "programs", "since",
+        "_smoothed", "busy", "compute_s", "device", "load_percent", "memory_mb_s", "programs", "reading", "since",
         "steady_at", "total_mb", "used_mb",
     )  # fmt: skip
 
@@ -187,7 +188,7 @@ class SimulatedCard:
         self.used_mb = self.busy = self.load_percent = self.memory_mb_s = self.compute_s = 0.0
         self.since = self.steady_at = now
         self._smoothed = Smoothed(value=0.0, at=now)
-        self._seen: Device | None = None
+        self.reading: Device | None = None
 
     def present(self) -> list[SimulatedProgram]:
         """Return the programs that compute now."""
@@ -203,7 +204,7 @@ class SimulatedCard:
             self.compute_s += self.busy * elapsed
             self.since = now
         self.used_mb = round(self.used_mb + more_mb, 6)  # so that it is 0 after all programs have ended
-        self._seen = None
+        self.reading = None
 
     def change_load(self, now: float, busy: float) -> None:
         """Set the load after a program has come, gone or changed speed."""
@@ -221,11 +222,11 @@ class SimulatedCard:
         return smooth(self._smoothed, self.load_percent, now, LOAD_HALF_LIFE_S)
 
     def forget_reading(self) -> None:
-        self._seen = None
+        self.reading = None
 
     def read(self) -> Device:
         """Return the device as a probe would read it; cached until it changes."""
-        if self._seen is None:
+        if self.reading is None:
             memory = [(program.pid, program.held_mb) for program in self.programs if program.held_mb]
-            self._seen = read_device(self.device, self.used_mb, self.load_percent, memory)
-        return self._seen
+            self.reading = read_device(self.device, self.used_mb, self.load_percent, memory)
+        return self.reading

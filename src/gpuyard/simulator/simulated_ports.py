@@ -4,6 +4,8 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
 from gpuyard.core.lease import Drain, Holder, Lease, Need, Ticket, amended
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
@@ -76,7 +78,7 @@ class SimulatedLedger:
         claim = wanted.claim
         lease = Lease(
             id=wanted.remakes or f"L{descriptor}",
-            holder=ME,
+            holder=replace(ME, label=wanted.label),  # without a label, each step would amend each lease
             shares=claim.shares,
             since=self._machine.now,
             host=claim.host,

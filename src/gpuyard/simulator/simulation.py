@@ -102,9 +102,9 @@ class Simulation:
         return steps
 
     def _step(self) -> Step:
-        machine = self.machine
+        machine, now = self.machine, self.machine.now
         self._engine.update_measurements()
-        due = [job_id for job_id, at in self._evidence_due.items() if at <= machine.now]
+        due = [job_id for job_id, at in self._evidence_due.items() if at <= now]
         machine.read_again(self._engine.devices_of(due))
         return self._controller.step(Sample(snapshot=machine.snapshot(), cpu_percent=0.0, loads=machine.loads()))
 

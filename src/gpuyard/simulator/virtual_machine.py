@@ -58,7 +58,9 @@ class VirtualMachine:
         host = Host(
             cpu_percent=0.0, memory_total_mb=HOST_MEMORY_MB, memory_available_mb=HOST_MEMORY_MB - self._suspended_mb
         )
-        return Snapshot(taken_at=self.now, host=host, devices=tuple([card.read() for card in self.cards]))
+        return Snapshot(
+            taken_at=self.now, host=host, devices=tuple([card.reading or card.read() for card in self.cards])
+        )
 
     def read_again(self, positions: Iterable[int]) -> None:
         """Read these devices anew in the next snapshot, although nothing has changed on them."""

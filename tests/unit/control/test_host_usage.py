@@ -1,6 +1,7 @@
 """RAM of the queue's jobs: what placement sees, and what their leases tell other users."""
 
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -93,6 +94,20 @@ def test_what_was_only_expected_follows_what_the_job_uses(transitions: JobTransi
     assert published(transitions, expected, 100.0) is None
     later = published(transitions, expected, 100.0, ran_s=60.0)
     assert later == replace(expected, ram_mb=125.0, used_mb=100.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_judged_before_is_judged_as_if_it_was_new(transitions: JobTransitions, seed: int) -> None:
+    random = Random(seed)
+    remembering, share, now = usage(transitions), HostShare(ram_mb=GB, is_ram_expected=True), STARTED
+    for _ in range(40):
+        now += random.choice([0.0, 1.0, 9.0])
+        transitions.note_usage(1, Usage(cpus_used=random.choice([None, 1.5, 2.5])))
+        share = random.choice([share, share, replace(share, ram_mb=2 * GB), replace(share, used_mb=100.0)])
+        reading = sample(random.choice([0.0, 100.0, 100.0, 600.0]))
+        changes = list(remembering.publish([lease(share)], reading, now))
+        assert changes == list(usage(transitions).publish([lease(share)], reading, now))
+        share = (changes[0].claim.host if changes else None) or share
 
 
 def test_lanes_without_declared_ram_size_each_job_if_that_may_reserve_some(transitions: JobTransitions) -> None:

@@ -55,4 +55,19 @@ def test_indexes_follow_every_change(changes: list[Live | tuple[int, Usage] | in
         assert jobs.outgrown == anew.outgrown
         assert jobs.without_devices == anew.without_devices
         assert jobs.on_device == anew.on_device
+        assert jobs.by_lease == anew.by_lease
         assert running.list() == list_running(anew)
+
+
+def test_the_lease_of_a_job_is_that_of_its_successor_from_its_start_on() -> None:
+    before, after = (
+        Live(job=replace(job(), id=job_id), attempt=replace(attempt(), job_id=job_id, devices=("G0",), lease_id="L1"))
+        for job_id in (1, 2)
+    )
+    jobs = LiveJobs([before, after])
+    jobs.set_usage(1, Usage(peaks_mb={"G0": 500.0}))
+    assert jobs.by_lease == {"L1": after}
+    jobs.take(1)
+    assert jobs.by_lease == {"L1": after}
+    jobs.take(2)
+    assert jobs.by_lease == {}

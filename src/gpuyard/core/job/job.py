@@ -343,10 +343,10 @@ class Attempt(Struct, frozen=True, kw_only=True):
     def ran_s(self, now: float) -> float:
         """Return how long it has run until `now`, without the time in which it was suspended."""
         phase = self.phase
-        if isinstance(phase, Over):
-            phase = phase.before
         if not isinstance(phase, Started):
-            return 0.0
+            if not isinstance(phase, Over) or not isinstance(phase.before, Started):
+                return 0.0
+            phase = phase.before
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
         ran_s = now - phase.at - paused
         return max(0.0, ran_s)

@@ -83,7 +83,7 @@ def peak_of_program(peaks_mb: Sequence[float], of_any: ExpectedPeak) -> Expected
 def _narrow(wider: ExpectedPeak, peaks_mb: tuple[float, ...], weight: float) -> ExpectedPeak:
     if not peaks_mb:
         return wider
-    moments = Moments(float(len(peaks_mb)), sum(peaks_mb), sum(peak * peak for peak in peaks_mb))
+    moments = Moments(float(len(peaks_mb)), sum(peaks_mb), sum([peak * peak for peak in peaks_mb]))
     return ExpectedPeak(*moments.shrunk(wider.mean_mb, wider.spread_mb, weight))
 
 

@@ -135,7 +135,9 @@ def _first_here(jobs: Sequence[HostJob], programs: Sequence[HostProgram]) -> Hos
 
 
 def is_short(available_mb: float, floor: float, fall: MemoryClimb, *, grows: bool) -> bool:
-    """Return whether a job has to make way, if there is one. `grows`: a job of this queue takes more RAM."""
+    """Return whether a job has to make way, if there is one. `grows`: a job of this queue takes more RAM.
+
+    Never true of more available RAM where it is false of less with `grows=True`."""
     if available_mb < _CRITICAL_PART * floor:
         return True
     if available_mb < floor:

@@ -30,7 +30,7 @@ _ALIKE = 1.5
 # Amounts are rounded up to this: jobs that are alike have equal needs, which plans remember.
 _RAM_STEP_MB, _CPU_STEP = 64.0, 0.5
 # From then on a running job of unknown RAM is expected to need a little more than it uses.
-_SHOWN_AFTER_S, _MAY_GROW = 10.0, 1.25
+SHOWN_AFTER_S, _MAY_GROW = 10.0, 1.25
 
 
 def size_host(
@@ -88,7 +88,7 @@ def expected_before(known: KnownRuns, grantable_mb: float | None) -> float:
 
 def expected_ram_mb(expected_mb: float, used_mb: float, ran_s: float) -> float:
     """Return what to expect of a running job of unknown RAM: what was expected, until it has shown what it uses."""
-    return max(expected_mb, used_mb) if ran_s < _SHOWN_AFTER_S else used_mb * _MAY_GROW
+    return max(expected_mb, used_mb) if ran_s < SHOWN_AFTER_S else used_mb * _MAY_GROW
 
 
 def _ram_peaks(profile: Profile) -> Sequence[float]:

@@ -42,13 +42,18 @@ class MemoryClimbs:
         del self._read_at[: max(0, older - _OLDER_READINGS)]
         self._read_at.append(now)
 
+    def is_level(self, key: AttemptKey, held: HeldMemory) -> bool:
+        """Return whether an attempt holds what it held before: then a reading of all devices changes nothing."""
+        level = self._levels.get(key)
+        return level is not None and level.held == held
+
     def note(
         self, key: AttemptKey, held: HeldMemory, now: float, reread: Collection[str], began_at: float | None
     ) -> None:
         """Note what an attempt holds on each device; a device of unknown memory starts anew. `began_at`: when its
         program began that held nothing before."""
         level = self._levels.get(key)
-        if level is not None and not reread and (level.held is held or level.held == held):
+        if level is not None and not reread and level.held == held:
             return
         climbs = self._climbs.setdefault(key, {})
         if level is not None:

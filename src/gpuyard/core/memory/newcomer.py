@@ -7,7 +7,6 @@ part that may still be missing, which shrinks while its memory is flat. Its leas
 import math
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Usage
@@ -19,45 +18,46 @@ from gpuyard.core.memory.sizing import KnownRuns, expected_before
 ALONE_FLAT_S = 32.0
 # Smaller changes are not worth a change of the lease.
 _NOTABLE_PART, _NOTABLE_MB, _NOTABLE_PERCENT = 0.05, 128.0, 10.0
+_UNUSED = Usage()
 
 
-class Newcomer(Struct, frozen=True):
-    """A running attempt at the time `now`, and the runs like it that are known."""
+class Newcomer:
+    """A running attempt at the time `now`, and the runs like it that are known.
 
-    attempt: Attempt
-    known: KnownRuns
-    now: float
+    flat_s: for how long its memory has not grown; 0 if it has not used any yet.
+    changes_at: when more is known about it if its memory stays as it is; never before it uses any."""
 
-    @property
-    def usage(self) -> Usage:
-        return self.attempt.usage or Usage()
+    __slots__ = ("_before", "_missing", "changes_at", "flat_s", "known", "usage")
 
-    @property
-    def flat_s(self) -> float:
-        """For how long its memory has not grown; 0 if it has not used any yet."""
-        return self.attempt.ran_s(self.now) - self.usage.grew_at_s if self.usage.peaks_mb else 0.0
-
-    @property
-    def changes_at(self) -> float:
-        """When more is known about it if its memory stays as it is; never before it uses any."""
-        flat_s = self.flat_s if self.usage.peaks_mb else math.inf
-        return next((self.now + each - flat_s for each in FLAT_S if each > flat_s), math.inf)
+    def __init__(self, attempt: Attempt, known: KnownRuns, now: float) -> None:
+        self.known = known
+        self.usage = usage = attempt.usage or _UNUSED
+        self.flat_s, self.changes_at = 0.0, math.inf
+        self._before: dict[float, ExpectedPeak] = {}  # what was expected before it began, by the size of the device
+        self._missing: tuple[float, float] | None = None  # the part of its peak that may still be missing
+        if usage.peaks_mb:
+            self.flat_s = flat_s = attempt.ran_s(now) - usage.grew_at_s
+            self.changes_at = next((now + each - flat_s for each in FLAT_S if each > flat_s), math.inf)
 
     def expected(self, device_id: str, device_mb: float) -> ExpectedPeak:
         """Return what to expect of it on one of its devices, which has `device_mb` of memory."""
-        before, known = expected_before(self.known, device_mb), self.known
+        before, known = self._before.get(device_mb), self.known
+        if before is None:
+            before = self._before[device_mb] = expected_before(known, device_mb)
         if not self.usage.peaks_mb:
             return before
-        climbs = [profile.climb for profile in (known.machine, known.framework, known.program) if profile is not None]
-        return peak_while_running(self.usage.peaks_mb.get(device_id, 0.0), missing_part(self.flat_s, climbs), before)
+        if self._missing is None:
+            wider = (known.machine, known.framework, known.program)
+            self._missing = missing_part(self.flat_s, [each.climb for each in wider if each is not None])
+        return peak_while_running(self.usage.peaks_mb.get(device_id, 0.0), self._missing, before)
 
     def adjusted_shares(
         self, shares: Sequence[Share], sizes_mb: Mapping[str, float], sureness: float
     ) -> tuple[Share, ...]:
         """Return the shares of its lease by what is expected now; the same where that has hardly changed."""
-        if any(not sizes_mb.get(share.device_id) for share in shares):
+        if not all(sizes_mb.get(share.device_id) for share in shares):
             return tuple(shares)
-        adjusted = tuple(self._adjusted(share, sizes_mb[share.device_id], sureness) for share in shares)
+        adjusted = tuple([self._adjusted(share, sizes_mb[share.device_id], sureness) for share in shares])
         is_notable = any(_is_notable(before, after, sureness) for before, after in zip(shares, adjusted, strict=True))
         return adjusted if is_notable else tuple(shares)
 
@@ -83,5 +83,6 @@ def _is_notable(before: Share, after: Share, sureness: float) -> bool:
         return True
     if abs((after.load_percent or 0.0) - (before.load_percent or 0.0)) >= _NOTABLE_PERCENT:
         return True
-    had_mb, has_mb = ((each.memory_mb or 0.0) + sureness * each.spread_mb for each in (before, after))
+    had_mb = (before.memory_mb or 0.0) + sureness * before.spread_mb
+    has_mb = (after.memory_mb or 0.0) + sureness * after.spread_mb
     return abs(has_mb - had_mb) >= max(_NOTABLE_MB, _NOTABLE_PART * had_mb)

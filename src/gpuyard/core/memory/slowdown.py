@@ -120,4 +120,6 @@ def slowdown(coefficient_: float, neighbours_percent: float) -> float:
 def throughput(members: Sequence[tuple[float, float]], foreign_percent: float) -> float:
     """Return the work that jobs with these loads and coefficients do on one device, as a multiple of one job alone."""
     total = sum([load for load, _ in members]) + foreign_percent
-    return sum([1.0 / slowdown(each, total - load) for load, each in members])
+    # As `slowdown` does, without a call for each: this runs for each device on which a waiting job may start.
+    beside = [(each, total - load) for load, each in members]
+    return sum([1.0 / (1.0 + each * max(0.0, others) / 100.0) for each, others in beside])

@@ -37,8 +37,10 @@ def in_order_of_time(
     """Yield devices in the order in which they become available: `fitting` are now, `others` once leases have ended. A
     device is examined only when its first lease ends before any device that is known to be available."""
     queue: list[tuple[float, str, DeviceState | None]] = [(now, device_id, None) for device_id in fitting]
-    leased = ((state, [max(now, ends.get(lease_id, now)) for lease_id in lease_ids(state)]) for state in others)
-    queue += [(min(times), state.device.id, state) for state, times in leased if times]
+    for state in others:
+        times = [ends.get(each.lease_id, now) for each in state.promises if each.lease_id is not None]
+        if times:
+            queue.append((max(now, min(times)), state.device.id, state))
     heapq.heapify(queue)
     while queue:
         at, device_id, unexamined = heapq.heappop(queue)

@@ -71,13 +71,14 @@ class DeviceState:
     rank: a sort key: expected load (on an idle device a job slows no other), free memory, index, id. Devices that are
     the last choice come behind all others.
     refusals, reasons: remembered for each need by the placement.
+    members: remembered by `sharing_gain` for each caution.
     mark: common to states that fit alike.
     """
 
     __slots__ = (
         "_next", "_without", "capacity_mb", "device", "expected_percent", "foreign", "foreign_mb", "free_mb",
-        "is_exclusive", "is_loaded", "lease_count", "load_percent", "margin_mb", "mark", "measured_percent", "promises",
-        "rank", "reasons", "refusals", "spreads", "squares", "sureness",
+        "is_exclusive", "is_loaded", "lease_count", "load_percent", "margin_mb", "mark", "measured_percent", "members",
+        "promises", "rank", "reasons", "refusals", "spreads", "squares", "sureness",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +100,7 @@ class DeviceState:
         self._next: tuple[PromisedShare, DeviceState] | None = None
         self.refusals: dict[Need, ReasonKind | None] = {}
         self.reasons: dict[Need, Reason] = {}
+        self.members: dict[float, Sequence[tuple[float, float]]] = {}
         self.is_exclusive = False
         self.lease_count = 0
         known = expected = self.spreads = self.squares = 0.0

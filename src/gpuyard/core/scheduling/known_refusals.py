@@ -38,7 +38,7 @@ class KnownRefusals:
     def __init__(self) -> None:
         self._refusing: dict[FitQuestion, list[object]] = {}
         self._reasons: dict[FitQuestion, tuple[Sequence[object], list[Reason | None]]] = {}
-        self._later: dict[FitQuestion, tuple[Sequence[object], list[bool]]] = {}
+        self._fits: dict[FitQuestion, tuple[Sequence[object], list[bool]]] = {}
 
     def open_places(self, question: FitQuestion, marks: Sequence[object]) -> list[int]:
         """Return the places of the devices that are not known to refuse."""
@@ -65,15 +65,15 @@ class KnownRefusals:
         """Return the reason of each device; None where it does not refuse. `find` is called where it is not known."""
         return _ask_changed(self._reasons, question, states, states, find)
 
-    def fits_later(
+    def fits(
         self,
         question: FitQuestion,
         marks: Sequence[object],
         states: Sequence[DeviceState],
         find: Callable[[DeviceState], bool],
     ) -> list[bool]:
-        """Return for each device whether it fits without its leases. `find` is called where it is not known."""
-        return _ask_changed(self._later, question, marks, states, find)
+        """Return for each device whether it fits. `find` is called where it is not known."""
+        return _ask_changed(self._fits, question, marks, states, find)
 
 
 def _ask_changed(

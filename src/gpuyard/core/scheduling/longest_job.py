@@ -30,10 +30,6 @@ class RunningWork(Struct, frozen=True, kw_only=True):
         left_s = (self.likely_s or 0.0) - self.ran_s
         return left_s if left_s > 0.0 else self.ran_s
 
-    @property
-    def total_s(self) -> float:
-        return self.ran_s + self.left_s
-
 
 class WaitingWork(Struct, frozen=True, kw_only=True):
     """`device_s` are the device-seconds of all waiting jobs, `durations_s` the usual durations of some of them."""
@@ -51,23 +47,24 @@ def find_longest(
     the running work alone leaves a job to decide.
     devices: how many can be used.
     """
-    works = sorted(running, key=lambda work: -work.left_s)
-    if not works or works[0].left_s < LEAST_LEFT_S:
+    works = sorted([(work.left_s, work) for work in running], key=lambda each: -each[0])
+    if not works or works[0][0] < LEAST_LEFT_S:
         return {}
-    total_s = sum(work.left_s * work.devices for work in works)
-    candidates = [work for work in works if _decides(work, total_s, devices)]
+    total_s = sum([left_s * work.devices for left_s, work in works])
+    candidates = [(left_s, work) for left_s, work in works if _decides(left_s, work.devices, total_s, devices)]
     if not candidates:
         return {}
-    found = waiting(sum(work.total_s for work in works) / len(works))
+    totals_s = [work.ran_s + left_s for left_s, work in works]
+    found = waiting(sum(totals_s) / len(works))
     total_s += found.device_s
-    usual_s = statistics.median([*(work.total_s for work in works[1:]), *found.durations_s] or [math.inf])
+    usual_s = statistics.median([*totals_s[1:], *found.durations_s] or [math.inf])
     return {
-        work.lease_id: work.left_s
-        for work in candidates
-        if _decides(work, total_s, devices) and work.left_s >= FAR_LONGER * usual_s
+        work.lease_id: left_s
+        for left_s, work in candidates
+        if _decides(left_s, work.devices, total_s, devices) and left_s >= FAR_LONGER * usual_s
     }
 
 
-def _decides(work: RunningWork, total_s: float, devices: int) -> bool:
-    left_s, elsewhere = work.left_s, devices - work.devices
-    return left_s >= LEAST_LEFT_S and left_s * elsewhere > total_s - left_s * work.devices
+def _decides(left_s: float, held: int, total_s: float, devices: int) -> bool:
+    """Return whether a job that holds so many of the devices has more left than all other work needs elsewhere."""
+    return left_s >= LEAST_LEFT_S and left_s * (devices - held) > total_s - left_s * held

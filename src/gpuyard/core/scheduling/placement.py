@@ -11,7 +11,7 @@ so that large gaps stay free for large jobs. A job on several devices gets those
 """
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
@@ -238,10 +238,8 @@ class PlacementState:
         kind = kind_of(need)
         found = self._suitable.get(kind)
         if found is None:
-            devices = (each.device for each in self.states.values())
-            found = [
-                device.id for device in devices if not (self._closed(need, device) or check_suitable(need, device))
-            ]
+            devices = [state.device for state in self.states.values() if check_suitable(need, state.device) is None]
+            found = [device.id for device in devices if not (self._view.closed and self._closed(need, device))]
             self._suitable[kind] = found
         return map(self.states.__getitem__, found)
 
@@ -310,9 +308,17 @@ class PlacementState:
     def fitting_without_leases(self, need: Need) -> list[Device]:
         """Return the devices that would fit after all leases have ended."""
         question = FitQuestion(need, self._unusual_packing(need), is_for_later=True)
-        marks, states = self._marks_for(need), list(self.states.values())
-        fits = self._known.refusals.fits_later(question, marks, states, lambda each: self.fits(need, each.without()))
-        return [state.device for state, is_fitting in zip(states, fits, strict=True) if is_fitting]
+        return self._fitting_devices(need, question, lambda each: self.fits(need, each.without()))
+
+    def fitting_now(self, need: Need) -> list[Device]:
+        """Return the devices that fit as they are."""
+        return self._fitting_devices(need, self._question(need), lambda each: self.fits(need, each))
+
+    def _fitting_devices(self, need: Need, question: FitQuestion, fits: Callable[[DeviceState], bool]) -> list[Device]:
+        """Return the devices that fit. `fits` is asked of those that have changed since it was asked last."""
+        states = list(self.states.values())
+        found = self._known.refusals.fits(question, self._marks_for(need), states, fits)
+        return [state.device for state, is_fitting in zip(states, found, strict=True) if is_fitting]
 
     def _awaited_shares(self, ticket: Ticket) -> tuple[Share, ...]:
         """Return the shares to reserve for a request that needs more than is free. Empty where it would not fit even
@@ -355,7 +361,7 @@ class PlacementState:
 
     def _find_refusal(self, need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
         kind = check_suitable(need, state.device)
-        if kind is None and (closed := self._closed(need, state.device)) is not None:
+        if kind is None and self._view.closed and (closed := self._closed(need, state.device)) is not None:
             return closed.kind
         kind = kind or check_leases(need, state) or check_state(need, state.device)
         if kind is not None or (need.is_exclusive and need.ignores_health):

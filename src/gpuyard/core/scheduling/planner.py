@@ -12,7 +12,7 @@ memory, first runs that joined it on its devices make way, the youngest first. A
 full may start anew on others (`Lane.restart`): they are kept for it, and a later plan starts it there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -22,7 +22,7 @@ from gpuyard.core.scheduling.device_fit import host_refusals
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Restart, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import find_victims, find_younger
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, QueueOrder
-from gpuyard.core.scheduling.sooner_elsewhere import SoonerElsewhere, without_devices
+from gpuyard.core.scheduling.sooner_elsewhere import NOT_LATE, LateDevices, SoonerElsewhere, without_devices
 from gpuyard.core.scheduling.start_limits import StartLimits
 from gpuyard.core.scheduling.tag_sharing import merge_variants
 from gpuyard.core.scheduling.wait_reasons import Reason, made_way
@@ -105,9 +105,10 @@ class _Planner:
         if need.devices and not refusals:
             variants, refusals = self._limits.variants(lane, need, self._backfill.placement)
         refusals = refusals or self._limits.stagger_refusals(lane)
-        variants, late = (variants, {}) if refusals else self._compare_ends(lane, variants, candidate)
+        variants, late = (variants, NOT_LATE) if refusals else self._compare_ends(lane, variants, candidate)
         need = merge_variants(variants)
-        choice = refusals or self._place(lane, need, variants, candidate, late)
+        still_open = without_devices(need, late)
+        choice = refusals or self._place(lane, still_open, variants, candidate, late)
         if isinstance(choice, Claim) and (over := self._limits.power_refusals(candidate.job_id, choice)):
             choice = refusals = over
         if isinstance(choice, Claim):
@@ -115,11 +116,11 @@ class _Planner:
             return
         if not refusals and self._restarts_elsewhere(lane, candidate):
             return
-        job = WaitingJob(job_id=candidate.job_id, lane=lane, need=without_devices(need, late), reasons=choice)
+        job = WaitingJob(job_id=candidate.job_id, lane=lane, need=still_open, reasons=choice)
         self._wait(job, candidate, is_refused=bool(refusals))
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
-        if _may_write_elsewhere(lane, lacks_disk) or ((lane.sizes_each or late) and not refusals):
+        if _may_write_elsewhere(lane, lacks_disk) or ((lane.sizes_each or late.devices) and not refusals):
             self._look_further(lane)
         else:
             self._order.drop(lane)
@@ -145,17 +146,17 @@ class _Planner:
 
     def _compare_ends(
         self, lane: Lane, variants: Sequence[Need], candidate: Candidate
-    ) -> tuple[Sequence[Need], Mapping[str, Reason]]:
+    ) -> tuple[Sequence[Need], LateDevices]:
         """Return the devices that a job does not join because it would end sooner elsewhere. Where that is known, it
-        joins the others with however many jobs are there."""
+        has one variant, and joins the others with however many jobs are there."""
         job_id, need = candidate.job_id, variants[0]
         if lane.resumes or lane.preempts or not self._elsewhere.decides(job_id, need):
-            return variants, {}
+            return variants, NOT_LATE
         need = replace(need, ignores_depth=True)
         return (need,), self._elsewhere.late_devices(job_id, need, self._backfill.placement)
 
     def _place(
-        self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate, late: Mapping[str, Reason]
+        self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate, late: LateDevices
     ) -> Claim | tuple[Reason, ...]:
         backfill, is_explained = self._backfill, lane.id == self._explained_lane
         if not need.devices and need.host is None:
@@ -166,14 +167,14 @@ class _Planner:
         if is_hopeless and not is_explained:
             return ()  # without reasons: to write them in each step would cost more than the step itself
         backfill.reserve_for_tickets_ahead(lane)
-        for variant in variants:
-            claim = backfill.find_claim(without_devices(variant, late), candidate)
+        for variant in (need,) if late.devices else variants:
+            claim = backfill.find_claim(variant, candidate)
             if claim is not None:
                 return claim
         if not is_explained and lane.id in self._waiting:
             return ()
-        reasons = backfill.explain(without_devices(need, late))
-        return tuple(late.get(each.device_id or "", each) for each in reasons)
+        reasons = backfill.explain(need)
+        return tuple(late.reason(each.device_id or "") or each for each in reasons) if late.devices else reasons
 
     def _start(self, lane: Lane, candidate: Candidate, need: Need, claim: Claim) -> None:
         self._order.advance(lane)

@@ -13,15 +13,16 @@ same quantile: jobs that may gain nothing from it do not pile up.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
 from msgspec import Struct
 
-from gpuyard.core.lease import Need, Share
+from gpuyard.core.lease import Need
 from gpuyard.core.memory.slowdown import throughput
 from gpuyard.core.scheduling.device_memory import DeviceState
-from gpuyard.core.scheduling.sharing_gain import asked_share, members, present_shares
+from gpuyard.core.scheduling.sharing_gain import Member, asked_member, present_members, share_member
 
 # More jobs than this per device count as this many: no device is shared by more.
 MOST_PER_DEVICE = 64
@@ -42,7 +43,7 @@ class DepthLimit(Struct, frozen=True, kw_only=True):
     @property
     def durations(self) -> float:
         """How many durations of a job all work takes with one job per device."""
-        return max(1.0, _with_margin(self.jobs, self.caution) / self.devices)
+        return _most_durations(self.jobs, self.devices)
 
     def on(self, devices: int) -> "DepthLimit | None":
         """Return the limit for a job that only some of the devices suit."""
@@ -59,7 +60,7 @@ def depth_limit(jobs: int, devices: int) -> DepthLimit | None:
 
 def durations_with(need: Need, state: DeviceState, limit: DepthLimit) -> float:
     """Return how many durations of a job the jobs on a device take together once this one has joined."""
-    return _durations([*present_shares(state), asked_share(need)], state, limit)
+    return _durations([*present_members(state, limit.caution), asked_member(need, limit.caution)], state, limit)
 
 
 def is_too_deep(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
@@ -68,23 +69,27 @@ def is_too_deep(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
 
 def leaves_no_depth(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
     """Return whether a request that has reserved a share of the device could no longer join once this job has."""
-    present = present_shares(state)
-    joined = [*present, asked_share(need)]
-    ahead = [each.share for each in state.promises if each.is_reservation and not each.share.is_exclusive]
+    caution, most = limit.caution, limit.durations + _ROUNDING
+    present = present_members(state, caution)
+    joined = [*present, asked_member(need, caution)]
+    reserved = (each.share for each in state.promises if each.is_reservation and not each.share.is_exclusive)
     return any(
-        _durations([*joined, share], state, limit) > limit.durations + _ROUNDING
-        and _durations([*present, share], state, limit) <= limit.durations + _ROUNDING
-        for share in ahead
+        _durations([*joined, ahead], state, limit) > most and _durations([*present, ahead], state, limit) <= most
+        for ahead in (share_member(share, caution) for share in reserved)
     )
 
 
-def _durations(shares: list[Share], state: DeviceState, limit: DepthLimit) -> float:
-    work = _with_margin(len(shares), limit.caution)
-    return work / throughput(members(shares, limit.caution), state.foreign.percent)
+def _durations(members: Sequence[Member], state: DeviceState, limit: DepthLimit) -> float:
+    return _with_margin(len(members), limit.caution) / throughput(members, state.foreign.percent)
 
 
 def _with_margin(jobs: int, caution: float) -> float:
     return jobs + caution * math.sqrt(jobs)
+
+
+@lru_cache(maxsize=1024)
+def _most_durations(jobs: int, devices: int) -> float:
+    return max(1.0, _with_margin(jobs, _caution(devices)) / devices)
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,8 @@ A job that decides when all work is over (`longest_job`) is not slowed: no job j
 longer than alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -25,6 +26,8 @@ _LOAD_SPREAD, _PART_SPREAD = 30.0, 0.3
 # What is left of that after it was learned: most commands have run a few times only, and beside few others.
 _LEARNED_SPREAD = 0.15
 _ROUNDING = 1e-9
+
+Member = tuple[float, float]  # the load of a job on a device, and its coefficient
 
 
 class SharingForecast(Struct, frozen=True, kw_only=True):
@@ -41,20 +44,19 @@ class SharingForecast(Struct, frozen=True, kw_only=True):
 
 def forecast(need: Need, state: DeviceState, caution: float = 0.0) -> SharingForecast:
     """Return the throughput without and with the job."""
-    shares, foreign = present_shares(state), state.foreign.percent
-    before = throughput(members(shares, caution), foreign)
-    after = throughput(members([*shares, asked_share(need)], caution), foreign)
-    return SharingForecast(jobs=len(shares), before=before, after=after)
+    present, foreign = present_members(state, caution), state.foreign.percent
+    after = throughput([*present, asked_member(need, caution)], foreign)
+    return SharingForecast(jobs=len(present), before=throughput(present, foreign), after=after)
 
 
 def keeps_out_request_ahead(need: Need, state: DeviceState, least: float, caution: float = 0.0) -> bool:
     """Return whether a request that has reserved a share of the device would gain nothing there once the job has joined
     too. Otherwise jobs of small load could join for ever before it."""
-    joined = [*present_shares(state), asked_share(need)]
+    joined = [*present_members(state, caution), asked_member(need, caution)]
     foreign = state.foreign.percent
-    before = throughput(members(joined, caution), foreign)
+    before = throughput(joined, foreign)
     return any(
-        throughput(members([*joined, each.share], caution), foreign) < before * (1.0 + least) - _ROUNDING
+        throughput([*joined, share_member(each.share, caution)], foreign) < before * (1.0 + least) - _ROUNDING
         for each in state.promises
         if each.is_reservation and not each.share.is_exclusive
     )
@@ -62,8 +64,10 @@ def keeps_out_request_ahead(need: Need, state: DeviceState, least: float, cautio
 
 def slowed_longest(need: Need, state: DeviceState) -> tuple[str, float] | None:
     """Return the lease of the longest job that this job would slow noticeably, and by which factor; or None."""
-    asked, _ = _member(asked_share(need), 0.0)
-    present = [(each, *_member(each.share, 0.0)) for each in state.promises if not each.is_reservation]
+    if not any(each.is_longest for each in state.promises):
+        return None
+    asked, _ = asked_member(need, 0.0)
+    present = [(each, *share_member(each.share, 0.0)) for each in state.promises if not each.is_reservation]
     total = sum(load for _, load, _ in present) + state.foreign.percent + asked
     for each, load, coefficient in present:
         if each.is_longest and each.lease_id is not None:
@@ -82,24 +86,28 @@ def free_without_longest(states: Iterable[DeviceState]) -> list[float]:
     )
 
 
-def present_shares(state: DeviceState) -> list[Share]:
-    return [each.share for each in state.promises if not each.is_reservation]
+def present_members(state: DeviceState, caution: float) -> Sequence[Member]:
+    """Return the load and the coefficient of each job on a device. The state remembers them, as it never changes."""
+    found = state.members.get(caution)
+    if found is None:
+        present = [each.share for each in state.promises if not each.is_reservation]
+        found = state.members[caution] = [share_member(share, caution) for share in present]
+    return found
 
 
-def asked_share(need: Need) -> Share:
-    return Share(device_id="", load_percent=need.load_percent, slowdown=need.slowdown)
+def asked_member(need: Need, caution: float) -> Member:
+    return _member(need.load_percent, need.slowdown, caution)
 
 
-def members(shares: Iterable[Share], caution: float) -> list[tuple[float, float]]:
-    """Return the load and the coefficient of each job."""
-    return [_member(share, caution) for share in shares]
+def share_member(share: Share, caution: float) -> Member:
+    return _member(share.load_percent, share.slowdown, caution)
 
 
-def _member(share: Share, caution: float) -> tuple[float, float]:
-    load = share.load_percent
+@lru_cache(maxsize=4096)
+def _member(load: float | None, coefficient: float | None, caution: float) -> Member:
     if load is None:
         load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)
     part = min(load, 100.0) / 100.0
-    if share.slowdown is not None:
-        return load, share.slowdown + caution * _LEARNED_SPREAD * part
+    if coefficient is not None:
+        return load, coefficient + caution * _LEARNED_SPREAD * part
     return load, min(1.0, PRIOR_PART + caution * _PART_SPREAD) * part

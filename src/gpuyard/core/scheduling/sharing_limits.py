@@ -25,11 +25,12 @@ class SharingLimits:
     def packing_for(self, need: Need, suitable: Callable[[Need], Iterable[DeviceState]]) -> Packing:
         """Return the limits for the need; the usual ones are always the same object. `suitable` returns the devices
         that the need allows."""
-        if need.is_exclusive or not need.devices or not (self._protects or self._packing.depth is not None):
+        if not self._protects and self._packing.depth is None:
             return self._packing
         found = self._packings.get(need)
         if found is None:
-            found = self._packings[need] = self._find(need, suitable)
+            is_limited = need.devices and not need.is_exclusive
+            found = self._packings[need] = self._find(need, suitable) if is_limited else self._packing
         return found
 
     def _find(self, need: Need, suitable: Callable[[Need], Iterable[DeviceState]]) -> Packing:

@@ -14,9 +14,10 @@ would wait for nothing.
 A job that has run for longer than expected counts as half done, as in `longest_job`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
@@ -24,13 +25,42 @@ from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.longest_job import LEAST_LEFT_S, RunningWork
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import PlannerView, Start, planned_lease_id
-from gpuyard.core.scheduling.sharing_gain import asked_share, members
+from gpuyard.core.scheduling.sharing_gain import asked_member, present_members
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.units import format_count, format_duration
 
 # Where more devices have to be compared, or more jobs wait for each, a plan would cost more than it gains.
 _MOST_DEVICES, _MOST_JOBS_PER_DEVICE = 64, 16
 _ROUNDING_S = 1e-6
+
+
+class LateDevices(Struct, frozen=True):
+    """The devices that a job does not join, by id, with the seconds after which it would end there; on another one it
+    would end after `soonest_s`."""
+
+    devices: Mapping[str, tuple[DeviceState, float]] = {}
+    soonest_s: float = 0.0
+
+    def reason(self, device_id: str) -> Reason | None:
+        """Return why the job does not join the device; None if it may."""
+        found = self.devices.get(device_id)
+        return None if found is None else _reason(*found, self.soonest_s)
+
+
+NOT_LATE = LateDevices()
+
+
+class _DeviceWork(Struct, frozen=True):
+    """The load (1.0 is a fully busy device) of each lease on a device with the seconds that it has left, and the
+    seconds until the last has ended."""
+
+    state: DeviceState
+    leases: Sequence[tuple[float, float]]
+    last_s: float
+
+    def beside_s(self, seconds: float) -> float:
+        """Return for how long a job of these seconds runs beside the leases, each as a part of its load."""
+        return sum([load * min(left_s, seconds) for load, left_s in self.leases])
 
 
 class SoonerElsewhere:
@@ -40,6 +70,7 @@ class SoonerElsewhere:
         self._view = view
         self._starts = starts
         self._counted = 0  # how many of the starts are in `_left_s`
+        self._works: dict[str, _DeviceWork] = {}  # by device
 
     def decides(self, job_id: int, need: Need) -> bool:
         """Return whether enough is known to decide by seconds, instead of by jobs, which devices the job joins."""
@@ -48,23 +79,17 @@ class SoonerElsewhere:
         is_known = self._view.estimate(job_id).likely_s is not None
         return is_known and self._evenly_s is not None and self._count_starts()
 
-    def late_devices(self, job_id: int, need: Need, placement: PlacementState) -> dict[str, Reason]:
-        """Return the devices that the job does not join now, with the reasons. `decides` is true of it."""
+    def late_devices(self, job_id: int, need: Need, placement: PlacementState) -> LateDevices:
+        """Return the devices that the job does not join now. `decides` is true of it."""
         seconds, evenly_s = self._view.estimate(job_id).likely_s, self._evenly_s
         if seconds is None or seconds < LEAST_LEFT_S or evenly_s is None:
-            return {}
-        ends_s = {
-            device.id: self._end_s(need, seconds, placement.states[device.id], placement)
-            for device in placement.fitting_without_leases(need)
-        }
+            return NOT_LATE
+        ends_s = self._ends_s(need, seconds, placement)
         soonest_s = min(ends_s.values(), default=0.0)
         latest_s = max(evenly_s, soonest_s) + _ROUNDING_S
-        late = [device_id for device_id, end_s in ends_s.items() if end_s > latest_s]
-        return {
-            device_id: _reason(placement.states[device_id], ends_s[device_id], soonest_s)
-            for device_id in late
-            if placement.states[device_id].lease_count
-        }
+        late = [(placement.states[device_id], end_s) for device_id, end_s in ends_s.items() if end_s > latest_s]
+        devices = {state.device.id: (state, end_s) for state, end_s in late if state.lease_count}
+        return LateDevices(devices, soonest_s) if devices else NOT_LATE
 
     @cached_property
     def _may_limit(self) -> bool:
@@ -108,21 +133,33 @@ class SoonerElsewhere:
             self._counted += 1
         return True
 
-    def _end_s(self, need: Need, seconds: float, state: DeviceState, placement: PlacementState) -> float:
-        """Return after how many seconds the job would end on the device."""
-        present = [each for each in state.promises if not each.is_reservation]
-        left_s = [(self._left_s or {}).get(each.lease_id or "", 0.0) for each in present]
-        if not placement.fits(need, state):
-            return seconds + max(left_s, default=0.0)
-        (_, coefficient), *neighbours = members([asked_share(need), *(each.share for each in present)], 0.0)
-        beside_s = sum(
-            load / 100.0 * min(each_s, seconds) for (load, _), each_s in zip(neighbours, left_s, strict=True)
-        )
-        return seconds + coefficient * beside_s
+    def _ends_s(self, need: Need, seconds: float, placement: PlacementState) -> dict[str, float]:
+        """Return after how many seconds the job would end on each device that suits it."""
+        fitting = {device.id for device in placement.fitting_now(need)}
+        _, coefficient = asked_member(need, 0.0)
+        ends_s = {}
+        for device in placement.fitting_without_leases(need):
+            work = self._work_on(placement.states[device.id])
+            if device.id in fitting:
+                ends_s[device.id] = seconds + coefficient * work.beside_s(seconds)
+            else:
+                ends_s[device.id] = seconds + work.last_s
+        return ends_s
+
+    def _work_on(self, state: DeviceState) -> _DeviceWork:
+        """Return what the leases on a device have left. What a lease has left stays the same while a plan is made."""
+        known = self._works.get(state.device.id)
+        if known is None or known.state is not state:
+            present = [each for each in state.promises if not each.is_reservation]
+            left_s = [(self._left_s or {}).get(each.lease_id or "", 0.0) for each in present]
+            loads = [load / 100.0 for load, _ in present_members(state, 0.0)]
+            works = list(zip(loads, left_s, strict=True))
+            known = self._works[state.device.id] = _DeviceWork(state, works, max(left_s, default=0.0))
+        return known
 
 
-def without_devices(need: Need, device_ids: Collection[str]) -> Need:
-    return replace(need, banned=(*need.banned, *device_ids)) if device_ids else need
+def without_devices(need: Need, late: LateDevices) -> Need:
+    return replace(need, banned=(*need.banned, *late.devices)) if late.devices else need
 
 
 def _reason(state: DeviceState, end_s: float, soonest_s: float) -> Reason:
