@@ -14,7 +14,7 @@ from gpuyard.control.user_requests import Act, ChangeResult, fit_to_machine
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.core.lease import Drain
-from gpuyard.errors import StoreFault, UserError
+from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.store.job_edits import JobEdits
 from tests.simulation.behaviors import DECLARED
 from tests.simulation.engine import UNPASSABLE
@@ -77,13 +77,14 @@ class Sent:
 
 @dataclass(kw_only=True)
 class Request:
-    """`waits_until` is set when it has arrived: the keeper has until then to report what it has begun, and then the request
-    `is_open`: it is being carried out. `stops` is what it forbids."""
+    """`waits_until` is set when it has arrived: the keeper has until then to report what it has begun, and then the
+    request `is_open`: it is being carried out. `stops` is what it forbids, `allows` what it allows again."""
 
     pieces: Generator[None, None, Any]
     done: Callable[[Any], None]
     sent: Sent | None = None
     stops: str = ""
+    allows: str = ""
     waits_until: float | None = None
     is_open: bool = False
 
@@ -135,7 +136,7 @@ class Clients:
         sent.tries += 1
         try:
             fitted = fit_to_machine(sent.submission(), self.world.snapshot(), ())
-        except UserError:
+        except (UserError, EnvironmentFault):  # or no device can be used now
             self.refused += 1
             sent.is_given_up = True
             return
@@ -160,16 +161,14 @@ class Clients:
                 self.world.drains[target] = Drain(device_id=target, uid=7, user="other", since=self.world.now)
             else:
                 self.world.drains.pop(target, None)
-            return
-            yield
+            yield from ()
 
         stops = next((stop for stop, start in STOPS.items() if kind == start), kind)
         key = f"{stops} {target}".strip()
         if kind in STOPS:
             request = Request(pieces=act(), done=lambda _: self.world.record("stopped", key), stops=key)
         else:
-            self.world.record("allowed", key)  # it may happen from now on, even if the answer is lost
-            request = Request(pieces=act(), done=lambda _: None)
+            request = Request(pieces=act(), done=lambda _: None, allows=key)
         self.waiting.append(request)
 
     def _target(self, kind: str, random: Random) -> str:
@@ -229,6 +228,8 @@ class Clients:
                 self._begin(request, daemon)
             if self._waits_for_keeper(request, daemon):
                 continue
+            if request.allows:
+                self.world.record("allowed", request.allows)  # from now on, even if the answer is lost
             try:
                 next(request.pieces)
             except StopIteration as end:
@@ -237,18 +238,20 @@ class Clients:
             except UserError:
                 self._finish(request, daemon)
                 self.refused += 1
-            except StoreFault:
+            except EnvironmentFault:
                 self._finish(request, daemon)
                 self._try_again(request)
 
     def _begin(self, request: Request, daemon: SimulatedDaemon) -> None:
         request.waits_until = self.world.now + KEEPER_ANSWERS_S
         daemon.begin_change()
+        self.world.record("change begins", None)
         if request.stops:
             self.world.record("asked", request.stops)
 
     def _finish(self, request: Request, daemon: SimulatedDaemon) -> None:
         self.waiting.remove(request)
+        self.world.record("change ends", None)
         daemon.end_change()
 
     def _waits_for_keeper(self, request: Request, daemon: SimulatedDaemon) -> bool:

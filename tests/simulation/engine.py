@@ -1,9 +1,9 @@
 """The engine of the crash tests: supervisors live in the world, wait to be started, and write to a journal.
 
 It behaves as engines/local/engine.py, but does what is rare there at every chance: it clears the journal whenever that
-is allowed, and a supervisor that finds its daemon gone may take its time to end. Each program has a supervisor of its own, and those of
-one daemon are one keeper as far as the prefetch queue is concerned (keeper.py). (The engine of `gpuyard simulate` has
-no supervisors and no journal: nothing there outlives the daemon.)
+is allowed, and a supervisor that finds its daemon gone may take its time to end. Each program has a supervisor of its
+own; the supervisors of one daemon share a keeper with its prefetch queue (keeper.py). (The engine of `gpuyard simulate`
+has no supervisors and no journal: nothing there outlives the daemon.)
 """
 
 import signal
@@ -17,7 +17,7 @@ from gpuyard.engines.common.program_outcome import StartContext, limit_of, outco
 from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Ended, Followed, IsCutOff, Launch, Prepared
-from tests.simulation.keeper import KeeperHabits, SimulatedKeeper
+from tests.simulation.keeper import CALM, KeeperHabits, SimulatedKeeper
 from tests.simulation.programs import Program
 from tests.simulation.world import JournalEntry, World
 
@@ -33,7 +33,7 @@ class SimulatedEngine(PlacesNothing):
         world: World,
         descriptors: dict[int, str],
         trouble: float = 0.0,
-        habits: KeeperHabits = KeeperHabits(),  # noqa: B008 - it is frozen
+        habits: KeeperHabits = CALM,
     ) -> None:
         self._world = world
         self._habits = habits

@@ -4,12 +4,14 @@
 - Each attempt begins once.
 - After an order (a pause, a drain, a stopped tag) was answered, no job begins that it concerns, unless the keeper had
   taken it before.
-- A keeper takes no job after a complete step that could have known why not: a job of a higher priority waits for such
+- A keeper takes no job while a request is carried out.
+- It takes none after a complete step that could have known why not: a job of a higher priority waits for such
   a place, a limit is reached, a device has failed, or foreign processes hold its memory.
 - What has begun is recorded with the step that reads the keeper's report.
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -45,6 +47,7 @@ class FollowWatch:
         self._known = KnownStep()
         self._place = 0  # in the world's log
         self._begun: set[tuple[int, int]] = set()
+        self._changes = 0  # requests that are carried out
         self._asked: dict[str, int] = {}
         self._stopped: dict[str, int] = {}
         self._taken: dict[tuple[int, int], int] = {}
@@ -77,18 +80,30 @@ class FollowWatch:
         for number in range(place, len(log)):
             _, kind, what = log[number]
             if kind == "taken":
+                assert not self._changes, f"the keeper takes {what} while a request is carried out"
                 self._taken[what] = number
-            elif kind == "asked":
-                self._asked[what] = number
-            elif kind == "stopped":
-                self._stopped[what] = self._asked[what]
-            elif kind == "allowed":
-                self._stopped.pop(what, None)
-            elif kind == "over":
-                self._running.pop(what[0], None)
             elif kind == "begins":
                 self._check_start(store, self._world.begun[len(self._begun)], number)
+            else:
+                self._note(number, kind, what)
         self._check_leases()
+
+    def _note(self, number: int, kind: str, what: Any) -> None:
+        """Note an entry of the log that is neither the start of a program nor before one."""
+        if kind in ("change begins", "change ends"):
+            self._changes += 1 if kind == "change begins" else -1
+        elif kind == "dies":
+            self._changes = 0
+        elif kind == "asked":
+            self._asked[what] = number
+        elif kind == "stopped":
+            self._stopped[what] = self._asked[what]
+        elif kind == "allowed":
+            self._stopped.pop(what, None)
+        elif kind == "reboot":
+            self._running.clear()
+        elif kind == "over":
+            self._running.pop(what[0], None)
 
     # Starts
 

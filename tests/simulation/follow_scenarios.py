@@ -10,11 +10,12 @@ from tests.simulation.keeper import KeeperHabits
 from tests.simulation.scenario import Script
 
 SHORT = "short"
-WITHIN_S = 2.5
+WITHIN_S = 1.2
 KINDS = {
-    "array": 60, "submit": 4, "dependant": 8, "urgent": 6, "suspend": 6, "resume": 4, "cancel": 5, "hold": 5,
+    "array": 50, "submit": 2, "dependant": 8, "urgent": 6, "suspend": 6, "resume": 4, "cancel": 5, "hold": 5,
     "release": 4, "priority": 6, "retry": 3, "edit": 5, "pause": 4, "unpause": 5, "drain": 4, "undrain": 4,
-    "stop_tag": 4, "start_tag": 4, "limits": 4, "kill": 3, "reboot": 1, "kill_keeper": 2, "stop_keeper": 5, "why": 2,
+    "stop_tag": 4, "start_tag": 4, "limits": 5, "foreign": 5, "kill": 3, "reboot": 1, "kill_keeper": 2,
+    "stop_keeper": 5, "why": 2,
 }  # fmt: skip
 
 
@@ -24,8 +25,7 @@ def random_follows(seed: int) -> Script:
     times = sorted(random.choice((0.0, random.uniform(0.0, WITHIN_S))) for _ in range(count))
     kinds = ["array", *random.choices(list(KINDS), list(KINDS.values()), k=count - 1)]
     operations = [
-        _operation(Random(f"{seed} follows {number}"), at, kind, number)
-        for number, (at, kind) in enumerate(zip(times, kinds, strict=True))
+        _operation(seed, at, kind, number) for number, (at, kind) in enumerate(zip(times, kinds, strict=True))
     ]
     is_wild = seed % 3 == 0
     return Script(
@@ -42,6 +42,7 @@ def random_follows(seed: int) -> Script:
             stops_s=random.choice((0.05, 0.5, 3.0)),
             trouble=0.02 if seed % 5 == 0 else 0.0,
             reports_in_parts=0.2 if is_wild else 0.0,
+            mixes_groups=0.1 if is_wild else 0.0,
             room=random.choice((3, 50)),
         ),
     )
@@ -54,9 +55,10 @@ def short_behavior(seed: int) -> BehaviorOf:
     def behavior(command: tuple[str, ...], attempt: int) -> Behavior:
         if command[0] != SHORT:
             return wild(command, attempt)
-        usual_s = Random(f"{seed} {command[1]}").choice((0.004, 0.02, 0.06))
+        of_array = Random(f"{seed} {command[1]}")
+        usual_s, long = of_array.choice((0.004, 0.02, 0.06, 0.06)), of_array.choice((0, 2, 15))
         random = Random(f"{seed} {command} {attempt}")
-        runs_s = random.choices((usual_s, random.uniform(0.5, 2.0) * usual_s, 1.0), (70, 28, 2))[0]
+        runs_s = random.choices((usual_s, random.uniform(0.5, 2.0) * usual_s, 0.5), (70, 28, long))[0]
         return Behavior(
             runs_s=runs_s,
             exit_status=random.choices(("0", "1", "no-program"), (96, 3, 1))[0],
@@ -83,15 +85,17 @@ def array(at: float, token: str, count: int, **options: Any) -> Operation:
     return Operation(at=at, kind="submit", asked=request)
 
 
-def _operation(random: Random, at: float, kind: str, number: int) -> Operation:
-    token = f"s{number}"
+def _operation(seed: int, at: float, kind: str, number: int) -> Operation:
+    """Return an operation. Many arrays have the same options, so that they compete."""
+    random, token = Random(f"{seed} follows {number}"), f"s{number}"
+    options = _options(random.choice((random, *[Random(f"{seed} options")] * 3)))
     if kind == "array":
-        return array(at, token, random.randint(6, 30), **_options(random))
+        return array(at, token, random.randint(6, 50), **options)
     if kind == "dependant":  # of an early job, while later ones of its array still wait
         after = {"after_any": random.randint(1, 12), "priority": random.choice((0, 3))}
-        return array(at, token, random.randint(1, 3), **_options(random) | after)
+        return array(at, token, random.randint(1, 3), **options | after)
     if kind == "urgent":
-        return array(at, token, random.randint(1, 4), **_options(random) | {"priority": 5})
+        return array(at, token, random.randint(1, 4), **options | {"priority": 5})
     return Operation(at=at, kind=kind, number=number)
 
 

@@ -91,7 +91,9 @@ class Checker:
         alive = {job_id for job_id, state in states.items() if state in LIVE}
         assert {job.id for job, _ in live} == alive, "live attempts and states do not agree"
         assert len({job.id for job, _ in live}) == len(live), "two live attempts of one job"
-        self._check_limits([job for job, _ in live])
+        # After a crash, the program that another one has followed counts until the first step has recorded its end.
+        ended = {program.after.name for program in self._world.programs if program.after is not None}
+        self._check_limits([job for job, attempt in live if (job.id, attempt.number) not in ended])
         recorded = {(attempt.job_id, attempt.number, attempt.keeper_pid) for _, attempt in live}
         is_unrecorded = self.follows.is_unrecorded
         running = [program for program in self._world.programs if program.is_running and not is_unrecorded(program)]
@@ -168,13 +170,9 @@ class Checker:
             self.follows.note_step(daemon.sample().snapshot, daemon.controller.rules.limits, self._queued.values())
         # What followed had begun before the step.
         followed = {program.job_id for program in self._world.begun if program.after is not None}
-        begun = [
-            job for job in self._queued.values() if states[job.id] is JobState.RUNNING and job.id not in followed
-        ]
+        begun = [job for job in self._queued.values() if states[job.id] is JobState.RUNNING and job.id not in followed]
         taken = daemon.engine.taken()
-        waiting = [
-            job for job in self._queued.values() if states[job.id] is JobState.QUEUED and job.id not in taken
-        ]
+        waiting = [job for job in self._queued.values() if states[job.id] is JobState.QUEUED and job.id not in taken]
         for job in waiting if head is None else [job for job in waiting if job.id == head]:
             for other in begun:
                 assert not self._is_before(job, other), f"job {other.id} was started before job {job.id}"

@@ -24,13 +24,18 @@ NO_PROCESS = "unbegun-process-eagain"
 @dataclass(frozen=True, kw_only=True)
 class KeeperHabits:
     """How often, per successor or report, a keeper does what is rare: it stops for up to `stops_s`, a process cannot be
-    started, a report arrives in two parts. `room`: launches in its prefetch queue."""
+    started, a report arrives in two parts, a launch of another group is taken. `room`: launches in its prefetch queue.
+    """
 
     stops: float = 0.0
     stops_s: float = 0.0
     trouble: float = 0.0
     reports_in_parts: float = 0.0
+    mixes_groups: float = 0.0
     room: int = 50
+
+
+CALM = KeeperHabits()
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class SimulatedKeeper:
         if not group or not self._is_open or not self._queue:
             return None
         is_alike = self._queue[0].group == group
-        is_wrong = not is_alike and self._world.random("wrong group").random() < 0.1
+        is_wrong = not is_alike and self._world.random("wrong group").random() < self._habits.mixes_groups
         return self._queue.popleft() if is_alike or is_wrong else None
 
     def _write_line(self, successor: Program) -> None:

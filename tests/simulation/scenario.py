@@ -16,7 +16,7 @@ from tests.simulation.behaviors import MEMORY_MB, BehaviorOf, random_behavior
 from tests.simulation.clients import TAGS, Clients, Operation, operations
 from tests.simulation.crash_points import Crash, CrashPoint, CrashPoints
 from tests.simulation.invariants import Checker
-from tests.simulation.keeper import KeeperHabits
+from tests.simulation.keeper import CALM, KeeperHabits
 from tests.simulation.ledger import Other, Others
 from tests.simulation.simulated_daemon import LIMITS, RULES, SimulatedDaemon
 from tests.simulation.world import LoadSpike, LogEntry, World
@@ -37,8 +37,8 @@ class Script:
     processes use the ledger, foreign processes hold `foreign_mb` on each device, and `load_spikes` add load for a
     while. `clock_steps` are pairs of a time and the seconds by which the wall clock is set forward then.
     `shares_first_runs`: a new program shares a device from its start. Probes do not read the figures named
-    in `blind`. `habits` are those of keepers, and `late_samples` is how often a new sample takes a while. Others and
-    foreign processes come `within_s`.
+    in `blind`. `habits` are those of keepers, and `late_samples` is how often a new sample takes a while. Others,
+    foreign processes and faults of devices come `within_s`.
     """
 
     seed: int
@@ -54,7 +54,7 @@ class Script:
     load_spikes: tuple[LoadSpike, ...] = ()
     clock_steps: tuple[tuple[float, float], ...] = ()
     blind: frozenset[str] = frozenset({"gpu"})
-    habits: KeeperHabits = KeeperHabits()
+    habits: KeeperHabits = CALM
     late_samples: float = 0.0
     within_s: float = WITHIN_S
 
@@ -176,7 +176,7 @@ class Scenario:
             self._wake_at = self.world.now
             if operation.kind == "kill":
                 raise Crash
-            if operation.kind in ("kill_keeper", "stop_keeper", "limits"):
+            if operation.kind in ("kill_keeper", "stop_keeper", "limits", "foreign"):
                 self._interfere(operation)
                 continue
             if operation.kind == "reboot":
@@ -191,13 +191,17 @@ class Scenario:
         return has_asked or bool(self.clients.waiting)
 
     def _interfere(self, operation: Operation) -> None:
-        """Do what is no request: kill or stop the keeper, or change the limits in the configuration."""
+        """Do what is no request: kill or stop the keeper, change the limits in the configuration, or let a foreign
+        process take memory."""
         random = self.world.random("interfere")
         self.world.record(operation.kind, None)
         if operation.kind == "kill_keeper":
             self.world.kill_keeper(self.daemon.engine.keeper)
         elif operation.kind == "stop_keeper":
             self.daemon.engine.keeper.stop(random.choice((0.01, 0.1, 1.0, 3.0)))
+        elif operation.kind == "foreign":
+            if self.world.device_ids:
+                self._foreign_process(random.choice(self.world.device_ids))()
         else:
             cpu_jobs = LIMITS.cpu_jobs - 1 if self.limits == LIMITS else LIMITS.cpu_jobs
             self._set_limits(SchedulingLimits(cpu_jobs=cpu_jobs, tags=LIMITS.tags))
@@ -367,8 +371,9 @@ class Scenario:
                 waits_s=random.uniform(1.0, 30.0),
             )
             self.world.after(random.uniform(0.0, self._script.within_s), lambda other=other: self.others.arrive(other))  # type: ignore[misc]
-            self.world.after(random.uniform(0.0, self._script.within_s), self._foreign_process(random.choice(self.world.device_ids)))
-            self.world.after(random.uniform(0.0, self._script.within_s), self._fault(random.choice(self.world.device_ids)))
+            for happens in (self._foreign_process, self._fault):
+                at_s, device_id = random.uniform(0.0, self._script.within_s), random.choice(self.world.device_ids)
+                self.world.after(at_s, happens(device_id))
 
     def _foreign_process(self, device_id: str) -> Callable[[], None]:
         def change() -> None:

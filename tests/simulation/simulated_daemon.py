@@ -15,7 +15,7 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from tests.simulation.crash_points import CrashPoints, LeasesPort, Port, StorePort, Thread
 from tests.simulation.engine import SimulatedEngine
-from tests.simulation.keeper import KeeperHabits
+from tests.simulation.keeper import CALM, KeeperHabits
 from tests.simulation.ledger import SimulatedLedger
 from tests.simulation.suspender import SimulatedSuspender
 from tests.simulation.world import World
@@ -36,7 +36,7 @@ class SimulatedDaemon:
         rules: Rules,
         trouble: float,
         moves_fail: float,
-        habits: KeeperHabits = KeeperHabits(),  # noqa: B008 - it is frozen
+        habits: KeeperHabits = CALM,
         late_samples: float = 0.0,
     ) -> None:
         """`late_samples` is how often a new sample takes a while."""
@@ -99,7 +99,12 @@ class SimulatedDaemon:
     def _sample_for_step(self) -> Sample:
         """Return a fresh sample, or the latest one while a new one is late."""
         world = self._world
-        if self._late_samples and self._latest is not None and not self.has_fresh_sample and world.now >= self._late_until:
+        if (
+            self._late_samples
+            and self._latest is not None
+            and not self.has_fresh_sample
+            and world.now >= self._late_until
+        ):
             random = world.random("late sample")
             if self._late_until == 0.0 and random.random() < self._late_samples:
                 self._late_until = world.now + random.uniform(0.01, 0.6)

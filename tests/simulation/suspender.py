@@ -138,7 +138,6 @@ class _Suspension(_Move):
             self._world.after(self._random.choice((0.0, rest_s, 0.3)), self._end_suspended)
         self._end(is_done=True)
 
-
     def _end_suspended(self) -> None:
         if self._program.stash_mb is not None and self._program.is_running:
             self._world.exit(self._program, self._program.behavior.exit_status)
