@@ -57,6 +57,22 @@ FAULTS = (
         near=("tests/unit/control/test_successors.py", "tests/integration/test_successors.py"),
     ),
     Fault(
+        id="control-starts-by-the-keeper-forgotten",
+        file=f"{_CONTROL}/controller.py",
+        old="            self.successors.record_earlier(now)\n",
+        new="",
+        breaks="After a crash of the daemon, a job that the keeper had started by itself runs a second time.",
+        near=("tests/simulation/test_follows.py",),
+    ),
+    Fault(
+        id="control-starts-by-the-keeper-not-recorded",
+        file=f"{_CONTROL}/controller.py",
+        old="                followed = self.successors.record(now)\n",
+        new="                followed = 0\n",
+        breaks="A job that the keeper has started by itself is started again by the daemon.",
+        near=("tests/simulation/test_follows.py",),
+    ),
+    Fault(
         id="control-lease-kept-by-the-daemon",
         file=f"{_CONTROL}/controller.py",
         old="        for held in granted:\n            held.leave()\n",

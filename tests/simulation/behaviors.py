@@ -22,7 +22,8 @@ class Behavior:
     Its supervisor is killed after `lost_after_s`; `is_orphan` means that the program runs on without it. A process of
     the job keeps the lease for `lingers_s` after the end. `climbs` are pairs of run time and memory on each device. A
     program that `halves` needs half as much after each time that it ran out; a `silent` one crashes without a message.
-    It holds `ram_mb` from `ram_after_s` on.
+    It holds `ram_mb` from `ram_after_s` on. One that `ends_suspended` needs no device for the rest of its work: it ends
+    while it is suspended.
     """
 
     runs_s: float
@@ -39,6 +40,7 @@ class Behavior:
     gpu_percent: float = 0.0
     ram_mb: float = 0.0
     ram_after_s: float = 0.0
+    ends_suspended: bool = False
 
     @property
     def peak_mb(self) -> float:

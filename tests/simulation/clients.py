@@ -1,20 +1,35 @@
-"""Users: the requests that they send, the answers that they got, and what they do without an answer."""
+"""Users: the requests that they send, the answers that they got, and what they do without an answer.
+
+As in the daemon, a request that may change the queue takes back what the keeper has not begun, and is carried out when
+what it has begun is recorded, or after a while.
+"""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from gpuyard.control.edit_jobs import JobEditor
 from gpuyard.control.user_requests import Act, ChangeResult, fit_to_machine
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
-from gpuyard.errors import StoreFault, UserError
+from gpuyard.core.lease import Drain
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.store.job_edits import JobEdits
 from tests.simulation.behaviors import DECLARED
 from tests.simulation.engine import UNPASSABLE
 from tests.simulation.simulated_daemon import SimulatedDaemon
 from tests.simulation.world import World
 
 MOST_TRIES = 5
+# As in the daemon: a keeper that is stopped is not waited for any longer.
+KEEPER_ANSWERS_S = 2.0
+# Orders after which some jobs do not start, and what takes each back.
+STOPS = {"pause": "unpause", "drain": "undrain", "stop_tag": "start_tag"}
+TAGS = ("night", "day")
+EDITS: tuple[dict[str, Any], ...] = (
+    {"vram": "9G"}, {"time-limit": "1s"}, {"tag": "day"}, {"tag": None}, {"exclusive": True}, {"at": "+1s"},
+)  # fmt: skip
 KINDS = {
     "submit": 50, "cancel": 10, "hold": 6, "release": 6, "retry": 8, "priority": 6, "pause": 2, "unpause": 4,
     "kill": 4, "reboot": 3, "why": 5, "suspend": 8, "resume": 6,
@@ -33,6 +48,7 @@ class Operation:
     asked: SubmissionRequest | None = None
     jobs: str | None = None
     priority: int | None = None
+    options: dict[str, Any] | None = None
 
 
 def operations(seed: int, count: int, within_s: float, *, is_crowded: bool = False) -> list[Operation]:
@@ -61,9 +77,16 @@ class Sent:
 
 @dataclass(kw_only=True)
 class Request:
+    """`waits_until` is set when it has arrived: the keeper has until then to report what it has begun, and then the
+    request `is_open`: it is being carried out. `stops` is what it forbids, `allows` what it allows again."""
+
     pieces: Generator[None, None, Any]
     done: Callable[[Any], None]
     sent: Sent | None = None
+    stops: str = ""
+    allows: str = ""
+    waits_until: float | None = None
+    is_open: bool = False
 
 
 @dataclass
@@ -86,11 +109,14 @@ class Clients:
         random = Random(f"{self.world.seed} operation {operation.number}")
         if operation.kind == "submit":
             self.submit(operation.asked or self._submission(f"s{operation.number}", random), daemon)
-        elif operation.kind in ("pause", "unpause"):
-            daemon.requests.set_paused(paused=operation.kind == "pause")
+        elif operation.kind in STOPS or operation.kind in STOPS.values():
+            self.order(operation.kind, operation.jobs or self._target(operation.kind, random), daemon)
         elif operation.kind == "why":
             for job_id in self.jobs():
                 daemon.explain(job_id)
+        elif operation.kind == "edit" and self.jobs():
+            options = operation.options or random.choice(EDITS)
+            self.edit(operation.jobs or self._selection(random, prefers_all=False), options, daemon)
         elif self.jobs():
             priority = random.randint(-2, 3) if operation.priority is None else operation.priority
             meant = operation.jobs or self._selection(random, prefers_all=operation.kind in ("suspend", "resume"))
@@ -110,7 +136,7 @@ class Clients:
         sent.tries += 1
         try:
             fitted = fit_to_machine(sent.submission(), self.world.snapshot(), ())
-        except UserError:
+        except (UserError, EnvironmentFault):  # or no device can be used now
             self.refused += 1
             sent.is_given_up = True
             return
@@ -122,6 +148,54 @@ class Clients:
             self.world.record("acknowledged", (sent.asked.token, ids))
 
         self.waiting.append(Request(pieces=daemon.requests.submit(fitted, "me"), done=done, sent=sent))
+
+    def order(self, kind: str, target: str, daemon: SimulatedDaemon) -> None:
+        """Pause the queue, drain a device or stop a tag, or take that back."""
+
+        def act() -> Generator[None, None, None]:
+            if kind in ("pause", "unpause"):
+                daemon.requests.set_paused(paused=kind == "pause")
+            elif kind in ("stop_tag", "start_tag"):
+                daemon.requests.set_stopped(target, stopped=kind == "stop_tag")
+            elif kind == "drain":
+                self.world.drains[target] = Drain(device_id=target, uid=7, user="other", since=self.world.now)
+            else:
+                self.world.drains.pop(target, None)
+            yield from ()
+
+        stops = next((stop for stop, start in STOPS.items() if kind == start), kind)
+        key = f"{stops} {target}".strip()
+        if kind in STOPS:
+            request = Request(pieces=act(), done=lambda _: self.world.record("stopped", key), stops=key)
+        else:
+            request = Request(pieces=act(), done=lambda _: None, allows=key)
+        self.waiting.append(request)
+
+    def _target(self, kind: str, random: Random) -> str:
+        if kind in ("pause", "unpause"):
+            return ""
+        if kind in ("stop_tag", "start_tag"):
+            return random.choice(TAGS)
+        return random.choice(self.world.device_ids) if self.world.device_ids else "none"
+
+    def edit(self, text: str, options: dict[str, Any], daemon: SimulatedDaemon) -> None:
+        edits = JobEdits(daemon.database, daemon.store)
+
+        def fit(submission: Submission) -> Submission:
+            return fit_to_machine(submission, self.world.snapshot(), ())
+
+        editor = JobEditor(daemon.controller.transitions, edits, self.world.clock, options, fit)
+
+        def pieces() -> Generator[None, None, ChangeResult]:
+            changed = yield from daemon.requests.change(parse_selection(text), editor.edit)
+            with daemon.store.transaction():
+                editor.finish()
+            return changed
+
+        def done(changed: ChangeResult) -> None:
+            self.world.record("edit", (text, changed.ids))
+
+        self.waiting.append(Request(pieces=pieces(), done=done))
 
     def change(self, kind: str, text: str, priority: int, daemon: SimulatedDaemon) -> None:
         selection = parse_selection(text)
@@ -147,20 +221,51 @@ class Clients:
 
     # Answers
 
-    def proceed(self) -> None:
+    def proceed(self, daemon: SimulatedDaemon) -> None:
         """Advance each request in progress by one chunk."""
         for request in list(self.waiting):
+            if request.waits_until is None:
+                self._begin(request, daemon)
+            if self._waits_for_keeper(request, daemon):
+                continue
+            if request.allows:
+                self.world.record("allowed", request.allows)  # from now on, even if the answer is lost
             try:
                 next(request.pieces)
             except StopIteration as end:
-                self.waiting.remove(request)
+                self._finish(request, daemon)
                 request.done(end.value)
             except UserError:
-                self.waiting.remove(request)
+                self._finish(request, daemon)
                 self.refused += 1
-            except StoreFault:
-                self.waiting.remove(request)
+            except EnvironmentFault:
+                self._finish(request, daemon)
                 self._try_again(request)
+
+    def _begin(self, request: Request, daemon: SimulatedDaemon) -> None:
+        request.waits_until = self.world.now + KEEPER_ANSWERS_S
+        daemon.begin_change()
+        self.world.record("change begins", None)
+        if request.stops:
+            self.world.record("asked", request.stops)
+
+    def _finish(self, request: Request, daemon: SimulatedDaemon) -> None:
+        self.waiting.remove(request)
+        self.world.record("change ends", None)
+        daemon.end_change()
+
+    def _waits_for_keeper(self, request: Request, daemon: SimulatedDaemon) -> bool:
+        """Return whether the keeper may still report what it has begun, before anything of the request is done."""
+        if request.is_open or request.waits_until is None:
+            return False
+        request.is_open = self.world.now >= request.waits_until or not daemon.has_unrecorded
+        return not request.is_open
+
+    def wait_until(self) -> float | None:
+        """Return when the first request ceases to wait for the keeper, if all of them do."""
+        times = [request.waits_until for request in self.waiting if not request.is_open]
+        known = [at for at in times if at is not None]
+        return min(known) if known and len(known) == len(self.waiting) else None
 
     def lose_daemon(self) -> None:
         waiting, self.waiting = self.waiting, []

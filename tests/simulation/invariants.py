@@ -18,6 +18,7 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of
 from tests.simulation import memory_invariants
 from tests.simulation.clients import Clients
+from tests.simulation.follow_invariants import FollowWatch
 from tests.simulation.pace_invariants import PaceWatch
 from tests.simulation.programs import Program
 from tests.simulation.simulated_daemon import LIMITS, SimulatedDaemon
@@ -47,6 +48,7 @@ class Checker:
         self._queued: dict[int, Job] = {}
         self._was_paused = False
         self._paces = PaceWatch(world, database)
+        self.follows = FollowWatch(world, database)
 
     def watch(self, daemon: SimulatedDaemon) -> None:
         """Check a new daemon from its first step on."""
@@ -67,6 +69,7 @@ class Checker:
         self._check_live(store, states)
         self._note_ends(states)
         self._check_begun(store)
+        self.follows.check()
         self._check_blocked(store, states)
         if transitions is not None:
             in_memory = [(live.job, live.attempt) for live in transitions.live.values()]
@@ -88,9 +91,12 @@ class Checker:
         alive = {job_id for job_id, state in states.items() if state in LIVE}
         assert {job.id for job, _ in live} == alive, "live attempts and states do not agree"
         assert len({job.id for job, _ in live}) == len(live), "two live attempts of one job"
-        self._check_limits([job for job, _ in live])
+        # After a crash, the program that another one has followed counts until the first step has recorded its end.
+        ended = {program.after.name for program in self._world.programs if program.after is not None}
+        self._check_limits([job for job, attempt in live if (job.id, attempt.number) not in ended])
         recorded = {(attempt.job_id, attempt.number, attempt.keeper_pid) for _, attempt in live}
-        running = [program for program in self._world.programs if program.is_running]
+        is_unrecorded = self.follows.is_unrecorded
+        running = [program for program in self._world.programs if program.is_running and not is_unrecorded(program)]
         assert len({program.job_id for program in running}) == len(running), "a program runs twice at the same time"
         commands = {job.id: job.argv for job, _ in live}
         for program in running:
@@ -160,8 +166,13 @@ class Checker:
         head = None if plan.head is None else plan.head.job_id
         assert not (self._was_paused and started), "the queue is paused, and a job has started"
         states = self._states()
-        begun = [job for job in self._queued.values() if states[job.id] is JobState.RUNNING]
-        waiting = [job for job in self._queued.values() if states[job.id] is JobState.QUEUED]
+        if daemon.has_fresh_sample:
+            self.follows.note_step(daemon.sample().snapshot, daemon.controller.rules.limits, self._queued.values())
+        # What followed had begun before the step.
+        followed = {program.job_id for program in self._world.begun if program.after is not None}
+        begun = [job for job in self._queued.values() if states[job.id] is JobState.RUNNING and job.id not in followed]
+        taken = daemon.engine.taken()
+        waiting = [job for job in self._queued.values() if states[job.id] is JobState.QUEUED and job.id not in taken]
         for job in waiting if head is None else [job for job in waiting if job.id == head]:
             for other in begun:
                 assert not self._is_before(job, other), f"job {other.id} was started before job {job.id}"
@@ -226,7 +237,7 @@ class Checker:
                 memory_invariants.check_time(attempt, begun[key], limits[attempt.job_id])
             else:
                 assert key in unbegun
-                stopped_before_it_began = attempt.stopping is not None
+                stopped_before_it_began = attempt.stopping is not None or unbegun[key].fate == "lost"
                 restarted_before_it_left = attempt.outcome == REBOOTED and unbegun[key].fate == "rebooted"
                 assert stopped_before_it_began or restarted_before_it_left
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Holder, Lease, Need, Share, Ticket, asks_for_the_same
+from gpuyard.core.lease import Drain, Holder, Lease, Need, Share, Ticket, asks_for_the_same
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse
@@ -50,13 +50,16 @@ class SimulatedLedger:
         self._ticket: str | None = None
         self._waits_for: tuple[Need, int] | None = None
         self._seen: Snapshot | None = None
+        self._drains: tuple[Drain, ...] = ()  # as of the last reading
 
     def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
         self._may_fail("grant")
+        self._drains = tuple(self._world.drains.values())
         return self._world.leases(), tuple(ticket for ticket, _ in self._world.tickets.values())
 
     def grant(self, decide: Decide) -> list[SimulatedClaim]:
         self._may_fail("grant")
+        self._drains = tuple(self._world.drains.values())
         # The times of tickets are wall times, as of files.
         to_wall = self._world.clock.to_wall
         tickets = tuple(replace(ticket, since=to_wall(ticket.since)) for ticket, _ in self._world.tickets.values())
@@ -67,7 +70,7 @@ class SimulatedLedger:
             if wanted.remakes is None:  # else its program has the devices already, or has just ended
                 taken += [share.device_id for share in wanted.claim.shares if _takes_more(share, before)]
             if wanted.amends is not None:
-                self._world.amend_lease(wanted.amends, wanted.claim)
+                self._world.amend_lease(wanted.amends, wanted.claim, wanted.label)
                 continue
             holder = replace(self._holder, label=wanted.label)
             granted = self._world.grant(holder, wanted.claim, self._keeper, wanted.remakes)
@@ -85,8 +88,8 @@ class SimulatedLedger:
     def health_marks(self) -> tuple[()]:
         return ()
 
-    def drains(self) -> tuple[()]:
-        return ()
+    def drains(self) -> tuple[Drain, ...]:
+        return self._drains
 
     def measure_loads(self, *_: object) -> dict[tuple[str, str], float | None]:
         return {}

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.simulator.machine_parts import ScheduledEvent
 from tests.simulation.behaviors import Behavior
+
+if TYPE_CHECKING:
+    from tests.simulation.keeper import SimulatedKeeper
 
 
 @dataclass(kw_only=True)
@@ -15,6 +19,11 @@ class Program:
     `memory_mb` is held on devices, `measured_mb` is the most of it that a probe has read, and `stash_mb` was moved to
     RAM while the program is suspended. A frozen program does not run: `ran_s` is its run time until then, `goes_since`
     the time since which it runs. `events` are planned while it runs; freezing it cancels them.
+
+    Its `keeper` may let another program of its `group` follow it. `after` is the program whose place it took itself;
+    `is_unreported` means that the keeper has not told its daemon about the end yet, `is_told` that the daemon has read
+    about the start of a successor, `known_at` is when the
+    daemon that started it read about the end.
     """
 
     job_id: int
@@ -27,6 +36,13 @@ class Program:
     lease_id: str | None
     devices: tuple[str, ...] = ()
     runs_out: int = 0
+    keeper: "SimulatedKeeper | None" = None
+    group: int = 0
+    after: "Program | None" = None
+    is_unreported: bool = False
+    is_told: bool = False
+    exited_at: float | None = None
+    known_at: float | None = None
     began_at: float | None = None
     ended_at: float | None = None
     is_supervised: bool = True

@@ -8,15 +8,17 @@ from msgspec.structs import replace
 
 from gpuyard.control.step_result import Step
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
+from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.simulator.machine_parts import EPOCH
 from gpuyard.store.database import open_database
 from tests.simulation.behaviors import MEMORY_MB, BehaviorOf, random_behavior
-from tests.simulation.clients import Clients, Operation, operations
+from tests.simulation.clients import TAGS, Clients, Operation, operations
 from tests.simulation.crash_points import Crash, CrashPoint, CrashPoints
 from tests.simulation.invariants import Checker
+from tests.simulation.keeper import CALM, KeeperHabits
 from tests.simulation.ledger import Other, Others
-from tests.simulation.simulated_daemon import RULES, SimulatedDaemon
+from tests.simulation.simulated_daemon import LIMITS, RULES, SimulatedDaemon
 from tests.simulation.world import LoadSpike, LogEntry, World
 
 SAMPLE_EVERY_S = 3.0
@@ -35,7 +37,8 @@ class Script:
     processes use the ledger, foreign processes hold `foreign_mb` on each device, and `load_spikes` add load for a
     while. `clock_steps` are pairs of a time and the seconds by which the wall clock is set forward then.
     `shares_first_runs`: a new program shares a device from its start. Probes do not read the figures named
-    in `blind`.
+    in `blind`. `habits` are those of keepers, and `late_samples` is how often a new sample takes a while. Others,
+    foreign processes and faults of devices come `within_s`.
     """
 
     seed: int
@@ -51,6 +54,9 @@ class Script:
     load_spikes: tuple[LoadSpike, ...] = ()
     clock_steps: tuple[tuple[float, float], ...] = ()
     blind: frozenset[str] = frozenset({"gpu"})
+    habits: KeeperHabits = CALM
+    late_samples: float = 0.0
+    within_s: float = WITHIN_S
 
 
 def random_script(seed: int) -> Script:
@@ -97,6 +103,7 @@ class Scenario:
         self.checker = Checker(self.world, self.database, self.clients)
         self.deaths = 0
         self.backfilled: dict[int, set[int]] = {}
+        self.limits = LIMITS
         self._script = script
         self._pending = list(script.operations)
         self._step: Step | None = None
@@ -148,13 +155,14 @@ class Scenario:
         """Return whether the scenario is over."""
         try:
             if self._ask():
-                self.clients.proceed()
+                self.clients.proceed(self.daemon)
                 self.checker.check(self.daemon.controller.transitions)
             if self._is_awake():
                 self._do_step()
                 self.checker.check(self.daemon.controller.transitions)
             self.others.try_again()
-            return not self.clients.waiting and self._pass_time()
+            is_busy = bool(self.clients.waiting) and self.clients.wait_until() is None
+            return not is_busy and self._pass_time()
         except Crash:
             self._die()
             return False
@@ -168,6 +176,9 @@ class Scenario:
             self._wake_at = self.world.now
             if operation.kind == "kill":
                 raise Crash
+            if operation.kind in ("kill_keeper", "stop_keeper", "limits", "foreign"):
+                self._interfere(operation)
+                continue
             if operation.kind == "reboot":
                 self.world.reboot()
                 raise Crash
@@ -178,6 +189,26 @@ class Scenario:
         if self.clients.waiting:
             self._wake_at = self.world.now
         return has_asked or bool(self.clients.waiting)
+
+    def _interfere(self, operation: Operation) -> None:
+        """Do what is no request: kill or stop the keeper, change the limits in the configuration, or let a foreign
+        process take memory."""
+        random = self.world.random("interfere")
+        self.world.record(operation.kind, None)
+        if operation.kind == "kill_keeper":
+            self.world.kill_keeper(self.daemon.engine.keeper)
+        elif operation.kind == "stop_keeper":
+            self.daemon.engine.keeper.stop(random.choice((0.01, 0.1, 1.0, 3.0)))
+        elif operation.kind == "foreign":
+            if self.world.device_ids:
+                self._foreign_process(random.choice(self.world.device_ids))()
+        else:
+            cpu_jobs = LIMITS.cpu_jobs - 1 if self.limits == LIMITS else LIMITS.cpu_jobs
+            self._set_limits(SchedulingLimits(cpu_jobs=cpu_jobs, tags=LIMITS.tags))
+
+    def _set_limits(self, limits: SchedulingLimits) -> None:
+        self.limits = limits
+        self.daemon.controller.rules = replace(self.daemon.controller.rules, limits=limits)
 
     def _is_awake(self) -> bool:
         is_due = self._wake_at is not None and self._wake_at <= self.world.now
@@ -191,15 +222,17 @@ class Scenario:
             self._step = self.daemon.step()
         except StoreFault:
             self.world.record("the disk is full", None)
+            self.checker.follows.has_failed_step = True
             self._wake_at = self.world.now + TRY_AGAIN_S
             return
+        self.checker.follows.has_failed_step = False
         plan = self.daemon.controller.plan
         head = None if plan.head is None else plan.head.job_id
         passed = self.checker.after_step(self.daemon, self._step.started)
         self.world.record("step", self._step.started)
         if passed:
             self.backfilled.setdefault(head or 0, set()).update(passed)
-        times = [self._step.wake_at]
+        times = [self._step.wake_at, self.daemon.wake_at()]
         times.append(self.world.now + SAMPLE_EVERY_S if self._step.waits_for_devices else None)
         times.append(self.world.now + SAMPLE_EVERY_S if self.daemon.controller.batch_gates.is_waiting else None)
         times.append(self.world.now + SAMPLING_S if self.daemon.wants_sample() else None)
@@ -213,8 +246,9 @@ class Scenario:
         times = [self._wake_at, self.world.next_event()]
         times.append(EPOCH + self._pending[0].at if self._pending else None)
         times.append(self.world.now + TRY_AGAIN_S if self.clients.again else None)
+        times.append(self.clients.wait_until())
         known = [at for at in times if at is not None]
-        if not self._pending and not self._is_calm:
+        if not self._pending and not self._is_calm and not self.clients.waiting:
             self._calm_down()
             return False
         if self._is_calm and self.world.next_event() is None and self.daemon.controller.batch_gates.is_waiting:
@@ -242,10 +276,18 @@ class Scenario:
     def _calm_down(self) -> None:
         """Remove other processes, faults and foreign load, so that nothing keeps a job from running."""
         try:
+            self.daemon.begin_change()
             self.daemon.requests.set_paused(paused=False)
+            for tag in TAGS:
+                self.daemon.requests.set_stopped(tag, stopped=False)
         except StoreFault:
             return
+        finally:
+            self.daemon.end_change()
         self._is_calm = True
+        self._set_limits(LIMITS)
+        self.world.drains.clear()
+        self.checker.follows.allow_all()
         self.others.leave()
         self.world.foreign_mb = dict.fromkeys(self.world.device_ids, self._script.foreign_mb)
         self.world.faults.clear()
@@ -280,7 +322,7 @@ class Scenario:
         """Start a daemon; it may crash during recovery and is then started again."""
         while True:
             script = self._script
-            rules = replace(RULES, shares_first_runs=script.shares_first_runs)
+            rules = replace(RULES, shares_first_runs=script.shares_first_runs, limits=self.limits)
             daemon = SimulatedDaemon(
                 self.world,
                 self.database,
@@ -288,6 +330,8 @@ class Scenario:
                 rules=rules,
                 trouble=script.trouble,
                 moves_fail=script.moves_fail,
+                habits=script.habits,
+                late_samples=script.late_samples,
             )
             self._step = None
             try:
@@ -326,9 +370,10 @@ class Scenario:
                 runs_s=random.uniform(0.5, 15.0),
                 waits_s=random.uniform(1.0, 30.0),
             )
-            self.world.after(random.uniform(0.0, WITHIN_S), lambda other=other: self.others.arrive(other))  # type: ignore[misc]
-            self.world.after(random.uniform(0.0, WITHIN_S), self._foreign_process(random.choice(self.world.device_ids)))
-            self.world.after(random.uniform(0.0, WITHIN_S), self._fault(random.choice(self.world.device_ids)))
+            self.world.after(random.uniform(0.0, self._script.within_s), lambda other=other: self.others.arrive(other))  # type: ignore[misc]
+            for happens in (self._foreign_process, self._fault):
+                at_s, device_id = random.uniform(0.0, self._script.within_s), random.choice(self.world.device_ids)
+                self.world.after(at_s, happens(device_id))
 
     def _foreign_process(self, device_id: str) -> Callable[[], None]:
         def change() -> None:

@@ -15,6 +15,7 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from tests.simulation.crash_points import CrashPoints, LeasesPort, Port, StorePort, Thread
 from tests.simulation.engine import SimulatedEngine
+from tests.simulation.keeper import CALM, KeeperHabits
 from tests.simulation.ledger import SimulatedLedger
 from tests.simulation.suspender import SimulatedSuspender
 from tests.simulation.world import World
@@ -35,26 +36,31 @@ class SimulatedDaemon:
         rules: Rules,
         trouble: float,
         moves_fail: float,
+        habits: KeeperHabits = CALM,
+        late_samples: float = 0.0,
     ) -> None:
+        """`late_samples` is how often a new sample takes a while."""
         self.number = world.number("daemon")
         self.thread = Thread(crash_points)
         self.me = Holder(
             uid=os.getuid(), user="me", pid=20_000 + self.number, pid_started=world.now, boot_id=f"boot-{world.boot}"
         )
         self._world = world
-        self._database = database
+        self.database = database
         self._ledger = SimulatedLedger(world, self.me, f"daemon {self.number}", trouble)
-        self._engine = SimulatedEngine(world, self._ledger.descriptors, trouble)
+        self.engine = SimulatedEngine(world, self._ledger.descriptors, trouble, habits)
         self.suspender = SimulatedSuspender(world, moves_fail)
         self._latest: Sample | None = None
         self._wants_new_sample = False
-        self._store = store = JobStore(database)
+        self._late_samples = late_samples
+        self._late_until = 0.0
+        self.store = store = JobStore(database)
         store_port = StorePort(store, self.thread, lambda: world.random("disk").random() < trouble / 2)
         clock = Port("clock", world.clock, self.thread)
         self.controller = Controller(
             store_port,  # type: ignore[arg-type]
             LeasesPort("leases", self._ledger, self.thread),
-            Port("engine", self._engine, self.thread),
+            Port("engine", self.engine, self.thread),
             clock,
             rules=rules,
             me=self.me,
@@ -69,7 +75,8 @@ class SimulatedDaemon:
 
     def step(self) -> Step:
         """Do a step, and another one if its sample turned out to be older than what it recorded."""
-        step = self.controller.step(self.sample())
+        sample = self._sample_for_step()
+        step = self.controller.step(sample, is_fresh=self.has_fresh_sample)
         if step.is_outdated:
             self._latest = None
             step = self.controller.step(self.sample())
@@ -79,12 +86,52 @@ class SimulatedDaemon:
 
     def sample(self) -> Sample:
         """Return the latest sample if it is fresh enough, else a new one."""
-        taken_at = self._latest.snapshot.taken_at if self._latest is not None else None
-        is_fresh = taken_at is not None and self._world.now - taken_at <= (0.0 if self._wants_new_sample else FRESH_S)
-        if self._latest is None or not is_fresh:
+        if self._latest is None or not self.has_fresh_sample:
             self._wants_new_sample = False
             self._latest = Sample(snapshot=self._world.snapshot(), ram_mb=self._world.ram_mb())
         return self._latest
+
+    @property
+    def has_fresh_sample(self) -> bool:
+        taken_at = self._latest.snapshot.taken_at if self._latest is not None else None
+        return taken_at is not None and self._world.now - taken_at <= (0.0 if self._wants_new_sample else FRESH_S)
+
+    def _sample_for_step(self) -> Sample:
+        """Return a fresh sample, or the latest one while a new one is late."""
+        world = self._world
+        if (
+            self._late_samples
+            and self._latest is not None
+            and not self.has_fresh_sample
+            and world.now >= self._late_until
+        ):
+            random = world.random("late sample")
+            if self._late_until == 0.0 and random.random() < self._late_samples:
+                self._late_until = world.now + random.uniform(0.01, 0.6)
+        if self._latest is not None and world.now < self._late_until:
+            return self._latest
+        self._late_until = 0.0
+        return self.sample()
+
+    def wake_at(self) -> float | None:
+        """Return when the daemon wakes for a sample: one that is late, or to give the keeper more jobs in advance."""
+        if self._late_until > self._world.now:
+            return self._late_until
+        taken_at = None if self._latest is None else self._latest.snapshot.taken_at
+        return taken_at + FRESH_S + 0.001 if taken_at is not None and self.engine.prefetched() else None
+
+    # Requests
+
+    def begin_change(self) -> None:
+        self.controller.successors.begin_change()
+
+    def end_change(self) -> None:
+        self.controller.successors.end_change()
+
+    @property
+    def has_unrecorded(self) -> bool:
+        """Whether the keeper has begun jobs by itself that are not recorded."""
+        return bool(self.controller.successors.prefetched())
 
     def wants_sample(self) -> bool:
         """Return whether a run of a batch waits only for a new sample."""
@@ -92,12 +139,12 @@ class SimulatedDaemon:
         return self._wants_new_sample
 
     def explain(self, job_id: int) -> None:
-        job = self._store.job(job_id)
+        job = self.store.job(job_id)
         if job is not None and job.state in (JobState.QUEUED, JobState.SUSPENDED):
             self.controller.explain(job, self.sample())
 
     def has_events(self) -> bool:
-        return self._engine.is_readable() or self.suspender.is_readable()
+        return self.engine.is_readable() or self.suspender.is_readable()
 
     def measures(self) -> bool:
         """Return whether a job runs on a device, so that samples are taken now and then."""
@@ -113,6 +160,6 @@ class SimulatedDaemon:
     def die(self) -> None:
         """End as by kill -9: only what the kernel releases is released."""
         self.thread.is_cut = True
-        self._database.rollback()
+        self.database.rollback()
         self._ledger.die()
-        self._engine.die()
+        self.engine.die()

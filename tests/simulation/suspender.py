@@ -133,7 +133,14 @@ class _Suspension(_Move):
             self._end(is_done=False, text="the driver refuses")
             return
         program.stash_mb, program.memory_mb = program.memory_mb, {}
+        if program.behavior.ends_suspended:
+            rest_s = max(0.0, program.behavior.runs_s - program.ran_s)
+            self._world.after(self._random.choice((0.0, rest_s, 0.3)), self._end_suspended)
         self._end(is_done=True)
+
+    def _end_suspended(self) -> None:
+        if self._program.stash_mb is not None and self._program.is_running:
+            self._world.exit(self._program, self._program.behavior.exit_status)
 
 
 class _Resumption(_Move):

@@ -301,7 +301,7 @@ def _keep_incomplete_submissions(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sabotage", "caught"),
     [
         (_begin_before_the_commit, "runs and is not recorded"),
-        (_forget_ends_before_they_are_recorded, "ran unrecorded"),
+        (_forget_ends_before_they_are_recorded, "ran unrecorded|begins twice"),
         (_leave_orphans_alone, "runs and is not recorded"),
         pytest.param(_count_unbegun_attempts, "live attempts and states do not agree", marks=pytest.mark.full),
         (_ignore_limits, "than (its|their) limit"),

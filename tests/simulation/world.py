@@ -10,13 +10,14 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Claim, Holder, Lease, Ticket, amended
+from gpuyard.core.lease import Claim, Drain, Holder, Lease, Ticket, amended
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.engines.common.program_outcome import BEGAN
+from gpuyard.ports import Launch
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.machine_parts import (
     EPOCH,
@@ -29,8 +30,11 @@ from gpuyard.simulator.machine_parts import (
 from tests.simulation.behaviors import EVERYTHING, MEMORY_MB, BehaviorOf
 from tests.simulation.programs import Program
 
+if TYPE_CHECKING:
+    from tests.simulation.keeper import SimulatedKeeper
+
 RAM_MB = 64_000.0
-_FOREIGN_PID = 1
+FOREIGN_PID = 1
 Action = Callable[[], None]
 LogEntry = tuple[float, str, Any]
 Granting = Callable[[Lease, Snapshot], None]
@@ -45,6 +49,17 @@ class LoadSpike:
     cpu_percent: float = 0.0
     gpu_percent: float = 0.0
     ram_mb: float = 0.0
+
+
+class JournalEntry(NamedTuple):
+    """`word` is a word or an exit status. With `after`, the program took the place of that one at the time `at`."""
+
+    job_id: int
+    attempt: int
+    pid: int
+    word: str
+    after: tuple[int, int] | None = None
+    at: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -63,7 +78,10 @@ class World:
         self.devices = parse_devices(f"{devices}x{MEMORY_MB:g}MB") if devices else ()
         self.device_ids = tuple(device.id for device in self.devices)
         self.programs: list[Program] = []
-        self.journal: list[tuple[int, int, int, str]] = []
+        self.begun: list[Program] = []
+        self.journal: list[JournalEntry] = []
+        self.keepers: list[SimulatedKeeper] = []
+        self.drains: dict[str, Drain] = {}
         self.granted: dict[str, Granted] = {}
         self.tickets: dict[str, tuple[Ticket, str]] = {}
         self.foreign_mb = dict.fromkeys(self.device_ids, 0.0)
@@ -123,12 +141,29 @@ class World:
             self.granted[lease_id].keepers.add(f"pid {program.pid}")
         return program
 
+    def spawn_successor(self, before: Program, launch: Launch) -> Program:
+        """Prepare a program in place of one that has ended, with its lease and what it knows of its devices."""
+        runs_out = int(launch.environment.get("GPUYARD_OOM_COUNT", "0"))
+        program = self.spawn(launch.job_id, launch.attempt, launch.command, before.lease_id, runs_out)
+        program.devices, program.after = before.devices, before
+        program.keeper, program.group = before.keeper, before.group
+        self.record("taken", program.name)
+        return program
+
+    def write_start(self, successor: Program) -> None:
+        """Write the line of a successor to the journal, before it begins."""
+        if successor.is_supervised and successor.after is not None:
+            name, after = successor.name, successor.after.name
+            self.journal.append(JournalEntry(*name, successor.pid, BEGAN, after, successor.born_at))
+
     def begin(self, program: Program) -> None:
         if not program.is_supervised:
             return
         behavior = program.behavior
         program.began_at, program.is_running = self.now, True
-        self.journal.append((program.job_id, program.attempt, program.pid, BEGAN))
+        if program.after is None:
+            self.journal.append(JournalEntry(*program.name, program.pid, BEGAN))
+        self.begun.append(program)
         self.record("begins", program.name)
         self.thaw(program)
         if behavior.lost_after_s is not None:
@@ -180,10 +215,25 @@ class World:
         program.freeze(self.now)
         program.is_running = False
         program.drop_all()
+        program.exited_at = self.now
+        if program.is_supervised and program.keeper is not None:
+            program.keeper.handle_end(program, entry)
+        else:
+            self.note_end(program, entry)
+
+    def note_end(self, program: Program, entry: str) -> None:
+        """Let the program's supervisor note that it has ended."""
         if program.is_supervised:
             program.journal_entry = entry
-            self.journal.append((program.job_id, program.attempt, program.pid, entry))
+            self.journal.append(JournalEntry(*program.name, program.pid, entry))
         self._end(program)
+
+    def kill_keeper(self, keeper: "SimulatedKeeper") -> None:
+        """Kill a keeper: all its programs have lost their supervisor, and some run on."""
+        keeper.die()
+        for program in self.programs:
+            if program.keeper is keeper:
+                self._lose(program)
 
     def _lose(self, program: Program) -> None:
         if program.is_supervised:
@@ -208,6 +258,8 @@ class World:
 
     def reboot(self) -> None:
         self.record("reboot", self.boot)
+        for keeper in self.keepers:
+            keeper.die()
         for program in self.programs:
             if program.is_supervised or program.is_running:
                 program.freeze(self.now)
@@ -271,10 +323,12 @@ class World:
         for listener in self.on_grant:
             listener(lease, seen)
 
-    def amend_lease(self, lease_id: str, claim: Claim) -> None:
+    def amend_lease(self, lease_id: str, claim: Claim, label: str = "") -> None:
         granted = self.granted.get(lease_id)
         if granted is not None:
             granted.lease = amended(granted.lease, claim)
+            if label:
+                granted.lease = replace(granted.lease, holder=replace(granted.lease.holder, label=label))
             self.record("amended", (granted.lease.holder.label, tuple(share.device_id for share in claim.shares)))
 
     def let_go(self, lease_id: str, keeper: str) -> None:
@@ -374,7 +428,7 @@ class World:
             program.measured_mb[device.id] = max(program.measured_mb.get(device.id, 0.0), program.memory_mb[device.id])
         memory = [(program.pid, program.memory_mb[device.id]) for program in running]
         if self.foreign_mb[device.id]:
-            memory.append((_FOREIGN_PID, self.foreign_mb[device.id]))
+            memory.append((FOREIGN_PID, self.foreign_mb[device.id]))
         load_percent = None if "gpu" in self.blind else self._gpu_percent(device.id)
         reading = read_device(device, MEMORY_MB - self.free_mb(device.id), load_percent, memory)
         return replace(reading, fault=self.faults.get(device.id))

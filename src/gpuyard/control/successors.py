@@ -225,7 +225,7 @@ class Successors:
         free = 0 if self._steady is None else self._steady.live - len(self._transitions.live)
         if may_start and free > 0 and self._put:
             self._engines.take_back(free)
-        prefetched = self.prefetched()
+        prefetched = self._engines.prefetched()  # those that have followed are recorded, and may wait again
         self._put = {job_id: job for job_id, job in self._put.items() if job_id in prefetched}
         if not prefetched:
             return list(queues)
@@ -267,6 +267,10 @@ class Successors:
             return
         if self._put and (known is None or known.group is not group or not places):
             self.stop()  # no job that ends would be followed by them
+        elif self._put and (waiting := _waiting(plan, view.queues[0].lane)) and waiting.job_id < max(self._put):
+            self._engines.take_back()  # it comes before them: all are put again, in their order
+            begun = self.prefetched()
+            self._put = {job_id: job for job_id, job in self._put.items() if job_id in begun}
         likely_s = self._transitions.estimates.estimate_of(first.id).likely_s
         most = 0 if likely_s is None else min(_MOST, int(len(places) * _WITHIN_S / max(likely_s, _SHORTEST_S)))
         self._steady = _Steady(
