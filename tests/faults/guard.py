@@ -21,8 +21,8 @@ _WHEN_THE_GUARD_ACTS = (
     Fault(
         id="guard-takes-a-loaded-model-for-a-climb",
         file=_GUARD,
-        old="sum(job.steady_mb_s for job in staying if job.is_first_run)",
-        new="sum(job.rate_mb_s for job in staying if job.is_first_run)",
+        old="sum(job.steady_mb_s for job in growers)",
+        new="sum(job.rate_mb_s for job in growers)",
         breaks="A job is suspended when another one loads its model, though both fit.",
         near=_GUARD_TESTS,
     ),
@@ -270,7 +270,7 @@ _WHAT_FOLLOWS = (
     Fault(
         id="guard-the-first-job-loses-its-place",
         file="src/gpuyard/control/attempt_ends.py",
-        old="                verdict = keep_place(live.job, verdict)\n",
+        old="                verdict = keep_place(live.job, verdict) if keeps_place else verdict\n",
         new="                pass\n",
         breaks="Other jobs take the place of the job that was on its GPU first and ran out of memory.",
         near=_MAKE_WAY_TESTS,
@@ -309,7 +309,34 @@ _WHAT_FOLLOWS = (
     ),
 )
 
+_RESTARTS = (
+    Fault(
+        id="guard-a-suspended-job-starts-anew-at-once",
+        file="src/gpuyard/control/restart_elsewhere.py",
+        old=" or now < at or ",
+        new=" or ",
+        breaks="A job that the guard has suspended loses its work as soon as another GPU has room.",
+        near=("tests/unit/control/test_guard_memory.py",),
+    ),
+    Fault(
+        id="guard-a-suspended-job-starts-anew-while-the-queue-is-paused",
+        file="src/gpuyard/core/scheduling/planner.py",
+        old="if lane.restart is None or self._limits.refusals(replace(lane, resumes=False)):",
+        new="if lane.restart is None:",
+        breaks="A suspended job is stopped while nothing may start, and loses its work for nothing.",
+        near=("tests/unit/core/scheduling/test_planner_make_way.py",),
+    ),
+)
+
 _WATCHED_DEVICES = (
+    Fault(
+        id="guard-known-jobs-grow-unwatched",
+        file="src/gpuyard/control/guard_memory.py",
+        old=" for live in first_runs.values()), now) | growing\n",
+        new=" for live in first_runs.values()), now)\n",
+        breaks="The memory of a card is read once a second while a known job takes the rest of it beside first runs.",
+        near=("tests/unit/control/test_guard_memory.py",),
+    ),
     Fault(
         id="guard-flat-memory-is-read-often",
         file=f"{_MEMORY}/watch_rate.py",
@@ -336,4 +363,4 @@ _WATCHED_DEVICES = (
     ),
 )
 
-FAULTS = (*_WHEN_THE_GUARD_ACTS, *_WHICH_JOB_MAKES_WAY, *_WHAT_FOLLOWS, *_WATCHED_DEVICES)
+FAULTS = (*_WHEN_THE_GUARD_ACTS, *_WHICH_JOB_MAKES_WAY, *_WHAT_FOLLOWS, *_RESTARTS, *_WATCHED_DEVICES)
