@@ -261,8 +261,10 @@ class Clients:
         request.is_open = self.world.now >= request.waits_until or not daemon.has_unrecorded
         return not request.is_open
 
-    def wait_until(self) -> float | None:
+    def wait_until(self, daemon: SimulatedDaemon) -> float | None:
         """Return when the first request ceases to wait for the keeper, if all of them do."""
+        if not daemon.engine.prefetched():
+            return None
         times = [request.waits_until for request in self.waiting if not request.is_open]
         known = [at for at in times if at is not None]
         return min(known) if known and len(known) == len(self.waiting) else None

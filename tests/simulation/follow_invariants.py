@@ -56,6 +56,7 @@ class FollowWatch:
 
     def note_step(self, seen: Snapshot, limits: SchedulingLimits, before: Collection[Job]) -> None:
         """Note a complete step with a fresh sample; `before` are the jobs that were ready when it began."""
+        self.check()  # what has begun since the step before was taken by what that one knew
         store = JobStore(self._database)
         states = store.states_of([job.id for job in before])
         waiting = [job for job in before if states.get(job.id) is JobState.QUEUED]

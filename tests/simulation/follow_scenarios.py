@@ -27,6 +27,7 @@ def random_follows(seed: int) -> Script:
     operations = [
         _operation(seed, at, kind, number) for number, (at, kind) in enumerate(zip(times, kinds, strict=True))
     ]
+    operations.append(Operation(at=WITHIN_S + 0.3, kind="why"))  # what was ordered lasts until then
     is_wild = seed % 3 == 0
     return Script(
         seed=seed,

@@ -161,7 +161,7 @@ class Scenario:
                 self._do_step()
                 self.checker.check(self.daemon.controller.transitions)
             self.others.try_again()
-            is_busy = bool(self.clients.waiting) and self.clients.wait_until() is None
+            is_busy = bool(self.clients.waiting) and self.clients.wait_until(self.daemon) is None
             return not is_busy and self._pass_time()
         except Crash:
             self._die()
@@ -246,7 +246,7 @@ class Scenario:
         times = [self._wake_at, self.world.next_event()]
         times.append(EPOCH + self._pending[0].at if self._pending else None)
         times.append(self.world.now + TRY_AGAIN_S if self.clients.again else None)
-        times.append(self.clients.wait_until())
+        times.append(self.clients.wait_until(self.daemon))
         known = [at for at in times if at is not None]
         if not self._pending and not self._is_calm and not self.clients.waiting:
             self._calm_down()
