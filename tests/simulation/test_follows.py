@@ -144,6 +144,13 @@ def test_a_limit_that_is_lowered_holds_although_each_end_has_a_successor() -> No
     assert set(result.states.values()) == {"succeeded"}
 
 
+def test_a_limit_that_is_raised_lets_the_prefetched_jobs_start_first() -> None:
+    limits = (Operation(at=at, kind="limits") for at in (0.0, 0.11))
+    result, followed = simulate(array(0, "s", 60, gpus=0, duration="20ms"), *limits, Operation(at=1.0, kind="why"))
+    assert followed > 20
+    assert begun(result) == list(range(1, 61))
+
+
 def test_a_job_that_the_plan_cannot_start_yet_keeps_its_place_before_the_prefetched_ones() -> None:
     """Jobs of 4 GB leave room that is too small for a job of 9 GB: the first of those is taken back for nothing."""
     result, followed = simulate(

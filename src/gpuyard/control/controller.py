@@ -137,7 +137,7 @@ class Controller:
         now = self._clock.now()
         self._has_more_to_start = self._launcher.has_rejected = self.successors.has_taken_back = False
         self._ends.collect(now)
-        self.successors.collect()
+        self.successors.collect(self.rules)
         self.cluster_dispatch.collect()
         self.suspend_control.collect()
         self.observe(sample)

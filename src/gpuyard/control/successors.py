@@ -153,7 +153,11 @@ class Successors:
 
     # What followed
 
-    def collect(self) -> None:
+    def collect(self, rules: Rules) -> None:
+        """Collect what has begun. If the rules have changed, take back the rest: with a higher limit the plan may start
+        more jobs than have ended, and those that were put come first."""
+        if self._steady is not None and self._steady.rules is not rules:
+            self.stop()
         self._followed += self._engines.followed()
 
     def record(self, now: float) -> int:
