@@ -133,14 +133,17 @@ def test_an_array_is_notified_in_a_few_messages_that_omit_no_job(
     configure(queue, per_minute=3)
     queue.start()
     queue.wait(queue.send("true", gpus=0, array="1-50", notify=[f"finished={mine.command}"])["ids"])
-    until(lambda: len(mine.all) == 3, "as many messages as there may be")
+
+    def counted() -> int:
+        return sum(int(each["title"].split()[0]) if each["title"][0].isdigit() else 1 for each in mine.all)
+
+    until(lambda: len(mine.all) == 3 or counted() == 50, "as many messages as there may be, or all jobs in fewer")
     daemon = queue.daemon
     queue.stop()
     assert daemon is not None
     left = sum(map(int, re.findall(r"(\d+) notifications were not sent", daemon.log)))
-    counted = sum(int(each["title"].split()[0]) if each["title"][0].isdigit() else 1 for each in mine.all)
-    assert counted + left == 50
-    assert len(mine.all) == 3
+    assert counted() + left == 50
+    assert len(mine.all) <= 3
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -75,6 +75,10 @@ class AttemptEnds:
                 if verdict is not None:
                     yield ended.job_id, verdict
 
+    def collected(self) -> set[int]:
+        """Return the jobs of which attempts have ended that are not recorded yet."""
+        return {job_id for job_id, _ in self._unrecorded}
+
     def ended_before(self, sample: Sample) -> set[int]:
         """Return the jobs whose attempts had ended when the sample was taken, and are not recorded yet."""
         taken_at = sample.snapshot.taken_at

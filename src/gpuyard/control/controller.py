@@ -145,7 +145,7 @@ class Controller:
         try:
             with self.transitions.in_step(), self._store.transaction():
                 followed = self.successors.record(now)
-                self._stop_signals.record_warnings(now)
+                self._stop_signals.record_warnings(now, self._ends.collected())
                 self._machine_sleep.record(self._clock.asleep(), now)
                 if self.suspend_control.record(now):
                     self._memory_freed_at = now

@@ -5,12 +5,13 @@
 - A warning (`core/job/stop_warning.py`) is sent first and recorded in the next step, which follows at once. Only a
   daemon that dies in between leaves it unrecorded: then the next one sends it again. A program that could not be warned
   in time, because no daemon ran, is warned late and stopped as much later.
-- The engine may take a while to find processes, and wakes the loop: then it is asked again, for the number.
+- The engine may take a while to find processes, and wakes the loop: then it is asked again, for the number. A program
+  that ends before the number is known counts as warned: it may have got the signal, and saved its work.
 - Only processes that handle the signal get it. If there are none yet, it is tried again until the stop.
 """
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
@@ -39,11 +40,15 @@ class StopSignals:
 
     # In the transaction of a step
 
-    def record_warnings(self, now: float) -> None:
-        """Record the warnings that were sent. Call it before ends are recorded: the program may have ended since."""
-        for live in [each for each in self._transitions.live.apart.values() if each.attempt.key in self._warned]:
+    def record_warnings(self, now: float, ended: Collection[int] = ()) -> None:
+        """Record the warnings that were sent. Call it before ends are recorded: those of the jobs `ended`."""
+        apart = self._transitions.live.apart.values()
+        self._warn([each for each in apart if each.attempt.key in self._being_warned], now)
+        ends = {each.attempt.key for each in apart if each.job.id in ended}
+        warned = self._warned.keys() | (self._being_warned & ends)
+        for live in [each for each in apart if each.attempt.key in warned]:
             if warn_at(live.job.spec, live.job.state, live.attempt) is not None:
-                text = _warning_note(live, self._warned[live.attempt.key], now)
+                text = _warning_note(live, self._warned.get(live.attempt.key), now)
                 self._transitions.note_warning(live.job.id, now, text)
 
     def stop_overdue(self, now: float) -> None:
@@ -88,14 +93,21 @@ class StopSignals:
         self._engines.send_each(parked, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         self._has_unstopped = len(self._stopped) < len(stopping)
 
-    def _send_warnings(self, warned: Sequence[Live], now: float) -> None:
+    def _send_warnings(self, lives: Sequence[Live], now: float) -> None:
+        due = []
+        for live in lives:
+            key, due_at = live.attempt.key, warn_at(live.job.spec, live.job.state, live.attempt)
+            is_due = due_at is not None and max(due_at, self._warn_again.get(key, 0.0)) <= now
+            if is_due and key not in self._warned:
+                due.append(live)
+        self._warn(due, now)
+
+    def _warn(self, lives: Sequence[Live], now: float) -> None:
+        """Send the warning, or ask how many processes got the one that is under way."""
         due: dict[StopWarning, list[Attempt]] = {}
-        for live in warned:
-            attempt, warning = live.attempt, live.job.spec.warning
-            due_at = warn_at(live.job.spec, live.job.state, attempt)
-            is_due = due_at is not None and max(due_at, self._warn_again.get(attempt.key, 0.0)) <= now
-            if warning is not None and is_due and attempt.key not in self._warned:
-                due.setdefault(warning, []).append(attempt)
+        for live in lives:
+            if live.job.spec.warning is not None:
+                due.setdefault(live.job.spec.warning, []).append(live.attempt)
         for warning, attempts in due.items():
             delay_s = min(_MOST_WARN_AGAIN_S, max(_LEAST_WARN_AGAIN_S, warning.lead_s * _WARN_AGAIN_PART))
             for attempt, count in zip(attempts, self._engines.warn_each(attempts, warning.signum), strict=True):
@@ -133,9 +145,10 @@ class StopSignals:
             yield next_at
 
 
-def _warning_note(live: Live, count: int, now: float) -> str:
+def _warning_note(live: Live, count: int | None, now: float) -> str:
     assert live.job.spec.warning is not None
     left = format_duration(max(0.0, (live.attempt.stop_at or now) - now))
     before = "it is stopped" if live.attempt.stopping is not None else "its time limit"
     name = signal_name(live.job.spec.warning.signum)
-    return f"signal {name} to {format_count(count, 'process').replace('processs', 'processes')}, {left} before {before}"
+    processes = "its processes" if count is None else format_count(count, "process").replace("processs", "processes")
+    return f"signal {name} to {processes}, {left} before {before}"

@@ -62,7 +62,7 @@ def test_on_a_phone_the_queue_comes_first(machine: tuple[Shown, int]) -> None:
     page.get_by_role("button", name=f"{gpus} GPU").click()
     expect(page.get_by_role("article", name="GPU 0")).to_be_in_viewport()
     shown.page.set_viewport_size({"width": 1280, "height": 900})
-    assert page.evaluate(order) == ["devices", "timeline-section", "queue"]
+    page.wait_for_function(f"{order}.join() === 'devices,timeline-section,queue'")
 
 
 def test_the_line_of_a_gpu_opens_by_click_and_by_key_and_stays_open(shown: Shown) -> None:  # noqa: F811

@@ -80,6 +80,22 @@ def test_a_program_is_warned_once_then_stopped_then_killed(queue_db: QueueDb) ->
     assert program.got == [USR1, signal.SIGTERM, signal.SIGKILL]
 
 
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_program_that_ends_while_it_is_warned_counts_as_warned(queue_db: QueueDb, *, is_counted: bool) -> None:
+    """A thread has sent the signal; the program saved and ended before the next step, which would record the warning.
+    Else the job would fail in place of being queued again."""
+    job_id, program = start(queue_db), Program()
+    daemon, counts = Daemon(queue_db, program), [None, 1 if is_counted else None]
+    engines = {**_methods(program), "warn_each": lambda attempts, _: [counts.pop(0) for _ in attempts]}
+    daemon.signals = StopSignals(daemon.transitions, cast("EngineSet", SimpleNamespace(**engines)))
+    daemon.signals.send(940.0)
+    with queue_db.store.transaction():
+        daemon.signals.record_warnings(940.2, ended={job_id})
+    who = "1 process" if is_counted else "its processes"
+    assert daemon.events(job_id) == [("warned", f"signal USR1 to {who}, 59s before its time limit")]
+    assert daemon.transitions.live[job_id].attempt.warned_at == 940.2
+
+
 def test_the_next_daemon_neither_loses_the_warning_nor_sends_it_again(queue_db: QueueDb) -> None:
     start(queue_db)
     program = Program()
@@ -206,8 +222,7 @@ def test_a_number_that_the_engine_knows_later_is_asked_for_and_no_signal_is_sent
     job_id, program = start(queue_db), SlowEngine()
     daemon = Daemon(queue_db, program)
     assert (daemon.step(940.0), program.got) == (1000.0, [USR1])  # the engine wakes the loop earlier
-    assert daemon.step(940.1) == 940.1
-    daemon.step(940.2)
+    assert daemon.step(940.1) == 1000.0, "the step that it was woken for records the number"
     assert daemon.events(job_id) == [("warned", "signal USR1 to 1 process, 59s before its time limit")]
     daemon.step(1000.0)
     assert program.got == [USR1, signal.SIGTERM]
