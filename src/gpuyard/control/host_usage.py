@@ -29,9 +29,8 @@ class HostUsage:
         self._leases = leases
         self._machine = machine
         self._measured_with: Sample | None = None
-        self._judged: dict[
-            str, tuple[HostShare, float, float | None]
-        ] = {}  # leases that need no change, with what was measured
+        # By lease that needs no change: its share, and the RAM and CPUs that its job used then.
+        self._judged: dict[str, tuple[HostShare, float, float | None]] = {}
 
     def sized(self, queues: Sequence[LaneQueue]) -> list[LaneQueue]:
         """Return the queues, with lanes that size each job where its RAM may be learned or expected."""
