@@ -366,20 +366,24 @@ def test_the_loop_goes_on_while_another_process_has_the_ledger_locked_and_gets_i
 def test_a_turn_at_the_ledger_is_left_to_others_while_a_checkpoint_pauses_changes(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = threading.Semaphore(0)
+    asked, is_put_off = threading.Semaphore(0), threading.Event()
 
     def is_paused(_: CheckpointThread) -> bool:
-        if threading.current_thread() is not threading.main_thread():
-            asked.release()
-        return True
+        if threading.current_thread() is threading.main_thread():
+            return is_put_off.is_set()
+        asked.release()
+        return True  # from its first question on: it could not be stopped between the answer and the mutex
 
     async def scenario(fixture: LoopFixture) -> None:
         scheduler = fixture.scheduler
+        monkeypatch.setattr(CheckpointThread, "is_paused", property(is_paused))
         with hold_mutex(scheduler.ledger.folder, DEADLINE_S):
             await fixture.submit(gpus=1)
             while "ledger mutex" not in {each.name for each in threading.enumerate()}:
                 await fixture.step()
-            monkeypatch.setattr(CheckpointThread, "is_paused", property(is_paused))
+            is_put_off.set()
+        while asked.acquire(blocking=False):  # what was asked before
+            pass
         for _ in range(3):
             assert await asyncio.to_thread(asked.acquire, timeout=DEADLINE_S)
             lock_and_unlock(scheduler.ledger.folder)
