@@ -62,7 +62,7 @@ def test_interrupted_tensors_have_their_values_in_ram() -> None:
     assert not parking.is_parked
     assert all(torch.equal(each, expected[name]) for name, each in model.state_dict().items())
     assert all(torch.equal(each["exp_avg"], kept) for each, kept in zip(optimizer.state.values(), moments, strict=True))
-    assert torch.equal(view, values[0]), "a view that nobody gave to it"
+    assert torch.equal(view, values[0]), "a view that is not among its things"
     assert torch.equal(model[0].weight.grad, values[1])
     assert model.tied is model[0].weight
     assert view.untyped_storage()._cdata == model[0].weight.untyped_storage()._cdata
