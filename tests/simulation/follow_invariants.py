@@ -63,8 +63,8 @@ class FollowWatch:
         self._known = KnownStep(len(self._world.log), seen, limits, waiting)
 
     def is_unrecorded(self, program: Program) -> bool:
-        """Return whether a program may run and not be recorded: its daemon lives, and did not learn of it in a step that
-        could record it."""
+        """Return whether a program may run and not be recorded: its daemon lives, and did not learn of it in a step
+        that could record it."""
         if program.after is None or program.keeper is None or not program.keeper.has_daemon:
             return False
         return not program.is_told or self.has_failed_step
