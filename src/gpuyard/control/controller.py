@@ -181,11 +181,12 @@ class Controller:
         for held in granted:
             held.leave()
         self.successors.leave_out_stopping()
-        self.successors.fill()
+        self.successors.fill(now)
         self.own_leases.release_ended()
         self._stop_signals.send(now)
         self.suspend_control.request()
-        self._ticket.update(self.plan.head, now, has_started=started + followed > 0)
+        others_wait = self._view is not None and bool(self._view.tickets)
+        self._ticket.update(self.plan.head, now, has_started=started + followed > 0, others_wait=others_wait)
         return self._result(now, started, is_outdated=is_outdated)
 
     def observe(self, sample: Sample) -> bool:

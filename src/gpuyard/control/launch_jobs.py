@@ -45,7 +45,7 @@ class JobLauncher:
         try:
             number, pinning = job.attempts + 1, self._pinning
             launch = launch_of(job, number, held, snapshot, rules, terms=start.terms, pinning=pinning)
-            launch = self._successors.with_group(launch, start, job)
+            launch = self._successors.with_group(launch, start, job, now)
             prepared = self._engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
             if held is not None:

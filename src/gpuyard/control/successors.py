@@ -4,8 +4,10 @@ Where jobs end faster than steps can follow, the keeper gets the next jobs of th
 When a job has succeeded it starts the next one in its place, with its lease, and the record follows a moment later. It
 is as if this queue had decided at the very end of the job, because:
 
-- Only the jobs that come next are put, and only while one lane alone has ready jobs, no other program waits for what
-  they take from the ledger, and they wait for nothing but places that running ones take.
+- Only the jobs that come next are put, and only while one lane alone has ready jobs, and they wait for nothing but
+  places that running ones take.
+- While other programs wait in the ledger for what these jobs take, jobs follow each other on a lease for 0.25 s at most
+  from its beginning, and not at all if one of those programs has a higher priority.
 - They need what the job needs whose place they take, so the ledger stays true. Each plan asks whether the next job
   could start in each place of the group if the job that has it had ended now (`next_in_place`). If not, all are taken
   back.
@@ -19,8 +21,9 @@ is as if this queue had decided at the very end of the job, because:
 """
 
 import logging
+import math
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
@@ -37,12 +40,15 @@ from gpuyard.core.lease import Need, asks_for_the_same
 from gpuyard.core.scheduling.next_in_place import NextJob, refused_places, waits_for_places
 from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Sample
 from gpuyard.errors import GpuyardError
 from gpuyard.ports import Followed, Launch
 
 _log = logging.getLogger(__name__)
 _WITHIN_S = 0.25
+# How long jobs follow each other on a lease for which others wait.
+_TURN_S = 0.25
 _MOST = 96
 _SHORTEST_S = 0.001
 _MOST_GROUPS = 100
@@ -55,13 +61,22 @@ class _Group(Struct, frozen=True):
     spec: JobSpec
 
 
+class _Place(Struct, frozen=True):
+    """Where a live job runs: in the group, on a lease that began then."""
+
+    group: int
+    since: float
+
+
 class _Steady(Struct, frozen=True):
     """What the last plan was made of. While it is so, and no device becomes free, another plan would start nothing."""
 
     group: _Group
     first: Job
     view: PlannerView
-    most: int  # jobs in the prefetch queue
+    places: int
+    likely_s: float | None  # how long each job takes
+    until: float  # when other programs come next
     sample: Sample
     rules: Rules
     live: int
@@ -69,6 +84,13 @@ class _Steady(Struct, frozen=True):
     @property
     def lane(self) -> Lane:
         return self.view.queues[0].lane
+
+    def most(self, now: float) -> int:
+        """Return how many jobs may be in the prefetch queue."""
+        if self.likely_s is None:
+            return 0
+        left_s = min(_WITHIN_S, self.until - now)
+        return min(_MOST, int(self.places * left_s / max(self.likely_s, _SHORTEST_S)))
 
     def takes(self, job: Job) -> bool:
         """Return whether a job can take the place of others of the group."""
@@ -86,7 +108,7 @@ class Successors:
         self._followed: list[Followed] = []  # not recorded yet
         self._groups: list[_Group] = []
         self._last_group = 0
-        self._group_of: dict[int, int] = {}  # by live job
+        self._places: dict[int, _Place] = {}  # by live job
         self._put: dict[int, Job | None] = {}  # as they were when they were put; None: read it again
         self._put_up_to = 0  # the last job that was put since the last plan
         self._steady: _Steady | None = None
@@ -111,14 +133,14 @@ class Successors:
 
     # Groups
 
-    def with_group(self, launch: Launch, start: Start, job: Job) -> Launch:
+    def with_group(self, launch: Launch, start: Start, job: Job, now: float) -> Launch:
         """Return the launch with the group of its job, if others may take its place."""
         may_follow = _may_follow(start.lane) and _may_follow_by(job) and launch.ram_limit_mb is None
-        self._group_of.pop(job.id, None)
+        self._places.pop(job.id, None)
         if start.need is None or not may_follow:
             return launch
         group = self._group_for(start.lane, start.need, job.spec).number
-        self._group_of[job.id] = group
+        self._places[job.id] = _Place(group=group, since=now)
         return replace(launch, group=group)
 
     def _group_for(self, lane: Lane, need: Need, spec: JobSpec) -> _Group:
@@ -141,11 +163,12 @@ class Successors:
         lease is amended only after its job was suspended.
         """
         live = self._transitions.live.apart
-        given_up = {self._group_of.get(job_id) for job_id in live if _is_stopping(live[job_id])} - {None}
+        stopping = [self._places.get(job_id) for job_id in live if _is_stopping(live[job_id])]
+        given_up = {place.group for place in stopping if place is not None}
         if given_up:
             self._give_up(given_up)
 
-    def _give_up(self, numbers: AbstractSet[int | None]) -> None:
+    def _give_up(self, numbers: AbstractSet[int]) -> None:
         """Never put anything for these groups again."""
         self._groups = [group for group in self._groups if group.number not in numbers]
         if self._steady is not None and self._steady.group.number in numbers:
@@ -170,8 +193,8 @@ class Successors:
     def forget_recorded(self) -> None:
         self._followed.clear()
         live = self._transitions.live
-        if len(self._group_of) > 2 * len(live) + _MOST:
-            self._group_of = {job_id: group for job_id, group in self._group_of.items() if job_id in live}
+        if len(self._places) > 2 * len(live) + _MOST:
+            self._places = {job_id: place for job_id, place in self._places.items() if job_id in live}
 
     def record_earlier(self, now: float) -> None:
         """Record what keepers started after an earlier daemon had recorded for the last time."""
@@ -201,9 +224,9 @@ class Successors:
             cpus=before.cpus,
         )
         self._transitions.start(job, attempt, is_stored=False)
-        group = self._group_of.get(before.job_id)
-        if group is not None:
-            self._group_of[job.id] = group
+        place = self._places.get(before.job_id)
+        if place is not None:
+            self._places[job.id] = place
 
     def _attempt(self, name: tuple[int, int]) -> Attempt | None:
         live = self._transitions.live.get(name[0])
@@ -246,7 +269,7 @@ class Successors:
             and not self._is_paused
             and bool(self._put)
             and not self._changes
-            and now < known.view.now + _WITHIN_S
+            and now < min(known.until, known.view.now + _WITHIN_S)
             and _is_same(known.sample, sample)
             and known.rules is rules
             and known.live == len(self._transitions.live)
@@ -265,8 +288,11 @@ class Successors:
             self.stop()
             return
         group, first = found
-        places = [job_id for job_id in live if self._group_of.get(job_id) == group.number]
-        if not self._may_go_on(group, first, places, plan, view):
+        places = {
+            job_id: place for job_id in live if (place := self._places.get(job_id)) and place.group == group.number
+        }
+        ends = self._turn_ends(group, places, view)
+        if not self._may_go_on(group, first, ends, plan, view):
             self.stop()
             return
         if self._put and (known is None or known.group is not group or not places):
@@ -276,9 +302,9 @@ class Successors:
             begun = self.prefetched()
             self._put = {job_id: job for job_id, job in self._put.items() if job_id in begun}
         likely_s = self._transitions.estimates.estimate_of(first.id).likely_s
-        most = 0 if likely_s is None else min(_MOST, int(len(places) * _WITHIN_S / max(likely_s, _SHORTEST_S)))
         self._steady = _Steady(
-            group=group, first=first, view=view, most=most, sample=sample, rules=rules, live=len(live)
+            group=group, first=first, view=view, places=len(places), likely_s=likely_s,
+            until=min(ends.values(), default=math.inf), sample=sample, rules=rules, live=len(live),
         )  # fmt: skip
 
     def _find_next(self, plan: Plan, view: PlannerView, rules: Rules) -> tuple[_Group, Job] | None:
@@ -290,16 +316,26 @@ class Successors:
             return self._group_for(lane, _need(view, first), first.spec), first
         return (known.group, known.first) if known is not None and known.rules is rules else None
 
-    def _may_go_on(self, group: _Group, first: Job, places: Sequence[int], plan: Plan, view: PlannerView) -> bool:
+    def _turn_ends(self, group: _Group, places: Mapping[int, _Place], view: PlannerView) -> dict[int, float]:
+        """Return when jobs have followed each other for long enough in each place of the group. Other programs may wait
+        in the ledger for what an end gives back; if one of them has a higher priority, that is now."""
+        if not view.tickets or not (group.need.devices or group.need.host is not None):
+            return dict.fromkeys(places, math.inf)
+        is_urgent = any(ticket.priority > view.queues[0].lane.priority for ticket in view.tickets)
+        return {job_id: view.now if is_urgent else place.since + _TURN_S for job_id, place in places.items()}
+
+    def _may_go_on(
+        self, group: _Group, first: Job, turn_ends: Mapping[int, float], plan: Plan, view: PlannerView
+    ) -> bool:
         """Return whether the keeper may start the next jobs in the places of the group: they wait for nothing but these
         places, and could start in each at its end. If that holds for some of the places only, the group is given up:
         jobs that start later have another one."""
-        lane, taken = view.queues[0].lane, set(places)
-        if view.tickets and (group.need.devices or group.need.host is not None):  # others may need what ends give back
-            return False
+        lane, taken = view.queues[0].lane, turn_ends.keys()
         running = [run for run in view.running if run.job_id in taken]
         waiting = _waiting(plan, lane)
-        reasons = () if waiting is None else waiting.reasons
+        reasons: Sequence[Reason] = () if waiting is None else waiting.reasons
+        if view.tickets:  # what others wait for is theirs at the end of the turn
+            reasons = [each for each in reasons if each.kind is not ReasonKind.AWAITED]
         if not waits_for_places(reasons, {device_id for run in running for device_id in run.device_ids}):
             return False
         need = group.need if waiting is None else _need(view, first)
@@ -307,7 +343,8 @@ class Successors:
         if self._store.that_may_unblock(alike, max(self.prefetched(), default=0)):
             return False
         following = NextJob(job_id=first.id, lane=lane, need=need)
-        refused = {run.job_id for run in refused_places(view, following, running)}
+        over = {job_id for job_id, end in turn_ends.items() if end <= view.now}
+        refused = over | {run.job_id for run in refused_places(view, following, running)}
         if refused and refused != taken:
             self._give_up({group.number})
         return not refused
@@ -325,12 +362,12 @@ class Successors:
             self.has_taken_back = self.has_taken_back or not self._put.keys() <= begun
             self._put = dict.fromkeys(self._put.keys() & begun)  # a request may change them before they are recorded
 
-    def fill(self) -> None:
+    def fill(self, now: float) -> None:
         """Give the keeper the next jobs of the lane, if half of them are gone. Call it outside of a transaction."""
         known, prefetched = self._steady, self.prefetched()
-        if known is None or self._is_paused or len(prefetched) > known.most // 2:
+        if known is None or self._is_paused or len(prefetched) > (most := known.most(now)) // 2:
             return
-        most = known.most - len(prefetched) if self._put_up_to else known.most
+        most = most - len(prefetched) if self._put_up_to else most
         jobs = self._store.next_jobs(known.lane.id, most, after=self._put_up_to)
         unblocking = self._store.that_may_unblock([job.id for job in jobs], jobs[-1].id) if jobs else ()
         for job in jobs:

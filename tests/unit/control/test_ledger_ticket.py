@@ -49,29 +49,34 @@ def head(job_id: int = 1, kind: ReasonKind = ReasonKind.LEASED, **of_lane: Any) 
 def test_a_job_that_waits_for_leases_of_others_takes_a_ticket_after_a_while(
     ledger: TicketLedger, queue_ticket: QueueTicket
 ) -> None:
-    queue_ticket.update(head(), 100.0, has_started=False)
+    queue_ticket.update(head(), 100.0, has_started=False, others_wait=False)
     assert [ledger.ticket] == [None]
     assert queue_ticket.wake_at(100.0) == 100.0 + TICKET_AFTER_S
-    queue_ticket.update(head(), 100.0 + TICKET_AFTER_S, has_started=False)
+    queue_ticket.update(head(), 100.0 + TICKET_AFTER_S, has_started=False, others_wait=False)
     assert ledger.ticket == "job 1"
     assert queue_ticket.wake_at(100.0 + TICKET_AFTER_S) is None
+
+
+def test_where_others_wait_it_takes_a_ticket_at_once(ledger: TicketLedger, queue_ticket: QueueTicket) -> None:
+    queue_ticket.update(head(), 100.0, has_started=True, others_wait=True)
+    assert ledger.ticket == "job 1"
 
 
 def test_after_a_start_the_queue_takes_a_new_ticket_behind_the_others(
     ledger: TicketLedger, queue_ticket: QueueTicket
 ) -> None:
     for now in (100.0, 101.0):
-        queue_ticket.update(head(), now, has_started=False)
-    queue_ticket.update(head(job_id=2), 102.0, has_started=True)
+        queue_ticket.update(head(), now, has_started=False, others_wait=False)
+    queue_ticket.update(head(job_id=2), 102.0, has_started=True, others_wait=False)
     assert ledger.ticket is None
-    queue_ticket.update(head(job_id=2), 103.0, has_started=False)
+    queue_ticket.update(head(job_id=2), 103.0, has_started=False, others_wait=False)
     assert ledger.tickets == ["job 1", "job 2"]
 
 
 def test_the_ticket_is_returned_when_no_job_waits(ledger: TicketLedger, queue_ticket: QueueTicket) -> None:
     for now in (100.0, 101.0):
-        queue_ticket.update(head(), now, has_started=False)
-    queue_ticket.update(None, 102.0, has_started=False)
+        queue_ticket.update(head(), now, has_started=False, others_wait=False)
+    queue_ticket.update(None, 102.0, has_started=False, others_wait=False)
     assert ledger.ticket is None
     assert queue_ticket.wake_at(102.0) is None
 
@@ -81,5 +86,5 @@ def test_a_job_that_gpuyard_itself_holds_back_takes_no_ticket(
     ledger: TicketLedger, queue_ticket: QueueTicket, kind: ReasonKind
 ) -> None:
     for now in (100.0, 101.0):
-        queue_ticket.update(head(kind=kind), now, has_started=False)
+        queue_ticket.update(head(kind=kind), now, has_started=False, others_wait=False)
     assert ledger.tickets == []

@@ -82,13 +82,13 @@ class ShortJobs:
     def end(self, job_id: int) -> None:
         self.transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW - 1 + SHORT_S)
 
-    def start(self, device_id: str | None = None) -> tuple[int, int]:
+    def start(self, device_id: str | None = None, at: float = NOW) -> tuple[int, int]:
         """Start the next job. Return it, and the group that the keeper gets to know."""
         job = self._db.job(self.queued.pop(0))
         lane = self._db.store.lane_of(job.id)
         start = Start(job_id=job.id, lane=lane, claim=self._claim(device_id), need=self.need)
         launch = Launch(job_id=job.id, attempt=1, command=job.argv, cwd="/", environment={})
-        group = self.successors.with_group(launch, start, job).group
+        group = self.successors.with_group(launch, start, job, at).group
         self._begin(job.id, device_id)
         return job.id, group
 
@@ -133,7 +133,7 @@ class ShortJobs:
         sample = Sample(snapshot=view.placement.snapshot)
         self.successors.note_plan(decide(view), view, sample, RULES)
         self.successors.leave_out_stopping()
-        self.successors.fill()
+        self.successors.fill(NOW)
         return sorted({launch.group for launch in self.keeper.launches})
 
 
@@ -265,20 +265,51 @@ def test_no_job_follows_on_a_closed_device(on_gpus: ShortJobs) -> None:
     assert on_gpus.plan() == [later] != [started[0][1]]
 
 
-@pytest.mark.parametrize(
-    ("need", "takes_turns"),
-    [(CPU, False), (replace(CPU, host=HostShare(ram_mb=GB)), True), (SHARED, True)],
-)
-def test_jobs_that_take_nothing_from_the_ledger_need_not_wait_for_other_programs(
-    queue_db: QueueDb, need: Need, *, takes_turns: bool
+TAKING = [CPU, replace(CPU, host=HostShare(ram_mb=GB)), SHARED]
+
+
+def start_six(jobs: ShortJobs, at: float) -> int:
+    """Start jobs on each device, if they need one. Return their group."""
+    devices = ("G0", "G0", "G0", "G1", "G1", "G1") if jobs.need.devices else (None, None)
+    (group,) = {jobs.start(device_id, at)[1] for device_id in devices}
+    return group
+
+
+@pytest.mark.parametrize("need", TAKING)
+@pytest.mark.parametrize("priority", [-1, 0])
+def test_while_other_programs_wait_jobs_follow_each_other_for_a_quarter_of_a_second(
+    queue_db: QueueDb, need: Need, priority: int
 ) -> None:
-    jobs = ShortJobs(queue_db, need)
-    devices = ("G0", "G0", "G0", "G1", "G1", "G1") if need.devices else (None, None)
-    (group,) = {jobs.start(device_id)[1] for device_id in devices}
-    jobs.change_view = lambda view: replace(view, tickets=(ticket(Need()),))
-    assert jobs.plan() == ([] if takes_turns else [group])
+    jobs, waiting = ShortJobs(queue_db, need), (ticket(Need(), priority=priority),)
+    group = start_six(jobs, NOW - 0.2)
+    jobs.change_view = lambda view: replace(view, tickets=waiting)
+    assert jobs.plan() == [group]
+    assert len(jobs.keeper.launches) * SHORT_S <= 0.05 * len(jobs.transitions.live) or need is CPU
+
+
+@pytest.mark.parametrize("need", TAKING)
+@pytest.mark.parametrize(("priority", "since"), [(0, NOW - 0.25), (1, NOW)])
+def test_after_that_or_where_others_have_a_higher_priority_no_job_follows(
+    queue_db: QueueDb, need: Need, priority: int, since: float
+) -> None:
+    """It may where it takes nothing from the ledger."""
+    jobs, waiting = ShortJobs(queue_db, need), (ticket(Need(), priority=priority),)
+    group = start_six(jobs, since)
+    assert jobs.plan() == [group]
+    jobs.change_view = lambda view: replace(view, tickets=waiting)
+    assert jobs.plan() == ([group] if need is CPU else [])
     jobs.change_view = lambda view: view
     assert jobs.plan() == [group]
+
+
+def test_where_others_wait_each_lease_has_a_turn_of_its_own(on_gpus: ShortJobs) -> None:
+    started = [on_gpus.start("G0", NOW - 0.25) for _ in range(3)] + [on_gpus.start("G1") for _ in range(3)]
+    on_gpus.change_view = lambda view: replace(view, tickets=(ticket(Need()),))
+    assert on_gpus.plan() == []
+    for job_id, _ in started[3:]:
+        on_gpus.end(job_id)
+    (later,) = {on_gpus.start("G1")[1] for _ in range(3)}
+    assert on_gpus.plan() == [later] != [started[0][1]]
 
 
 def test_the_first_job_is_taken_back_for_a_free_place_only_when_it_may_start(on_cpus: ShortJobs) -> None:
