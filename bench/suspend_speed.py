@@ -3,16 +3,23 @@ without `Prefault`.
 
     python -m bench.suspend_speed [GIGABYTES] [THREADS …]
 
+The driver lets the kernel allocate RAM, and then copies with one thread of the program. So each time is compared with a
+floor, measured in the same run: RAM allocated as fast as eight threads of one program get pages that were never used
+(or were), and copied at the rate of one thread.
+
 Needs an idle NVIDIA card with driver 570 or later, PyTorch, and RAM for GIGABYTES of each program.
 """
 
 import contextlib
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gpuyard.engines.suspend.drivers import Cuda
@@ -26,6 +33,7 @@ for line in sys.stdin:
     print(held.sum().item(), (held[::1001] * torch.arange(len(held[::1001]), device="cuda")).sum().item(), flush=True)
 """
 _GB = 1 << 30
+_FLOOR_THREADS = 8
 
 
 def main(gigabytes: float, threads: list[int]) -> None:
@@ -34,14 +42,16 @@ def main(gigabytes: float, threads: list[int]) -> None:
     suspend the first one again with each number."""
     _print_machine()
     with contextlib.ExitStack() as stack:
+        fresh_s = stack.enter_context(_floor())
         programs = [stack.enter_context(_holder(gigabytes)) for _ in (0, *threads)]
         digests = [_digest(program) for program in programs]
         for program, count in zip(programs, (0, *threads), strict=True):
-            _out(program, count, "fresh memory")
+            _out(program, count, "fresh memory", fresh_s * gigabytes)
         for program, digest in zip(programs, digests, strict=True):
             _back(program, digest)
+        used_s = stack.enter_context(_floor())
         for count in (0, threads[-1]):
-            _out(programs[0], count, "memory that was used before")
+            _out(programs[0], count, "memory that was used before", used_s * gigabytes)
             _back(programs[0], digests[0])
 
 
@@ -63,6 +73,28 @@ def _print_machine() -> None:
 
 
 @contextlib.contextmanager
+def _floor() -> Iterator[float]:
+    """Yield the least seconds that a GB takes. The memory is kept until the end, so that nothing else gets it."""
+    pieces = [4 * _GB // _FLOOR_THREADS] * _FLOOR_THREADS
+    with mmap.mmap(-1, sum(pieces), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # as the driver gets it
+        view = ctypes.c_char.from_buffer(memory)
+        start = ctypes.addressof(view)
+        with ThreadPoolExecutor(_FLOOR_THREADS) as pool:
+            began = time.monotonic()
+            list(pool.map(lambda place: ctypes.memset(start + place * pieces[0], 1, pieces[0]), range(_FLOOR_THREADS)))
+            allocate_s = (time.monotonic() - began) * _GB / len(memory)
+        began = time.monotonic()
+        ctypes.memmove(start, start + len(memory) // 2, len(memory) // 2)
+        copy_s = (time.monotonic() - began) * _GB / (len(memory) // 2)
+        print(
+            f"{_FLOOR_THREADS} threads allocate {1 / allocate_s:.1f} GB/s, one copies {1 / copy_s:.1f} GB/s", flush=True
+        )
+        del view
+        yield allocate_s + copy_s
+
+
+@contextlib.contextmanager
 def _holder(gigabytes: float) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", _HOLDER, str(gigabytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
@@ -81,7 +113,7 @@ def _digest(program: subprocess.Popen[str]) -> str:
     return program.stdout.readline()
 
 
-def _out(program: subprocess.Popen[str], threads: int, memory: str) -> None:
+def _out(program: subprocess.Popen[str], threads: int, memory: str, floor_s: float) -> None:
     pid, before, stop = program.pid, _cpu_s(program.pid), threading.Event()
     watcher = threading.Thread(target=_watch, args=(pid, stop))
     watcher.start()
@@ -90,7 +122,8 @@ def _out(program: subprocess.Popen[str], threads: int, memory: str) -> None:
     watcher.join()
     user, kernel = (now - then for now, then in zip(_cpu_s(pid), before, strict=True))
     cpu = f"program: {user:.1f} s user, {kernel:.1f} s kernel"
-    print(f"{threads} threads, {memory}: out {out_s:.2f} s ({cpu}; touched {touched})", flush=True)
+    ratio = f"{out_s / floor_s:.2f} times the floor of {floor_s:.2f} s"
+    print(f"{threads} threads, {memory}: out {out_s:.2f} s, {ratio} ({cpu}; touched {touched})", flush=True)
 
 
 def _back(program: subprocess.Popen[str], digest: str) -> None:

@@ -43,10 +43,18 @@ FAULTS = (
     Fault(
         id="control-places-of-successors-unchecked",
         file=f"{_CONTROL}/successors.py",
-        old="refused = {run.job_id for run in refused_places(view, following, running)}",
-        new="refused = set[int]()",
+        old="refused = over | {run.job_id for run in refused_places(view, following, running)}",
+        new="refused = over",
         breaks="Short jobs go on one after the other although their tag was stopped, or a limit was lowered.",
         near=("tests/unit/control/test_successors.py", "tests/integration/test_successors.py"),
+    ),
+    Fault(
+        id="control-turns-never-end",
+        file=f"{_CONTROL}/successors.py",
+        old="view.now if is_urgent else place.since + _TURN_S",
+        new="view.now if is_urgent else math.inf",
+        breaks="Short jobs of a queue keep a GPU for hours while other programs wait for it.",
+        near=("tests/unit/control/test_successors.py",),
     ),
     Fault(
         id="control-successors-overtake-a-dependant",

@@ -185,8 +185,7 @@ class Controller:
         self.own_leases.release_ended()
         self._stop_signals.send(now)
         self.suspend_control.request()
-        others_wait = self._view is not None and bool(self._view.tickets)
-        self._ticket.update(self.plan.head, now, has_started=started + followed > 0, others_wait=others_wait)
+        self._ticket.update(self.plan.head, now, has_started=started + followed > 0, others_wait=self._others_wait())
         return self._result(now, started, is_outdated=is_outdated)
 
     def observe(self, sample: Sample) -> bool:
@@ -280,6 +279,10 @@ class Controller:
             with contextlib.suppress(EnvironmentFault):  # the next step tries again
                 self._leases.grant(lambda leases, _: self.suspend_control.release_leases(leases, now))
         return 0
+
+    def _others_wait(self) -> bool:
+        """Return whether other programs waited in the ledger at the last plan."""
+        return self._view is not None and bool(self._view.tickets)
 
     def _claim(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState) -> list[WantedClaim]:
         """Decide while the ledger is locked; return the leases to amend, and a claim for each start."""

@@ -31,10 +31,10 @@ from msgspec.structs import replace
 
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import follow_launch
-from gpuyard.control.live_jobs import Live
+from gpuyard.control.may_follow import is_held_up, is_stopping, job_may_follow, lane_may_follow
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started
+from gpuyard.core.job.job import Attempt, Job, JobSpec, Started
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, asks_for_the_same
 from gpuyard.core.scheduling.next_in_place import NextJob, refused_places, waits_for_places
@@ -94,7 +94,7 @@ class _Steady(Struct, frozen=True):
 
     def takes(self, job: Job) -> bool:
         """Return whether a job can take the place of others of the group."""
-        if job.spec is not self.group.spec or not _may_follow_by(job):
+        if job.spec is not self.group.spec or not job_may_follow(job):
             return False
         needs_same = not self.lane.sizes_each or job.argv == self.first.argv
         return needs_same or asks_for_the_same(self.group.need, self.view.need(self.lane, job.id))
@@ -135,7 +135,7 @@ class Successors:
 
     def with_group(self, launch: Launch, start: Start, job: Job, now: float) -> Launch:
         """Return the launch with the group of its job, if others may take its place."""
-        may_follow = _may_follow(start.lane) and _may_follow_by(job) and launch.ram_limit_mb is None
+        may_follow = lane_may_follow(start.lane) and job_may_follow(job) and launch.ram_limit_mb is None
         self._places.pop(job.id, None)
         if start.need is None or not may_follow:
             return launch
@@ -163,7 +163,7 @@ class Successors:
         lease is amended only after its job was suspended.
         """
         live = self._transitions.live.apart
-        stopping = [self._places.get(job_id) for job_id in live if _is_stopping(live[job_id])]
+        stopping = [self._places.get(job_id) for job_id in live if is_stopping(live[job_id])]
         given_up = {place.group for place in stopping if place is not None}
         if given_up:
             self._give_up(given_up)
@@ -282,7 +282,7 @@ class Successors:
         known, live = self._steady, self._transitions.live
         self._put_up_to = 0  # a job with a lower id may wait again
         found = None
-        if view is not None and not self._changes and not _is_held_up(plan, view) and _may_follow(view.queues[0].lane):
+        if view is not None and not self._changes and not is_held_up(plan, view):
             found = self._find_next(plan, view, rules)
         if view is None or found is None:
             self.stop()
@@ -310,6 +310,8 @@ class Successors:
     def _find_next(self, plan: Plan, view: PlannerView, rules: Rules) -> tuple[_Group, Job] | None:
         """Return the first job that waits, and its group. If the last ones are with the keeper: the one before."""
         lane, known = view.queues[0].lane, self._steady
+        if not lane_may_follow(lane):
+            return None
         waiting = _waiting(plan, lane)
         first = None if waiting is None else self._store.job(waiting.job_id)
         if first is not None:
@@ -391,12 +393,6 @@ def _is_same(before: Sample, now: Sample) -> bool:
     return now is before or (bool(now.reread) and now.snapshot.taken_at == before.snapshot.taken_at)
 
 
-def _is_held_up(plan: Plan, view: PlannerView) -> bool:
-    """Return whether more than the lack of free devices decides what starts next."""
-    makes_way = plan.preempts or plan.made_way or plan.restarts
-    return bool(makes_way or view.closed_reasons or view.start_caps)
-
-
 def _waiting(plan: Plan, lane: Lane) -> WaitingJob | None:
     """Return the first job of the lane that did not start."""
     return next((each for each in plan.waiting if each.lane.id == lane.id), None)
@@ -405,25 +401,3 @@ def _waiting(plan: Plan, lane: Lane) -> WaitingJob | None:
 def _need(view: PlannerView, job: Job) -> Need:
     lane = view.queues[0].lane
     return view.need(lane, job.id) if lane.sizes_each else lane.need
-
-
-def _is_stopping(live: Live) -> bool:
-    """Return whether a job is stopped or suspended, or about to be."""
-    return (
-        live.job.state is not JobState.RUNNING or live.attempt.stopping is not None or live.attempt.parked is not None
-    )
-
-
-def _may_follow(lane: Lane) -> bool:
-    """Return whether jobs of a lane can take the place of each other."""
-    if lane.engine or lane.resumes or lane.preempts or lane.pace is not None or lane.tag_sharing is not None:
-        return False
-    return not lane.stagger_s and not lane.writes_files
-
-
-def _may_follow_by(job: Job) -> bool:
-    """Return whether a job can take the place of one with the same spec."""
-    spec = job.spec
-    if spec.container is not None or spec.task is not None or spec.code.snapshot is not None or spec.filled_variables:
-        return False
-    return spec.output is None and spec.error is None and not spec.split_stderr and job.growth == Growth()

@@ -1,0 +1,35 @@
+"""Which jobs may follow others without a step in between (`successors.py`), by what is known of each alone."""
+
+from gpuyard.control.live_jobs import Live
+from gpuyard.core.job.job import Growth, Job
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.scheduling.plan import Plan, PlannerView
+from gpuyard.core.scheduling.queue_order import Lane
+
+
+def lane_may_follow(lane: Lane) -> bool:
+    """Return whether jobs of a lane can take the place of each other."""
+    if lane.engine or lane.resumes or lane.preempts or lane.pace is not None or lane.tag_sharing is not None:
+        return False
+    return not lane.stagger_s and not lane.writes_files
+
+
+def job_may_follow(job: Job) -> bool:
+    """Return whether a job can take the place of one with the same spec."""
+    spec = job.spec
+    if spec.container is not None or spec.task is not None or spec.code.snapshot is not None or spec.filled_variables:
+        return False
+    return spec.output is None and spec.error is None and not spec.split_stderr and job.growth == Growth()
+
+
+def is_stopping(live: Live) -> bool:
+    """Return whether a job is stopped or suspended, or about to be."""
+    return (
+        live.job.state is not JobState.RUNNING or live.attempt.stopping is not None or live.attempt.parked is not None
+    )
+
+
+def is_held_up(plan: Plan, view: PlannerView) -> bool:
+    """Return whether more than the lack of free devices decides what starts next."""
+    makes_way = plan.preempts or plan.made_way or plan.restarts
+    return bool(makes_way or view.closed_reasons or view.start_caps)
