@@ -30,7 +30,7 @@ FAULTS = (
         old="        self._changes += 1\n        self.stop()\n",
         new="        self._changes += 1\n",
         breaks="A cancelled job runs, because the keeper had it already.",
-        near=("tests/integration/test_successors.py",),
+        near=("tests/unit/control/test_successors.py", "tests/integration/test_successors.py"),
     ),
     Fault(
         id="control-suspended-job-followed",

@@ -155,6 +155,16 @@ def test_the_keeper_gets_the_next_jobs_of_the_group_that_runs(on_cpus: ShortJobs
     assert [launch.job_id for launch in launches] == on_cpus.queued[: len(launches)]
 
 
+def test_a_request_takes_back_what_the_keeper_has_and_nothing_is_put_until_it_is_answered(on_cpus: ShortJobs) -> None:
+    (_, group), _ = on_cpus.start(), on_cpus.start()
+    assert on_cpus.plan() == [group]
+    on_cpus.successors.begin_change()
+    assert not on_cpus.keeper.launches
+    assert on_cpus.plan() == []
+    on_cpus.successors.end_change()
+    assert on_cpus.plan() == [group]
+
+
 @pytest.mark.parametrize("moves", range(len(MOVES) + 1))
 def test_no_job_follows_one_that_is_suspended_or_resumes(on_gpus: ShortJobs, moves: int) -> None:
     started = [on_gpus.start("G0") for _ in range(3)] + [on_gpus.start("G1") for _ in range(2)]

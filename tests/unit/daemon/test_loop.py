@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpuyard.connect import paths
 from gpuyard.connect.fast_http import render_request
 from gpuyard.control.step_result import Step
 from gpuyard.core.job.lifecycle import JobState
@@ -147,7 +148,9 @@ def test_the_keeper_starts_and_a_sample_is_taken_while_many_jobs_are_stored(
     run(own_home, scenario)
 
 
-def test_a_submission_becomes_jobs_in_a_step(own_home: Path) -> None:
+def test_a_submission_is_followed_by_a_step(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_thread, "_QUIET_S", 10 * DEADLINE_S)  # a step follows each checkpoint, too
+
     async def scenario(fixture: LoopFixture) -> None:
         await fixture.submit(gpus=0)
         await fixture.step()
@@ -160,12 +163,7 @@ def test_a_submission_is_answered_before_the_step_that_starts_its_job(own_home: 
     is_answered: list[bool] = []
 
     async def scenario(fixture: LoopFixture) -> None:
-        routes = Routes(fixture.scheduler, lambda _: None, 0.0)
-        server = await serve(own_home / "daemon.sock", routes.handle)
-        with contextlib.closing(routes), contextlib.closing(server), socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(server.path))
-            client.sendall(render_request("POST", "/submissions", None, body, {}))
-            client.setblocking(False)
+        async with sent_request(fixture, "/submissions", body) as client:
             fixture.scheduler.listeners.append(lambda _: is_answered.append(has_data(client)))
             await fixture.step()
 
@@ -173,11 +171,57 @@ def test_a_submission_is_answered_before_the_step_that_starts_its_job(own_home: 
     assert is_answered == [True]
 
 
+@contextlib.asynccontextmanager
+async def sent_request(fixture: LoopFixture, path: str, body: Any) -> AsyncIterator[socket.socket]:
+    """Yield the connection of a client that has sent a request. It does not block."""
+    routes = Routes(fixture.scheduler, lambda _: None, 0.0)
+    server = await serve(Path(paths.socket_path()), routes.handle)
+    with contextlib.closing(routes), contextlib.closing(server), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(server.path))
+        client.sendall(render_request("POST", path, None, body, {}))
+        client.setblocking(False)
+        yield client
+
+
 def has_data(client: socket.socket) -> bool:
     try:
         return bool(client.recv(1, socket.MSG_PEEK))
     except BlockingIOError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/jobs/cancel", {"ids": "1"}), ("/tags/stop", {"tag": "night"})],
+    ids=["a cancelled job", "a stopped tag"],
+)
+def test_a_change_is_answered_when_it_is_on_disk(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, str]
+) -> None:
+    sync, has_disk = WalCheckpoints.sync, threading.Event()
+
+    async def scenario(fixture: LoopFixture) -> None:
+        await fixture.submit(gpus=0)
+        loop, is_reached = asyncio.get_running_loop(), asyncio.Event()
+
+        def wait(files: WalCheckpoints) -> None:
+            loop.call_soon_threadsafe(is_reached.set)
+            assert has_disk.wait(DEADLINE_S)
+            sync(files)
+
+        monkeypatch.setattr(WalCheckpoints, "sync", wait)
+        async with sent_request(fixture, path, body) as client, asyncio.timeout(DEADLINE_S):
+            answer = asyncio.create_task(loop.sock_recv(client, 4096))
+            reached = asyncio.create_task(is_reached.wait())
+            await asyncio.wait({answer, reached}, return_when=asyncio.FIRST_COMPLETED)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            is_early = answer.done()
+            has_disk.set()
+            assert not is_early
+            assert (await answer).startswith(b"HTTP/1.1 200 ")
+
+    run(own_home, scenario)
 
 
 def test_a_submission_waits_for_a_probe_that_has_not_answered_since_the_start(own_home: Path) -> None:
