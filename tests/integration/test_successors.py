@@ -330,3 +330,15 @@ def test_on_a_drained_gpu_no_job_follows_and_elsewhere_they_do(queue: QueueUnder
     _await_more(queue)
     open_ledger().undrain("SIM-1")
     queue.post("/jobs/cancel", ids="all")
+
+
+def test_a_gpu_that_becomes_free_gets_a_job_that_the_keeper_has_for_another(queue: QueueUnderTest) -> None:
+    """The keeper has it for the place of a job that runs for longer than those before it."""
+    open_ledger().drain("SIM-1")
+    first = queue.shell("[ $GPUYARD_ARRAY_INDEX -lt 200 ] || exec sleep 60", array="0-205", vram="20G")
+    running = "SELECT id FROM jobs WHERE state = 'running' ORDER BY id"
+    until(lambda: _rows(queue, running) == [(first + 200,)], "the first of the long jobs")
+    open_ledger().undrain("SIM-1")
+    until(lambda: _rows(queue, running) == [(first + 200,), (first + 201,)], "the next one on the other GPU")
+    assert _follow_count(queue) > 100
+    queue.post("/jobs/cancel", ids="all")

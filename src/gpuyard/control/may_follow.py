@@ -1,10 +1,17 @@
-"""Which jobs may follow others without a step in between (`successors.py`), by what is known of each alone."""
+"""Which jobs may follow others without a step in between (`successors.py`), and for how long."""
+
+import math
+from collections.abc import Mapping
 
 from gpuyard.control.live_jobs import Live
 from gpuyard.core.job.job import Growth, Job
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.plan import Plan, PlannerView
 from gpuyard.core.scheduling.queue_order import Lane
+
+# How long jobs follow each other on a lease for which others wait.
+_TURN_S = 0.25
 
 
 def lane_may_follow(lane: Lane) -> bool:
@@ -33,3 +40,13 @@ def is_held_up(plan: Plan, view: PlannerView) -> bool:
     """Return whether more than the lack of free devices decides what starts next."""
     makes_way = plan.preempts or plan.made_way or plan.restarts
     return bool(makes_way or view.closed_reasons or view.start_caps)
+
+
+def turn_ends(need: Need, since: Mapping[int, float], view: PlannerView) -> dict[int, float]:
+    """Return when jobs with this need have followed each other for long enough in each place. `since` is the beginning
+    of its lease. Other programs may wait in the ledger for what an end gives back; if one of them has a higher
+    priority, the turn ends now."""
+    if not view.tickets or not (need.devices or need.host is not None):
+        return dict.fromkeys(since, math.inf)
+    is_urgent = any(ticket.priority > view.queues[0].lane.priority for ticket in view.tickets)
+    return {place: view.now if is_urgent else begin + _TURN_S for place, begin in since.items()}

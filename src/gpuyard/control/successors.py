@@ -13,6 +13,8 @@ is as if this queue had decided at the very end of the job, because:
   back.
 - No more are put than end within 0.25 s: a plan goes by a sample that may be that old. Longer jobs are never put. While
   the sample is older, or the ledger busy, no more are put, and the keeper starts those that it has.
+- They wait in the keeper for no job that has run for 0.25 s already: plans leave out what is put, and it could start
+  elsewhere. If all places have such jobs, all are taken back, and none is put until another job begins.
 - Each request that may change the queue takes them back first, and puts none until it is answered.
 - No job follows one that is stopped or suspended, or resumes (`leave_out_stopping`): its lease may reserve nothing.
 - The keeper writes each start to its journal first. A daemon that takes over records what it finds there.
@@ -31,7 +33,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import follow_launch
-from gpuyard.control.may_follow import is_held_up, is_stopping, job_may_follow, lane_may_follow
+from gpuyard.control.may_follow import is_held_up, is_stopping, job_may_follow, lane_may_follow, turn_ends
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Job, JobSpec, Started
@@ -47,8 +49,6 @@ from gpuyard.ports import Followed, Launch
 
 _log = logging.getLogger(__name__)
 _WITHIN_S = 0.25
-# How long jobs follow each other on a lease for which others wait.
-_TURN_S = 0.25
 _MOST = 96
 _SHORTEST_S = 0.001
 _MOST_GROUPS = 100
@@ -74,7 +74,7 @@ class _Steady(Struct, frozen=True):
     group: _Group
     first: Job
     view: PlannerView
-    places: int
+    places: int  # those with a job that has not run for long yet
     likely_s: float | None  # how long each job takes
     until: float  # when other programs come next
     sample: Sample
@@ -291,19 +291,20 @@ class Successors:
         places = {
             job_id: place for job_id in live if (place := self._places.get(job_id)) and place.group == group.number
         }
-        ends = self._turn_ends(group, places, view)
+        ends = turn_ends(group.need, {job_id: place.since for job_id, place in places.items()}, view)
         if not self._may_go_on(group, first, ends, plan, view):
             self.stop()
             return
-        if self._put and (known is None or known.group is not group or not places):
-            self.stop()  # no job that ends would be followed by them
+        brief = sum(1 for job_id in places if view.now < (live[job_id].attempt.started_at or 0.0) + _WITHIN_S)
+        if self._put and (known is None or known.group is not group or not brief):
+            self.stop()  # no job that ends soon would be followed by them
         elif self._put and (waiting := _waiting(plan, view.queues[0].lane)) and waiting.job_id < max(self._put):
             self._engines.take_back()  # it comes before them: all are put again, in their order
             begun = self.prefetched()
             self._put = {job_id: job for job_id, job in self._put.items() if job_id in begun}
         likely_s = self._transitions.estimates.estimate_of(first.id).likely_s
         self._steady = _Steady(
-            group=group, first=first, view=view, places=len(places), likely_s=likely_s,
+            group=group, first=first, view=view, places=brief, likely_s=likely_s,
             until=min(ends.values(), default=math.inf), sample=sample, rules=rules, live=len(live),
         )  # fmt: skip
 
@@ -317,14 +318,6 @@ class Successors:
         if first is not None:
             return self._group_for(lane, _need(view, first), first.spec), first
         return (known.group, known.first) if known is not None and known.rules is rules else None
-
-    def _turn_ends(self, group: _Group, places: Mapping[int, _Place], view: PlannerView) -> dict[int, float]:
-        """Return when jobs have followed each other for long enough in each place of the group. Other programs may wait
-        in the ledger for what an end gives back; if one of them has a higher priority, that is now."""
-        if not view.tickets or not (group.need.devices or group.need.host is not None):
-            return dict.fromkeys(places, math.inf)
-        is_urgent = any(ticket.priority > view.queues[0].lane.priority for ticket in view.tickets)
-        return {job_id: view.now if is_urgent else place.since + _TURN_S for job_id, place in places.items()}
 
     def _may_go_on(
         self, group: _Group, first: Job, turn_ends: Mapping[int, float], plan: Plan, view: PlannerView

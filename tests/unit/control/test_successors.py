@@ -64,15 +64,15 @@ class ShortJobs:
         self.devices: Sequence[Device] = (card(0), card(1))
         self._db = queue_db
         before, *self.queued = queue_db.add(500, need=need, command=("true",), **fields)
-        self._begin(before, None)
+        self._begin(before, None, NOW - 1)
         self.end(before)
 
-    def _begin(self, job_id: int, device_id: str | None) -> None:
+    def _begin(self, job_id: int, device_id: str | None, at: float) -> None:
         devices = () if device_id is None else (device_id,)
         attempt = Attempt(
             job_id=job_id,
             number=1,
-            phase=Started(at=NOW - 1, keeper_pid=9),
+            phase=Started(at=at, keeper_pid=9),
             boot_id="b",
             devices=devices,
             lease_id=f"lease {job_id}" if devices else None,
@@ -82,14 +82,14 @@ class ShortJobs:
     def end(self, job_id: int) -> None:
         self.transitions.end(job_id, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), NOW - 1 + SHORT_S)
 
-    def start(self, device_id: str | None = None, at: float = NOW) -> tuple[int, int]:
+    def start(self, device_id: str | None = None, leased_at: float = NOW, at: float = NOW) -> tuple[int, int]:
         """Start the next job. Return it, and the group that the keeper gets to know."""
         job = self._db.job(self.queued.pop(0))
         lane = self._db.store.lane_of(job.id)
         start = Start(job_id=job.id, lane=lane, claim=self._claim(device_id), need=self.need)
         launch = Launch(job_id=job.id, attempt=1, command=job.argv, cwd="/", environment={})
-        group = self.successors.with_group(launch, start, job, at).group
-        self._begin(job.id, device_id)
+        group = self.successors.with_group(launch, start, job, leased_at).group
+        self._begin(job.id, device_id, at)
         return job.id, group
 
     def _claim(self, device_id: str | None) -> Claim:
@@ -320,6 +320,20 @@ def test_where_others_wait_each_lease_has_a_turn_of_its_own(on_gpus: ShortJobs) 
         on_gpus.end(job_id)
     (later,) = {on_gpus.start("G1")[1] for _ in range(3)}
     assert on_gpus.plan() == [later] != [started[0][1]]
+
+
+def test_no_job_waits_in_the_keeper_for_jobs_that_run_for_long(on_cpus: ShortJobs) -> None:
+    """It could start elsewhere, and plans leave it out."""
+    (_, group), (short, _) = on_cpus.start(at=NOW - 0.3), on_cpus.start(at=NOW - 0.2)
+    assert on_cpus.plan() == [group]
+    assert len(on_cpus.keeper.launches) == 0.25 / SHORT_S  # what ends beside one of them
+    on_cpus.end(short)
+    on_cpus.start(at=NOW - 0.3)
+    assert on_cpus.plan() == []
+    assert on_cpus.successors.has_taken_back
+    on_cpus.end(short + 1)
+    on_cpus.start()
+    assert on_cpus.plan() == [group]
 
 
 def test_the_first_job_is_taken_back_for_a_free_place_only_when_it_may_start(on_cpus: ShortJobs) -> None:
