@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.engines.suspend.prefault import Prefault, subtract
+from gpuyard.engines.suspend.prefault import Prefault, in_order, subtract
 from tests.integration.engine_fixture import wait_for
 
 pytestmark = pytest.mark.linux
@@ -60,6 +60,12 @@ def test_new_memory_is_allocated_without_a_change_of_its_content(most_mb: int) -
         assert resident_mb(program.pid) - before_mb <= most_mb + 24, "the program itself needs some, too"
         print(file=program.stdin, flush=True)
         assert program.stdout.readline() == "good\n"
+
+
+def test_all_pieces_are_allocated_and_the_first_ones_last() -> None:
+    """They are where the driver begins."""
+    assert list(in_order(range(24))) == [*range(2, 24), 1, 0]
+    assert list(in_order(range(3))) == [0, 1, 2]
 
 
 def test_a_process_that_has_ended_is_left_alone() -> None:
