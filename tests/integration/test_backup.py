@@ -3,14 +3,18 @@
 import contextlib
 import json
 import os
+import re
 import sqlite3
 import stat
 from pathlib import Path
 
 import pytest
 
+from gpuyard.core.job.selection import format_ids
+from gpuyard.engines.common.unbegun_words import is_unbegun
+from gpuyard.engines.local.keeper_connection import parse_journal
 from tests.fakes.queue_command import run
-from tests.integration.queue_fixture import QueueUnderTest
+from tests.integration.queue_fixture import QueueUnderTest, until
 
 SECRET = "wandb-" + "q" * 40
 
@@ -74,6 +78,60 @@ def test_a_backup_of_a_running_queue_brings_back_history_estimates_and_waiting_j
         assert queue.daemon is not None
         queue.daemon.wait()
         queue.daemon = None
+
+
+@pytest.mark.parametrize("is_emptied", [False, True], ids=["journal", "logs"])
+def test_after_a_crash_restore_names_the_jobs_that_have_begun_and_no_others(
+    queue: QueueUnderTest, tmp_path: Path, *, is_emptied: bool
+) -> None:
+    """The daemon creates logs of short jobs before these begin; a long journal is emptied."""
+    runs, path = tmp_path / "runs", tmp_path / "queue.backup"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-4000", vram="8G")
+    until(lambda: len(ids_in(runs)) > 50, "the first runs")
+    backed_up(path)
+    queue.kill9()
+    while not logs_in_advance(queue, runs):  # after the daemon's end
+        queue.start()
+        until(lambda: len(logs_in_advance(queue, runs)) > 20, "logs of jobs that have not begun")
+        queue.kill9()
+    until(lambda: all(word != "began" for word in last_words(queue).values()), "the ends of those that have")
+    if is_emptied:
+        (queue.home / "journal").write_bytes(b"")
+    ran = set(ids_in(runs))
+    begun_before = jobs_in(path, "attempts > 0")
+
+    queue.lacks_attempts = True
+    restored = run("restore", "--force", str(path))
+    assert restored.returncode == 0, restored.stderr
+    try:
+        (named,) = re.findall("have started since the backup: (.*);", restored.stdout)
+        assert named == format_ids(sorted(ran - begun_before))
+        assert jobs_in(queue.home / "queue.db", "state = 'held' AND attempts = 0") == set(range(1, 4001)) - ran
+    finally:
+        run("cancel", "all")
+        run("daemon", "stop")
+
+
+def jobs_in(database: Path, condition: str) -> set[int]:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return {job_id for (job_id,) in connection.execute(f"SELECT id FROM jobs WHERE {condition}")}
+
+
+def ids_in(runs: Path) -> list[int]:
+    return list(map(int, runs.read_text(encoding="utf-8").split())) if runs.exists() else []
+
+
+def last_words(queue: QueueUnderTest) -> dict[str, str]:
+    """Return the last word of the journal on each attempt."""
+    entries, _ = parse_journal((queue.home / "journal").read_bytes())
+    return {entry.key: entry.word for entry in entries}
+
+
+def logs_in_advance(queue: QueueUnderTest, runs: Path) -> set[int]:
+    """Return the jobs that have logs and have not begun."""
+    logged = {int(path.name.partition(".")[0]) for path in (queue.home / "logs").glob("*.log")}
+    begun = {int(key.partition(".")[0]) for key, word in last_words(queue).items() if not is_unbegun(word)}
+    return logged - begun - set(ids_in(runs))
 
 
 def test_restore_refuses_unfinished_jobs_and_files_that_are_no_backup(queue: QueueUnderTest, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.engines.local.keeper_connection import parse_journal
+from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -20,12 +20,22 @@ _MANY = 300
 _BEFORE_URGENT = 4
 # Jobs that may begin between the moment at which we see that none may, and the step that takes back those that wait.
 _BEGUN = 8
+# Logs of jobs that have not begun, when the daemon is killed: more than those that the next one starts by itself first.
+_LEFT = 20
 
 
 def _follow_count(queue: QueueUnderTest) -> int:
     """Return how many attempts the keeper started by itself."""
-    entries, _ = parse_journal((queue.home / "journal").read_bytes())
-    return sum(entry.after is not None for entry in entries)
+    return sum(entry.after is not None for entry in _entries(queue))
+
+
+def _entries(queue: QueueUnderTest) -> list[JournalEntry]:
+    return parse_journal((queue.home / "journal").read_bytes())[0]
+
+
+def _last_words(queue: QueueUnderTest) -> dict[str, str]:
+    """Return the last word of the journal on each attempt."""
+    return {entry.key: entry.word for entry in _entries(queue)}
 
 
 def _await_more(queue: QueueUnderTest) -> None:
@@ -155,6 +165,24 @@ def test_a_killed_daemon_loses_and_repeats_nothing(queue: QueueUnderTest, tmp_pa
     assert sorted(map(int, _runs(runs))) == list(range(1, 1201))
     assert queue.counts() == {"succeeded": 1200}
     assert _follow_count(queue)
+
+
+def test_jobs_whose_logs_a_killed_daemon_left_follow_each_other_as_well(queue: QueueUnderTest, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-10000", vram="8G")
+    left: set[str] = set()
+    while len(left) < _LEFT:
+        _await_more(queue)
+        queue.kill9()
+        until(lambda: "began" not in _last_words(queue).values(), "the ends of those that have begun")
+        begun = set(_last_words(queue))
+        left = {path.name.removesuffix(".log") for path in (queue.home / "logs").glob("*.log")} - begun
+        queue.start()
+    until(lambda: left <= set(_last_words(queue)), "the jobs whose logs were there")
+    assert left & {entry.key for entry in _entries(queue) if entry.after is not None}
+    queue.post("/jobs/cancel", ids="all")
+    queue.wait()
+    assert len(_runs(runs)) == len(set(_runs(runs)))
 
 
 def test_a_change_waits_for_a_slow_keeper_and_others_do_not(queue: QueueUnderTest, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gpuyard.engines.common.prefetched_log import begin_log
 from gpuyard.engines.common.unbegun_words import unbegun_word
 from gpuyard.system.passing_errors import passes
 from gpuyard.system.results_file import UnsafePathError, open_results
@@ -123,9 +124,14 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
 
 
 def _open_log(path: str) -> int:
+    log = -1
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        begin_log(log)
+        return log
     except OSError as error:
+        if log >= 0:
+            os.close(log)
         raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
 
 

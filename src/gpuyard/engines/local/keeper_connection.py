@@ -25,6 +25,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
+from gpuyard.engines.common.prefetched_log import is_unused
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
@@ -78,8 +79,8 @@ def parse_journal(text: bytes) -> tuple[list[JournalEntry], int]:
 
 
 def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
-    """Return the highest attempt that has begun for each job, according to the journal and the names of logs in these
-    folders: a long journal is emptied. What cannot be read is left out."""
+    """Return the highest attempt that has begun for each job, according to the journal and the logs in these folders: a
+    long journal is emptied. What cannot be read is left out, except for a log of which only the name can be read."""
     begun: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
         entries, _ = parse_journal(journal.read_bytes())
@@ -87,10 +88,20 @@ def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
         keys = (key.split(".") for key, word in last.items() if not is_unbegun(word))
         begun += [(int(job_id), int(number)) for job_id, number in keys]
     for folder in logs:
-        with contextlib.suppress(OSError):
-            names = map(_LOG_NAME.fullmatch, os.listdir(folder))
-            begun += [(int(name[1]), int(name[2])) for name in names if name is not None]
+        with contextlib.suppress(OSError), os.scandir(folder) as entries_of_folder:
+            begun += [
+                (int(name[1]), int(name[2]))
+                for entry in entries_of_folder
+                if (name := _LOG_NAME.fullmatch(entry.name)) is not None and not _is_unused(entry)
+            ]
     return {job_id: number for job_id, number in sorted(begun) if job_id}
+
+
+def _is_unused(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return is_unused(entry.stat(follow_symlinks=False))
+    except OSError:
+        return False
 
 
 class KeeperConnection:

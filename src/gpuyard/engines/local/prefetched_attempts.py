@@ -1,12 +1,14 @@
 """The attempts in the prefetch queue of a keeper, as the daemon knows them, and those that the keeper has started.
 
-Their logs are created here: that takes some file systems longer than the keeper needs for all the rest of a start.
+Their logs are created here: that takes some file systems longer than the keeper needs for all the rest of a start. They
+are marked as unused until then (`prefetched_log`).
 """
 
 import contextlib
 import marshal
 import os
 
+from gpuyard.engines.common.prefetched_log import create_log
 from gpuyard.engines.local.keeper_connection import JournalEntry, KeeperConnection
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.ports import Followed
@@ -27,7 +29,7 @@ class PrefetchedAttempts:
 
     def put(self, keeper: KeeperConnection, group: int, content: bytes, watched: WatchedAttempt) -> bool:
         """Return False if there is no room for it."""
-        if keeper.prefetch_queue is None or watched.log is None or not _create(watched.log):
+        if keeper.prefetch_queue is None or watched.log is None or not create_log(watched.log):
             return False
         if not keeper.prefetch_queue.put(group, content):
             os.unlink(watched.log)
@@ -63,15 +65,6 @@ class PrefetchedAttempts:
     def take_followed(self) -> list[Followed]:
         taken, self._followed = self._followed, []
         return taken
-
-
-def _create(path: str) -> bool:
-    """Create an empty log. Return False if it cannot be created, or there is one."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except OSError:
-        return False
-    return True
 
 
 def followed_of(entry: JournalEntry, log: str | None) -> Followed:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.job import OutcomeKind
+from gpuyard.engines.common.prefetched_log import create_log
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.engines.local.keeper import _line
 from gpuyard.engines.local.keeper_connection import JournalEntry, begun_attempts, parse_journal
@@ -73,6 +74,19 @@ def test_begun_attempts_are_those_of_the_journal_and_of_logs(tmp_path: Path) -> 
         (logs / name).touch()
     assert begun_attempts(journal, [logs, tmp_path / "absent"]) == {17: 2, 19: 1, 20: 1, 21: 1, 23: 2}
     assert begun_attempts(tmp_path / "absent", [logs]) == {17: 1, 23: 2}
+
+
+@pytest.mark.linux
+def test_a_log_that_was_created_in_advance_is_no_evidence_that_its_attempt_has_begun(tmp_path: Path) -> None:
+    journal, logs = tmp_path / "journal", tmp_path / "logs"
+    journal.write_bytes(_line("18.1", 42, "follows 17.1 86400.123"))
+    logs.mkdir()
+    for name in ("17.1.log", "20.1.log"):
+        (logs / name).touch()
+    for name in ("18.1.log", "19.1.log", "20.2.log"):
+        assert create_log(str(logs / name))
+    (logs / "21.1.log").symlink_to(logs / "19.1.log")
+    assert begun_attempts(journal, [logs]) == {17: 1, 18: 1, 20: 1, 21: 1}
 
 
 @pytest.mark.parametrize(

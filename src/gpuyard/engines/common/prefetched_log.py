@@ -1,0 +1,50 @@
+"""Logs that the daemon creates for prefetched attempts, before the keeper begins them.
+
+Such a log has the sticky bit until its attempt begins. That tells it from the empty log of an attempt that has begun,
+if the daemon is killed: `gpuyard restore` does not name the job as started, and the next daemon uses the log again.
+
+The sticky bit has no meaning on files, no umask removes it, and the log can be read as any other. A file system that
+stores no modes does not show it: there each log counts as one of an attempt that has begun.
+
+Uses the standard library alone, as the keeper does.
+"""
+
+import os
+import stat
+
+_MODE = 0o600
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def create_log(path: str) -> bool:
+    """Create an unused log, unless there is one. Return False if it cannot be created, or another file is in its place.
+
+    Never opens a file that exists.
+    """
+    try:
+        os.close(os.open(path, _NEW, _MODE | stat.S_ISVTX))
+    except FileExistsError:
+        return _is_unused_at(path)
+    except OSError:
+        return False
+    return True
+
+
+def begin_log(descriptor: int) -> None:
+    """Note that an open log is used now. Call it before the program starts. Raises OSError."""
+    mode = os.fstat(descriptor).st_mode
+    if mode & stat.S_ISVTX:
+        os.fchmod(descriptor, stat.S_IMODE(mode) & ~stat.S_ISVTX)
+
+
+def is_unused(log: os.stat_result) -> bool:
+    """Return whether it is a log of ours whose attempt has not begun. Return False in case of doubt."""
+    is_own_file = stat.S_ISREG(log.st_mode) and log.st_uid == os.geteuid() and log.st_nlink == 1
+    return is_own_file and bool(log.st_mode & stat.S_ISVTX) and not log.st_size
+
+
+def _is_unused_at(path: str) -> bool:
+    try:
+        return is_unused(os.lstat(path))
+    except OSError:
+        return False
