@@ -225,7 +225,7 @@ FAULTS = (
     Fault(
         id="control-estimates-not-written-down",
         file=f"{_CONTROL}/learn_estimates.py",
-        old="            self._store.set_profile(fingerprint, profile)\n",
+        old="            self._store.learned.set_profile(fingerprint, profile)\n",
         new="            pass\n",
         breaks="All estimates of memory and time are lost when the daemon restarts.",
         near=("tests/unit/control/test_learn_estimates.py",),

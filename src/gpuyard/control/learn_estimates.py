@@ -219,7 +219,7 @@ class LearnedEstimates:
 
     def save(self) -> None:
         for fingerprint, profile in self._unsaved.items():
-            self._store.set_profile(fingerprint, profile)
+            self._store.learned.set_profile(fingerprint, profile)
         self._saved.update(self._unsaved)
         self._unsaved.clear()
 
@@ -266,7 +266,7 @@ class LearnedEstimates:
         if fingerprint not in self._saved:
             if len(self._saved) >= _CACHE_SIZE:
                 self._saved.clear()
-            self._saved[fingerprint] = self._store.profile(fingerprint)
+            self._saved[fingerprint] = self._store.learned.profile(fingerprint)
         return self._saved[fingerprint]
 
 

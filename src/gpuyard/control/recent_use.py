@@ -16,7 +16,7 @@ class RecentUse:
         self._unsaved: set[Party] = set()
 
     def reload(self) -> None:
-        self._uses = self._store.recent_use()
+        self._uses = self._store.learned.recent_use()
         self._unsaved.clear()
 
     def add(self, ended: Live, now: float) -> None:
@@ -34,7 +34,7 @@ class RecentUse:
 
     def save(self) -> None:
         for party in self._unsaved & self._uses.keys():
-            self._store.set_recent_use(party, self._uses[party])
+            self._store.learned.set_recent_use(party, self._uses[party])
         self._unsaved.clear()
 
 

@@ -315,9 +315,9 @@ class UserRequests:
         """Add profiles by fingerprint; return how many. Profiles that were learned here stay unless `replace_known`."""
         with self._store.transaction(is_synced=True):
             self._transitions.estimates.clear_cache()
-            added = [each for each in profiles if replace_known or self._store.profile(each) is None]
+            added = [each for each in profiles if replace_known or self._store.learned.profile(each) is None]
             for fingerprint in added:
-                self._store.set_profile(fingerprint, profiles[fingerprint])
+                self._store.learned.set_profile(fingerprint, profiles[fingerprint])
             return len(added)
 
     def clean(self, older_than_s: float) -> InPieces[list[FinishedJob]]:

@@ -8,18 +8,17 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-import msgspec
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
-from gpuyard.core.memory.estimates import Profile
-from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, WeightedUse
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.dependency_store import DependencyStore
 from gpuyard.store.ended_job import END_JOB, EndedJob
+from gpuyard.store.learned_store import LearnedStore
 from gpuyard.store.refused_submissions import RefusedSubmissions
 from gpuyard.store.specs import StoredSpecs
 from gpuyard.store.submitters import Submitters
@@ -55,6 +54,7 @@ class JobStore(DependencyStore):
         self._settings: dict[str, str] | None = None
         self.specs = StoredSpecs(database)
         self.submitters = Submitters(database)
+        self.learned = LearnedStore(database)
         self.spec = self.specs.read
         self._lane = lru_cache(maxsize=4096)(self._read_lane)
 
@@ -367,24 +367,6 @@ class JobStore(DependencyStore):
     def last_start_with_tag(self, tag: str) -> float | None:
         at: float | None = self._value("SELECT max(started_at) FROM jobs WHERE tag = ?", (tag,))
         return at
-
-    # Recent use and estimates
-
-    def recent_use(self) -> dict[Party, WeightedUse]:
-        """Return the recent device time of users and tags."""
-        rows = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
-        return {(user, tag): WeightedUse(seconds=seconds, at=at) for user, tag, seconds, at in rows}
-
-    def set_recent_use(self, party: Party, use: WeightedUse) -> None:
-        self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
-
-    def profile(self, fingerprint: str) -> Profile | None:
-        body = self._value("SELECT body FROM profiles WHERE fingerprint = ?", (fingerprint,))
-        return None if body is None else msgspec.json.decode(body, type=Profile)
-
-    def set_profile(self, fingerprint: str, profile: Profile) -> None:
-        row = (fingerprint, row_codec.to_json(profile), profile.seen_at)
-        self._execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", row)
 
     def _ready_in(self, lane_id: int) -> Iterator[Candidate]:
         query = (

@@ -161,8 +161,8 @@ def _add_plain(store: JobStore) -> None:
         ArrayElement(command=("/bin/sh", "-c", "a | b")),
     ]
     submit(store, replace(like(FULL), priority=3, group_limit=2), swept)  # 11 to 13
-    store.set_recent_use(("me", "night"), WeightedUse(seconds=120.0, at=1030.0))
-    store.set_profile("0123", Profile(count=2, durations_s=(10.0, 20.0)))
+    store.learned.set_recent_use(("me", "night"), WeightedUse(seconds=120.0, at=1030.0))
+    store.learned.set_profile("0123", Profile(count=2, durations_s=(10.0, 20.0)))
     store.set_setting("paused", "1")
 
 
@@ -185,7 +185,7 @@ def _add_suspended(store: JobStore) -> None:
     store.change_state(short, JobState.QUEUED, reason="again with 10 GB", outcome=outcome, queued_at=1020.0)
     store.set_growth(short, Growth(count=1, memory_mb=10_240.0, ram_mb=2048.0))
     learned = Profile(label="python train.py", peaks_mb=(6144.0, 6200.0), floor_mb=8192.0, ram_mb=900.0, seen_at=1020.0)
-    store.set_profile("4567", learned)
+    store.learned.set_profile("4567", learned)
 
 
 def _add_batch(store: JobStore) -> None:

@@ -158,8 +158,8 @@ def test_specs_attempts_and_estimates_are_read_back(reopened: Database) -> None:
     ]  # fmt: skip
     assert queries.events(8) == [(1020.0, "failed", "exit status 3")]
     assert queries.ranges(JobSelection(tags=("night",))) == [(11, 13)]
-    assert store.recent_use() == {("me", "night"): WeightedUse(seconds=120.0, at=1030.0)}
-    assert store.profile("0123") == Profile(count=2, durations_s=(10.0, 20.0))
+    assert store.learned.recent_use() == {("me", "night"): WeightedUse(seconds=120.0, at=1030.0)}
+    assert store.learned.profile("0123") == Profile(count=2, durations_s=(10.0, 20.0))
     assert store.setting("paused") == "1"
     ready = {each.lane.priority: [job.job_id for job in each.jobs] for each in store.ready_queues()}
     assert ready[3] == [11, 12, 13]

@@ -223,7 +223,7 @@ def test_the_queries_of_a_step_scan_no_table(queue_db: QueueDb) -> None:
     for act in (
         store.has_ready, store.counts, store.next_due, store.live_attempts, lambda: store.due_jobs(1.0),
         lambda: store.job(1), lambda: store.attempts(1), lambda: store.dependants(1), lambda: store.dependencies(2),
-        lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.profile("x"),
+        lambda: store.lane_of(1), lambda: store.state_of(1), lambda: store.learned.profile("x"),
         lambda: store.find_submission("x"),
         lambda: store.count_ahead(store.lane_of(2), 2), lambda: store.dependencies_of([2]),
         lambda: store.may_decide(store.dependants_after(1, 0, 9), JobState.SUCCEEDED),
@@ -454,11 +454,13 @@ def test_cached_rows_of_a_rolled_back_transaction_are_dropped(queue_db: QueueDb)
 def test_use_and_profiles_are_replaced_as_they_grow(queue_db: QueueDb) -> None:
     learned = Profile(label="run", count=1, durations_s=(2.0,))
     for seconds in (5.0, 9.0):
-        queue_db.store.set_recent_use(("me", "t"), WeightedUse(seconds=seconds, at=100.0))
-        queue_db.store.set_profile("f", replace(learned, durations_s=(seconds,), peaks_mb=(seconds,), seen_at=seconds))
-    assert queue_db.store.recent_use() == {("me", "t"): WeightedUse(seconds=9.0, at=100.0)}
-    assert queue_db.store.profile("f") == replace(learned, durations_s=(9.0,), peaks_mb=(9.0,), seen_at=9.0)
-    assert queue_db.store.profile("g") is None
+        queue_db.store.learned.set_recent_use(("me", "t"), WeightedUse(seconds=seconds, at=100.0))
+        queue_db.store.learned.set_profile(
+            "f", replace(learned, durations_s=(seconds,), peaks_mb=(seconds,), seen_at=seconds)
+        )
+    assert queue_db.store.learned.recent_use() == {("me", "t"): WeightedUse(seconds=9.0, at=100.0)}
+    assert queue_db.store.learned.profile("f") == replace(learned, durations_s=(9.0,), peaks_mb=(9.0,), seen_at=9.0)
+    assert queue_db.store.learned.profile("g") is None
 
 
 def test_a_submission_that_gets_the_id_of_a_refused_one_is_not_refused(queue_db: QueueDb) -> None:
