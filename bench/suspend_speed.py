@@ -75,14 +75,14 @@ def _print_machine() -> None:
 @contextlib.contextmanager
 def _floor() -> Iterator[float]:
     """Yield the least seconds that a GB takes. The memory is kept until the end, so that nothing else gets it."""
-    pieces = [4 * _GB // _FLOOR_THREADS] * _FLOOR_THREADS
-    with mmap.mmap(-1, sum(pieces), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+    piece = 4 * _GB // _FLOOR_THREADS
+    with mmap.mmap(-1, piece * _FLOOR_THREADS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_NOHUGEPAGE)  # as the driver gets it
         view = ctypes.c_char.from_buffer(memory)
         start = ctypes.addressof(view)
         with ThreadPoolExecutor(_FLOOR_THREADS) as pool:
             began = time.monotonic()
-            list(pool.map(lambda place: ctypes.memset(start + place * pieces[0], 1, pieces[0]), range(_FLOOR_THREADS)))
+            list(pool.map(lambda place: ctypes.memset(start + place * piece, 1, piece), range(_FLOOR_THREADS)))
             allocate_s = (time.monotonic() - began) * _GB / len(memory)
         began = time.monotonic()
         ctypes.memmove(start, start + len(memory) // 2, len(memory) // 2)

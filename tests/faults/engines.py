@@ -28,7 +28,7 @@ FAULTS = (
     Fault(
         id="engines-unused-log-counts-as-begun",
         file=f"{_ENGINES}/local/keeper_connection.py",
-        old="is not None and not _is_unused(entry)",
+        old="is not None and not is_unused(folder / name[0])",
         new="is not None",
         breaks="After a crash of the daemon, restore names jobs as started that never ran.",
         near=("tests/unit/engines/local/test_keeper_journal.py",),
@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         id="engines-unused-log-blocks-its-job",
         file=f"{_ENGINES}/common/prefetched_log.py",
-        old="        return _is_unused_at(path)\n",
+        old="        return is_unused(path)\n",
         new="        return False\n",
         breaks="After a crash of the daemon, the next short jobs start one by one, at a fifth of the speed.",
         near=("tests/unit/engines/common/test_prefetched_log.py",),

@@ -24,7 +24,7 @@ def create_log(path: str) -> bool:
     try:
         os.close(os.open(path, _NEW, _MODE | stat.S_ISVTX))
     except FileExistsError:
-        return _is_unused_at(path)
+        return is_unused(path)
     except OSError:
         return False
     return True
@@ -37,14 +37,11 @@ def begin_log(descriptor: int) -> None:
         os.fchmod(descriptor, stat.S_IMODE(mode) & ~stat.S_ISVTX)
 
 
-def is_unused(log: os.stat_result) -> bool:
+def is_unused(path: str | os.PathLike[str]) -> bool:
     """Return whether it is a log of ours whose attempt has not begun. Return False in case of doubt."""
-    is_own_file = stat.S_ISREG(log.st_mode) and log.st_uid == os.geteuid() and log.st_nlink == 1
-    return is_own_file and bool(log.st_mode & stat.S_ISVTX) and not log.st_size
-
-
-def _is_unused_at(path: str) -> bool:
     try:
-        return is_unused(os.lstat(path))
+        log = os.lstat(path)
     except OSError:
         return False
+    is_own_file = stat.S_ISREG(log.st_mode) and log.st_uid == os.geteuid() and log.st_nlink == 1
+    return is_own_file and bool(log.st_mode & stat.S_ISVTX) and not log.st_size

@@ -88,20 +88,12 @@ def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
         keys = (key.split(".") for key, word in last.items() if not is_unbegun(word))
         begun += [(int(job_id), int(number)) for job_id, number in keys]
     for folder in logs:
-        with contextlib.suppress(OSError), os.scandir(folder) as entries_of_folder:
+        with contextlib.suppress(OSError):
+            names = map(_LOG_NAME.fullmatch, os.listdir(folder))
             begun += [
-                (int(name[1]), int(name[2]))
-                for entry in entries_of_folder
-                if (name := _LOG_NAME.fullmatch(entry.name)) is not None and not _is_unused(entry)
+                (int(name[1]), int(name[2])) for name in names if name is not None and not is_unused(folder / name[0])
             ]
     return {job_id: number for job_id, number in sorted(begun) if job_id}
-
-
-def _is_unused(entry: "os.DirEntry[str]") -> bool:
-    try:
-        return is_unused(entry.stat(follow_symlinks=False))
-    except OSError:
-        return False
 
 
 class KeeperConnection:

@@ -25,9 +25,9 @@ def create(log: Path) -> None:
 def test_a_log_is_unused_until_its_attempt_begins(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     create(log)
-    assert is_unused(log.lstat())
+    assert is_unused(log)
     begin(log)
-    assert not is_unused(log.lstat())
+    assert not is_unused(log)
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
@@ -38,14 +38,14 @@ def test_no_umask_hides_what_a_log_is(tmp_path: Path, umask: int) -> None:
         create(tmp_path / "1.1.log")
     finally:
         os.umask(before)
-    assert is_unused((tmp_path / "1.1.log").lstat())
+    assert is_unused(tmp_path / "1.1.log")
 
 
 def test_an_unused_log_of_an_earlier_daemon_is_used_again(tmp_path: Path) -> None:
     log = tmp_path / "1.1.log"
     create(log)
     create(log)
-    assert is_unused(log.lstat())
+    assert is_unused(log)
 
 
 def test_a_log_that_never_was_unused_keeps_its_mode(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_else_is_in_its_place_is_neither_used_nor_changed(tmp_path: Path, m
     make(log)
     before = log.lstat()
     assert not create_log(str(log))
-    assert not is_unused(before)
+    assert not is_unused(log)
     after = log.lstat()
     assert (after.st_mode, after.st_ino, after.st_size) == (before.st_mode, before.st_ino, before.st_size)
 
@@ -101,7 +101,7 @@ def test_a_file_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.
     log = tmp_path / "1.1.log"
     create(log)
     monkeypatch.setattr(os, "geteuid", lambda: log.stat().st_uid + 1)
-    assert not is_unused(log.lstat())
+    assert not is_unused(log)
     assert not create_log(str(log))
 
 

@@ -108,7 +108,7 @@ def test_no_program_starts_while_its_log_counts_as_unused(
     monkeypatch.setattr(os, "fchmod", raising(number))
     monkeypatch.setattr(os, "posix_spawn", _never)
     assert word_of(tmp_path) == word
-    assert is_unused(log.lstat())
+    assert is_unused(log)
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
