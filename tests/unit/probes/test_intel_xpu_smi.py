@@ -225,10 +225,13 @@ class StandIn:
         tool = folder / "xpu-smi"
         write_executable(
             tool,
-            f'#!/bin/sh\necho "$*" >> {folder}/calls\nkey="$1"\n[ "$2" = --dump ] && key=sizes; [ $1 = -v ] && key=version\n'
+            f'#!/bin/sh\necho "$*" >> {folder}/calls\nkey="$1"\n[ "$2" = --dump ] && key=sizes\n'
+            f"[ $1 = -v ] && key=version\n"
             f'[ -x {folder}/$key ] && exec {folder}/$key "$@"\ncat {folder}/$key || exit 5\n',
         )
-        self.prints(version=VERSION.format("1.3.6"), discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON)
+        self.prints(
+            version=VERSION.format("1.3.6"), discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON
+        )
 
     def prints(self, **outputs: str) -> None:
         for key, text in outputs.items():

@@ -3,8 +3,8 @@
 Rules:
 - `discovery` runs once, and again after the tool has failed; `dump` and `ps` run each time. A reading without processes
   is still a reading: a problem says so.
-- The JSON of `ps` does not say whether its memory is in kB (before 1.3) or KiB: the version does, which a live reading asks
-  for once. A saved JSON counts as KiB.
+- The JSON of `ps` does not say whether its memory is in kB (before 1.3) or KiB: the version does, which a live reading
+  asks for once. A saved JSON counts as KiB.
 - `xpu-smi ps` lists itself as a process on every device. That process is ours and has exited: it is left out.
 - Since 2.0 `dump` has no short options, before it had no long ones: the form that works is remembered.
 """
