@@ -68,7 +68,7 @@ def parse(text: str) -> Reading:
 
 class RocmSmi:
     def __init__(self) -> None:
-        self._commands = _COMMANDS
+        self._commands: tuple[str, ...] = _COMMANDS
 
     def read(self, timeout_s: float) -> Reading:
         deadline = Deadline(timeout_s)

@@ -6,8 +6,8 @@ Rules:
 - The last usable sample counts. The first one spans microseconds and measures nothing: if it is the only
   one, rates are unknown. The processes are no rate, and are taken even from such a sample.
 - A device is as busy as the busiest of its engines.
-- Used memory stays unknown: buffers that clients share are counted with each, and other users' clients may be hidden. What
-  the clients hold for themselves, with the most that any of them shares, is a lower bound.
+- Used memory stays unknown: buffers that clients share are counted with each, and other users' clients may be hidden.
+  What the clients hold for themselves, with the most that any of them shares, is a lower bound.
 - The output does not name its card, so the live reading takes that from the kernel. The tool
   does not see cards of the xe driver: with such a card this probe fails, so that a later one lists all cards.
 """
