@@ -67,7 +67,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     notices += suspend_notices(checks)
     faults, alarms = _health_texts(checks, contents.health_marks)
     notices += alarms
-    advice = [*_advice(checks, plugged), *faults] + [
+    advice = [*find_advice(checks, plugged), *faults] + [
         str(each.problem) for each in engines if each.problem and not (each.is_absent or each.is_unreachable)
     ]
     folders, folder_advice = check_folders()
@@ -106,11 +106,16 @@ def replay_command(ctx: click.Context, tool: str, file: BinaryIO, as_json: bool)
     say_lines(snapshot_lines(snapshot, frame()))
 
 
-def _advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
+def find_advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
     """Return the problems that need a fix; an empty list if all is well."""
     readable = {check.vendor for check in checks if check.devices}
     unreadable = [(bus_id, vendor) for bus_id, vendor in plugged.items() if vendor not in readable]
-    advice = [f"{vendor} GPU at {bus_id}: no probe can read it" for bus_id, vendor in unreadable]
+    advice = []
+    for bus_id, vendor in unreadable:
+        probes = [check for check in checks if check.vendor is vendor]
+        missing = [each.probe for each in probes if any(problem.kind == "missing" for problem in each.problems)]
+        text = f"; missing: {', '.join(missing)}" if missing else ""
+        advice.append(f"{vendor} GPU at {bus_id}: no probe can read it{text}")
     for check in checks:
         advice += [f"{device.name or device.id} is unhealthy: {device.fault}"
                    for device in check.devices or () if not device.healthy]  # fmt: skip
