@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -299,7 +298,39 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.web if isinstance(self.web, WebConfig) else WebConfig(enabled=self.web)
 
 
+class _Tolerance:
+    """Whether a faulty file raises an error or is reported, and the last settings that were read."""
+
+    report: Callable[[GpuyardError], None] | None = None
+    config = Config()
+    fault: str | None = None
+
+
+def tolerate_faults(report: Callable[[GpuyardError], None]) -> None:
+    """From now on, `load_config` reports a file that cannot be read, once, and returns the settings that it read
+    before, else the defaults. For the daemon, and for commands that only show."""
+    _Tolerance.report = report
+
+
 def load_config() -> Config:
+    try:
+        _Tolerance.config, _Tolerance.fault = check_config(), None
+    except GpuyardError as error:
+        if _Tolerance.report is None:
+            raise
+        if str(error) != _Tolerance.fault:
+            _Tolerance.fault = str(error)
+            _Tolerance.report(error)
+    return _Tolerance.config
+
+
+def config_fault() -> str | None:
+    """Return what `load_config` found wrong in the file the last time, and tolerated."""
+    return _Tolerance.fault
+
+
+def check_config() -> Config:
+    """Return the settings of the file as it is. Raises UserError, with the line and the key, or EnvironmentFault."""
     path = config_dir() / "config.toml"
     try:
         text = read_trusted(str(path)).decode()
@@ -311,13 +342,17 @@ def load_config() -> Config:
         hint = "see its owner and mode, and the limit on open files (ulimit -n)"
         raise EnvironmentFault(f"{path} cannot be read: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        from gpuyard.config_errors import explain_encoding
+
+        raise UserError(explain_encoding(path, error)) from error
     import tomllib  # takes 3 ms, and most users have no such file
 
     try:
-        return parse_config(tomllib.loads(text), path)
+        return parse_config(tomllib.loads(text), path, text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+        from gpuyard.config_errors import explain_toml
+
+        raise UserError(explain_toml(path, text, error)) from error
 
 
 def config_stamp() -> int | None:
@@ -340,15 +375,18 @@ class CurrentBans:
         if stamp != self._stamp:
             self._stamp = stamp
             with contextlib.suppress(GpuyardError):
-                self._devices = load_config().devices
+                self._devices = check_config().devices
         return self._devices.banned_ids(snapshot)
 
 
-def parse_config(raw: dict[str, Any], path: Path) -> Config:
+def parse_config(raw: dict[str, Any], path: Path, text: str = "") -> Config:
+    """Return the settings. Raises UserError, with the line of the key in `text`."""
     try:
         return msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {error}", hint=_nearest(str(error))) from error
+        from gpuyard.config_errors import explain_value
+
+        raise UserError(explain_value(path, text, Config, error)) from error
 
 
 def lease_dir() -> Path:
@@ -384,14 +422,3 @@ def simulated_devices() -> str | None:
 def simulated_host() -> str | None:
     """Return GPUYARD_SIMULATE_HOST, such as `23GB` or `23GB,8`, if the RAM and CPUs of the machine are simulated."""
     return os.environ.get("GPUYARD_SIMULATE_HOST") or None
-
-
-def _nearest(message: str) -> str | None:
-    """Return a hint with the most similar known key, if the error is about an unknown key."""
-    _, found, rest = message.partition("unknown field `")
-    wrong = rest.partition("`")[0]
-    sections = (Config, DeviceConfig, LeaseConfig, QueueConfig, PackingConfig, SuspendConfig, NotifyConfig, WebConfig)
-    more = (KeepConfig, SlurmConfig, RayConfig, ContainersConfig, HostConfig, EnergyConfig, SubmitConfig)
-    known = [name for section in (*sections, *more) for name in section.__struct_fields__]
-    near = difflib.get_close_matches(wrong, known, n=1) if found else []
-    return f"did you mean `{near[0]}`?" if near else None

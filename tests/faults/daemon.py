@@ -172,8 +172,8 @@ FAULTS = (
     Fault(
         id="daemon-configuration-is-not-followed",
         file=f"{_DAEMON}/loop.py",
-        old="        if stamp != self._config_stamp:\n",
-        new="        if stamp == self._config_stamp:\n",
+        old="        if stamp == self._config_stamp:\n",
+        new="        if stamp != self._config_stamp:\n",
         breaks="A changed configuration takes effect only after a restart of the daemon.",
         near=(_LOOP,),
     ),

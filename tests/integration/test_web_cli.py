@@ -136,12 +136,12 @@ def test_the_daemon_starts_though_the_page_cannot_be_opened(own_queue: QueueUnde
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("web = 3", "`$.web`"),
-        ("[web]\nport = 70000", "`$.web.port`"),
-        ("[web]\nadress = 'x'", "did you mean `address`?"),
+        ("web = 3", "web takes true or false or a table of keys, not a whole number"),
+        ("[web]\nport = 70000", "[web] port takes a whole number <= 65535"),
+        ("[web]\nadress = 'x'", "did you mean address?"),
     ],
 )
 def test_an_error_in_the_configuration_is_named(text: str, complaint: str) -> None:
     with pytest.raises(UserError) as raised:
         parse_config(tomllib.loads(text), Path("config.toml"))
-    assert complaint in f"{raised.value} {raised.value.hint}"
+    assert complaint in str(raised.value)

@@ -33,10 +33,10 @@ def test_the_free_space_is_a_size_or_a_number_of_bytes(text: str | int, megabyte
     ("sections", "message"),
     [
         ({"host": {"min_free_disk": "much"}}, "min_free_disk: 'much' is not a size; write it as \"1G\""),
-        ({"host": {"max_gpu_power_w": 0}}, "$.host.max_gpu_power_w"),
-        ({"energy": {"price": -1}}, "$.energy.price"),
+        ({"host": {"max_gpu_power_w": 0}}, "[host] max_gpu_power_w takes a number > 0"),
+        ({"energy": {"price": -1}}, "[energy] price takes a number >= 0"),
         ({"energy": {"currency": "E\nR"}}, "currency takes plain text"),
-        ({"energy": {"prise": 1}}, "unknown field `prise`"),
+        ({"energy": {"prise": 1}}, "[energy] has no key prise; did you mean price?"),
     ],
 )
 def test_a_bad_value_is_refused(sections: dict[str, Any], message: str) -> None:
@@ -48,7 +48,7 @@ def test_a_bad_value_is_refused(sections: dict[str, Any], message: str) -> None:
 def test_a_misspelt_key_gets_a_hint() -> None:
     with pytest.raises(UserError) as refused:
         parse(host={"max_gpu_power": 5})
-    assert refused.value.hint == "did you mean `max_gpu_power_w`?"
+    assert "did you mean max_gpu_power_w?" in str(refused.value)
 
 
 def test_the_rules_of_the_queue_follow_the_file(own_home: Path) -> None:
@@ -82,14 +82,13 @@ def test_reservations_follow_the_floor_and_the_limit_on_cpus() -> None:
     [
         ({"keep_free": "much"}, 'write a size such as "4G", or "0" for no floor'),
         ({"keep_free": "4"}, "keep_free = '4' has no unit; write a size such as"),
-        ({"keep_free": 4}, "$.host.keep_free"),
-        ({"max_cpu_load": 0}, "$.host.max_cpu_load"),
-        ({"pin_cpus": "yes"}, "$.host.pin_cpus"),
-        ({"keep_fre": "4G"}, "keep_fre"),
+        ({"keep_free": 4}, "[host] keep_free takes text in quotes, not a whole number"),
+        ({"max_cpu_load": 0}, "[host] max_cpu_load takes a number > 0"),
+        ({"pin_cpus": "yes"}, "[host] pin_cpus takes true or false"),
+        ({"keep_fre": "4G"}, "[host] has no key keep_fre; did you mean keep_free?"),
     ],
 )
 def test_a_bad_value_of_the_host_is_refused_with_what_to_write(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         host(**values)
     assert message in str(caught.value)
-    assert "keep_fre" not in values or caught.value.hint == "did you mean `keep_free`?"

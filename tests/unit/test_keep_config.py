@@ -31,7 +31,7 @@ def test_limits_have_units_and_forever_is_none() -> None:
         ({"jobs": "0d"}, 'jobs = \'0d\' is too little; write it as "90d", "1h" at least, or "forever" to keep all'),
         ({"jobs": "never"}, "jobs: 'never' is not a time; write it as \"90d\""),
         ({"logs": "7200"}, "logs = '7200' has no unit"),
-        ({"jobs": 90}, "$.keep.jobs"),
+        ({"jobs": 90}, "[keep] jobs takes text in quotes, not a whole number"),
         ({"log_bytes": 0}, "log_bytes = '0B' is too little; write it as \"20G\", \"1M\" at least"),
         ({"log_bytes": "20 apples"}, "log_bytes: '20 apples' is not a size"),
         ({"log_bytes": "500000"}, "log_bytes = '500000' has no unit"),
@@ -47,4 +47,4 @@ def test_a_bad_value_is_refused_with_what_to_write(values: dict[str, Any], messa
 def test_an_unknown_key_names_the_nearest() -> None:
     with pytest.raises(UserError) as refused:
         keep(log_byte="20G")
-    assert refused.value.hint == "did you mean `log_bytes`?"
+    assert "did you mean log_bytes?" in str(refused.value)

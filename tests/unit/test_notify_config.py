@@ -28,9 +28,9 @@ def test_the_default_sends_nothing_and_a_target_gets_failures_and_the_end_of_the
         ),
         ({"to": ["ntfy://hidden", " "]}, "a notification needs a target"),
         ({"to": ["hidden" * 1000]}, "at most 4,000 characters"),
-        ({"to": "ntfy://hidden"}, "notify.to"),
-        ({"per_minute": 0}, "notify.per_minute"),
-        ({"gpu_free_s": -1}, "notify.gpu_free_s"),
+        ({"to": "ntfy://hidden"}, "[notify] to takes a list in brackets"),
+        ({"per_minute": 0}, "[notify] per_minute takes a whole number >= 1"),
+        ({"gpu_free_s": -1}, "[notify] gpu_free_s takes a number >= 0"),
     ],
 )
 def test_an_error_message_does_not_contain_the_target(notify: dict[str, Any], message: str) -> None:
@@ -43,4 +43,4 @@ def test_an_error_message_does_not_contain_the_target(notify: dict[str, Any], me
 def test_an_unknown_key_gets_a_suggestion() -> None:
     with pytest.raises(UserError) as caught:
         read(per_minutes=3)
-    assert "per_minute" in str(caught.value.hint)
+    assert "did you mean per_minute?" in str(caught.value)

@@ -19,6 +19,7 @@ class StartPauses:
         self._backoff = StartBackoff()
         self._ledger_fault: EnvironmentFault | None = None
         self._ledger_retry_at = 0.0
+        self.config_fault: str | None = None
 
     def update(self, now: float, *, has_ready: bool) -> None:
         """Drop the limit if the job that was tried has begun, or if no job is left to try."""
@@ -61,6 +62,14 @@ class StartPauses:
             if before is None or str(before) != str(error):
                 _log.warning("%s; jobs that need devices wait", error)
 
+    # The configuration
+
+    def note_config(self, fault: str | None) -> None:
+        """Start nothing as long as the settings are unknown, such as which devices are banned. None: they are known."""
+        if fault != self.config_fault:
+            _log.warning("%s", "jobs start again" if fault is None else f"jobs wait: {fault}")
+        self.config_fault = fault
+
     # What follows
 
     def start_caps(self, now: float) -> Iterator[StartCap]:
@@ -68,6 +77,8 @@ class StartPauses:
         if limit is not None and most is not None:
             text = f"{limit.text}; next try within {self._backoff.delay_s:g} s"
             yield StartCap(most=most, reason=Reason(ReasonKind.RESOURCE_LIMIT, text, remedy=limit.remedy))
+        if self.config_fault is not None:
+            yield StartCap(most=0, reason=Reason(ReasonKind.RESOURCE_LIMIT, self.config_fault))
         fault = self._ledger_fault
         if fault is not None and now < self._ledger_retry_at:
             reason = Reason(ReasonKind.NO_LEDGER, str(fault), remedy=fault.hint or "")
@@ -75,7 +86,7 @@ class StartPauses:
 
     def notices(self) -> list[str]:
         """Return what people should know, with what to do about it."""
-        found = []
+        found = [ResourceLimit(text=self.config_fault, remedy="")] if self.config_fault else []
         if self._backoff.limit is not None:
             found.append(self._backoff.limit)
         if self._ledger_fault is not None and not isinstance(self._ledger_fault, WaitedTooLong):  # which passes at once

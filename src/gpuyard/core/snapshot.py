@@ -48,6 +48,7 @@ class Device(Struct, frozen=True, kw_only=True):
     pci_bus_id: str | None = None
     memory_total_mb: float | None = None
     memory_used_mb: float | None = None
+    memory_used_at_least_mb: float | None = None  # where the used memory is unknown
     memory_free_mb: float | None = None
     utilization_percent: float | None = None
     power_draw_w: float | None = None
@@ -62,6 +63,11 @@ class Device(Struct, frozen=True, kw_only=True):
     @property
     def is_simulated(self) -> bool:
         return self.id.startswith("SIM-")
+
+    @property
+    def known_used_mb(self) -> float | None:
+        """The used memory, or a lower bound of it."""
+        return self.memory_used_at_least_mb if self.memory_used_mb is None else self.memory_used_mb
 
     @property
     def healthy(self) -> bool:

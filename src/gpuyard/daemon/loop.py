@@ -7,13 +7,14 @@ A step that fails because the disk is full is retried; nothing that was acknowle
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from msgspec.structs import replace
 
-from gpuyard.config import config_stamp
+from gpuyard.config import config_fault, config_stamp, lease_dir
 from gpuyard.control.controller import Controller
 from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
@@ -30,7 +31,7 @@ from gpuyard.daemon.step_timer import StepTimer, StepWaits
 from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.errors import GpuyardError, StoreFault
+from gpuyard.errors import StoreFault
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Clock, Engine
 from gpuyard.store.database import Database, convert_sqlite_errors
@@ -184,7 +185,16 @@ class SchedulerLoop:
 
     def all_notices(self) -> list[str]:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
-        now = filter(None, (self.problem, self._home.problem, self.controller.own_leases.notice))
+        fault = None if self.controller.start_pauses.config_fault else config_fault()
+        now = filter(
+            None,
+            (
+                self.problem,
+                fault and f"{fault}; the settings before this change stay in force",
+                self._home.problem,
+                self.controller.own_leases.notice,
+            ),
+        )
         more = (notice for source in self.notice_sources for notice in source())
         labels = self.sampling.latest.snapshot.labels
         drains = (drain_notice(each, labels.get(each.device_id, each.device_id)) for each in self.ledger.read_drains())
@@ -306,14 +316,20 @@ class SchedulerLoop:
     def _reload_changed_config(self) -> None:
         """A changed file applies from this step on; while it cannot be read the old settings stay."""
         stamp = config_stamp()
-        if stamp != self._config_stamp:
-            self._config_stamp = stamp
-            try:
-                self.controller.rules = read_rules()
-                for reload in self.config_listeners:
-                    reload()
-            except GpuyardError as error:
-                _log.error("%s; the settings before this change stay in force", error)
+        if stamp == self._config_stamp:
+            return
+        self._config_stamp = stamp
+        self.controller.rules = read_rules()
+        if config_fault() is not None:
+            _log.error("the settings before this change stay in force")
+            return
+        for reload in self.config_listeners:
+            reload()
+        pauses = self.controller.start_pauses
+        if pauses.config_fault is not None:
+            is_here = os.path.realpath(lease_dir()) == os.path.realpath(self.ledger.folder)
+            restart = "config.toml names another lease directory: run `gpuyard daemon restart`"
+            pauses.note_config(None if is_here else restart)
 
     # Faults
 

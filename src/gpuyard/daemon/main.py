@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TextIO
 
-from gpuyard.config import LOCK_DIR, load_config
+from gpuyard.config import LOCK_DIR, config_fault, load_config, tolerate_faults
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
 from gpuyard.connect.queue_host import hold_queue, refuse_other_machine
@@ -93,6 +93,7 @@ def run_daemon(*, is_managed: bool = False) -> int:
     handler = CappedLogHandler()
     handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    tolerate_faults(lambda error: _log.error("%s", error))
     try:
         folder = Path(paths.state_folder())
         _prepare_folder(folder)
@@ -151,6 +152,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         notice += _hold_begun(scheduler, begun_attempts(folder / "journal", log_folders(folder)))
         _log.error(notice)
         scheduler.notices.append(notice)
+    scheduler.controller.start_pauses.note_config(config_fault())
     _start_ids_after_earlier_jobs(scheduler, log_folders(folder), engine.queue)
     stop: asyncio.Future[Shutdown] = loop.create_future()
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -70,6 +70,16 @@ def move_in(folder: Path) -> int:
     return record
 
 
+def recorded_directory() -> Path | None:
+    """Return the lease directory of the last daemon."""
+    try:
+        record = open_own(str(state_dir() / RECORD), os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    with contextlib.closing(os.fdopen(record, "rb")) as file:
+        return next(iter(_read(file.fileno())), None)
+
+
 def check_directory(folder: Path) -> None:
     """Raise EnvironmentFault if this user's queue uses another directory, or holds leases that `folder` lacks.
 

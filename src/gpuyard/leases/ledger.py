@@ -15,11 +15,11 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from gpuyard.config import lease_dir
+from gpuyard.config import config_fault, lease_dir
 from gpuyard.core.health_figures import HealthFigures, HealthMark
 from gpuyard.core.lease import Claim, Drain, Holder, Lease, Need, Ticket
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.directory_record import check_directory, unlink_lease
+from gpuyard.leases.directory_record import check_directory, recorded_directory, unlink_lease
 from gpuyard.leases.drains import DRAIN, LONGEST_REASON, MARK, add_drain, drain_files, remove_drains
 from gpuyard.leases.health_marks import accept_figures, mark_files
 from gpuyard.leases.ledger_directory import prepare_directory
@@ -299,4 +299,7 @@ def open_ledger(*, is_queue: bool = False) -> Ledger:
 
     Unless `is_queue`, claims are refused while this user's queue uses another directory.
     """
-    return Ledger(prepare_directory(lease_dir()), None if is_queue else check_directory)
+    folder = lease_dir()
+    if is_queue and config_fault() is not None:  # the file may name another
+        folder = recorded_directory() or folder
+    return Ledger(prepare_directory(folder), None if is_queue else check_directory)

@@ -87,6 +87,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     linked_to: list[str]
     memory_total_mb: float | None
     memory_used_mb: float | None
+    memory_used_at_least_mb: float | None
     memory_free_mb: float | None
     utilization_percent: float | None
     power_draw_w: float | None

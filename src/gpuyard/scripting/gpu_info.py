@@ -5,11 +5,15 @@ CUDA_VISIBLE_DEVICES shows. Only the configuration file numbers GPUs as `gpuyard
 
 On a machine with GPUs of several vendors, everything here is about those of one: the vendor that PyTorch is built for
 if it is imported, else the configured one, else the one with the largest GPU.
+
+Where no probe sees a GPU but PyTorch in this process does, as in a container without NVML, the GPUs are PyTorch's:
+their names, ids and sizes are known, and their load and free memory are not.
 """
 
 import math
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +26,11 @@ from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
+from gpuyard.core.units import format_count
+from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.ledger import open_ledger
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
-from gpuyard.probes.local_machine import snapshot
+from gpuyard.probes.local_machine import snapshot as read_machine
 from gpuyard.visible_devices import process_numbers
 
 # A script may change these at run time: numbers or ids, and parts of names, of GPUs that are never used.
@@ -108,6 +114,38 @@ def find_free_gpus(
 
 
 # Shared with GPUScheduler
+
+
+def snapshot() -> Snapshot:
+    """Return the snapshot of this machine; if no probe sees a GPU, with those that PyTorch in this process sees."""
+    seen = read_machine()
+    return seen if seen.devices else replace(seen, devices=_torch_devices(seen))
+
+
+def _torch_devices(seen: Snapshot) -> tuple[Device, ...]:
+    """Return the GPUs of PyTorch if it is imported, and warn that no probe sees them. Raise EnvironmentFault if PyTorch
+    does not tell their ids: a number alone names other GPUs in other processes."""
+    vendor, cuda = torch_vendor(), getattr(sys.modules.get("torch"), "cuda", None)
+    count = cuda.device_count() if vendor in (Vendor.NVIDIA, Vendor.AMD) and cuda is not None else 0
+    if cuda is None or vendor is None or not count:
+        return ()
+    missing = "; ".join(str(problem) for problem in seen.problems if problem.vendor is vendor)
+    text = f"PyTorch sees {format_count(count, 'GPU')}, and no probe does ({missing})"
+    hint = "`gpuyard doctor` says what is missing; a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    each = [cuda.get_device_properties(number) for number in range(count)]
+    if not all(getattr(card, "uuid", None) for card in each):
+        raise EnvironmentFault(text, hint=hint)
+    warnings.warn(f"{text}: their load and free memory are unknown; {hint}", stacklevel=4)
+    return tuple(
+        Device(
+            id=f"GPU-{card.uuid}",
+            vendor=vendor,
+            index=number,
+            name=card.name,
+            memory_total_mb=round(card.total_memory / 1048576, 2),
+        )
+        for number, card in enumerate(each)
+    )
 
 
 def number_as_process(seen: Snapshot) -> Snapshot:

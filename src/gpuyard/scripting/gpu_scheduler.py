@@ -31,13 +31,13 @@ from gpuyard.errors import UserError
 from gpuyard.held_ram import warn_about_own_ram
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.leases.neighbours import announce
-from gpuyard.probes.local_machine import snapshot
 from gpuyard.scripting.gpu_info import (
     all_banned_devices,
     as_names,
     number_as_process,
     preferred_vendor,
     process_vendor,
+    snapshot,
     torch_vendor,
     visible_devices,
 )

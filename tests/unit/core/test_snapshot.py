@@ -46,6 +46,7 @@ def test_the_json_shape_is_the_documented_one() -> None:
             "pci_bus_id": None,
             "memory_total_mb": None,
             "memory_used_mb": None,
+            "memory_used_at_least_mb": None,
             "memory_free_mb": None,
             "utilization_percent": None,
             "power_draw_w": None,

@@ -37,14 +37,14 @@ def test_queues_that_share_a_folder_have_subfolders_of_their_own(own_home: Path,
         ('[slurm]\nfolder = "rel/x"', "folder = 'rel/x' is not an absolute path"),
         ('[ray]\nfolder = "~nosuchuser/x"', "is not an absolute path"),
         ('[slurm]\ngpu_memory = "80Q"', "gpu_memory"),
-        ('[slurm]\npartitoin = "big"', "did you mean `partition`?"),
+        ('[slurm]\npartitoin = "big"', "did you mean partition?"),
     ],
 )
 def test_a_mistake_in_the_settings_is_reported_also_by_doctor(own_home: Path, content: str, complaint: str) -> None:
     configure(own_home, content)
     with pytest.raises(UserError) as caught:
         load_config()
-    assert complaint in f"{caught.value} {caught.value.hint}"
+    assert complaint in str(caught.value)
     assert any(complaint in (each.problem or "") for each in check_engines())
 
 

@@ -121,6 +121,15 @@ GPU  Temp   AvgPwr  SCLK    MCLK    Fan     Perf  PwrCap  VRAM%  GPU%
 ==============================End of ROCm SMI Log ==============================
 """
 
+ROCM_SMI_TABLE_DIE_EDGE = """\
+========================= ROCm System Management Interface =========================
+=================================== Concise Info ===================================
+GPU  Temp (DieEdge)  AvgPwr  SCLK    MCLK     Fan  Perf  PwrCap  VRAM%  GPU%
+0    47.0c           88.0W   900Mhz  1500Mhz  0%   auto  450.0W    3%   64%
+1    29.0c           N/A     900Mhz  1500Mhz  0%   auto  0.0W      0%   0%
+====================================================================================
+"""
+
 SAMPLES = [
     ROCM_SMI_JSON,
     ROCM_SMI_JSON_TWO_DIES,
@@ -131,4 +140,5 @@ SAMPLES = [
     ROCM_SMI_TABLE,
     ROCM_SMI_TABLE_NAMED,
     ROCM_SMI_TABLE_OLD,
+    ROCM_SMI_TABLE_DIE_EDGE,
 ]

@@ -27,6 +27,11 @@ def test_the_box_is_parsed() -> None:
     assert second == Device(id="0000:c6:00.0", vendor=Vendor.AMD, index=1, pci_bus_id="0000:c6:00.0", processes=())
 
 
+def test_power_without_a_cap_is_the_draw() -> None:
+    device = amd_smi.parse(AMD_SMI_BOX.replace(" 280/327 W", "      14 W")).devices[0]
+    assert (device.power_draw_w, device.power_limit_w) == (14.0, None)
+
+
 def test_the_processes_of_a_box_are_unknown_if_their_list_is_cut_off() -> None:
     listed, idle = AMD_SMI_BOX[: AMD_SMI_BOX.index("|    0      15223")], AMD_SMI_BOX.index("|    0      15222")
     assert [device.processes for device in amd_smi.parse(listed).devices] == [None, None]

@@ -35,6 +35,7 @@ from tests.unit.probes.samples_rocm import (
     ROCM_SMI_JSON_OLD,
     ROCM_SMI_JSON_TWO_DIES,
     ROCM_SMI_TABLE,
+    ROCM_SMI_TABLE_DIE_EDGE,
     ROCM_SMI_TABLE_NAMED,
     ROCM_SMI_TABLE_OLD,
 )
@@ -288,6 +289,13 @@ def test_rocm_smi_tables_of_three_releases_are_parsed_by_column_names() -> None:
     assert (named.name, named.power_draw_w, named.utilization_percent) == ("AMD Example Card", 133.0, 100.0)
     (old,) = rocm_smi.parse(ROCM_SMI_TABLE_OLD).devices
     assert (old.temperature_c, old.power_draw_w, old.power_limit_w, old.name) == (31.0, 18.0, 220.0, None)
+
+
+def test_the_title_of_a_column_may_name_the_sensor() -> None:
+    first, second = rocm_smi.parse(ROCM_SMI_TABLE_DIE_EDGE).devices
+    assert (first.index, first.temperature_c, first.utilization_percent) == (0, 47.0, 64.0)
+    assert (first.power_draw_w, first.power_limit_w) == (88.0, 450.0)
+    assert (second.index, second.temperature_c, second.power_draw_w, second.power_limit_w) == (1, 29.0, None, None)
 
 
 def test_radeontop_gives_the_load_the_memory_and_the_bus() -> None:

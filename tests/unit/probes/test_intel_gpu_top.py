@@ -80,8 +80,24 @@ def test_an_empty_client_list_means_no_processes_and_a_missing_list_unknown() ->
     assert read(TOP_OLD).processes is None
 
 
-def test_used_memory_is_unknown_despite_the_memory_of_clients() -> None:
-    assert read(TOP_NEW).memory_used_mb is None
+def test_used_memory_is_unknown_but_at_least_what_the_clients_hold() -> None:
+    device = read(TOP_NEW)
+    assert (device.memory_used_mb, device.memory_free_mb, device.memory_used_at_least_mb) == (None, None, 600.0)
+
+
+def test_a_buffer_that_clients_share_counts_once_in_the_lower_bound() -> None:
+    text = TOP_NEW.replace('"total": "838860800", "shared": "0"', '"total": "838860800", "shared": "52428800"')
+    text = text.replace(
+        '"local0": { "total": "104857600", "shared": "0"', '"local0": { "total": "104857600", "shared": "52428800"'
+    )
+    assert read(text).memory_used_at_least_mb == 550.0
+
+
+def test_the_lower_bound_is_zero_without_clients_and_unknown_without_figures() -> None:
+    assert read(TOP_ARC).memory_used_at_least_mb == 0.0
+    assert read(TOP_OLD).memory_used_at_least_mb is None
+    assert read(TOP_NEW.replace("local0", "system")).memory_used_at_least_mb is None
+    assert read(TOP_NEW.replace('"resident"', '"active"')).memory_used_at_least_mb is None
 
 
 @pytest.mark.parametrize(

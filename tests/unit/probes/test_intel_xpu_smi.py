@@ -111,7 +111,7 @@ def test_a_box_of_tiles_gives_current_values_and_not_averages() -> None:
     assert (device.id, load(device)) == ("intel-1", (83.0, 145.0, 43.0, None))
 
 
-def test_processes_are_listed_per_device_with_kilobytes_of_1000() -> None:
+def test_processes_of_old_releases_are_listed_per_device_with_kilobytes_of_1000() -> None:
     first, second = parse(PS_TABLE).devices
     assert first.processes == (
         Process(pid=777, memory_mb=3.91, name="my long command"),
@@ -119,6 +119,18 @@ def test_processes_are_listed_per_device_with_kilobytes_of_1000() -> None:
     )
     assert second.processes == (Process(pid=3010, memory_mb=1.95, name="python3"),)
     assert load(first) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "PID       Command                       DeviceID       SHR            MEM",  # 1.3
+        "PID       Command             DeviceID     SHR    MEM",  # 2.0, where the widths follow the names
+    ],
+)
+def test_processes_of_later_releases_are_listed_with_kibibytes(header: str) -> None:
+    listed = "\n".join([header, *PS_TABLE.splitlines()[1:]])
+    assert parse(listed).devices[1].processes == (Process(pid=3010, memory_mb=2.0, name="python3"),)
 
 
 def test_discovery_gives_identity_and_memory() -> None:
@@ -162,8 +174,8 @@ def test_used_memory_of_the_daemons_json_is_in_bytes() -> None:
 
 def test_json_processes_are_parsed_and_an_empty_list_has_no_device() -> None:
     assert read(PS_JSON).processes == (
-        Process(pid=3010, memory_mb=1000.0, name="python3"),
-        Process(pid=5151, memory_mb=1.87, name="xpu-smi"),
+        Process(pid=3010, memory_mb=1024.0, name="python3"),
+        Process(pid=5151, memory_mb=1.92, name="xpu-smi"),
     )
     assert parse('{"device_util_by_proc_list": []}').devices == ()
 
@@ -195,6 +207,16 @@ def test_other_text_is_refused_with_a_message_of_one_line(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+VERSION = """CLI:
+    Version: {}.20260114.071500
+    Build ID: 1a2b3c4d
+
+Service:
+    Version: 1.3.6.20260114.071500
+    Level Zero Version: 1.20.2
+"""
+
+
 class StandIn:
     """An `xpu-smi` on PATH that prints a file per subcommand and records its calls."""
 
@@ -204,9 +226,12 @@ class StandIn:
         write_executable(
             tool,
             f'#!/bin/sh\necho "$*" >> {folder}/calls\nkey="$1"\n[ "$2" = --dump ] && key=sizes\n'
+            f"[ $1 = -v ] && key=version\n"
             f'[ -x {folder}/$key ] && exec {folder}/$key "$@"\ncat {folder}/$key || exit 5\n',
         )
-        self.prints(discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON)
+        self.prints(
+            version=VERSION.format("1.3.6"), discovery=DISCOVERY_JSON, sizes=DISCOVERY_CSV, dump=DUMP_NEW, ps=PS_JSON
+        )
 
     def prints(self, **outputs: str) -> None:
         for key, text in outputs.items():
@@ -229,9 +254,24 @@ def test_a_live_reading_combines_identity_figures_and_processes(stand_in: StandI
     first, second = XpuSmi().read(20.0).devices
     assert (first.id, first.name) == ("00000000-0000-004d-0000-000056c08086", "Intel(R) Data Center GPU Flex 170")
     assert load(first) == (70.25, 91.5, 63.0, 4096.75)
-    assert first.processes == (Process(pid=3010, memory_mb=1000.0, name="python3"),)
+    assert first.processes == (Process(pid=3010, memory_mb=1024.0, name="python3"),)
     assert (second.memory_total_mb, second.memory_used_mb, second.memory_free_mb) == (16288.0, 17.25, 16270.75)
     assert second.processes == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "memory_mb"), [("1.2.43", 1000.0), ("1.3.0", 1024.0), ("2.0.0", 1024.0), ("10.1", 1024.0)]
+)
+def test_the_version_of_the_tool_says_in_which_unit_it_counts(
+    stand_in: StandIn, version: str, memory_mb: float
+) -> None:
+    stand_in.prints(version=VERSION.format(version))
+    assert XpuSmi().read(20.0).devices[0].processes == (Process(pid=3010, memory_mb=memory_mb, name="python3"),)
+
+
+def test_a_tool_that_does_not_say_its_version_counts_in_kibibytes(stand_in: StandIn) -> None:
+    stand_in.do("version", "echo 'unknown option' >&2; exit 106")
+    assert XpuSmi().read(20.0).devices[0].processes == (Process(pid=3010, memory_mb=1024.0, name="python3"),)
 
 
 def test_a_process_figure_above_the_used_memory_of_the_card_becomes_unknown(stand_in: StandIn) -> None:
@@ -243,7 +283,8 @@ def test_the_identity_of_devices_is_queried_once(stand_in: StandIn) -> None:
     probe = XpuSmi()
     probe.read(20.0)
     probe.read(20.0)
-    assert [call.split()[0] for call in stand_in.calls()] == ["discovery", "discovery", "dump", "ps", "dump", "ps"]
+    calls = [call.split()[0] for call in stand_in.calls()]
+    assert calls == ["discovery", "discovery", "dump", "-v", "ps", "dump", "ps"]
     assert "dump -d 0,1 -m 0,1,3,18 -i 1 -n 1" in stand_in.calls()
 
 

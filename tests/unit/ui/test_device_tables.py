@@ -43,6 +43,16 @@ def test_an_unknown_value_is_a_dash_and_never_a_zero() -> None:
     assert row.split() == ["0", "intel-0", "-", "-", "-", "-", "-", "-"]
 
 
+def test_a_lower_bound_is_marked_and_zero_says_nothing() -> None:
+    def row(at_least_mb: float) -> str:
+        return shown(
+            Device(id="a", vendor=Vendor.INTEL, memory_total_mb=16384.0, memory_used_at_least_mb=at_least_mb)
+        ).splitlines()[-1]
+
+    assert " >=6/16 GB " in row(6144.0)
+    assert " -/16 GB " in row(0.0)
+
+
 def test_half_full_memory_is_half_a_bar() -> None:
     row = shown(CARD).splitlines()[-1]
     assert abs(row.count("█") - row.count("░")) <= 1 < row.count("█")

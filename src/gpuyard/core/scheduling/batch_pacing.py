@@ -221,7 +221,7 @@ def _device_load(before: PaceState, device: Device, pace: BatchPace, expected: E
 
 
 def _device_memory(before: PaceState, device: Device, pace: BatchPace, now: float) -> GateFigure:
-    figure = _smoothed(before.device_memory.get(device.id, GateFigure()), device.memory_used_mb, pace, now)
+    figure = _smoothed(before.device_memory.get(device.id, GateFigure()), device.known_used_mb, pace, now)
     most = max((each for each in (figure.seen, figure.now) if each is not None), default=None)
     return _gated(replace(figure, seen=most, judged=most), _is_within(most, pace.max_gpu_memory_mb), pace, now)
 

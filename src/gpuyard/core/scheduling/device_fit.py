@@ -184,7 +184,7 @@ def _limits(need: Need, device: Device) -> tuple[tuple[ReasonKind, float | None,
     return (
         (ReasonKind.TOO_BUSY, device.utilization_percent, need.max_utilization_percent),
         (ReasonKind.TOO_HUNGRY, device.power_draw_w, need.max_power_w),
-        (ReasonKind.TOO_FULL, device.memory_used_mb, need.max_memory_used_mb),
+        (ReasonKind.TOO_FULL, device.known_used_mb, need.max_memory_used_mb),
     )
 
 

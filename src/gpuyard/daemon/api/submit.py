@@ -140,6 +140,9 @@ class SubmissionHandler:
     async def _fit(self, submission: Submission, *, is_new: bool = True) -> tuple[Submission, list[str]]:
         """Refuse what this machine can never run; return the submission as it is stored, and notes about it."""
         scheduler, notes = self._scheduler, list[str]()
+        fault = scheduler.controller.start_pauses.config_fault
+        if is_new and fault is not None:
+            raise UserError(fault)
         if is_new:
             self._snapshots.check(submission.spec)
         submission = with_container_tool(submission)

@@ -147,9 +147,9 @@ def _in_parts(row: Record) -> Record:
 
 
 def _used_and_total(cell: str) -> tuple[str, str]:
-    """Split "280/327 W" or "2.5/ 16.0 GB"; either part may be "N/A", or the whole cell."""
+    """Split "280/327 W" or "2.5/ 16.0 GB"; either part may be "N/A", and "14 W" has no total."""
     used, slash, total = cell.rpartition("/")
-    return (f"{used} {' '.join(total.split()[1:])}", total) if slash else ("N/A", "N/A")
+    return (f"{used} {' '.join(total.split()[1:])}", total) if slash else (cell, "N/A")
 
 
 def _box_records(text: str) -> list[Record] | None:

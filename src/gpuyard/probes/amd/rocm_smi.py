@@ -5,6 +5,7 @@ Rules:
 - The power limit is "Max Graphics Package Power"; a secondary die (MI250) has no power of its own.
 - KFD lists the number of cards of a process, not which ones: processes are reported only on machines with one card.
 - As text (`-a`) each line is "GPU[0] : key: value", with the keys of the JSON; a table of KFD's processes may follow.
+- Old releases have no `--json`: then the same options as text are read, else `-a`. The form that works is remembered.
 - The table has memory in percent of an unknown total: it stays unknown.
 - An output that lists cards without any known field is rejected.
 """
@@ -17,18 +18,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
-from gpuyard.errors import ProbeGarbled
+from gpuyard.errors import ProbeCrashed, ProbeGarbled
 from gpuyard.probes.amd import card_fields
 from gpuyard.probes.amd.tool_output import cells, csv_rows, garbled, json_documents, parse_output, table_rows
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.run_tool import run_tool
+from gpuyard.probes.common.probe_calls import Deadline, run_until
 
 NAME = "rocm-smi"
-_COMMAND = (
+_TEXT_COMMAND = (
     f"{NAME} --showid --showuniqueid --showproductname --showbus --showtemp --showuse --showmeminfo vram --showpower"
-    " --showmaxpower --showpids --json"
-).split()
+    " --showmaxpower --showpids"
+)
+_COMMANDS = (f"{_TEXT_COMMAND} --json", _TEXT_COMMAND, f"{NAME} -a")
 _CARD = re.compile(r"card(\d{1,5})", re.IGNORECASE)
 _PID = re.compile(r"PID(\d{1,10})", re.IGNORECASE)
 _NO_CARDS = "No AMD GPUs specified"
@@ -37,7 +39,7 @@ _DRAW = re.compile(r"(?:average|current) .*power(?: \(w\))?")
 _LIMIT = re.compile(r"max .*power(?: \(w\))?")
 _EDGE = re.compile(r"temperature(?: \(sensor (?:edge|#1)\))?(?: \(c\))?")
 _JUNCTION = re.compile(r"temperature \(sensor junction\)(?: \(c\))?")
-_BUSY = re.compile(r"gpu use(?: \(%\))?")
+_BUSY = re.compile(r"(?:current )?gpu use(?: \(%\))?")
 _TOTAL = re.compile(r"vram total memory \(b\)")
 _USED = re.compile(r"vram total used memory \(b\)")
 _IDENTITY = re.compile(r"unique id|pci bus|card series|device name|card model")
@@ -45,6 +47,7 @@ _KNOWN = (_DRAW, _LIMIT, _EDGE, _JUNCTION, _BUSY, _TOTAL, _USED, _IDENTITY)
 _LINE = re.compile(r"GPU\[(\d{1,5})\]\s*:\s*([^:]+?)\s*:\s*(\S.*)", re.ASCII)
 _KFD_HEADER = re.compile(r"PID\s+PROCESS NAME\s+(GPU\(s\)\s.*)")
 _KFD_COLUMN = re.compile(r"GPU\(s\)|VRAM USED|SDMA USED|CU OCCUPANCY")
+_SENSOR = re.compile(r" \(\w+\)")
 _NO_PROCESSES = "No KFD PIDs currently running"
 _from_bytes = partial(parse_numbers.megabytes, unit="B")
 
@@ -64,8 +67,22 @@ def parse(text: str) -> Reading:
 
 
 class RocmSmi:
+    def __init__(self) -> None:
+        self._commands: tuple[str, ...] = _COMMANDS
+
     def read(self, timeout_s: float) -> Reading:
-        return parse_output(run_tool(_COMMAND, timeout_s), parse)
+        deadline = Deadline(timeout_s)
+        refusals = []
+        for command in self._commands:
+            try:
+                reading = parse_output(run_until(command.split(), deadline), parse)
+            except (ProbeCrashed, ProbeGarbled) as error:
+                refusals.append(error)
+            else:
+                self._commands = (command,)
+                return reading
+        self._commands = _COMMANDS
+        raise refusals[0]
 
 
 def _is_answer(document: Any) -> bool:
@@ -168,13 +185,13 @@ def _processes(said: dict[str, Any]) -> tuple[Process, ...] | None:
 def _devices_of_table(text: str) -> list[Device] | None:
     """Parse the concise table; some releases print the card's name on a line below the figures."""
     lines = text.splitlines()
-    headers = ((number, cells(line)) for number, line in enumerate(lines))
+    headers = ((number, cells(_SENSOR.sub("", line))) for number, line in enumerate(lines))
     start = next(
         (number for number, row in headers if row[:1] in (["Device"], ["GPU"]) and {"SCLK", "GPU%"} <= {*row}), None
     )
     if start is None:
         return None
-    rows = table_rows(cells(lines[start]), lines[start + 1 :])
+    rows = table_rows(cells(_SENSOR.sub("", lines[start])), lines[start + 1 :])
     if all(len(row) == 1 for row, _ in rows):
         return None
     return [_device_of_row(number, row, following) for number, (row, following) in enumerate(rows)]

@@ -7,6 +7,7 @@ Rules:
   one, rates are unknown. The processes are no rate, and are taken even from such a sample.
 - A device is as busy as the busiest of its engines.
 - Used memory stays unknown: buffers that clients share are counted with each, and other users' clients may be hidden.
+  What the clients hold for themselves, with the most that any of them shares, is a lower bound.
 - The output does not name its card, so the live reading takes that from the kernel. The tool
   does not see cards of the xe driver: with such a card this probe fails, so that a later one lists all cards.
 """
@@ -81,6 +82,7 @@ def parse(text: str) -> Reading:
         utilization_percent=max((value for value in busy if value is not None), default=None),
         # Not `Package`, which is the whole processor.
         power_draw_w=parse_numbers.watts(power if "value" in power else power.get("GPU")),
+        memory_used_at_least_mb=_used_at_least(sample.get("clients")),
         processes=_processes(sample.get("clients")),
     )
     return Reading(devices=(device,))
@@ -136,13 +138,33 @@ def _process(client: Mapping[str, Any]) -> Process | None:
     pid = parse_numbers.process_id(client.get("pid"))
     if pid is None:
         return None
-    regions = _members(client, "memory")
     known = []
-    for region in (_members(regions, name) for name in regions if name.startswith(("local", "vram"))):
+    for region in _device_regions(client):
         sizes = (parse_numbers.megabytes(region.get(key), "B") for key in ("resident", "total"))
         known += [size for size in sizes if size is not None][:1]
     memory_mb = round(sum(known), 2) if known else None
     return Process(pid=pid, memory_mb=memory_mb, name=parse_numbers.words(client.get("name")))
+
+
+def _device_regions(client: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the client's regions of memory on the card."""
+    regions = _members(client, "memory")
+    return [_members(regions, name) for name in regions if name.startswith(("local", "vram"))]
+
+
+def _used_at_least(clients: Any) -> float | None:
+    """Return a lower bound of the used memory: 0 without clients, None if no client has a known figure."""
+    if not isinstance(clients, dict):
+        return None
+    own_mb, shared = 0.0, []
+    for client in clients.values():
+        regions = _device_regions(client) if isinstance(client, dict) else []
+        sizes = [[parse_numbers.megabytes(each.get(key), "B") for key in ("resident", "shared")] for each in regions]
+        known = [(held, min(held, part or 0.0)) for held, part in sizes if held is not None]
+        if known:
+            own_mb += sum(held - part for held, part in known)
+            shared.append(sum(part for _, part in known))
+    return None if clients and not shared else round(own_mb + max(shared, default=0.0), 2)
 
 
 def _has_two_samples(output: bytes) -> bool:

@@ -3,6 +3,8 @@
 Rules:
 - `discovery` runs once, and again after the tool has failed; `dump` and `ps` run each time. A reading without processes
   is still a reading: a problem says so.
+- The JSON of `ps` does not say whether its memory is in kB (before 1.3) or KiB: the version does, which a live reading
+  asks for once. A saved JSON counts as KiB.
 - `xpu-smi ps` lists itself as a process on every device. That process is ours and has exited: it is left out.
 - Since 2.0 `dump` has no short options, before it had no long ones: the form that works is remembered.
 """
@@ -34,6 +36,8 @@ _DUMPS: tuple[tuple[str, ...], ...] = (
 )
 _JSON_START = re.compile(r"^[ \t]*(?=\{|\[\s*[\{\]])", re.MULTILINE)
 _DECODER = json.JSONDecoder(strict=False)
+_VERSION = re.compile(r"\bVersion: *(\d+)\.(\d+)", re.ASCII)
+_FIRST_WITH_KIB = (1, 3)
 _IDENTITY = {"uuid": "uuid", "name": "device_name", "pci": "pci_bdf_address"}
 
 
@@ -42,6 +46,7 @@ class XpuSmi:
         self._known: tuple[Device, ...] = ()
         self._is_sized = False
         self._dumps = _DUMPS
+        self._unit_bytes: int | None = None
         self._ask_users = OptionalCall(NAME, Vendor.INTEL, "who uses the devices is unknown", clock)
 
     def read(self, timeout_s: float) -> Reading:
@@ -52,15 +57,22 @@ class XpuSmi:
         except ProbeTimeout:
             raise  # keep what was found so far, so that the next reading gets further
         except ProbeError:
-            self._known, self._is_sized, self._dumps = (), False, _DUMPS
+            self._known, self._is_sized, self._dumps, self._unit_bytes = (), False, _DUMPS, None
             raise
-        users = self._ask_users.ask(lambda: _ask([NAME, "ps", "-j"], deadline), deadline)
+        users = self._ask_users.ask(lambda: self._users(deadline), deadline)
         listed = {device.index: device.processes or () for device in users.devices}
         devices = []
         for device in known:
             processes = tuple(process for process in listed.get(device.index, ()) if process.name != NAME)
             devices.append(_merged(device, measured.get(device.index), None if users.problems else processes))
         return Reading(devices=tuple(devices), problems=users.problems)
+
+    def _users(self, deadline: Deadline) -> Reading:
+        if self._unit_bytes is None:
+            version = _VERSION.search(run_until([NAME, "-v"], deadline).stdout)
+            is_old = version is not None and (int(version[1]), int(version[2])) < _FIRST_WITH_KIB
+            self._unit_bytes = xpu.OLD_KB if is_old else xpu.KIB
+        return parse(run_until([NAME, "ps", "-j"], deadline).require_success(), self._unit_bytes)
 
     def _measure(self, known: Sequence[Device], deadline: Deadline) -> dict[int | None, Device]:
         indexes = ",".join(str(device.index) for device in known)
@@ -87,10 +99,13 @@ class XpuSmi:
         return self._known
 
 
-def parse(text: str) -> Reading:
-    """Parse any output of the tool that lists devices; also of `xpumcli`. Warnings may precede its JSON."""
+def parse(text: str, unit_bytes: int = xpu.KIB) -> Reading:
+    """Parse any output of the tool that lists devices; also of `xpumcli`. Warnings may precede its JSON.
+
+    unit_bytes: the unit of the memory of processes in JSON.
+    """
     start = _JSON_START.search(text)
-    return _parse_json(text[start.end() :]) if start else parse_text(text)
+    return _parse_json(text[start.end() :], unit_bytes) if start else parse_text(text)
 
 
 def _ask(argv: Sequence[str], deadline: Deadline) -> Reading:
@@ -122,7 +137,7 @@ def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] |
     return structs.replace(merged, memory_free_mb=free, processes=within_used(users, used))
 
 
-def _parse_json(text: str) -> Reading:
+def _parse_json(text: str, unit_bytes: int) -> Reading:
     """Parse the JSON of `discovery -j`, `stats -d N -j` and `ps -j`."""
     try:
         document = _DECODER.raw_decode(text)[0]
@@ -134,7 +149,7 @@ def _parse_json(text: str) -> Reading:
         raise ProbeGarbled(NAME, f"it reports an error: {said[:200]}")
     for key in ("device_util_by_proc_list", "process_list"):
         if isinstance(lists.get(key), list):
-            return xpu.of_processes(_processes(lists[key]))
+            return xpu.of_processes(_processes(lists[key]), unit_bytes)
     listed = next((lists[key] for key in ("device_list", "datas") if isinstance(lists.get(key), list)), [document])
     devices = [device for entry in _objects(listed) if (device := _device(entry)) is not None]
     if not devices and lists.get("device_list") != []:

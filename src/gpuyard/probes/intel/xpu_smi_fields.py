@@ -5,7 +5,7 @@ Rules:
   utilisation is the mean, temperature the maximum; tiles without a figure are left out.
 - The device's own utilisation takes precedence over that of its busiest engine.
 - Releases since 2.0 name columns as nvidia-smi does (`power.draw (W)`), older ones in words.
-- `ps` counts memory in kB of 1,000 bytes.
+- `ps` counts memory in kB of 1,000 bytes before 1.3, in KiB since.
 """
 
 import math
@@ -19,6 +19,7 @@ from gpuyard.probes.common.device_ids import pci_bus_id
 from gpuyard.probes.intel.intel_cards import device_id, processes_of
 
 NAME = "xpu-smi"
+KIB, OLD_KB = 1024, 1000
 # Figures of a device, or of one of its tiles, by the field of Device, and "engine_percent" of its busiest engine.
 Metrics = dict[str, Any]
 
@@ -116,14 +117,14 @@ def identified(index: int | None, entry: Mapping[str, object], total_mb: float |
     )
 
 
-def of_processes(rows: Iterable[tuple[Any, Any, Any, Any]]) -> Reading:
-    """Return devices with only their processes known, from rows of device number, pid, name and memory in kB."""
+def of_processes(rows: Iterable[tuple[Any, Any, Any, Any]], unit_bytes: int) -> Reading:
+    """Return devices with only their processes known, from rows of device number, pid, name and memory in this unit."""
     users: dict[int, list[Process]] = {}
-    for device, pid, name, kilobytes in rows:
+    for device, pid, name, memory in rows:
         index, number = parse_numbers.device_index(device), parse_numbers.process_id(pid)
-        count = parse_numbers.number(kilobytes)
+        count = parse_numbers.number(memory)
         if index is not None and number is not None:
-            memory_mb = None if count is None else parse_numbers.megabytes(count * 1000, "B")
+            memory_mb = None if count is None else parse_numbers.megabytes(count * unit_bytes, "B")
             process = Process(pid=number, memory_mb=memory_mb, name=parse_numbers.words(name))
             users.setdefault(index, []).append(process)
     devices = (

@@ -3,6 +3,7 @@
 Rules:
 - `dump` prints rows for as long as it runs: the last one of a device, or of each of its tiles, counts. A truncated
   row counts only if there is no other, and without its last field.
+- The columns of `ps` before 1.3, which counted in kB of 1,000 bytes, have widths that no later release prints.
 - In a box, a label that is empty, in brackets, or begins with a small letter continues the row above it.
 
 Plain `xpu-smi` since 2.0 prints a box of cards in the layout of nvidia-smi, then all processes:
@@ -37,6 +38,7 @@ _TILE = re.compile(r"Tile\s+\d+\s*:", re.IGNORECASE)
 _ENGINE = re.compile(r"Engine\s+\d+\s*:\s*([^,;\s]+)", re.IGNORECASE)
 _CURRENT = re.compile(r"\b(?:current|avg)\s*:\s*([^,;，]*)", re.IGNORECASE)  # noqa: RUF001 - as in the output
 _PROCESS_HEADER = re.compile(r"\|\s*GPU\s+PID\s+Type\s+Process Name\b")
+_OLD_PROCESS_HEADER = f"{'PID':10}{'Command':20}{'DeviceID':15}{'SHR':15}MEM"
 _COLUMN_GAP = 2
 
 
@@ -175,7 +177,7 @@ def _read_processes(lines: Sequence[str]) -> Reading:
             fields = dict(zip(after, words[-len(after) :], strict=True))
             name = " ".join(words[1 : -len(after)])
             rows.append((fields.get("deviceid"), words[0], name, fields.get("mem")))
-    return xpu.of_processes(rows)
+    return xpu.of_processes(rows, xpu.OLD_KB if lines[0] == _OLD_PROCESS_HEADER else xpu.KIB)
 
 
 def _read_summary(lines: Sequence[str]) -> Reading:

@@ -67,6 +67,17 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def tolerate_config_faults() -> None:
+    """Use the defaults if the configuration cannot be read, and say so on standard error. For commands that show."""
+    from gpuyard.system.user_directories import user_directory
+
+    if os.path.exists(f"{user_directory('XDG_CONFIG_HOME', '~/.config')}/config.toml"):
+        from gpuyard.config import load_config, tolerate_faults
+
+        tolerate_faults(lambda error: note(f"warning: {error}"))
+        load_config()
+
+
 def _without_controls(line: str) -> str:
     """Return the line with escapes for control characters, except for ends of lines and the codes of `paint`."""
     from gpuyard.core.printable_text import printable_lines

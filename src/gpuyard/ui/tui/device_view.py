@@ -129,7 +129,7 @@ def _power(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
 
 
 def _memory(device: Device) -> str:
-    return memory_text(device.get("memory_used_mb"), device.get("memory_total_mb"))
+    return memory_text(*(device.get(f"memory_{name}_mb") for name in ("used", "total", "used_at_least")))
 
 
 def _name(device: Device) -> str:

@@ -83,7 +83,9 @@ def figure_text(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:.0f}{unit}"
 
 
-def memory_text(used_mb: float | None, total_mb: float | None) -> str:
+def memory_text(used_mb: float | None, total_mb: float | None, used_at_least_mb: float | None = None) -> str:
+    if used_mb is None and used_at_least_mb:
+        return f">={format_gigabytes(used_at_least_mb)}/{format_gigabytes(total_mb)} GB"
     if used_mb is None and total_mb is None:
         return UNKNOWN
     return f"{format_gigabytes(used_mb)}/{format_gigabytes(total_mb)} GB"
@@ -130,7 +132,7 @@ def _device_texts(device: Device, snapshot: Snapshot, frame: Frame) -> list[str]
     return [
         snapshot.labels.get(device.id, "?"),
         name if device.healthy else f"unhealthy: {name}",
-        memory_text(device.memory_used_mb, device.memory_total_mb),
+        memory_text(device.memory_used_mb, device.memory_total_mb, device.memory_used_at_least_mb),
         figure_text(device.utilization_percent, "%"),
         power_text(device.power_draw_w, device.power_limit_w),
         figure_text(device.temperature_c, "°C" if frame.is_unicode else "C"),

@@ -280,6 +280,19 @@ def test_a_limit_on_an_unreadable_figure_is_reported_and_closes_no_gate(
     assert on_card(PACE, standing) is None
 
 
+def test_a_lower_bound_of_the_used_memory_closes_its_gate() -> None:
+    def standing(at_least_mb: float) -> PaceState:
+        device = card(0, used=None, memory_used_at_least_mb=at_least_mb)
+        snapshot = Snapshot(taken_at=1.0, host=Host(cpu_percent=1.0, memory_available_mb=GB), devices=(device,))
+        return update_pace(PaceState(), PACE, snapshot, NOTHING, 1.0)
+
+    assert not list(unreadable_bounds(PACE, standing(7 * GB), has_devices=True))
+    assert on_card(PACE, standing(7 * GB)) is None
+    reason = on_card(PACE, standing(9 * GB))
+    assert reason is not None
+    assert reason.kind is ReasonKind.TOO_FULL
+
+
 def test_a_figure_is_known_where_one_device_gives_it() -> None:
     blind, seeing = card(0, None, utilization_percent=None), card(1)
     snapshot = Snapshot(taken_at=1.0, host=Host(cpu_percent=1.0, memory_available_mb=GB), devices=(blind, seeing))

@@ -44,9 +44,10 @@ def run(typed: Typed) -> int:
     folds = not (query["ids"] or query["state"] or typed.flag("open") or typed.flag("json"))
     asked = {**query, "fold": "1" if folds else ""}
     answer = _request({name: value for name, value in asked.items() if value}, limit)
-    if typed.flag("json"):
-        from gpuyard.ui.cli.terminal import say_json
+    from gpuyard.ui.cli.terminal import say_json, tolerate_config_faults
 
+    tolerate_config_faults()
+    if typed.flag("json"):
         say_json(answer)
         return 0
     from gpuyard.ui.cli.jobs.queue_text import say_page

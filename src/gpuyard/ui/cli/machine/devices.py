@@ -27,7 +27,7 @@ from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import snapshot as take_snapshot
 from gpuyard.schema.machine import drain_row, issue_row
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of
-from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines
+from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, tolerate_config_faults
 from gpuyard.ui.views.device_tables import snapshot_lines
 from gpuyard.ui.views.topology_table import topology_lines
 
@@ -41,6 +41,7 @@ def command(ctx: click.Context, topology: bool, as_json: bool, deadline_s: float
     """Show every GPU and the host, their load, and whether work starts there."""
     if ctx.invoked_subcommand is not None:
         return
+    tolerate_config_faults()
     snapshot = take_snapshot(deadline_s)
     if topology:
         _show_topology(snapshot, as_json=as_json)

@@ -10,7 +10,7 @@ import click
 from msgspec import to_builtins
 
 from gpuyard import __version__
-from gpuyard.config import lease_dir, load_config
+from gpuyard.config import config_fault, lease_dir, load_config
 from gpuyard.core.device_names import banned_ids
 from gpuyard.core.health_figures import HealthMark, IssueKind
 from gpuyard.core.lease import Drain
@@ -37,7 +37,7 @@ from gpuyard.ui.cli.machine.doctor_folders import check_folders, folder_lines
 from gpuyard.ui.cli.machine.doctor_host import ram_limit_notices
 from gpuyard.ui.cli.machine.doctor_suspend import suspend_notices
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
-from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size
+from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size, tolerate_config_faults
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
 from gpuyard.ui.views.device_tables import snapshot_lines
 from gpuyard.ui.views.lease_tables import ignored_texts
@@ -58,6 +58,7 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     """
     if ctx.invoked_subcommand is not None:
         return None
+    tolerate_config_faults()
     checks = check_probes(local_probes(), deadline_s)
     plugged = gpus_on_pci()
     engines = list(check_engines())
@@ -66,11 +67,11 @@ def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:
     notices += suspend_notices(checks)
     faults, alarms = _health_texts(checks, contents.health_marks)
     notices += alarms
-    advice = [*_advice(checks, plugged), *faults] + [
+    advice = [*find_advice(checks, plugged), *faults] + [
         str(each.problem) for each in engines if each.problem and not (each.is_absent or each.is_unreachable)
     ]
     folders, folder_advice = check_folders()
-    advice += [*_ledger_advice(), *folder_advice]
+    advice += [*_ledger_advice(), *folder_advice, *filter(None, [config_fault()])]
     neighbours = find_neighbours(lease_dir())
     notices += filter(None, [describe(neighbours, lease_dir())])
     if as_json:
@@ -105,11 +106,16 @@ def replay_command(ctx: click.Context, tool: str, file: BinaryIO, as_json: bool)
     say_lines(snapshot_lines(snapshot, frame()))
 
 
-def _advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
+def find_advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
     """Return the problems that need a fix; an empty list if all is well."""
     readable = {check.vendor for check in checks if check.devices}
     unreadable = [(bus_id, vendor) for bus_id, vendor in plugged.items() if vendor not in readable]
-    advice = [f"{vendor} GPU at {bus_id}: no probe can read it" for bus_id, vendor in unreadable]
+    advice = []
+    for bus_id, vendor in unreadable:
+        probes = [check for check in checks if check.vendor is vendor]
+        missing = [each.probe for each in probes if any(problem.kind == "missing" for problem in each.problems)]
+        text = f"; missing: {', '.join(missing)}" if missing else ""
+        advice.append(f"{vendor} GPU at {bus_id}: no probe can read it{text}")
     for check in checks:
         advice += [f"{device.name or device.id} is unhealthy: {device.fault}"
                    for device in check.devices or () if not device.healthy]  # fmt: skip

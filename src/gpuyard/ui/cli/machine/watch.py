@@ -91,7 +91,7 @@ def _print_lines(samples: Iterator[Sample]) -> None:
 def _device_line(sample: Sample, device: Device) -> str:
     facts = [
         device.name or device.id,
-        f"memory {tables.memory_text(device.memory_used_mb, device.memory_total_mb)}",
+        f"memory {tables.memory_text(device.memory_used_mb, device.memory_total_mb, device.memory_used_at_least_mb)}",
         f"use {tables.figure_text(device.utilization_percent, '%')}",
         f"smoothed {tables.figure_text(sample.loads.get(device.id), '%')}",
         f"power {tables.power_text(device.power_draw_w, device.power_limit_w)}",
