@@ -67,7 +67,7 @@ def states(status: SweepStatus) -> dict[str, str]:
         ("blocked", "waiting", "completed"),
         ("delayed", "retrying", "completed"),
         ("held", "held", "completed"),
-        ("succeeded", "completed", "completed"),
+        ("succeeded", "no marker", "completed"),
         ("failed", "failed", "completed"),
         ("rejected", "failed", "completed"),
         ("cancelled", "stopped", "completed"),
@@ -102,9 +102,14 @@ def test_a_task_without_a_writable_marker_is_completed_with_a_note(workspace: Lo
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(json.dumps(record))
     row = status_of(workspace, task("a", "succeeded", id=7, attempt=1)).rows[0]
     assert (row.state, row.note) == ("completed", "its marker cannot be written")
-    assert status_of(workspace, task("a", "succeeded", id=8, attempt=1)).rows[0].note == (
-        "its marker was removed: start runs it again"
-    )
+
+
+def test_a_task_whose_marker_was_removed_is_not_completed(workspace: LoadedSettings) -> None:
+    status = status_of(workspace, task("a", "succeeded", id=8, attempt=1))
+    assert (status.rows[0].state, status.rows[0].note) == (
+        "no marker", "it completed, but its marker is gone: start runs it again",
+    )  # fmt: skip
+    assert (status.completed, status.not_started, status.is_over) == (0, 2, True)
 
 
 def test_a_record_counts_for_the_attempt_that_wrote_it(workspace: LoadedSettings) -> None:
