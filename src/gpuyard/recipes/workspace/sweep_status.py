@@ -129,6 +129,9 @@ def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is
     state = _state(task, is_marked=is_marked, is_stopped=is_stopped)
     if state == "completed" and not is_marked and not files.lacks_marker(record):
         state = NO_MARKER
+    # The runner of a task that has just started has not recorded its log yet.
+    is_new = task["is_live"] and not record
+    log = files.likely_log(loaded.settings, loaded.workspace, config) if is_new else record.get("log")
     indexes = [label or "?" for label in task["gpu_labels"]]
     return ConfigStatus(
         config=config,
@@ -139,7 +142,7 @@ def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is
         attempt=task["attempt"],
         job=task["id"],
         session=record.get("session"),
-        log=record.get("log") or task["log"],
+        log=log or task["log"],
         last_line=_last_line(task["log"]),
         note=_note(task, record, state),
         likely_s=task["likely_s"],
