@@ -91,6 +91,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     stdin: str | None = None
     folder: str | None = None  # the engine creates it if it is missing (its parent must exist)
     task: Task | None = None
+    retried: str = ""  # which attempt of how many this is of a `task`, and why; empty for the first
     place: str = ""  # where a workspace `task` runs, as its session name shows it
     engine: str = ""
     terms: ClusterTerms | None = None  # set only for an `engine` that places work itself

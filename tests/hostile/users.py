@@ -15,7 +15,7 @@ def become(uid: int) -> None:
     """Change this process to another user for good, with a home of its own, which is missing. It may be unable to
     import further modules, or codecs."""
     os.environ["GPUYARD_HOME"] = f"/tmp/gpuyard-no-home-{uid}"
-    for codec in ("ascii", "unicode_escape"):
+    for codec in ("ascii", "unicode_escape", "utf_8_sig"):
         codecs.lookup(codec)
     os.setgroups([])
     os.setgid(uid)

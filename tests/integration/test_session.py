@@ -50,6 +50,14 @@ def test_a_task_that_writes_its_marker_and_exits_0_is_completed(tasks: Tasks) ->
     assert scheduler_log(tasks) == ["exp1 started on gpu0 (job 1, attempt 1)", "exp1 completed"]
 
 
+def test_a_retry_is_in_the_log_of_the_workspace(tasks: Tasks) -> None:
+    task = tasks.sh(MARK, attempt=2, retried="attempt 2 of 4: exit status 3")
+    assert ended(task) == (0, "completed", 0)
+    assert scheduler_log(tasks) == [
+        "exp1 retried, attempt 2 of 4: exit status 3", "exp1 started on gpu0 (job 1, attempt 2)", "exp1 completed",
+    ]  # fmt: skip
+
+
 def test_a_task_that_writes_its_marker_and_fails_is_completed_and_flagged(tasks: Tasks) -> None:
     task = tasks.sh(f"{MARK}; exit 5")
     assert ended(task) == (0, "completed", 5)

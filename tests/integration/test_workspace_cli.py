@@ -132,7 +132,7 @@ def test_help_works_outside_of_a_workspace(tmp_path: Path, monkeypatch: pytest.M
     [
         (("strat",), "did you mean `start`?"),
         (("frobnicate",), "commands: help"),
-        (("start", "a.yml", "0", "1"), "separate names with commas: ./scheduler.sh start"),
+        (("start", "exp1.yml", "0", "1"), "separate names with commas: ./scheduler.sh start"),
         (("start", "-rf $(reboot).yml"), "there is no config '-rf $(reboot).yml'"),
         (("start", "--", "--rerun"), "there is no config '--rerun'"),
         (("--workspace", "", "status"), "a path is empty"),
@@ -179,6 +179,24 @@ def test_init_lists_new_and_kept_files_and_the_next_steps(tmp_path: Path, monkey
     assert "kept     my experiment/configs\n" in renewed
 
 
+def test_an_update_says_what_it_read_and_whether_start_would_accept_it(workspace: Path) -> None:
+    add_configs(workspace, "exp1", "exp2")
+    (workspace / "out/exp2_completed.txt").write_text("done")
+    lines = ok("init", ".", "--force").splitlines()
+    assert lines[-2:] == [
+        "settings task_name, sessions, startup_delay, command_delay, log_dir, env",
+        "`./scheduler.sh start` would accept it: 2 configs, 1 of them completed.",
+    ]
+    (workspace / "scheduler_config.yml").write_text(f"{SETTINGS}gpu_memory_limit: 3\nmax_job_per_gpu: 2\n")
+    lines = ok("init", ".", "--force").splitlines()
+    assert "unknown  gpu_memory_limit, max_job_per_gpu" in lines
+    assert "`./scheduler.sh start` would refuse it:" in lines
+    assert lines[-1].endswith("there is no key `max_job_per_gpu` (did you mean `max_jobs_per_gpu`?)")
+    (workspace / "scheduler_config.yml").write_text(f"{SETTINGS}script_path: gone.py\n")
+    lines = ok("init", ".", "--force").splitlines()
+    assert lines[-2] == f"  script_path: there is no script {workspace}/gone.py"
+
+
 # Configuration
 
 
@@ -221,8 +239,11 @@ def test_start_lists_its_tasks_and_sessions_and_a_second_start_does_nothing(work
     assert "exp1  skipped: completed: out/exp1_completed.txt exists\n" in again.stdout
     assert "Nothing to do" in again.stdout
     assert "./scheduler.sh start --rerun\n" in again.stdout
-    rerun = scheduler("start", "exp1", "--rerun")
-    assert rerun.stdout.startswith("exp1  job 3\n")
+    rerun = scheduler("start", "exp1.yml", "exp2.yml", "--rerun")
+    assert rerun.stdout.startswith("exp1  job 3\nexp2  job 4\n")
+    assert f"logs: {workspace}/logs/train_logs/CONFIG.log\n" in rerun.stdout
+    wait_for_the_end()
+    assert f"logs: {workspace}/logs/train_logs/CONFIG.log\n" in ok("status")
 
 
 def test_a_rejected_config_is_reported_with_its_reason_and_the_others_start(workspace: Path) -> None:

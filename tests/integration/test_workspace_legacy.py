@@ -97,6 +97,8 @@ def test_an_old_workspace_runs_unchanged_to_its_end(old: Path, own_queue: QueueU
 
     made = shell(BIN / "setup_workspace.sh", old, "--force", cwd=old.parent)
     assert "scheduler.sh; backup: scheduler.sh.bak\n" in made
+    assert f"settings {', '.join(values)}\n" in made
+    assert "would accept it: 3 configs, 1 of them completed.\n" in made
     assert (old / "scheduler.sh.bak").read_text() == OLD_SCRIPT
     assert (old / "scheduler_config.yml.bak").read_text() == before
     after = (old / "scheduler_config.yml").read_text()

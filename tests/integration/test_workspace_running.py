@@ -156,6 +156,8 @@ def test_a_failed_task_is_retried_as_often_as_configured(workspace: Workspace) -
     }  # fmt: skip
     assert (len(workspace.starts("late")), len(workspace.ends("late"))) == (3, 1)
     assert workspace.scheduler_log().count("late failed with status 1\n") == 2
+    for attempt in ("2 of 3", "3 of 3"):
+        assert f"late retried, attempt {attempt}: exit status 1 after “" in workspace.scheduler_log()
     assert workspace.log("late").count("it did not converge") == 2
 
 

@@ -45,6 +45,8 @@ class JobLauncher:
         try:
             number, pinning = job.attempts + 1, self._pinning
             launch = launch_of(job, number, held, snapshot, rules, terms=start.terms, pinning=pinning)
+            if job.spec.task is not None and job.attempts:
+                launch = replace(launch, retried=self._describe_retry(job))
             launch = self._successors.with_group(launch, start, job, now)
             prepared = self._engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
@@ -59,6 +61,14 @@ class JobLauncher:
         if start.terms is None:
             self._pauses.note_start(now)
         return 1
+
+    def _describe_retry(self, job: Job) -> str:
+        """Return which attempt of how many comes next, and how the last one ended."""
+        most = job.attempts + 1 + max(0, job.spec.retries - job.failures)
+        past = self._transitions.store.attempts(job.id)
+        ended = past[-1].outcome if past else None  # the job may come from a backup
+        why = "" if ended is None else f": {ended.reason or ended.kind}"
+        return f"attempt {job.attempts + 1} of {most}{why}"
 
     def _note_failure(self, job: Job, start: Start, error: GpuyardError, now: float) -> None:
         if isinstance(error, UserError):

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus
 from gpuyard.ui.cli.text_table import cell_width
 from gpuyard.ui.views import Frame
-from gpuyard.ui.views.workspace_table import changes_of, picture_of, summary_of
+from gpuyard.ui.views.workspace_table import changes_of, describe_logs, picture_of, summary_of
 
 STATES = (
     "completed", "running", "suspended", "finishing", "stopping", "waiting", "retrying", "held", "failed", "stopped",
-    "not started",
+    "not started", "no marker",
 )  # fmt: skip
 
 
@@ -69,11 +69,32 @@ def test_a_row_shows_the_figures_of_a_task_and_a_dash_for_unknown_values() -> No
 
 def test_the_lines_below_the_table_show_progress_reason_and_where_to_look() -> None:
     lines = drawn(STATUS, 120)
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "1 of 5 done · 2 running · 1 waiting · 1 failed · about 2h 1m left",
         "exp5 waits: GPU 0 has 3 GB free, 8 GB needed",
         "exp4 failed; log: /tmp/train_logs/exp4.log",
         "to watch a task: tmux attach -t TASK_exp2_gpu0",
+        "logs: /tmp/train_logs/CONFIG.log",
+    ]
+
+
+def test_completed_tasks_without_a_marker_are_counted_and_start_is_named() -> None:
+    rows = (*ROWS[:1], *(row(f"m{number}", "no marker") for number in range(5)))
+    lines = drawn(replace(STATUS, rows=rows, left_s=0.0, why=None), 120)
+    assert cells(lines, "m0")[1] == "? no marker"
+    assert lines[-2:] == [
+        "1 of 6 done · 5 without marker",
+        "completed, but without a marker, so `start` runs again: m0, m1, m2 and 2 more",
+    ]
+
+
+def test_logs_in_one_place_are_one_line_and_the_others_are_named() -> None:
+    logs = [(f"exp{number}", f"/tmp/train_logs/exp{number}.log") for number in range(5)]
+    others = [("a", "/tmp/train_logs/w-123456_a.log"), ("b", "/h/logs/17.1.log"), ("c", "/h/logs/18.1.log")]
+    assert list(describe_logs([*others, *logs])) == [
+        "logs: /tmp/train_logs/CONFIG.log",
+        "logs of b, c: /h/logs; `gpuyard logs JOB` prints one",
+        "logs of a: /tmp/train_logs/w-123456_CONFIG.log",
     ]
 
 
@@ -145,7 +166,7 @@ def test_with_few_lines_active_tasks_are_shown_and_the_rest_is_counted() -> None
 def test_a_path_longer_than_the_window_is_wrapped_and_never_cut() -> None:
     log = f"/home/{'a' * 90}/two  spaces/exp4.log"
     lines = drawn(replace(STATUS, rows=(replace(ROWS[3], log=log),), why=None), 40)
-    assert "".join(lines[-4:]).replace(" ", "").endswith(log.replace(" ", ""))
+    assert log.replace(" ", "") in "".join(lines[-8:]).replace(" ", "")
 
 
 def test_a_stopped_sweep_shows_how_to_continue_until_all_is_done() -> None:

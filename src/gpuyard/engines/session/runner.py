@@ -77,6 +77,7 @@ class RunnerSpec(NamedTuple):
     hook: Sequence[str] = ()
     hook_timeout_s: float = 60.0
     log_cap: int | None = None
+    retried: str = ""
 
 
 class TaskRunner:
@@ -113,6 +114,8 @@ class TaskRunner:
         if self._spec.log is not None:
             self._open_log(self._spec.log)
         self._write_headline()
+        if self._spec.retried:
+            self._log_event(f"retried, {self._spec.retried}")
         if self._viewers is not None:
             self._open_session()
         self._write_record()

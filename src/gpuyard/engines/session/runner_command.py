@@ -23,6 +23,7 @@ def start_command(launch: Launch, sockets: str) -> tuple[str, ...]:
         "attempt": launch.attempt,
         "sockets": sockets,
         "gpu": launch.place,
+        "retried": launch.retried,
         "session": session_on(task, launch.place),
         "log_cap": launch.log_cap,
     }

@@ -75,6 +75,16 @@ def open_log(path: str, other: str | None, line: str) -> tuple[int, str]:
     raise PrivateFileError(f"{path} is written by another task", hint="give one of the two another name")
 
 
+def expected_log(path: str, other: str | None, line: str) -> str:
+    """Return the path that `open_log` will choose, as far as that is known before."""
+    try:
+        with open(path, "rb") as log:
+            first = log.readline()
+    except OSError:  # the first task creates it
+        first = b""
+    return path if other is None or first in (b"", os.fsencode(line)) else other
+
+
 def _is_locked(log: int) -> bool:
     try:
         return try_lock(log)

@@ -56,7 +56,7 @@ class _Activation:
         """Return the variables from the first tool that knows the environment."""
         tools = find_tools(self._before)
         if not tools:
-            hint = "put one of them on PATH, or set CONDA_EXE to its path"
+            hint = "put one of them on PATH, set CONDA_EXE to its path, or python_env to an absolute path"
             raise UserError(f"conda_env is '{self._name}', but conda, mamba and micromamba were not found", hint=hint)
         errors = []
         for tool in tools:

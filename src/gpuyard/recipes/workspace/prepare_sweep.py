@@ -8,7 +8,7 @@ import fnmatch
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from gpuyard.config import load_config
@@ -19,7 +19,7 @@ from gpuyard.core.snapshot import Vendor
 from gpuyard.engines.registry import LOCAL
 from gpuyard.errors import UserError
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.recipes.workspace.conda_environment import activate_environment
+from gpuyard.recipes.workspace.conda_environment import activate_environment, find_tools
 from gpuyard.recipes.workspace.settings import WorkspaceSettings
 from gpuyard.recipes.workspace.workspace_files import check_config_names
 from gpuyard.visible_devices import visible_devices
@@ -42,16 +42,31 @@ def find_configs(settings: WorkspaceSettings) -> list[Path]:
     return found
 
 
-def choose_configs(settings: WorkspaceSettings, workspace: Path, text: str | None) -> list[Path]:
-    """Return the configs named by `text`, such as `heavy.yml,light`; all configs if it is None or blank."""
+def split_lists(settings: WorkspaceSettings, words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Split words such as `a.yml b.yml 1,0` into lists of configs and the rest, lists of GPUs. After the first word, a
+    number is a GPU."""
+    known = {name for path in find_configs(settings) for name in (path.name, path.stem) if not name.isdigit()}
+    end = min(1, len(words))
+    while end < len(words) and all(os.path.basename(name) in known for name in _names_in(words[end], known)):
+        end += 1
+    return words[:end], words[end:]
+
+
+def _names_in(text: str, known: Container[str]) -> list[str]:
+    """Return the names of a list. A comma may be part of a known name."""
+    return [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def choose_configs(settings: WorkspaceSettings, workspace: Path, lists: Sequence[str]) -> list[Path]:
+    """Return the configs named by lists such as `heavy.yml,light`; all configs if none is named."""
     configs = find_configs(settings)
-    if text is None or not text.strip():
+    if not "".join(lists).strip():
         if not configs:
             hint = "put a YAML file per task there, or set config_pattern"
             raise UserError(f"no config in {settings.config_dir} matches {settings.config_pattern}", hint=hint)
         return configs
     known = {path.name: path for path in configs}
-    names = [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
+    names = [name for text in lists for name in _names_in(text, known)]
     chosen = [_find_config(name, known, settings, workspace) for name in names]
     if len(set(chosen)) < len(chosen):
         twice = next(path.name for path in chosen if chosen.count(path) > 1)
@@ -80,7 +95,7 @@ def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) ->
             hint = "name one for each config, or one for all"
             raise UserError(f"{len(names)} GPUs are named for {count} configs", hint=hint)
         return (names * count if len(names) == 1 else names), []
-    if settings.gpu_count is None or settings.engine not in (None, LOCAL):
+    if not settings.gpu_count or settings.engine not in (None, LOCAL):
         return [None] * count, []
     seen = snapshot()
     need = Need(vendor=Vendor(settings.vendor) if settings.vendor else None)
@@ -92,16 +107,24 @@ def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) ->
     return [first or None] * count, notes
 
 
-def task_environment(settings: WorkspaceSettings) -> dict[str, str]:
-    """Return this process's environment with the conda environment activated and the workspace's `env` added."""
+def task_environment(settings: WorkspaceSettings) -> tuple[dict[str, str], list[str]]:
+    """Return this process's environment with the conda environment activated and the workspace's `env` added, and notes
+    for the user. An interpreter with an absolute path runs without conda, too."""
     variables = {name: value for name, value in os.environ.items() if name not in _TERMINAL_VARIABLES}
+    notes = []
     if settings.conda_env is not None:
-        variables = activate_environment(settings.conda_env, variables)
-    return {**variables, **settings.env}
+        if os.path.isabs(os.path.expanduser(settings.python_env)) and not find_tools(variables):
+            notes.append(
+                f"conda_env '{settings.conda_env}' is not activated: conda, mamba and micromamba were not found; "
+                f"tasks run {settings.python_env} without its variables"
+            )
+        else:
+            variables = activate_environment(settings.conda_env, variables)
+    return {**variables, **settings.env}, notes
 
 
 def task_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return `python train.py --config_path`, without the config. Raises UserError if a part does not exist. With an
+    """Return `python train.py`, without arguments. Raises UserError if a part does not exist. With an
     `image`, the interpreter is the image's."""
     if not os.path.isdir(settings.work_dir):
         raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="create it, or set work_dir")
@@ -110,7 +133,7 @@ def task_command(settings: WorkspaceSettings, workspace: Path, environment: Mapp
         raise UserError(f"script_path: there is no script {settings.script_path}", hint=hint)
     is_contained = settings.image is not None
     interpreter = _split(settings.python_env) if is_contained else _interpreter(settings, workspace, environment)
-    return (*interpreter, path_in_work_dir(settings.script_path, settings), "--config_path")
+    return (*interpreter, path_in_work_dir(settings.script_path, settings))
 
 
 def hook_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:

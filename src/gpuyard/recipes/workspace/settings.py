@@ -20,9 +20,13 @@ from gpuyard.core.units import format_size
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace import yaml_settings as types
 from gpuyard.recipes.workspace.yaml_settings import SettingType, cannot_read, closest_key, read_mapping
+from gpuyard.system.process_identity import user_name
 
 CONFIG_FILE = "scheduler_config.yml"
 DEFAULT = "default"
+TRAIN_LOGS = "train_logs"  # in `log_dir`, for this user alone
+# The usual place of shell schedulers; our files there are private.
+_LOG_DIR = "/tmp"  # noqa: S108
 _SECTION = "scheduler"
 # Stricter than for a hint: a key of the user's program must not count as a typing mistake of ours.
 _MIN_SIMILARITY = 0.75
@@ -36,6 +40,7 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     work_dir: Annotated[str, types.text]
     config_dir: Annotated[str, types.text]
     script_path: Annotated[str, types.text]
+    parser: Annotated[str | None, types.function] = None
     python_env: Annotated[str, types.text] = "python"
     output_dir: Annotated[str, types.text]
     scheduler_session_suffix: Annotated[str, types.text] = "_scheduler"
@@ -47,8 +52,7 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
     startup_delay: Annotated[float, types.seconds] = 1.0
     command_delay: Annotated[float, types.seconds] = 0.5
     exit_grace: Annotated[float, types.seconds] = 60.0
-    # The usual place of shell schedulers; our files there are private.
-    log_dir: Annotated[str, types.text] = "/tmp"  # noqa: S108
+    log_dir: Annotated[str, types.text]
     enable_logging: Annotated[bool, types.flag] = True
     conda_env: Annotated[str | None, types.text] = None
     cuda_visible_devices_var: Annotated[str, types.variable] = "CUDA_VISIBLE_DEVICES"
@@ -73,11 +77,13 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
 
 
 class TaskOptions(Struct, frozen=True, kw_only=True):
-    """The options of a task's own YAML. None keeps the workspace's value; `env` is added to the workspace's."""
+    """The options of a task's own YAML. None keeps the workspace's value; `env` is added to the workspace's.
+    `gpu_count` is always 0 or None, and `gpus` is then 0 too."""
 
     vram_mb: Annotated[float | None, types.size_mb] = None
     priority: Annotated[int | None, types.priority] = None
     gpus: Annotated[int | None, types.whole(0)] = None
+    gpu_count: Annotated[int | None, types.no_gpu] = None
     timeout_s: Annotated[float | None, types.positive_seconds] = None
     env: Annotated[dict[str, str], types.environment] = {}
 
@@ -99,7 +105,13 @@ def _types_by_key(options: type[Struct]) -> dict[str, SettingType]:
 SETTING_TYPES = _types_by_key(WorkspaceSettings)
 _TASK_SETTING_TYPES = _types_by_key(TaskOptions)
 # How None is shown to users.
-_NONE_TEXTS = {"gpu_count": "all", "vram": "learned", "engine": "default", "vendor": "default"}
+_NONE_TEXTS = {
+    "gpu_count": "all",
+    "vram": "learned",
+    "engine": "default",
+    "vendor": "default",
+    "parser": "--config_path FILE",
+}
 
 
 class LoadedSettings(Struct, frozen=True, kw_only=True):
@@ -131,6 +143,14 @@ def load(workspace: Path, config_file: Path | None = None) -> LoadedSettings:
     return LoadedSettings(settings=settings, sources=sources, workspace=folder, path=str(path))
 
 
+def keys_in(path: Path) -> tuple[list[str], list[str]]:
+    """Return the keys of a configuration that are settings, and the others. Raises UserError if it is not YAML."""
+    node = types.compose_file(path)
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    keys = [str(key.value) for key, _ in pairs if isinstance(key, yaml.ScalarNode)]
+    return [key for key in keys if key in SETTING_TYPES], [key for key in keys if key not in SETTING_TYPES]
+
+
 def _fill_in(values: dict[str, Any], folder: Path) -> dict[str, str]:
     """Fill in defaults that depend on other values and make all paths absolute. Return the sources of the former."""
     sources = {}
@@ -146,12 +166,18 @@ def _fill_in(values: dict[str, Any], folder: Path) -> dict[str, str]:
         values[key] = _absolute(values.get(key, default), folder)
     if values.get("mounts"):
         values["mounts"] = tuple(_absolute(mount, folder) for mount in values["mounts"])
-    if "log_dir" in values:
-        values["log_dir"] = _absolute(values["log_dir"], folder)
+    log_dir = values["log_dir"] = _absolute(values.get("log_dir", _LOG_DIR), folder)
+    if _is_of_another_user(f"{log_dir}/{TRAIN_LOGS}"):
+        values["log_dir"] = f"{log_dir}/logs_{user_name(os.geteuid())}"
+        sources["log_dir"] = f"{log_dir}/{TRAIN_LOGS} belongs to another user"
     values["script_path"] = _script(values.get("script_path", "train.py"), folder, Path(values["work_dir"]))
     if "/" in values.get("conda_env", ""):  # a path; other values are names
         values["conda_env"] = _absolute(values["conda_env"], folder)
     return sources
+
+
+def _is_of_another_user(path: str) -> bool:
+    return os.path.lexists(path) and os.lstat(path).st_uid != os.geteuid()
 
 
 def default_task_name(folder: Path) -> str:
@@ -197,6 +223,9 @@ def load_task_options(path: Path) -> TaskOptions:
     if section is None:
         return TaskOptions()
     given = read_mapping(section, _TASK_SETTING_TYPES, path)
+    if "gpu_count" in given and given.setdefault("gpus", (0, 0))[0]:
+        line = given["gpu_count"][1]
+        raise UserError(f"{path}:{line}: `gpu_count: 0` and `gpus` exclude each other", hint="leave one of them out")
     return TaskOptions(**{field_name(key): value for key, (value, _) in given.items()})
 
 

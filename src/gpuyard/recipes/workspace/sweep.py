@@ -26,6 +26,7 @@ from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace import prepare_sweep
 from gpuyard.recipes.workspace import workspace_files as files
+from gpuyard.recipes.workspace.config_arguments import arguments_of
 from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, WorkspaceSettings, load_task_options
 from gpuyard.recipes.workspace.yaml_settings import cannot_read
 from gpuyard.system.atomic_files import write_whole
@@ -43,6 +44,7 @@ class SubmittedConfig(Struct, frozen=True, kw_only=True):
     config: str
     job: int
     gpu: str | None = None
+    log: str | None = None
 
 
 class Skipped(Struct, frozen=True, kw_only=True):
@@ -78,23 +80,34 @@ class _PlannedTask(Struct, frozen=True, kw_only=True):
     """A config to submit: `devices` are those it may use; `gpu` is the one that the user named for it."""
 
     path: Path
-    config: str
+    arguments: tuple[str, ...]
     options: TaskOptions
     devices: str | None
     gpu: str | None
 
+    @property
+    def config(self) -> str:
+        return self.path.stem
+
 
 def start(
-    loaded: LoadedSettings, configs: str | None, gpus: str | None, *, is_rerun: bool, engine: str | None = None
+    loaded: LoadedSettings, configs: Sequence[str], gpus: str | None, *, is_rerun: bool, engine: str | None = None
 ) -> StartedSweep:
-    """Submit all configs that are neither completed nor in the queue. Raises UserError, before anything is submitted,
-    if the workspace has a mistake."""
+    """Submit all configs that are neither completed nor in the queue; with `configs`, only those of these lists. Raises
+    UserError, before anything is submitted, if the workspace has a mistake."""
     if engine is not None:
         loaded = replace(loaded, settings=replace(loaded.settings, engine=engine))
     sweep = _Sweep(loaded)
     planned, notes = sweep.plan(configs, gpus)
+    files.make_folders(loaded.workspace, loaded.settings)
     with locked(loaded.workspace), connect(start=True) as queue:
         return sweep.submit(queue, planned, notes, is_rerun=is_rerun)
+
+
+def check(loaded: LoadedSettings) -> tuple[list[str], list[str]]:
+    """Return the configs that `start` would consider, and its notes. Raises what `start` raises for a mistake."""
+    planned, notes = _Sweep(loaded).plan([], None)
+    return [each.config for each in planned], notes
 
 
 class _Sweep:
@@ -106,8 +119,8 @@ class _Sweep:
         self._shell = read_shell_settings()
         self._has_tmux = self._tmux is not None and self._tmux.is_there()
 
-    def plan(self, configs: str | None, gpus: str | None) -> tuple[list[_PlannedTask], list[str]]:
-        """Check everything, create the folders, and return the tasks and notes for the user."""
+    def plan(self, configs: Sequence[str], gpus: str | None) -> tuple[list[_PlannedTask], list[str]]:
+        """Check everything, and return the tasks and notes for the user. Writes nothing."""
         settings = self._settings
         if settings.engine is not None:
             check_name(settings.engine)
@@ -116,21 +129,23 @@ class _Sweep:
             raise UserError(f"GPUs cannot be named: the engine {settings.engine} chooses them", hint=hint)
         paths = prepare_sweep.choose_configs(settings, self._workspace, configs)
         devices, notes = prepare_sweep.choose_devices(settings, len(paths), gpus)
-        self._environment = prepare_sweep.task_environment(settings)
+        self._environment, more_notes = prepare_sweep.task_environment(settings)
+        notes += more_notes
         self._command = prepare_sweep.task_command(settings, self._workspace, self._environment)
         self._hook = prepare_sweep.hook_command(settings, self._workspace, self._environment)
         if self._tmux is not None and not self._has_tmux:
             notes.append(NO_TMUX)
+        arguments = arguments_of(settings, paths, self._workspace, self._config_file, self._environment)
         planned = []
-        for path, device in zip(paths, devices, strict=True):
+        for path, device, own in zip(paths, devices, arguments, strict=True):
             options = load_task_options(path)
+            if options.gpus is None and settings.gpu_count == 0:
+                options = replace(options, gpus=0)
             if gpus and options.gpus is not None and options.gpus != 1:
                 hint = "leave out the GPUs, or set `gpus: 1`"
                 raise UserError(f"{path.name} asks for {options.gpus} GPUs, but one GPU is named for it", hint=hint)
             gpu = device if gpus else None
-            planned.append(_PlannedTask(path=path, config=path.stem, options=options, devices=device, gpu=gpu))
-        files.make_folders(self._workspace, settings)
-        self._scheduler_log = files.scheduler_log(settings, self._workspace)
+            planned.append(_PlannedTask(path=path, arguments=own, options=options, devices=device, gpu=gpu))
         return planned, notes
 
     def submit(
@@ -138,6 +153,7 @@ class _Sweep:
     ) -> StartedSweep:
         known = {task["config"]: task for task in list_tasks(queue, self._tag)}
         queue.request("POST", "/tags/go", body={"tag": self._tag}, is_repeatable=True)
+        self._scheduler_log = files.scheduler_log(self._settings, self._workspace)
         started = StartedSweep(tag=self._tag, notes=notes)
         for each in planned:
             why = self._reason_to_skip(each, known.get(each.config), is_rerun=is_rerun)
@@ -151,7 +167,8 @@ class _Sweep:
                 hint = f" ({error.hint})" if error.hint else ""
                 started.refused.append(Skipped(config=each.config, why=f"{error}{hint}"))
                 continue
-            started.submitted.append(SubmittedConfig(config=each.config, job=job, gpu=each.gpu))
+            log = files.likely_log(self._settings, self._workspace, each.config)
+            started.submitted.append(SubmittedConfig(config=each.config, job=job, gpu=each.gpu, log=log))
             problem = files.write_scheduler_log(self._scheduler_log, f"{each.config} queued as job {job}")
             if problem is not None and problem not in notes:
                 notes.append(problem)
@@ -185,7 +202,7 @@ class _Sweep:
         }
         return self._post(
             queue,
-            command=[*self._command, prepare_sweep.path_in_work_dir(str(each.path), settings)],
+            command=[*self._command, *each.arguments],
             environment={**self._environment, **task_variables, **each.options.env},
             options=self._options(each),
             task=msgspec.to_builtins(self._task(each, marker)),
@@ -221,8 +238,7 @@ class _Sweep:
 
     def _task(self, each: _PlannedTask, marker: str) -> Task:
         settings, config = self._settings, each.config
-        logs = f"{settings.log_dir}/train_logs" if settings.enable_logging else None
-        is_shared = not files.has_own_logs(settings, self._workspace)
+        log, other_log = files.task_logs(settings, self._workspace, config)
         return Task(
             workspace=str(self._workspace),
             config=config,
@@ -231,8 +247,8 @@ class _Sweep:
             record=str(files.record_path(self._workspace, config)),
             session=files.session_name(settings.worker_prefix, config) if self._has_tmux else None,
             closes_session=settings.cleanup_on_complete,
-            log=f"{logs}/{config}.log" if logs else None,
-            other_log=f"{logs}/{self._tag}_{config}.log" if logs and is_shared else None,
+            log=log,
+            other_log=other_log,
             scheduler_log=self._scheduler_log,
             variable=settings.cuda_visible_devices_var,
             check_s=settings.check_interval,

@@ -30,6 +30,8 @@ _STATES = {
     "rejected": "failed",
     "cancelled": "stopped",
 }
+# The task succeeded, and its marker has gone since.
+NO_MARKER = "no marker"
 # Tasks in these states are hidden once their config file is gone.
 _HIDDEN_WITHOUT_CONFIG = frozenset({"succeeded", "cancelled"})
 _RUNNING = frozenset({"running", "finishing", "stopping", "suspended"})
@@ -89,8 +91,8 @@ class SweepStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def not_started(self) -> int:
-        """Count the tasks that have not started, and those stopped before they completed."""
-        return self._count({"not started", "stopped"})
+        """Count the tasks that have not started, those stopped before they completed, and those without a marker."""
+        return self._count({"not started", "stopped", NO_MARKER})
 
     @property
     def is_over(self) -> bool:
@@ -125,6 +127,11 @@ def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is
         return ConfigStatus(config=config, state="completed" if is_marked else "not started")
     record = files.read_record(loaded.workspace, task)
     state = _state(task, is_marked=is_marked, is_stopped=is_stopped)
+    if state == "completed" and not is_marked and not files.lacks_marker(record):
+        state = NO_MARKER
+    # The runner of a task that has just started has not recorded its log yet.
+    is_new = task["is_live"] and not record
+    log = files.likely_log(loaded.settings, loaded.workspace, config) if is_new else record.get("log")
     indexes = [label or "?" for label in task["gpu_labels"]]
     return ConfigStatus(
         config=config,
@@ -135,9 +142,9 @@ def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is
         attempt=task["attempt"],
         job=task["id"],
         session=record.get("session"),
-        log=record.get("log") or task["log"],
+        log=log or task["log"],
         last_line=_last_line(task["log"]),
-        note=_note(task, record, state, is_marked=is_marked),
+        note=_note(task, record, state),
         likely_s=task["likely_s"],
     )
 
@@ -150,10 +157,10 @@ def _state(task: dict[str, Any], *, is_marked: bool, is_stopped: bool) -> str:
     return "stopped" if is_stopped and task["is_waiting"] else _STATES[task["state"]]
 
 
-def _note(task: dict[str, Any], record: dict[str, Any], state: str, *, is_marked: bool) -> str | None:
+def _note(task: dict[str, Any], record: dict[str, Any], state: str) -> str | None:
     recorded: str | None = record.get("note")
-    if state == "completed" and not is_marked and not files.lacks_marker(record):
-        return "its marker was removed: start runs it again"
+    if state == NO_MARKER:
+        return "it completed, but its marker is gone: start runs it again"
     if state == "completed" or task["is_live"]:
         return recorded
     reason: str | None = task["reason"]

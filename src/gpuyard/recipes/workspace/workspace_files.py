@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuyard.engines.session.task_files import append_event, claim_in_shared, owner_line
+from gpuyard.engines.session.task_files import append_event, claim_in_shared, expected_log, owner_line
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.workspace.settings import WorkspaceSettings
+from gpuyard.recipes.workspace.settings import TRAIN_LOGS, WorkspaceSettings
 from gpuyard.recipes.workspace.yaml_settings import has_control_characters
 from gpuyard.system.private_files import PrivateFileError
 
@@ -112,7 +112,11 @@ def make_folders(workspace: Path, settings: WorkspaceSettings) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise EnvironmentFault(f"cannot create the folder {folder}: {error.strerror}") from error
+            hint = "set output_dir and log_dir to folders that you can write to"
+            raise EnvironmentFault(f"cannot create the folder {folder}: {error.strerror}", hint=hint) from error
+    if settings.enable_logging:
+        with contextlib.suppress(OSError):  # the runner of each task reports a folder that it cannot use
+            os.mkdir(f"{settings.log_dir}/{TRAIN_LOGS}", 0o700)
 
 
 @contextlib.contextmanager
@@ -138,6 +142,21 @@ def without_marker(marker: Path) -> Iterator[None]:
 def has_own_logs(settings: WorkspaceSettings, workspace: Path) -> bool:
     """Whether `log_dir` is inside the workspace, so that no other workspace writes logs there."""
     return Path(os.path.realpath(settings.log_dir)).is_relative_to(os.path.realpath(workspace))
+
+
+def task_logs(settings: WorkspaceSettings, workspace: Path, config: str) -> tuple[str | None, str | None]:
+    """Return the path of a task's log, and the one to use if that belongs to another workspace; None without either."""
+    if not settings.enable_logging:
+        return None, None
+    folder = f"{settings.log_dir}/{TRAIN_LOGS}"
+    other = None if has_own_logs(settings, workspace) else f"{folder}/{workspace_tag(workspace)}_{config}.log"
+    return f"{folder}/{config}.log", other
+
+
+def likely_log(settings: WorkspaceSettings, workspace: Path, config: str) -> str | None:
+    """Return the path at which a task will write its log; None without one."""
+    path, other = task_logs(settings, workspace, config)
+    return None if path is None else expected_log(path, other, owner_line(workspace_tag(workspace), str(workspace)))
 
 
 def scheduler_log(settings: WorkspaceSettings, workspace: Path) -> str | None:

@@ -38,6 +38,7 @@ _MOST_PRIORITY = 1_000_000
 LONGEST_LABEL = 180
 _WHOLE = re.compile(r"[+-]?\d{1,12}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _SHELL_OPERATOR = re.compile(r"[|&;<>]+")
 
@@ -262,10 +263,11 @@ priority = _scalar(
 )
 # None for all GPUs.
 gpu_count = _scalar(
-    "`all` or a whole number of 1 or more",
+    "`all` or a whole number of 0 or more",
     lambda written: None if _parse_word(written) == "all" else _parse_whole(written),
-    lambda number: number is None or number >= 1,
+    lambda number: number is None or number >= 0,
 )
+no_gpu = _scalar("0, for work without a GPU (`gpus` is the number of a task's GPUs)", _parse_whole, (0).__eq__)
 # None for the queue's default. Whether the engine exists is checked on use.
 engine = _scalar("default, or the name of an engine: local, slurm, ray", _parse_engine)
 vendor = _scalar(f"default, or a vendor of GPUs: {', '.join(Vendor)}", _parse_vendor)
@@ -274,6 +276,7 @@ retry_causes = _scalar(f"some of {', '.join(RetryCause)}", str, _are_causes)
 stop_signal = _scalar("a signal and a time, such as USR1@5m", _parse_stop_signal)
 seconds = _scalar("a time such as 30, 30s or 4h", parse_duration)
 size_mb = _scalar("a size such as 8G, or a number of MB", parse_size, lambda size: 0 < size < math.inf)
+function = _scalar("MODULE:FUNCTION, such as my_args:parse_config", str, _FUNCTION.fullmatch)
 variable = _scalar("the name of an environment variable", str, _VARIABLE.fullmatch)
 pattern = _scalar(
     "a pattern of file names, such as *.yml (`config_dir` is their folder)", str, lambda names: "/" not in names

@@ -4,12 +4,13 @@ All pure. Lines fit a given size: a narrow table drops the least needed columns,
 important rows. Names and logs are data: control characters in them are replaced.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpuyard.core.units import UNKNOWN, format_duration, format_size
-from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus
+from gpuyard.recipes.workspace.sweep_status import NO_MARKER, ConfigStatus, SweepStatus
 from gpuyard.ui.cli.text_table import Line, Span, cell_width, clean, cut, join_spans, lay_out, make_columns
 from gpuyard.ui.views import Frame
 
@@ -25,6 +26,7 @@ _STATES = {
     "held": ("‖", "yellow"),
     "waiting": ("○", None),
     "stopped": ("-", "yellow"),
+    NO_MARKER: ("?", "yellow"),
     "completed": ("✓", "dim"),
     "not started": ("·", "dim"),
 }
@@ -34,7 +36,7 @@ _STATE, _LAST = 1, "LAST LINE"
 _LEAST_NEEDED = ("TRY", "MEMORY", _LAST, "GPU", "TIME")
 _SHORTEST_CONFIG, _SHORTEST_LAST, _GOOD_LAST = 16, 12, 24
 _LONGEST_CONFIG, _LONGEST_BAR = 48, 60
-_MOST_FAILURES = 3
+_MOST_NAMED = 3
 # Escape sequences of terminals: colours, titles, links.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_()][0-9A-Z]?)")
 
@@ -99,6 +101,7 @@ def _facts(status: SweepStatus) -> list[Span]:
         (status.waiting, "waiting", None),
         (status.failed, "failed", "red"),
         (counts["stopped"], "stopped", "yellow"),
+        (counts[NO_MARKER], "without marker", "yellow"),
         (counts["not started"], "not started", "dim"),
     ):
         counted += [(f"{count:,} {what}", style)] if count else []
@@ -118,14 +121,36 @@ def _remarks(status: SweepStatus) -> Iterator[Span]:
     if status.why is not None and status.waiting:
         yield clean(status.why), "yellow" if status.is_paused else "dim"
     failed = [row for row in status.rows if row.state == "failed"]
-    for row in failed[:_MOST_FAILURES]:
+    for row in failed[:_MOST_NAMED]:
         if row.log is not None:
             yield clean(f"{row.config} failed; log: {row.log}"), "red"
+    if unmarked := [row.config for row in status.rows if row.state == NO_MARKER]:
+        yield f"completed, but without a marker, so `start` runs again: {_first_names(unmarked)}", "yellow"
     session = next((row.session for row in status.rows if row.state == "running" and row.session), None)
     if session is not None:
         yield f"to watch a task: tmux attach -t {clean(session)}", "dim"
+    for text in describe_logs([(row.config, row.log) for row in status.rows if row.log is not None]):
+        yield text, "dim"
     for note in status.notes:
         yield clean(note), "yellow"
+
+
+def describe_logs(logs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield where the log of each config is: a line for all that differ only in the config's name, the most first."""
+    places: dict[str, list[str]] = {}
+    for config, log in logs:
+        folder, name = os.path.split(log)
+        at = name.rfind(config)
+        own = f"{folder}/{name[:at]}CONFIG{name[at + len(config) :]}"
+        place = own if at >= 0 else f"{folder}; `gpuyard logs JOB` prints one"
+        places.setdefault(place, []).append(config)
+    for number, (place, configs) in enumerate(sorted(places.items(), key=lambda each: -len(each[1]))):
+        yield clean(f"logs: {place}") if not number else clean(f"logs of {_first_names(configs)}: {place}")
+
+
+def _first_names(configs: Sequence[str]) -> str:
+    more = len(configs) - _MOST_NAMED
+    return clean(", ".join(configs[:_MOST_NAMED])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _bar(status: SweepStatus, frame: Frame) -> Line:

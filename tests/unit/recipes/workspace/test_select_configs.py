@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
+from gpuyard.recipes.workspace import conda_environment, prepare_sweep
 from gpuyard.recipes.workspace.prepare_sweep import (
     choose_configs,
     choose_devices,
     path_in_work_dir,
+    split_lists,
     task_command,
     task_environment,
 )
 from gpuyard.recipes.workspace.settings import LoadedSettings, load
+from tests.unit.recipes.workspace.test_conda_environment import Installation
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def loaded_settings(folder: Path, text: str) -> LoadedSettings:
 
 
 def names(folder: Path, text: str | None) -> list[str]:
-    return [path.name for path in choose_configs(load(folder).settings, folder, text)]
+    return [path.name for path in choose_configs(load(folder).settings, folder, [] if text is None else [text])]
 
 
 def test_by_default_all_matching_files_are_selected(folder: Path) -> None:
@@ -67,16 +70,16 @@ def test_named_configs_are_selected_in_the_given_order(folder: Path) -> None:
 )
 def test_a_config_that_is_missing_or_named_twice_is_a_mistake(folder: Path, text: str, message: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
-        choose_configs(load(folder).settings, folder, text)
+        choose_configs(load(folder).settings, folder, [text])
     assert message in str(caught.value)
     assert hint in (caught.value.hint or "")
 
 
 def test_a_folder_without_configs_is_a_mistake(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no config in .*\*\.yaml"):
-        choose_configs(loaded_settings(folder, 'config_pattern: "*.yaml"').settings, folder, None)
+        choose_configs(loaded_settings(folder, 'config_pattern: "*.yaml"').settings, folder, [])
     with pytest.raises(UserError, match=r"config_dir: cannot read"):
-        choose_configs(loaded_settings(folder, "config_dir: nowhere").settings, folder, None)
+        choose_configs(loaded_settings(folder, "config_dir: nowhere").settings, folder, [])
 
 
 def test_gpus_are_given_per_config_or_once_for_all(folder: Path) -> None:
@@ -87,6 +90,31 @@ def test_gpus_are_given_per_config_or_once_for_all(folder: Path) -> None:
     for text in ("1,0", "1,,0", ","):
         with pytest.raises(UserError, match="GPUs"):
             choose_devices(settings, 3, text)
+
+
+@pytest.mark.parametrize(
+    ("words", "configs"),
+    [
+        ([], []),
+        (["heavy.yml", "light.yml"], ["heavy.yml", "light.yml"]),
+        (["heavy.yml", "light", "1,0"], ["heavy.yml", "light"]),
+        (["configs/heavy.yml", "configs/light.yml"], ["configs/heavy.yml", "configs/light.yml"]),
+        (["light.yml,heavy.yml", "a,b.yml", "amd:0"], ["light.yml,heavy.yml", "a,b.yml"]),
+        (["heavy.yml", "7"], ["heavy.yml"]),
+        (["heavy.yml", "7.yml"], ["heavy.yml", "7.yml"]),
+        (["", "1"], [""]),
+        (["haevy.yml", "1", "0"], ["haevy.yml"]),
+    ],
+)
+def test_configs_may_be_separate_words_before_the_gpus(folder: Path, words: list[str], configs: list[str]) -> None:
+    (folder / "configs/7.yml").write_text("")
+    settings = load(folder).settings
+    assert split_lists(settings, words) == (configs, words[len(configs) :])
+
+
+def test_configs_in_several_lists_are_selected(folder: Path) -> None:
+    chosen = choose_configs(load(folder).settings, folder, ["light.yml", "a,b.yml", "heavy,"])
+    assert [path.name for path in chosen] == ["light.yml", "a,b.yml", "heavy.yml"]
 
 
 def test_gpu_count_uses_the_first_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +155,7 @@ def test_the_interpreter_is_found_on_path_by_path_or_in_an_environment_folder(fo
     assert command(folder, "python_env: my env")[0] == own
     assert command(folder, "python_env: my env/bin/python")[0] == own
     assert command(folder, "python_env: python -u -X dev", {"PATH": f"{folder}/bin"}) == (
-        f"{folder}/bin/python", "-u", "-X", "dev", "train.py", "--config_path",
+        f"{folder}/bin/python", "-u", "-X", "dev", "train.py",
     )  # fmt: skip
 
 
@@ -151,6 +179,32 @@ def test_a_task_gets_no_terminal_variables_and_the_variables_of_the_workspace(
 ) -> None:
     monkeypatch.setenv("TMUX", "/tmp/tmux-0/default,1,0")
     monkeypatch.setenv("LR", "ours")
-    environment = task_environment(loaded_settings(folder, "env: {LR: 3e-4, N: 2}").settings)
+    environment, notes = task_environment(loaded_settings(folder, "env: {LR: 3e-4, N: 2}").settings)
+    assert notes == []
     assert "TMUX" not in environment
     assert (environment["LR"], environment["N"]) == ("3e-4", "2")
+
+
+@pytest.mark.parametrize("python", ["/usr/bin/python3", "/opt/venv/bin/python -u", "~/env"])
+def test_without_conda_its_environment_is_only_noted_where_the_interpreter_is_absolute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    monkeypatch.setattr(prepare_sweep, "find_tools", lambda _: [])
+    monkeypatch.setattr(conda_environment, "find_tools", lambda _: [])
+    _, notes = task_environment(loaded_settings(folder, f"conda_env: torch\npython_env: {python}").settings)
+    assert len(notes) == 1
+    assert (
+        f"conda_env 'torch' is not activated: conda, mamba and micromamba were not found; tasks run {python}"
+        in notes[0]
+    )
+    for other in ("python", ".venv"):
+        with pytest.raises(UserError, match="were not found"):
+            task_environment(loaded_settings(folder, f"conda_env: torch\npython_env: {other}").settings)
+
+
+def test_a_missing_conda_environment_is_a_mistake_with_any_interpreter(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONDA_EXE", str(Installation(tmp_path / "miniconda").tool))
+    with pytest.raises(UserError, match="there is no conda environment 'torch'"):
+        task_environment(loaded_settings(folder, f"conda_env: torch\npython_env: {sys.executable}").settings)

@@ -49,6 +49,7 @@ def test_an_empty_file_is_a_valid_configuration(tmp_path: Path) -> None:
         "work_dir": str(folder),
         "config_dir": f"{folder}/configs",
         "script_path": f"{folder}/train.py",
+        "parser": None,
         "python_env": "python",
         "output_dir": f"{folder}/out",
         "scheduler_session_suffix": "_scheduler",

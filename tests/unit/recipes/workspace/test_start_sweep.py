@@ -58,7 +58,7 @@ def start(
     workspace: LoadedSettings, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_rerun: bool = False
 ) -> tuple[list[str], StartedSweep]:
     monkeypatch.setattr(sweep, "connect", lambda **_: queue)
-    started = sweep.start(workspace, None, None, is_rerun=is_rerun)
+    started = sweep.start(workspace, [], None, is_rerun=is_rerun)
     return [each.config for each in started.submitted], started
 
 
@@ -115,6 +115,30 @@ def test_all_tasks_of_a_workspace_share_gpus_as_configured(
     assert [each["tag_sharing"]["most_per_device"] for each in queue.submitted] == [3, 3]
     assert len({each["options"]["tag"] for each in queue.submitted}) == 1
     assert len({each["token"] for each in queue.submitted}) == 2
+
+
+def test_with_gpu_count_0_tasks_get_no_gpu_unless_their_config_asks_for_one(
+    workspace: LoadedSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace.workspace / "configs/b.yml").write_text("scheduler: {gpus: 1}\n")
+    queue = Queue([])
+    start(replace(workspace, settings=replace(workspace.settings, gpu_count=0, vram_mb=1.0)), queue, monkeypatch)
+    assert [each["options"].get("gpus") for each in queue.submitted] == [0, 1]
+    assert ["vram" in each["options"] for each in queue.submitted] == [False, True]
+
+
+def test_each_submitted_config_is_reported_with_its_log(
+    workspace: LoadedSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "train_logs").mkdir(parents=True)
+    (shared / "train_logs/a.log").write_text("# log of the workspace other-123456: /other\n")
+    loaded = replace(workspace, settings=replace(workspace.settings, log_dir=str(shared)))
+    _, started = start(loaded, Queue([]), monkeypatch)
+    tag = started.tag
+    assert [each.log for each in started.submitted] == [
+        f"{shared}/train_logs/{tag}_a.log", f"{shared}/train_logs/b.log",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

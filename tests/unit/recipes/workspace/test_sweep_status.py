@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.recipes.workspace.settings import LoadedSettings, load
 from gpuyard.recipes.workspace.sweep_status import ConfigStatus, SweepStatus, estimate_left_s, read_sweep_status
@@ -67,7 +68,7 @@ def states(status: SweepStatus) -> dict[str, str]:
         ("blocked", "waiting", "completed"),
         ("delayed", "retrying", "completed"),
         ("held", "held", "completed"),
-        ("succeeded", "completed", "completed"),
+        ("succeeded", "no marker", "completed"),
         ("failed", "failed", "completed"),
         ("rejected", "failed", "completed"),
         ("cancelled", "stopped", "completed"),
@@ -102,9 +103,14 @@ def test_a_task_without_a_writable_marker_is_completed_with_a_note(workspace: Lo
     (workspace.workspace / ".gpuyard/ends/a.json").write_text(json.dumps(record))
     row = status_of(workspace, task("a", "succeeded", id=7, attempt=1)).rows[0]
     assert (row.state, row.note) == ("completed", "its marker cannot be written")
-    assert status_of(workspace, task("a", "succeeded", id=8, attempt=1)).rows[0].note == (
-        "its marker was removed: start runs it again"
-    )
+
+
+def test_a_task_whose_marker_was_removed_is_not_completed(workspace: LoadedSettings) -> None:
+    status = status_of(workspace, task("a", "succeeded", id=8, attempt=1))
+    assert (status.rows[0].state, status.rows[0].note) == (
+        "no marker", "it completed, but its marker is gone: start runs it again",
+    )  # fmt: skip
+    assert (status.completed, status.not_started, status.is_over) == (0, 2, True)
 
 
 def test_a_record_counts_for_the_attempt_that_wrote_it(workspace: LoadedSettings) -> None:
@@ -115,6 +121,12 @@ def test_a_record_counts_for_the_attempt_that_wrote_it(workspace: LoadedSettings
     assert (its_own.session, its_own.log, its_own.note) == ("w_a_gpu0", "/l/a.log", "ended with status 3")
     another = status_of(workspace, task("a", "succeeded", id=8, attempt=2)).rows[0]
     assert (another.session, another.log, another.note) == (None, None, None)
+
+
+def test_the_log_of_a_task_that_has_just_started_is_where_its_runner_will_write_it(workspace: LoadedSettings) -> None:
+    loaded = replace(workspace, settings=replace(workspace.settings, log_dir=f"{workspace.workspace}/logs"))
+    rows = status_of(loaded, task("a", "running", log="/q/1.log"), task("b", "failed", log="/q/2.log")).rows
+    assert [row.log for row in rows] == [f"{workspace.workspace}/logs/train_logs/a.log", "/q/2.log"]
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"job": 7', "null"])

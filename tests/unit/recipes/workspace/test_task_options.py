@@ -21,6 +21,12 @@ def test_a_task_can_have_its_own_options(tmp_path: Path) -> None:
     )
 
 
+def test_gpu_count_0_is_work_without_a_gpu(tmp_path: Path) -> None:
+    assert options(tmp_path, "scheduler: {gpu_count: 0}\n") == TaskOptions(gpus=0, gpu_count=0)
+    with pytest.raises(UserError, match=r"exp1.yml:1: `gpu_count: 0` and `gpus` exclude each other"):
+        options(tmp_path, "scheduler: {gpus: 1, gpu_count: 0}\n")
+
+
 def test_an_option_without_a_value_counts_as_not_given(tmp_path: Path) -> None:
     assert options(tmp_path, "scheduler:\n  vram:\n  gpus: 2\n") == TaskOptions(gpus=2)
 
@@ -77,9 +83,14 @@ def test_the_first_of_several_documents_counts(tmp_path: Path) -> None:
         (
             "vram: 8G\n  type: cosine",
             "there is no key `type`",
-            "the keys are vram, priority, gpus, timeout, env",
+            "the keys are vram, priority, gpus, gpu_count, timeout, env",
         ),
         ("gpus: -1", "`gpus` takes a whole number of 0 or more, not '-1'", None),
+        (
+            "gpu_count: 2",
+            "`gpu_count` takes 0, for work without a GPU (`gpus` is the number of a task's GPUs), not '2'",
+            None,
+        ),
         ("vram: lots", "`vram` takes a size such as 8G, or a number of MB, not 'lots'", None),
     ],
 )

@@ -4,6 +4,7 @@ Names of configs and GPUs on the command line are data: they may start with a da
 """
 
 import difflib
+import os
 import signal
 import sys
 import time
@@ -17,8 +18,15 @@ from msgspec.structs import replace
 
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.units import format_count
-from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, field_name, load
+from gpuyard.errors import GpuyardError, UserError
+from gpuyard.recipes.workspace.settings import (
+    CONFIG_FILE,
+    LoadedSettings,
+    WorkspaceSettings,
+    field_name,
+    keys_in,
+    load,
+)
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
@@ -26,7 +34,7 @@ from gpuyard.ui.cli.rich_output import absolute, console, json_option
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
 from gpuyard.ui.views import Frame
-from gpuyard.ui.views.workspace_table import changes_of, picture_of, summary_of
+from gpuyard.ui.views.workspace_table import changes_of, describe_logs, picture_of, summary_of
 
 if TYPE_CHECKING:
     from gpuyard.recipes.workspace.sweep import StartedSweep
@@ -103,6 +111,7 @@ def init_command(folder: str, force: bool) -> None:  # noqa: FBT001
     """Make a workspace in DIR: scheduler.sh, scheduler_config.yml, and folders for configs and markers."""
     from gpuyard.recipes.workspace.create_workspace import init
 
+    was_workspace = Path(absolute(folder), CONFIG_FILE).exists()
     made = init(Path(absolute(folder)), force=force)
     for path in made.created:
         say(f"created  {clean(relative_path(path))}")
@@ -110,29 +119,58 @@ def init_command(folder: str, force: bool) -> None:  # noqa: FBT001
         say(f"replaced {clean(relative_path(path))}; backup: {clean(backup.name)}")
     for path in made.kept:
         say(f"kept     {clean(relative_path(path))}")
+    start = WorkspaceLocation(workspace=made.folder).command("start")
+    if was_workspace:
+        _show_what_start_would_do(made.folder, start)
+        return
     say("Next: edit scheduler_config.yml, and put a YAML file for each task into configs/.")
-    say(f"To start them:  {WorkspaceLocation(workspace=made.folder).command('start')}")
+    say(f"To start them:  {start}")
+
+
+def _show_what_start_would_do(folder: Path, start: str) -> None:
+    """Show which keys of an earlier configuration are settings, which are unknown, and whether `start` accepts it."""
+    from gpuyard.recipes.workspace.sweep import check
+    from gpuyard.recipes.workspace.workspace_files import marker_path
+
+    try:
+        known, unknown = keys_in(folder / CONFIG_FILE)
+        say(f"settings {clean(', '.join(known) or 'none: each has its default')}")
+        if unknown:
+            say(f"unknown  {clean(', '.join(unknown))}")
+        loaded = load(folder)
+        configs, notes = check(loaded)
+    except GpuyardError as error:
+        say(f"`{start}` would refuse it:")
+        for line in [*str(error).splitlines(), *filter(None, [error.hint])]:
+            say(f"  {clean(line)}")
+        return
+    done = sum(os.path.lexists(marker_path(loaded.settings, config)) for config in configs)
+    for text in notes:
+        note(f"gpuyard: {clean(text)}")
+    say(f"`{start}` would accept it: {format_count(len(configs), 'config')}, {done} of them completed.")
 
 
 # Running
 
 
 @command.command("start", cls=_DataCommand)
-@click.argument("lists", metavar="[CONFIGS] [GPUS]", nargs=-1, type=click.UNPROCESSED)
+@click.argument("words", metavar="[CONFIGS] [GPUS]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--rerun", "is_rerun", is_flag=True, help="Run completed configs again.")
 @click.option("--engine", metavar="NAME", help="Engine that runs them: local, slurm or ray. [from the configuration]")
 @click.pass_obj
-def start_command(place: WorkspaceLocation, lists: tuple[str, ...], is_rerun: bool, engine: str | None) -> int:  # noqa: FBT001
+def start_command(place: WorkspaceLocation, words: tuple[str, ...], is_rerun: bool, engine: str | None) -> int:  # noqa: FBT001
     """Start every config, or CONFIGS such as heavy.yml,light.yml, on free GPUs or on GPUS such as 1,0."""
+    from gpuyard.recipes.workspace.prepare_sweep import split_lists
     from gpuyard.recipes.workspace.sweep import start
 
-    if len(lists) > 2:
+    loaded = load(place.workspace, place.config)
+    configs, gpus = split_lists(loaded.settings, words)
+    if len(gpus) > 1:
         raise UserError(
-            f"start takes two lists, configs and GPUs, not {len(lists)}",
+            f"after the configs, start takes one list of GPUs, not {len(gpus)}: {' '.join(gpus)}",
             hint=f'separate names with commas: {place.command("start")} "heavy.yml,light.yml" "1,0"',
         )
-    configs, gpus = (*lists, None, None)[:2]
-    started = start(load(place.workspace, place.config), configs, gpus, is_rerun=is_rerun, engine=engine)
+    started = start(loaded, configs, next(iter(gpus), None), is_rerun=is_rerun, engine=engine)
     _show_started(started)
     _show_next_steps(started, place)
     return EXIT_USAGE if started.refused else 0
@@ -157,7 +195,11 @@ def _show_next_steps(started: "StartedSweep", place: WorkspaceLocation) -> None:
         say(f"Nothing to do: {format_count(len(started.skipped), 'config')}, all completed, running or waiting.")
     if any(each.why.startswith("completed") for each in started.skipped):
         say(f"To run completed configs again:  {place.command('start', '--rerun')}")
+    for text in describe_logs([(each.config, each.log) for each in started.submitted if each.log is not None]):
+        say(text)
     if started.submitted:
+        if started.submitted[0].log is None:
+            say("To see their output:  gpuyard logs -f JOB")
         say(f"To see their status:  {place.command('status')}")
     if started.session is not None:
         say(f"To watch them:  tmux attach -t {started.session}")

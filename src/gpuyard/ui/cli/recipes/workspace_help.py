@@ -57,8 +57,8 @@ Each becomes a job of the queue, on a GPU, in its own tmux session;
 out/NAME_completed.txt marks a completed one.
 
 Commands:
-  start [CONFIGS] [GPUS]  start every config, or CONFIGS; on free GPUs,
-                          or on GPUS, one for each config
+  start [CONFIGS] [GPUS]  start every config, or CONFIGS (a list, or words);
+                          on free GPUs, or on GPUS, one for each config
         --rerun           run completed configs again
   status                  state of each config, and estimated time left
         --watch           until all have finished; Ctrl-C only stops watching
@@ -68,7 +68,8 @@ Commands:
   config [--json]         effective settings, and where each comes from
   help                    this help
   init DIR                create a workspace in DIR; existing files are kept
-        --force           replace its scheduler.sh, with a backup
+        --force           replace its scheduler.sh, with a backup, and say
+                          whether start would accept the workspace
 
 Options, before the command:
   --workspace DIR         the workspace [the current directory]
