@@ -26,6 +26,7 @@ def test_submit_sends_command_options_directory_and_environment_and_prints_the_i
     daemon: StandIn, tmp_path: Path
 ) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
+    (tmp_path / "train.py").touch()
     typed = ["--vram", "8G", "--hold", "--sweep", "a=1,2", "--sweep=b=3", "--", "python", "train.py", "--json"]
     result = run("submit", *typed, cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "18-117\n", "")
@@ -74,9 +75,23 @@ def test_a_dependent_job_may_name_files_that_do_not_exist_yet(daemon: StandIn, t
     assert daemon.requests[0].body["options"]["stdin"] == str(tmp_path / "made/input.txt")
 
 
+def test_submit_says_that_a_program_is_missing_and_a_dry_run_fails(daemon: StandIn) -> None:
+    daemon.answers["POST /submissions"] = SUBMITTED
+    daemon.answers["POST /submissions/preview"] = {"count": 1, "varies": [], "jobs": [], "notes": []}
+    missing = "gpuyard: there is no program 'pyhton' on PATH; did you mean 'python"
+    result = run("submit", "--", "pyhton", "train.py")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (0, "18-117\n", 1)
+    assert result.stderr.startswith(missing)
+    assert "`gpuyard cancel 18-117` takes it back" in result.stderr
+    result = run("submit", "--dry-run", "--", "pyhton", "train.py")
+    assert (result.returncode, result.stderr.startswith(missing)) == (2, True)
+    assert run("submit", "--dry-run", "--", "true").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["submit", "--time-limit", "5", "min", "--", "true"], "write --time-limit 5min"),
         (["submit", "--vram", "8G"], "gpuyard submit -- python train.py"),
         (["submit", "--from", "nowhere.txt"], "nowhere.txt"),
         (["submit", "--vrma", "8G", "--", "true"], "--vram"),
