@@ -38,6 +38,15 @@ def test_submit_sends_command_options_directory_and_environment_and_prints_the_i
     assert len(bytes.fromhex(asked.body["token"])) == 16
 
 
+def test_a_submission_on_a_terminal_says_how_to_follow_it(daemon: StandIn) -> None:
+    daemon.answers["POST /submissions"] = {**SUBMITTED, "ids": "18", "last": 18, "count": 1}
+    shown = run_on_terminal("submit", "--", "true", columns=80)
+    assert shown == "job 18 submitted; follow it with: gpuyard logs -f 18\r\n"
+    daemon.answers["POST /submissions"] = SUBMITTED
+    shown = run_on_terminal("submit", "--array", "0-99", "--", "true", columns=80)
+    assert shown == "jobs 18-117 submitted; watch them with: gpuyard queue 18-117\r\n"
+
+
 def test_submit_sends_an_environment_and_a_command_that_are_not_utf8(daemon: StandIn) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
     subprocess.run([*GPUYARD, "submit", b"caf\xe9"], env={**os.environb, b"PLACE": b"\xff"}, check=True, timeout=90)

@@ -42,12 +42,25 @@ def _options() -> "Sequence[Option]":
     )
 
 
+# The options of the help, also of `edit` and `resubmit`.
+HEADINGS = {
+    "Common options": "gpus vram time-limit name priority after retries array sweep from follow dry-run",
+    "Memory, CPUs and disks": "exclusive ram cpus min-free-mem-mb min-free-disk max-cpu",
+    "Which GPUs": "device vendor gpu-name linked same-node max-gpu max-gpu-mem-mb max-power-w",
+    "Order and preemption": "after-any after-failed after-each hold tag preempt on-preempt",
+    "Time and retries": "at in duration grace signal retry-on retry-delay on-reboot",
+    "Output and notifications": "wait output error split-stderr timestamps log-cap notify json",
+    "Arrays and sweeps": "sample seed stagger",
+    "Environment and code": "env cwd stdin snapshot no-snapshot",
+    "Containers": "image mount container-option",
+    "Clusters": "engine engine-option",
+}
 VERB = Verb(
     """Put a program into the queue; it starts when a GPU has enough free memory.
 
-    Prints the job's id, or the first and the last id of many jobs, such as 18-117. The job gets this shell's
-    environment, directory, umask, niceness and soft limits, and keeps running when this terminal is closed. The daemon
-    is started if none runs.
+    Prints the job's id, or the first and the last id of many jobs, such as 18-117; a terminal gets a sentence. The job
+    gets this shell's environment, directory, umask, niceness and soft limits, and keeps running when this terminal is
+    closed. The daemon is started if none runs.
 
     \b
     gpuyard submit -- python train.py --lr 3e-4
@@ -60,6 +73,7 @@ VERB = Verb(
     """,
     _options,
     Arguments("-- CMD...", is_program=True),
+    HEADINGS,
 )
 # A single argument with one of these is a line, unless it is the name of a program.
 _SEPARATORS = " \t\n;&|<>"
@@ -151,7 +165,15 @@ def _say_submitted(typed: Typed, answer: Answer) -> None:
     if typed.flag("follow"):
         note(f"gpuyard: job {answer['ids']}")
     else:
-        say_answer(typed, answer, answer["ids"])
+        say_answer(typed, answer, _submitted_text(answer) if sys.stdout.isatty() else answer["ids"])
+
+
+def _submitted_text(answer: Answer) -> str:
+    """Return the line for a person. Scripts read the ids alone."""
+    ids = answer["ids"]
+    if answer["count"] == 1:
+        return f"job {ids} submitted; follow it with: gpuyard logs -f {ids}"
+    return f"jobs {ids} submitted; watch them with: gpuyard queue {ids}"
 
 
 def _wants_snapshot(typed: Typed) -> bool | None:
