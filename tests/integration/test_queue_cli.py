@@ -230,18 +230,23 @@ def test_why_prints_the_reasons_and_the_holders(daemon: StandIn) -> None:
     reason = {
         "kind": "no-room",
         "text": "2 GB free, 8 GB needed",
+        "brief": "too little free memory",
+        "remedy": "give it less",
         "device_id": "SIM-0",
         "had": 2048,
         "needed": 8192,
     }
     daemon.answers["GET /jobs/17/why"] = {
-        "id": 17, "state": "queued", "summary": "job 17 waits for 1 GPU", "ahead": 3,
+        "id": 17, "state": "queued", "summary": "job 17 waits for 1 GPU: too little free memory", "ahead": 3,
         "reasons": [{**reason, "holders": [holder, holder]}, {**reason, "device_id": "SIM-1", "holders": []}],
         "device_labels": {"SIM-0": "0", "SIM-1": None},
         "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
     }  # fmt: skip
-    output = run("why", "17").stdout
-    assert output.startswith("job 17 waits for 1 GPU\n  GPU 0, SIM-1: 2 GB free, 8 GB needed\n")
+    summary, *_ = first = run("why", "17").stdout.splitlines()
+    assert first == [summary, "  to change that: give it less", first[-1]]
+    assert "when job 4 ends" in first[-1]
+    output = run("why", "-v", "17").stdout
+    assert output.startswith(f"{summary}\n  GPU 0, SIM-1: 2 GB free, 8 GB needed\n")
     assert output.count("bob, pid 99 (nightly)") == 1
     assert "when job 4 ends" in output
 
