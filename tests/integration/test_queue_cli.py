@@ -26,6 +26,7 @@ def test_submit_sends_command_options_directory_and_environment_and_prints_the_i
     daemon: StandIn, tmp_path: Path
 ) -> None:
     daemon.answers["POST /submissions"] = SUBMITTED
+    (tmp_path / "train.py").touch()
     typed = ["--vram", "8G", "--hold", "--sweep", "a=1,2", "--sweep=b=3", "--", "python", "train.py", "--json"]
     result = run("submit", *typed, cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "18-117\n", "")
@@ -35,6 +36,15 @@ def test_submit_sends_command_options_directory_and_environment_and_prints_the_i
     assert asked.body["cwd"] == str(tmp_path)
     assert asked.body["environment"].items() >= {"PATH": os.environ["PATH"]}.items()
     assert len(bytes.fromhex(asked.body["token"])) == 16
+
+
+def test_a_submission_on_a_terminal_says_how_to_follow_it(daemon: StandIn) -> None:
+    daemon.answers["POST /submissions"] = {**SUBMITTED, "ids": "18", "last": 18, "count": 1}
+    shown = run_on_terminal("submit", "--", "true", columns=80)
+    assert shown == "job 18 submitted; follow it with: gpuyard logs -f 18\r\n"
+    daemon.answers["POST /submissions"] = SUBMITTED
+    shown = run_on_terminal("submit", "--array", "0-99", "--", "true", columns=80)
+    assert shown == "jobs 18-117 submitted; watch them with: gpuyard queue 18-117\r\n"
 
 
 def test_submit_sends_an_environment_and_a_command_that_are_not_utf8(daemon: StandIn) -> None:
@@ -74,9 +84,23 @@ def test_a_dependent_job_may_name_files_that_do_not_exist_yet(daemon: StandIn, t
     assert daemon.requests[0].body["options"]["stdin"] == str(tmp_path / "made/input.txt")
 
 
+def test_submit_says_that_a_program_is_missing_and_a_dry_run_fails(daemon: StandIn) -> None:
+    daemon.answers["POST /submissions"] = SUBMITTED
+    daemon.answers["POST /submissions/preview"] = {"count": 1, "varies": [], "jobs": [], "notes": []}
+    missing = "gpuyard: there is no program 'pyhton' on PATH; did you mean 'python"
+    result = run("submit", "--", "pyhton", "train.py")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (0, "18-117\n", 1)
+    assert result.stderr.startswith(missing)
+    assert "`gpuyard cancel 18-117` takes it back" in result.stderr
+    result = run("submit", "--dry-run", "--", "pyhton", "train.py")
+    assert (result.returncode, result.stderr.startswith(missing)) == (2, True)
+    assert run("submit", "--dry-run", "--", "true").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["submit", "--time-limit", "5", "min", "--", "true"], "write --time-limit 5min"),
         (["submit", "--vram", "8G"], "gpuyard submit -- python train.py"),
         (["submit", "--from", "nowhere.txt"], "nowhere.txt"),
         (["submit", "--vrma", "8G", "--", "true"], "--vram"),
@@ -206,18 +230,23 @@ def test_why_prints_the_reasons_and_the_holders(daemon: StandIn) -> None:
     reason = {
         "kind": "no-room",
         "text": "2 GB free, 8 GB needed",
+        "brief": "too little free memory",
+        "remedy": "give it less",
         "device_id": "SIM-0",
         "had": 2048,
         "needed": 8192,
     }
     daemon.answers["GET /jobs/17/why"] = {
-        "id": 17, "state": "queued", "summary": "job 17 waits for 1 GPU", "ahead": 3,
+        "id": 17, "state": "queued", "summary": "job 17 waits for 1 GPU: too little free memory", "ahead": 3,
         "reasons": [{**reason, "holders": [holder, holder]}, {**reason, "device_id": "SIM-1", "holders": []}],
         "device_labels": {"SIM-0": "0", "SIM-1": None},
         "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
     }  # fmt: skip
-    output = run("why", "17").stdout
-    assert output.startswith("job 17 waits for 1 GPU\n  GPU 0, SIM-1: 2 GB free, 8 GB needed\n")
+    summary, *_ = first = run("why", "17").stdout.splitlines()
+    assert first == [summary, "  to change that: give it less", first[-1]]
+    assert "when job 4 ends" in first[-1]
+    output = run("why", "-v", "17").stdout
+    assert output.startswith(f"{summary}\n  GPU 0, SIM-1: 2 GB free, 8 GB needed\n")
     assert output.count("bob, pid 99 (nightly)") == 1
     assert "when job 4 ends" in output
 

@@ -61,7 +61,7 @@ def test_wait_reports_a_failure_and_logs_follows_all_attempts(tmp_path: Path) ->
 
 def test_waiting_jobs_can_be_explained_reordered_held_and_cancelled() -> None:
     assert submit("--array", "0-3", "--name", "big", "--", "sleep", "3600") == "1-4"
-    assert run("why", "4").stdout.startswith("job 4 waits for 1 GPU\n")
+    assert run("why", "4").stdout.startswith("job 4 waits for 1 GPU: ")
     assert [job["id"] for job in json.loads(run("show", "2", "3-4", "--json").stdout)] == [2, 3, 4]
     assert run("why", "name=big").stdout.count("job ") >= 4
     assert "several jobs: 1, 2, 3, 4\n" in run("logs", "-f", "name=big").stderr

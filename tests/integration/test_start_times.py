@@ -17,7 +17,7 @@ def test_a_job_waits_for_its_time_across_a_restart_and_a_retry_starts_it_now(que
     assert (job["state"], job["due_at"]) == ("delayed", job["not_before"])
     assert re.search(r"not before .* in 2h 2\dm", run("queue").stdout)
     why = run("why", "1").stdout
-    assert "waits for the start that was asked for" in why
+    assert "waits for its start time" in why
     assert "not before" in run("show", "1").stdout
     assert run("retry", "1").stdout == "queued again 1\n"
     assert queue.wait(1)["succeeded"] == 1

@@ -88,9 +88,10 @@ def test_a_suspended_job_frees_its_memory_and_continues_after_resume_when_memory
     assert states() == [(other, "running"), (job_id, "suspended")]
     assert run("resume", str(job_id)).stdout == f"will resume when memory is free: {job_id}\n"
     why = run("why", str(job_id)).stdout
-    assert why.startswith(f"job {job_id} is suspended, and waits for free memory to continue\n")
+    assert why.startswith(f"job {job_id} is suspended, and waits for free memory to continue: ")
     assert f"job {other} (" in why
-    assert "548 MB free, 1.5 GB needed" in run("queue", str(job_id)).stdout
+    assert f"too little free memory beside job {other} (" in run("queue", str(job_id)).stdout
+    assert "548 MB free, 1.5 GB needed" in run("why", "-v", str(job_id)).stdout
     gate.touch()
     assert run("wait").returncode == 0
     assert history_of(job_id) == [

@@ -1,5 +1,6 @@
 """Why jobs wait, as `queue` and `why` say it: the reason of each GPU, and jobs by their names."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ def test_each_gpu_that_refuses_a_job_is_shown_with_its_own_reason(own_queue: Que
     sharing, other = start(queue, "shares", vram="10G", device="1")
     waits = queue.submit("true", vram="20G")
     queue.until_state(waits, "queued")
-    held, kept = f"GPU 0: held by job {alone} (alone)", "GPU 1: 14 GB free, 20 GB needed: 10 GB kept for "
+    held = f"GPU 0: held by job {alone} (alone)"
+    both = f"{held}; GPU 1: too little free memory beside job {sharing} (shares)"
     shown = run("queue").stdout
-    assert f"{held}; {kept}job {sharing} (shares)" in shown
-    why = run("why", str(waits)).stdout
-    assert held in why
-    assert f"{kept}job {sharing} (shares)" in why
+    assert both in shown
+    assert run("why", str(waits)).stdout.startswith(f"job {waits} waits for 1 GPU: {both}\n")
+    why = run("why", "-v", str(waits)).stdout
+    assert f"  {held}\n" in why
+    assert f"  GPU 1: 14 GB free, 20 GB needed: 10 GB kept for job {sharing} (shares)\n" in why
     pid = queue.get("/status")["pid"]
     assert str(pid) not in shown + why
     one.write_text("go\n")
@@ -40,7 +43,26 @@ def test_equal_reasons_of_gpus_are_one_line(own_queue: QueueUnderTest) -> None:
     queue.start()
     job, gate = start(queue, "both", exclusive=True, gpus=2)
     waits = queue.submit("true", vram="2G")
-    assert f"  GPU 0, 1: held by job {job} (both)\n" in run("why", str(waits)).stdout
+    assert f"  GPU 0, 1: held by job {job} (both)\n" in run("why", "-v", str(waits)).stdout
     assert "every GPU is in use" in run("queue").stdout
     gate.write_text("go\n")
     queue.wait(waits)
+
+
+def test_a_first_run_is_what_a_job_waits_for_and_the_advice_starts_it(own_queue: QueueUnderTest) -> None:
+    queue = own_queue
+    queue.start()
+    job, gate = start(queue, "first", device="0")
+    waits, behind = (queue.shell(f"read word < {gate} # {number}", device="0") for number in (1, 2))
+    queue.until_state(behind, "queued")
+    text = f"until job {job} (first) has shown how much memory it uses (first run)"
+    assert queue.get("/jobs", ids=str(waits))["jobs"][0]["reason"].startswith(text)
+    sentence, *_ = run("why", str(waits)).stdout.splitlines()
+    found = re.fullmatch(
+        rf"job {waits} waits for 1 GPU {re.escape(text)}; `gpuyard (.*)` would start it now, if .*", sentence
+    )
+    assert found is not None, sentence
+    assert "gpuyard edit" not in run("why", str(behind)).stdout
+    assert run(*found[1].split()).returncode == 0
+    queue.until_state(waits, "running")
+    run("cancel", "all")

@@ -16,10 +16,12 @@ _MB_PER_UNIT = {"B": 1 / 1048576, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 104
 _SIZE = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(?:i?B)?|(B))?\s*"
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DAYS, _HOURS, _MINUTES, _SECONDS = r"d(?:ays?)?", r"h(?:ours?|rs?)?", r"m(?:in(?:ute)?s?)?", r"s(?:ec(?:ond)?s?)?"
 _NUMBER = r"(\d{1,12}(?:\.\d*)?|\.\d+)"
-_DURATION = rf"\s*{_NUMBER}\s*(ms|s|m|h|d)?\s*"
+_DURATION = rf"\s*{_NUMBER}\s*(ms|{_SECONDS}|{_MINUTES}|{_HOURS}|{_DAYS})?\s*"
 # `2h30m` or `1d 12h`: each unit once, the largest first.
-_SUM_OF_UNITS = r"\s*" + "".join(rf"(?:(\d{{1,9}})\s*{unit}\s*)?" for unit in "dhm") + rf"(?:{_NUMBER}\s*s)?\s*"
+_SUM_OF_UNITS = rf"\s*(?:(\d{{1,9}})\s*{_DAYS}\s*)?(?:(\d{{1,9}})\s*{_HOURS}\s*)?"
+_SUM_OF_UNITS += rf"(?:(\d{{1,9}})\s*{_MINUTES}\s*)?(?:{_NUMBER}\s*{_SECONDS})?\s*"
 # `02:00:00`, or `1-12:00:00` with days, as Slurm writes it.
 _CLOCK = r"\s*(?:(\d{1,9})-)?(\d{1,9}):([0-5]\d):([0-5]\d)\s*"
 
@@ -36,12 +38,13 @@ def parse_size(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Return `30s`, `200ms`, `4h`, `2h30m`, `1d12h`, `02:00:00` or a bare number of seconds, in seconds."""
+    """Return `30s`, `200ms`, `5 min`, `2h30m`, `1d12h`, `02:00:00` or a bare number of seconds, in seconds."""
     import re
 
     match = re.fullmatch(_DURATION, text, re.IGNORECASE | re.ASCII)
     if match is not None:
-        return float(match[1]) * _SECONDS_PER_UNIT[(match[2] or "s").lower()]
+        unit = (match[2] or "s").lower()
+        return float(match[1]) * _SECONDS_PER_UNIT[unit if unit == "ms" else unit[0]]
     match = re.fullmatch(_CLOCK, text, re.ASCII) or re.fullmatch(_SUM_OF_UNITS, text, re.IGNORECASE | re.ASCII)
     if match is None or not any(match.groups()):
         raise UserError(

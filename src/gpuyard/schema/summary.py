@@ -20,7 +20,7 @@ class SummaryQuery(Struct, frozen=True, kw_only=True):
 
 
 class QueueSummary(Struct, frozen=True, kw_only=True):
-    """`succeeded`, `failed`, `skipped` (rejected) and `cancelled` count jobs that ended since then, and are still so.
+    """`succeeded`, `failed`, `rejected` and `cancelled` count jobs that ended since then, and are still so.
     `failed_ids` are the failed ones, such as `3-5 9`, which `causes` counts by cause. `energy` is that of the
     `gpu_hours` since then, with what it cost where a price is configured."""
 
@@ -29,7 +29,7 @@ class QueueSummary(Struct, frozen=True, kw_only=True):
     host: str | None
     succeeded: int
     failed: int
-    skipped: int
+    rejected: int
     cancelled: int
     failed_ids: str
     causes: list[FailureCause]

@@ -58,6 +58,9 @@ def test_a_printed_size_reads_back_as_nearly_the_same(megabytes: int) -> None:
         ("4h", 14400),
         ("2d", 172800),
         ("1.5 H", 5400),
+        ("5min", 300),
+        ("4 hours", 14400),
+        ("1 day 2 hrs 5 minutes 30 sec", 93930),
         (".5", 0.5),
         ("2h30m", 9000),
         ("1d12h", 129600),
@@ -73,7 +76,7 @@ def test_times_are_read_as_people_write_them(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "-1", "inf", "nan", "1e9", "4 hours", "9" * 40, "2:30", "2h3h", "30m2h", "h", "00:60:00"]
+    "text", ["", "soon", "-1", "inf", "nan", "1e9", "4 weeks", "9" * 40, "2:30", "2h3h", "30m2h", "h", "00:60:00"]
 )
 def test_an_invalid_duration_is_rejected_with_an_example(text: str) -> None:
     with pytest.raises(UserError) as refusal:

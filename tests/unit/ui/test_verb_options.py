@@ -173,3 +173,16 @@ def test_a_request_is_sent_before_further_modules_are_imported(
     packages = {"connect", "system", "ui", "ui.cli", "ui.cli.jobs"}
     found = {name.removeprefix("gpuyard.") for name in result.stdout.split()}
     assert found - packages == allowed
+
+
+def test_the_help_of_submit_has_twelve_common_options_first_and_each_other_one_under_a_heading() -> None:
+    verb = import_verb("submit")
+    headings = {heading: names.split() for heading, names in verb.VERB.headings.items()}
+    assert next(iter(headings)) == "Common options"
+    assert len(headings["Common options"]) == 12
+    listed = [name for names in headings.values() for name in names]
+    assert sorted(listed) == sorted(option.name for option in verb.VERB.options)
+    command = click_command("submit", verb.VERB, verb.run)
+    lines = command.get_help(click.Context(command)).splitlines()
+    found = [line.rstrip(":") for line in lines if line and not line.startswith((" ", "Usage"))]
+    assert found == [*headings, "Other options"]

@@ -126,7 +126,7 @@ def _parse_values(word: str) -> Values:
     if whole is not None:
         first, last = int(whole[1]), int(whole[2])
         if last < first:
-            raise UserError(f"'{word}' is not a range that can be swept", hint="write it as 0-4, or downwards as 4..0")
+            raise UserError(f"'{word}' is not a range that can be swept", hint="write it as 0..4, or downwards as 4..0")
         return _whole_numbers(first, last)
     if _BEGINS_AS_RANGE.match(word) is None:
         return Values(1, lambda _: word)

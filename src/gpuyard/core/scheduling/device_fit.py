@@ -8,14 +8,24 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Need, UncertainMemory
+from gpuyard.core.lease import FixedMemory, Need, UncertainMemory
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_memory import SURENESS, DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.memory_text import describe_memory
 from gpuyard.core.scheduling.sharing_depth import DepthLimit, durations_with, is_too_deep, leaves_no_depth
 from gpuyard.core.scheduling.sharing_gain import NOTICEABLE, forecast, keeps_out_request_ahead, slowed_longest
-from gpuyard.core.scheduling.wait_reasons import REMEDIES, VRAM_OPTION, Reason, ReasonKind, awaited, list_holders, over
+from gpuyard.core.scheduling.wait_reasons import (
+    REMEDIES,
+    START_WITH,
+    VRAM_OPTION,
+    Reason,
+    ReasonKind,
+    awaited,
+    first_runs_brief,
+    list_holders,
+    over,
+)
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.core.units import format_size
 
@@ -205,7 +215,7 @@ def _exceeds(value: float | None, limit: float | None) -> bool:
 
 def reason_for(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
     need = need.on(state.device.id)
-    remedy = _memory_remedy(need, state) if kind is ReasonKind.NO_ROOM else REMEDIES.get(kind, "")
+    remedy = _memory_remedy(need, state, packing) if kind is ReasonKind.NO_ROOM else REMEDIES.get(kind, "")
     describe = _describe_slowdown if kind in _SLOWDOWN else _describe
     return replace(describe(kind, need, state, packing), remedy=remedy)
 
@@ -243,7 +253,8 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
                 f"{format_size(max(0.0, free_mb))} free, {format_size(needed_mb)} needed{': ' if where else ''}{where}"
             )
             is_leased = state.unreserved_mb < needed_mb
-            return Reason(kind, text, device.id, free_mb, needed_mb, holders, is_leased=is_leased)
+            brief = _brief_of_first_runs(need, state, free_mb)
+            return Reason(kind, text, device.id, free_mb, needed_mb, holders, is_leased=is_leased, brief=brief)
         case ReasonKind.TOO_MANY:
             limit = packing.max_jobs_per_device or 0
             text = f"limit reached: {limit} jobs may share it (max_jobs_per_device)"
@@ -262,6 +273,14 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             return Reason(kind, text, device.id, used, allowed)
     figure, figure_limit = next((figure, limit) for each, figure, limit in _limits(need, device) if each is kind)
     return over(kind, figure, figure_limit, device.id)
+
+
+def _brief_of_first_runs(need: Need, state: DeviceState, free_mb: float) -> str:
+    """Return which first runs keep the job from starting, if the memory that is kept for them would suffice."""
+    first_runs = [each.holder for each in state.promises if each.share.spread_mb and not each.is_reservation]
+    asked_mb = need.required_mb if need.reserved_mb is None else need.reserved_mb
+    suffices = asked_mb is not None and free_mb + state.margin_mb >= asked_mb
+    return first_runs_brief(first_runs) if first_runs and suffices else ""
 
 
 def _describe_slowdown(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
@@ -312,11 +331,16 @@ def _describe_foreign_load(load: ForeignLoad) -> str:
     return f"{who} keep{'s' if len(load.processes) == 1 else ''} it {load.percent:.0f}% busy without a lease"
 
 
-def _memory_remedy(need: Need, state: DeviceState) -> str:
+def _memory_remedy(need: Need, state: DeviceState, packing: Packing) -> str:
     if state.free_mb is None:
         return "without --vram it gets the whole GPU"
     once_leases_end = state.without().free_mb or 0.0
     if need.required_mb is None or once_leases_end >= need.required_mb:
+        gigabytes = int(state.free_mb // 1024)
+        smaller = replace(need, memory=FixedMemory(gigabytes * 1024.0))
+        would_fit = gigabytes > 0 and need.devices == 1 and isinstance(need.memory, UncertainMemory)
+        if would_fit and check_capacity(smaller, state, packing) is None:
+            return START_WITH.format(gigabytes)
         return ""
     left = f"programs outside gpuyard leave {format_size(max(0.0, once_leases_end))}"
     if isinstance(need.memory, UncertainMemory):

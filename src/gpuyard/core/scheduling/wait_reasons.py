@@ -84,14 +84,17 @@ _MEASURES = {
 _LONGEST_ID = 18
 # A text names at most this many holders.
 _NAMED_HOLDERS = 8
+_NAMED_BRIEFLY = 3
 VRAM_OPTION = "--vram SIZE (in a script: vram=)"
+# For a job without an estimate: how much is free now. It concerns the first waiting job of its kind alone.
+START_WITH = "`--vram {}G` would start it now, if that is enough"
 REMEDIES = {
     ReasonKind.BANNED: "remove this GPU from banned and banned_names under [devices] in the configuration",
     ReasonKind.DRAINED: "`gpuyard devices undrain ID` lets work start there again; only the user who drained it can",
     ReasonKind.UNHEALTHY: "`gpuyard doctor` says how to repair an unhealthy GPU",
     ReasonKind.OCCUPIED: f"with {VRAM_OPTION} it starts beside other programs, if that much is free",
     ReasonKind.FOREIGN_LOAD: (
-        "--max-gpu 100 (in a script: utilization_threshold_percent=100) lets this job start beside them, "
+        "--max-gpu 100 (in a script: utilization_threshold_percent=100) lets this job start beside them; "
         "max_foreign_load_percent under [queue] in the configuration lets all jobs"
     ),
     ReasonKind.LOADED: "raise max_load_percent under [packing] in the configuration",
@@ -117,12 +120,26 @@ REMEDIES = {
     ReasonKind.ARRAY_LIMIT: "submit with a larger N in --array RANGE%N, or a larger --concurrency of a batch",
     ReasonKind.CPU_LIMIT: "raise cpu_jobs under [queue] in the configuration",
 }
+# Reasons without their figures; the texts of other kinds are short and plain themselves.
+_BRIEFS = {
+    ReasonKind.NO_ROOM: "too little free memory{beside}",
+    ReasonKind.LOADED: "too busy for another job",
+    ReasonKind.NO_GAIN: "sharing it would not get more work done",
+    ReasonKind.LONGEST: "it would slow a job that has the most work left{beside}",
+    ReasonKind.TOO_DEEP: "a free GPU is expected sooner",
+    ReasonKind.OCCUPIED: "programs outside gpuyard use its memory",
+    ReasonKind.POWER_LIMIT: "the GPUs would draw too much power with it",
+    ReasonKind.HOST_GUARD: "too little RAM is left on the machine",
+    ReasonKind.HOST_MEMORY: "too little free RAM{beside}",
+    ReasonKind.HOST_CPUS: "too few free CPUs{beside}",
+}
 
 
 class Reason(Struct, frozen=True):
     """`device_id` is None where the reason concerns the whole machine; `had` and `needed` are the compared figures.
     `remedy` names the option or setting that changes it, where waiting may not help. `is_leased`: leases alone are the
-    reason, or a drain or ban, so that no new measurement changes it."""
+    reason, or a drain or ban, so that no new measurement changes it. `brief`: the text for someone who wants no
+    figures, where it does not follow from the kind (`brief_of`)."""
 
     kind: ReasonKind
     text: str
@@ -132,6 +149,27 @@ class Reason(Struct, frozen=True):
     holders: tuple[Holder, ...] = ()
     remedy: str = ""
     is_leased: bool = False
+    brief: str = ""
+
+
+def brief_of(reason: Reason) -> str:
+    """Return the reason without figures: a clause, or one that begins with "until"."""
+    if reason.brief or reason.kind not in _BRIEFS or reason.had is None:
+        return reason.brief or reason.text
+    beside = f" beside {name_holders(reason.holders)}" if reason.holders else ""
+    return _BRIEFS[reason.kind].format(beside=beside)
+
+
+def first_runs_brief(holders: Sequence[Holder]) -> str:
+    have, they = ("has", "it uses (first run)") if len(holders) == 1 else ("have", "they use (first runs)")
+    return f"until {name_holders(holders)} {have} shown how much memory {they}"
+
+
+def name_holders(holders: Sequence[Holder]) -> str:
+    """Return `job 1 of anne, job 2 of anne and 3 more`."""
+    names = list(dict.fromkeys(map(describe_holder, holders)))
+    more = len(names) - _NAMED_BRIEFLY
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMED_BRIEFLY])} and {more} more"
 
 
 def describe_holder(holder: Holder) -> str:

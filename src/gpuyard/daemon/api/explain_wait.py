@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.preallocation_watch import EVENT as PREALLOCATES
 from gpuyard.core.job.dependencies import DependencyKind, DependencyState, awaited
@@ -9,7 +11,7 @@ from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, group_by_device
-from gpuyard.core.units import format_due, format_duration, format_time
+from gpuyard.core.units import format_count, format_due, format_duration, format_time
 from gpuyard.daemon.api.job_names import name_jobs
 from gpuyard.daemon.api.job_rows import labels_by_id
 from gpuyard.daemon.api.wall_time import wall_time
@@ -34,16 +36,20 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         found = scheduler.controller.explain(job, scheduler.sampling.latest)
         ahead, starts_at = found.ahead, found.starts_at
         reasons = (*_preemption_reasons(scheduler, job), *found.reasons) if found.reasons else ()
+        reasons = tuple(replace(each, remedy=remedy_for(job, each.remedy, ahead)) for each in reasons)
+        brief = (next(_preempted_jobs(scheduler, job), None) or _brief(scheduler, found.reasons)) if reasons else None
         if ahead:
-            text = f"{ahead} similar job{'' if ahead == 1 else 's'} came before it; the first is {found.first_id}"
-            reasons = (Reason(ReasonKind.BEHIND, text), *reasons)
+            text = f"{format_count(ahead, 'similar job')} {'is' if ahead == 1 else 'are'} ahead of it, "
+            reasons = (Reason(ReasonKind.BEHIND, f"{text}the first is job {found.first_id}"), *reasons)
         if unreachable := tuple(reason for reason in found.reasons if reason.kind is ReasonKind.NO_ENGINE):
             ahead, reasons = None, unreachable
-        summary = _waiting_summary(job, is_about_to=not reasons, is_suspended=is_suspended)
+        summary = _waiting_summary(job, brief, is_about_to=not reasons, is_suspended=is_suspended)
+        if advice := next((each.remedy for each in reasons if each.remedy.startswith("`gpuyard edit")), ""):
+            summary = f"{summary}; {advice}"
         if any(_preempted_jobs(scheduler, job)):
             starts_at, estimate = _preemption_estimate(scheduler, job)
         elif not unreachable:
-            estimate = _estimate_text(starts_at, scheduler.sampling.now(), is_suspended=is_suspended)
+            estimate = _estimate_text(job, starts_at, scheduler.sampling.now(), is_suspended=is_suspended)
     else:
         reasons = tuple(_state_reasons(scheduler, job))
         summary = f"job {job.id} {_state_summary(job)}"
@@ -114,18 +120,33 @@ def job_history(
 def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
     """Return the first specific reason why the first job of this lane waits."""
     hold = next((hold for hold in scheduler.controller.waiting if hold.lane.id == lane_id), None)
-    if hold is None:
-        return None
+    return None if hold is None else _brief(scheduler, hold.reasons)
+
+
+def _brief(scheduler: SchedulerLoop, reasons: Sequence[Reason]) -> str:
+    """Return the specific reasons without their figures: the first about the machine, or those of each GPU."""
     snapshot = scheduler.sampling.latest.snapshot
-    reasons = [reason for reason in hold.reasons if reason.kind not in _VAGUE]
-    if not reasons:
+    named = [name_jobs(scheduler, reason) for reason in reasons if reason.kind not in _VAGUE]
+    if not named:
         return "every GPU is in use" if snapshot.usable_devices() else "no GPU was found"
-    if reasons[0].device_id is None:
-        return name_jobs(scheduler, reasons[0]).text
-    named = [name_jobs(scheduler, reason) for reason in reasons if reason.device_id is not None]
-    texts = group_by_device(named, snapshot.labels)
+    briefs = {each.brief for each in named if each.device_id is not None}
+    if named[0].device_id is None or (len(briefs) == 1 and named[0].brief.startswith("until ")):
+        return named[0].brief
+    of_devices = [replace(each, text=each.brief) for each in named if each.device_id is not None]
+    texts = group_by_device(of_devices, snapshot.labels)
     more = len(texts) - _MOST_BRIEF
     return "; ".join(texts[:_MOST_BRIEF]) + (f"; and {more} more reasons" if more > 0 else "")
+
+
+def remedy_for(job: Job, remedy: str, ahead: int | None) -> str:
+    """Return the part of a remedy that can be followed for this job: tasks of a workspace and runs of a batch are not
+    edited, a task has no options, and those of a batch have other names."""
+    is_single = job.spec.task is None and job.spec.pace is None
+    if remedy.startswith("`--vram"):
+        return remedy.replace("`", f"`gpuyard edit {job.id} ", 1) if is_single and not ahead else ""
+    if job.spec.task is not None:
+        return "; ".join(part for part in remedy.split("; ") if "--" not in part)
+    return remedy if is_single else remedy.replace("--vram", "--run-vram").replace("--ram", "--run-ram")
 
 
 # Suspended jobs, and jobs that are being preempted
@@ -185,7 +206,7 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
     elif job.state is JobState.DELAYED:
         yield Reason(ReasonKind.DELAYED, _delay_text(scheduler, job))
     elif job.state is JobState.HELD:
-        yield Reason(ReasonKind.HELD, job.reason or f"held: `gpuyard release {job.id}` lets it start")
+        yield Reason(ReasonKind.HELD, job.reason or "held")
     elif job.state is JobState.SUSPENDED and not _was_preempted(scheduler, job):
         yield Reason(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` continues it")
     elif job.state is JobState.PENDING:
@@ -226,9 +247,10 @@ def _dependency_texts(others: Sequence[DependencyState]) -> Iterator[str]:
             yield f"job {other} is {state}; it {must} first"
 
 
-def _waiting_summary(job: Job, *, is_about_to: bool, is_suspended: bool) -> str:
+def _waiting_summary(job: Job, brief: str | None, *, is_about_to: bool, is_suspended: bool) -> str:
+    why = "" if brief is None else f"{' ' if brief.startswith('until ') else ': '}{brief}"
     if is_suspended:
-        how = "is about to continue" if is_about_to else "waits for free memory to continue"
+        how = "is about to continue" if is_about_to else f"waits for free memory to continue{why}"
         return f"job {job.id} is suspended, and {how}"
     if is_about_to:
         return f"job {job.id} is about to start"
@@ -237,11 +259,10 @@ def _waiting_summary(job: Job, *, is_about_to: bool, is_suspended: bool) -> str:
     gpus = f"{count} {vendor}GPU{'' if count == 1 else 's'}" if count else "a free slot"
     if not count and job.spec.need.host is not None:
         gpus = "RAM or CPUs"
-    return f"job {job.id} waits for {job.spec.engine or gpus}"
+    return f"job {job.id} waits for {job.spec.engine or gpus}{why}"
 
 
 _STATE_TEXTS = {
-    JobState.HELD: "is held",
     JobState.BLOCKED: "waits for other jobs",
     JobState.DELAYED: "will be tried again",
     JobState.PENDING: "was submitted to its engine, and waits there",
@@ -259,14 +280,18 @@ _STATE_TEXTS = {
 def _state_summary(job: Job) -> str:
     text = _STATE_TEXTS.get(job.state) or f"is {job.reason or 'stopping'}"
     if _waits_for_its_time(job):
-        text = f"waits for the start that was asked for; `gpuyard retry {job.id}` starts it now"
+        text = f"waits for its start time; `gpuyard retry {job.id}` starts it now"
+    elif job.state is JobState.HELD:
+        text = f"is held; `gpuyard release {job.id}` lets it start"
     is_unsuccessful = job.state in FINISHED and job.state is not JobState.SUCCEEDED
     return f"{text}: {job.reason or 'no reason was recorded'}" if is_unsuccessful else text
 
 
-def _estimate_text(starts_at: float | None, now: float, *, is_suspended: bool) -> str:
+def _estimate_text(job: Job, starts_at: float | None, now: float, *, is_suspended: bool) -> str:
     if starts_at is None:
-        return "no start estimate yet: give --duration, or wait until a similar job has finished"
+        is_single = job.spec.task is None and job.spec.pace is None
+        advice = " (`gpuyard submit --duration` says how long a job takes)" if is_single else ""
+        return f"no start estimate yet: jobs like those before it have to finish first{advice}"
     when, verb = format_due(starts_at - now), "continue" if is_suspended else "start"
     if _is_overdue(starts_at, now):
         return f"{when}: the jobs before it take longer than expected"

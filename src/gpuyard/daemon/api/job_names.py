@@ -5,20 +5,21 @@ import shlex
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.wait_reasons import Reason, describe_holder, job_of
+from gpuyard.core.scheduling.wait_reasons import Reason, brief_of, describe_holder, job_of
 from gpuyard.daemon.loop import SchedulerLoop
 
 _LONGEST_COMMAND = 40
 
 
 def name_jobs(scheduler: SchedulerLoop, reason: Reason) -> Reason:
-    """Return the reason with the jobs of this queue as `job 17 (train)`; jobs of other users keep their user's name."""
-    text = reason.text
+    """Return the reason, with its brief form, and with the jobs of this queue as `job 17 (train)`; jobs of other users
+    keep their user's name."""
+    text, brief = reason.text, brief_of(reason)
     for holder in reason.holders:
         named = _own_job(scheduler, holder)
         if named is not None:
-            text = text.replace(describe_holder(holder), named)
-    return reason if text == reason.text else replace(reason, text=text)
+            text, brief = (each.replace(describe_holder(holder), named) for each in (text, brief))
+    return replace(reason, text=text, brief=brief)
 
 
 def _own_job(scheduler: SchedulerLoop, holder: Holder) -> str | None:

@@ -74,7 +74,7 @@ class SummaryHandler:
             host=self._scheduler.sampling.latest.snapshot.host.name,
             succeeded=finished.counts.get(JobState.SUCCEEDED, 0),
             failed=len(finished.failed),
-            skipped=finished.counts.get(JobState.REJECTED, 0),
+            rejected=finished.counts.get(JobState.REJECTED, 0),
             cancelled=finished.counts.get(JobState.CANCELLED, 0),
             failed_ids=format_ids(job.id for job in finished.failed),
             causes=count_causes(finished.failed),

@@ -4,7 +4,7 @@ It makes click commands of the tables of queue verbs, for `--help`, completion a
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -146,11 +146,31 @@ def click_command(name: str, verb: Verb, run: Callable[[Typed], int]) -> click.C
     is_program = verb.arguments is not None and verb.arguments.is_program
     settings = {"allow_interspersed_args": not is_program}
     takes_program = verb.arguments is not None and verb.arguments.takes_program
-    kind = CommandWithProgram if takes_program else click.Command
-    return kind(name, params=parameters, help=verb.text, callback=callback, context_settings=settings)
+    kind = CommandWithProgram if takes_program else VerbCommand
+    command = kind(name, params=parameters, help=verb.text, callback=callback, context_settings=settings)
+    command.headings = verb.headings
+    return command
 
 
-class CommandWithProgram(click.Command):
+class VerbCommand(click.Command):
+    """Lists options under the headings of the verb; those without one come last, as `--help` does."""
+
+    headings: Mapping[str, str] = {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        records = {(each.name or "").replace("_", "-"): each.get_help_record(ctx) for each in options}
+        sections = {
+            heading: [records.pop(name, None) for name in names.split()] for heading, names in self.headings.items()
+        }
+        sections["Other options" if sections else "Options"] = list(records.values())
+        for heading, listed in sections.items():
+            if shown := list(filter(None, listed)):
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
+
+
+class CommandWithProgram(VerbCommand):
     """Keeps what follows `--` apart from the other arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -54,15 +54,17 @@ class Arguments:
 
 class Verb:
     """`text` is the help; its first line is the summary. `options`: or a function that returns them, which is called if
-    an option is typed, or for the help: a long table takes as long as the rest of a command."""
+    an option is typed, or for the help: a long table takes as long as the rest of a command. `headings`: the names of
+    the options under each heading of the help, separated by spaces."""
 
     def __init__(
         self,
         text: str,
         options: "Sequence[Option] | Callable[[], Sequence[Option]]" = (),
         arguments: Arguments | None = None,
+        headings: "dict[str, str]" = {},  # noqa: B006 - never changed
     ) -> None:
-        self.text, self.arguments = text, arguments
+        self.text, self.arguments, self.headings = text, arguments, headings
         self._options = options
 
     @property

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gpuyard.core.units import format_time
 from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines, memory_lines
-from gpuyard.ui.cli.jobs.why import why_lines
+from gpuyard.ui.cli.jobs.why import detailed_lines
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui.device_view import legend
 from gpuyard.ui.tui.glyphs import Glyphs
@@ -85,7 +85,7 @@ def _fact(line: str) -> Text:
 
 
 def why(answer: Mapping[str, Any]) -> list[Text]:
-    first, *others = why_lines(dict(answer))
+    first, *others = detailed_lines(dict(answer))
     return [Text(first, "bold"), *map(Text, others)]
 
 

@@ -15,7 +15,7 @@ Answer = dict[str, Any]
 NOTHING_RAN = "No job ran in this time. Submit one: gpuyard submit -- python train.py"
 _CAUSES = {
     "cannot-start": "could not be started",
-    "timed-out": "exceeded its time limit",
+    "timed-out": "over its time limit",
     "cancelled": "cancelled",
     "lost": "lost: its node failed",
     "preempted": "preempted by a more urgent job",

@@ -64,7 +64,7 @@ def _counts(summary: Answer, frame: Frame) -> str:
     counted = {
         "succeeded": summary["succeeded"],
         "failed": summary["failed"],
-        "skipped": summary["skipped"],
+        "rejected": summary["rejected"],
         "cancelled": summary["cancelled"],
         "running now": now["running"],
         "waiting": now["waiting"],

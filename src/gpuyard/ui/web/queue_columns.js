@@ -72,7 +72,7 @@ function gpusOf(job) {
   const on = job.gpu_labels.filter((label) => label !== null);
   if (job.place) return job.place;
   if (on.length) return on.join(", ");
-  return job.gpus ? `any ${job.gpus > 1 ? job.gpus : ""}`.trim() : UNKNOWN;
+  return job.gpus ? `x${job.gpus}` : UNKNOWN;
 }
 
 /** The memory reserved, estimated or requested. */

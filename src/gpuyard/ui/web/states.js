@@ -70,8 +70,4 @@ export function setState(node, state, word) {
   say(node.lastChild, word);
 }
 
-/** Outcomes that are named instead of "failed", since users treat them differently from other failures. */
-const NAMED_FAILURES = new Set(["out-of-memory", "timed-out", "lost", "cannot-start", "not-restored", "device-fault"]);
-
-export const stateWord = (job) =>
-  (job.state === "failed" && NAMED_FAILURES.has(job.outcome) ? job.outcome.replaceAll("-", " ") : job.state);
+export const stateWord = (job) => job.state;

@@ -88,8 +88,8 @@ export const idsOf = (text) => text.split(" ").filter(Boolean).flatMap((range) =
   return Array.from({length: last - first + 1}, (_, at) => first + at);
 });
 
-function countsOf({succeeded, failed, skipped, cancelled, now}) {
-  const facts = {succeeded, failed, skipped, cancelled, running: now.running, waiting: now.waiting, held: now.held,
+function countsOf({succeeded, failed, rejected, cancelled, now}) {
+  const facts = {succeeded, failed, rejected, cancelled, running: now.running, waiting: now.waiting, held: now.held,
                  suspended: now.suspended};
   const isShown = ([word, number]) => number || word === "succeeded" || word === "failed";
   return Object.entries(facts).filter(isShown).map(([word, number]) => `${count(number)} ${word}`).join(" · ");

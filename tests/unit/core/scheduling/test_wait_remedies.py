@@ -1,16 +1,18 @@
 """A job that cannot start names the option that changes this. A card has 24 GB."""
 
+import re
+
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Drain, HostShare, Need, UncertainMemory
+from gpuyard.core.lease import Drain, HostShare, Need, Share, UncertainMemory
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.sharing_depth import depth_limit
-from gpuyard.core.scheduling.wait_reasons import ReasonKind, limit_reached
+from gpuyard.core.scheduling.wait_reasons import ReasonKind, brief_of, limit_reached
 from gpuyard.core.snapshot import Device, Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 
@@ -72,6 +74,17 @@ CASES = [
 ]  # fmt: skip
 
 
+BRIEFS = {
+    ReasonKind.OCCUPIED: "programs outside gpuyard use its memory",
+    ReasonKind.NO_ROOM: "too little free memory",
+    ReasonKind.LOADED: "too busy for another job",
+    ReasonKind.NO_GAIN: "sharing it would not get more work done",
+    ReasonKind.TOO_DEEP: "a free GPU is expected sooner",
+    ReasonKind.HOST_MEMORY: "too little free RAM",
+    ReasonKind.HOST_CPUS: "too few free CPUs",
+}
+
+
 LIMITS = {ReasonKind.TAG_LIMIT: "[queue.tags]", ReasonKind.ARRAY_LIMIT: "--array", ReasonKind.CPU_LIMIT: "cpu_jobs"}
 
 
@@ -86,6 +99,28 @@ def test_a_reason_names_the_option_that_changes_it(
 ) -> None:
     [found] = [reason for reason in choose(need, view).reasons if reason.kind is kind]
     assert names in found.remedy
+
+
+@pytest.mark.parametrize(("kind", "need", "view", "_"), [case for case in CASES if case[0] in BRIEFS])
+def test_a_reason_has_a_brief_form_without_figures(kind: ReasonKind, need: Need, view: PlacementView, _: str) -> None:
+    [found] = [reason for reason in choose(need, view).reasons if reason.kind is kind]
+    assert brief_of(found).startswith(BRIEFS[kind])
+    assert "GB" not in brief_of(found)
+    assert "GB" not in brief_of(replace(found, holders=()))
+
+
+def test_a_job_that_waits_for_first_runs_names_them_and_what_would_start_it_now() -> None:
+    first_run = Share(device_id="G0", memory_mb=8 * GB, spread_mb=4 * GB, is_exclusive=False)
+    view = replace(SHARED, leases=(replace(lease("job 1", "G0"), shares=(first_run,)),))
+    unknown = UncertainMemory(16 * GB, 8 * GB, 8 * GB)
+    [found, _] = choose(Need(memory=unknown), view).reasons
+    assert found.kind is ReasonKind.NO_ROOM
+    assert re.fullmatch(r"until .* has shown how much memory it uses \(first run\)", brief_of(found)), found
+    size = re.fullmatch(r"`--vram (\d+)G` would start it now, if that is enough", found.remedy)
+    assert size is not None, found.remedy
+    assert choose(shared(int(size[1]) * GB), view).claim is not None
+    [declared, _] = choose(shared(14 * GB), view).reasons
+    assert (declared.remedy, brief_of(declared)[:6]) == ("", "until ")
 
 
 def test_no_kind_of_reason_was_forgotten() -> None:

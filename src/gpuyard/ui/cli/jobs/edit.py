@@ -5,6 +5,7 @@ from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import selection_text
 from gpuyard.ui.cli.jobs.change_verbs import change
 from gpuyard.ui.cli.jobs.changed_options import changed_options, options_besides
+from gpuyard.ui.cli.jobs.submit import HEADINGS
 from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, SEVERAL, Typed, Verb
 
 VERB = Verb(
@@ -14,6 +15,7 @@ VERB = Verb(
     f"{IDS_HELP} Exit status 1 if no job changed.",
     (*options_besides(NOT_EDITED), JSON),
     SEVERAL,
+    HEADINGS,
 )
 
 

@@ -7,7 +7,7 @@ from gpuyard.errors import UserError
 from gpuyard.system.submitting_shell import starting_processes
 from gpuyard.ui.cli.ask_daemon import say_answer, select
 from gpuyard.ui.cli.jobs.changed_options import changed_options, options_besides
-from gpuyard.ui.cli.jobs.submit import read_command
+from gpuyard.ui.cli.jobs.submit import HEADINGS, read_command
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
 
@@ -33,6 +33,7 @@ VERB = Verb(
         JSON,
     ),
     Arguments("IDS... [-- CMD...]", is_many=True, takes_program=True),
+    HEADINGS,
 )
 
 

@@ -7,6 +7,7 @@ from gpuyard.connect.fast_http import connect_early
 from gpuyard.connect.submitted_code import RemovedIfRefused, digest_of, framework_of, record_code
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
+from gpuyard.ui.cli import EXIT_USAGE
 from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 
 TYPE_CHECKING = False
@@ -41,12 +42,25 @@ def _options() -> "Sequence[Option]":
     )
 
 
+# The options of the help, also of `edit` and `resubmit`.
+HEADINGS = {
+    "Common options": "gpus vram time-limit name priority after retries array sweep from follow dry-run",
+    "Memory, CPUs and disks": "exclusive ram cpus min-free-mem-mb min-free-disk max-cpu",
+    "Which GPUs": "device vendor gpu-name linked same-node max-gpu max-gpu-mem-mb max-power-w",
+    "Order and preemption": "after-any after-failed after-each hold tag preempt on-preempt",
+    "Time and retries": "at in duration grace signal retry-on retry-delay on-reboot",
+    "Output and notifications": "wait output error split-stderr timestamps log-cap notify json",
+    "Arrays and sweeps": "sample seed stagger",
+    "Environment and code": "env cwd stdin snapshot no-snapshot",
+    "Containers": "image mount container-option",
+    "Clusters": "engine engine-option",
+}
 VERB = Verb(
     """Put a program into the queue; it starts when a GPU has enough free memory.
 
-    Prints the job's id, or the first and the last id of many jobs, such as 18-117. The job gets this shell's
-    environment, directory, umask, niceness and soft limits, and keeps running when this terminal is closed. The daemon
-    is started if none runs.
+    Prints the job's id, or the first and the last id of many jobs, such as 18-117; a terminal gets a sentence. The job
+    gets this shell's environment, directory, umask, niceness and soft limits, and keeps running when this terminal is
+    closed. The daemon is started if none runs.
 
     \b
     gpuyard submit -- python train.py --lr 3e-4
@@ -59,9 +73,15 @@ VERB = Verb(
     """,
     _options,
     Arguments("-- CMD...", is_program=True),
+    HEADINGS,
 )
 # A single argument with one of these is a line, unless it is the name of a program.
 _SEPARATORS = " \t\n;&|<>"
+# A "program" of this name is probably the unit of the value before it, as in `--time-limit 5 min`.
+_UNITS = (
+    "ms", "s", "sec", "seconds", "m", "min", "mins", "minutes", "h", "hr", "hour", "hours", "d", "day", "days",
+    "k", "kb", "mb", "mib", "g", "gb", "gib", "t", "tb", "tib",
+)  # fmt: skip
 # Options of the command line alone, which are not sent.
 _OWN = ("from", "cwd", "dry-run", "json", "in", "wait", "follow", "snapshot", "no-snapshot")
 
@@ -82,6 +102,10 @@ def run(typed: Typed) -> int:
     directory = _absolute(named or ".")
     if named is not None and not os.path.isdir(directory) and not _has_dependencies(typed):
         raise UserError(f"--cwd: there is no directory '{named}'", hint="create it first, or name another")
+    if typed.arguments and typed.arguments[0].lower() in _UNITS:
+        from gpuyard.ui.cli.jobs.missing_programs import refuse_unit
+
+        refuse_unit(typed, directory)
     with connect_early() as daemon:
         body = _make_body(typed, text, directory)
         if typed.flag("dry-run"):
@@ -89,10 +113,17 @@ def run(typed: Typed) -> int:
         else:
             with RemovedIfRefused(body["code"]):
                 answer = daemon.request("POST", "/submissions", body=body, is_repeatable=True, meanwhile=_import_text)
+    from gpuyard.ui.cli.jobs.missing_programs import find_mistake
+
+    mistake = find_mistake(typed, body, directory)
     if typed.flag("dry-run"):
         from gpuyard.ui.cli.jobs.sweep_text import say_preview
 
-        return say_preview(typed, answer)
+        answer["notes"] += [mistake] if mistake else []
+        say_preview(typed, answer)
+        return EXIT_USAGE if mistake else 0
+    if mistake:
+        answer["notes"].append(f"{mistake} (accepted all the same; `gpuyard cancel {answer['ids']}` takes it back)")
     _say_submitted(typed, answer)
     return await_submission.stay(typed, answer) if stays else 0
 
@@ -121,6 +152,7 @@ def _import_text() -> None:
     """Import what prints the answer, while the daemon works on it."""
     import gpuyard.core.printable_text
     import gpuyard.ui.cli.ask_daemon
+    import gpuyard.ui.cli.jobs.missing_programs
     import gpuyard.ui.cli.terminal  # noqa: F401
 
 
@@ -133,7 +165,15 @@ def _say_submitted(typed: Typed, answer: Answer) -> None:
     if typed.flag("follow"):
         note(f"gpuyard: job {answer['ids']}")
     else:
-        say_answer(typed, answer, answer["ids"])
+        say_answer(typed, answer, _submitted_text(answer) if sys.stdout.isatty() else answer["ids"])
+
+
+def _submitted_text(answer: Answer) -> str:
+    """Return the line for a person. Scripts read the ids alone."""
+    ids = answer["ids"]
+    if answer["count"] == 1:
+        return f"job {ids} submitted; follow it with: gpuyard logs -f {ids}"
+    return f"jobs {ids} submitted; watch them with: gpuyard queue {ids}"
 
 
 def _wants_snapshot(typed: Typed) -> bool | None:
@@ -146,7 +186,12 @@ def _wants_snapshot(typed: Typed) -> bool | None:
 def read_command(words: list[str], directory: str) -> list[str]:
     """Return the arguments of the program. One argument with spaces or shell operators in it is a command line, unless
     a file or a program on PATH has this name: a shell runs it if it has shell syntax, else it is split into words."""
-    if len(words) != 1 or not any(char in words[0] for char in _SEPARATORS) or _is_program(words[0], directory):
+    if len(words) != 1 or not any(char in words[0] for char in _SEPARATORS):
+        return words
+    from gpuyard.ui.cli.jobs.missing_programs import find_program
+
+    is_file = os.path.exists(os.path.join(directory, words[0]))
+    if is_file or find_program(words[0], directory, os.environ.get("PATH", "")) is not None:
         return words
     from gpuyard.core.job.command_line import SHELL, read_line
     from gpuyard.ui.cli.terminal import is_terminal, note
@@ -155,13 +200,6 @@ def read_command(words: list[str], directory: str) -> list[str]:
     if command[:2] == SHELL and is_terminal(sys.stderr):
         note(f"gpuyard: {SHELL[0]} runs this line")
     return list(command)
-
-
-def _is_program(name: str, directory: str) -> bool:
-    if os.path.exists(os.path.join(directory, name)):
-        return True
-    folders = os.environ.get("PATH", "").split(os.pathsep)
-    return "/" not in name and any(os.path.exists(os.path.join(folder, name)) for folder in folders if folder)
 
 
 def sent_options(typed: Typed, own: "tuple[str, ...]") -> "dict[str, str | bool | list[str]]":

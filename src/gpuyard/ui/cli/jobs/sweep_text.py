@@ -15,13 +15,13 @@ _MOST_PREVIEWED = 50
 _NUMBERS = {"seconds": format_duration, "figure": value_text}
 
 
-def say_preview(typed: Typed, answer: Answer) -> int:
+def say_preview(typed: Typed, answer: Answer) -> None:
     """Print what `submit --dry-run` would submit."""
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
     if typed.flag("json"):
         say_json(answer)
-        return 0
+        return
     say(paint(f"This would submit {format_count(answer['count'], 'job')}; nothing was submitted.", "bold"))
     shown = answer["jobs"][:_MOST_PREVIEWED]
     names = answer["varies"]
@@ -32,7 +32,6 @@ def say_preview(typed: Typed, answer: Answer) -> int:
     more = answer["count"] - len(shown)
     if more:
         say(paint(f"and {more:,} more: --json lists the first 1,000", "dim"))
-    return 0
 
 
 def show_sweep(typed: Typed, limit: int) -> int:

@@ -4,34 +4,49 @@ from gpuyard.core.units import format_time
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.jobs.job_text import gpu_text
 from gpuyard.ui.cli.text_table import clean
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Option, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VERB = Verb(
-    f"Explain why a job has not started: what each GPU lacks, who holds it, and when the job may start.\n\n{IDS_HELP}",
-    (JSON,),
+    f"Explain why a job has not started, what would start it, and when it may start.\n\n{IDS_HELP}",
+    (Option("verbose", None, "Say what each GPU lacks, with figures, and who holds it.", short="v"), JSON),
     SEVERAL,
 )
 
 
 def run(typed: Typed) -> int:
-    return show_each(typed, "/why", why_lines)
+    return show_each(typed, "/why", detailed_lines if typed.flag("verbose") else why_lines)
 
 
 def why_lines(answer: Answer) -> "Iterator[str]":
+    """Yield the sentence that says why, reasons that it leaves out, and what would start the job."""
+    summary = answer["summary"]
+    yield clean(summary)
+    of_machine = [each for each in answer["reasons"] if each["device_id"] is None and each["kind"] != "too-few"]
+    for text in dict.fromkeys(each["brief"] for each in of_machine):
+        if text not in summary:
+            yield f"  {clean(text)}"
+    yield from _last_lines(answer)
+
+
+def detailed_lines(answer: Answer) -> "Iterator[str]":
+    """Yield also the reason of each GPU with its figures, and all holders."""
     yield clean(answer["summary"])
     for text, devices in _by_text(answer["reasons"]).items():
         labels = ", ".join(gpu_text(device, answer, "") for device in devices)
         yield f"  {f'GPU {labels}: ' if labels else ''}{clean(text)}"
-    for remedy in filter(None, dict.fromkeys(reason.get("remedy") for reason in answer["reasons"])):
-        yield f"  to change that: {clean(remedy)}"
     for holder in _holders(answer["reasons"]):
         yield f"  held by: {clean(holder)}"
-    if answer["ahead"]:
-        yield f"  jobs ahead in the queue: {answer['ahead']}"
+    yield from _last_lines(answer)
+
+
+def _last_lines(answer: Answer) -> "Iterator[str]":
+    for remedy in filter(None, dict.fromkeys(reason.get("remedy") for reason in answer["reasons"])):
+        if remedy not in answer["summary"]:
+            yield f"  to change that: {clean(remedy)}"
     if answer["estimated_start"] is not None:
         verb = "resume" if answer["state"] == "suspended" else "start"
         may = f"was expected to {verb}" if answer.get("is_overdue") else f"may {verb}"

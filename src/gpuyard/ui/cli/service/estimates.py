@@ -11,23 +11,25 @@ from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, 
 VERB = Verb(
     """List, delete, export or import learned estimates of the memory and time that programs need.
 
+    \b
+    gpuyard estimates                      list them
+    gpuyard estimates forget 6bc82145      delete by ID; several are possible
+    gpuyard estimates forget train.py      delete all with this text in their command
+    gpuyard estimates forget --all
+    gpuyard estimates export FILE          write all as JSON; - is standard output
+    gpuyard estimates import FILE          on another machine: what was learned there stays
+
     KIND is command (one exact command line) or program (any command line of that program without an estimate of its
     own). MEMORY is what the next run gets, PEAK the highest recent use, OFF the error of the last prediction.
-
-    \b
-    gpuyard estimates forget 6bc82145      by ID; several are possible
-    gpuyard estimates forget train.py      all with this text in their command
-    gpuyard estimates forget --all
-    gpuyard estimates export FILE          all, as JSON; - is standard output
-    gpuyard estimates import FILE          on another machine: what was learned there stays
     """,
     (
         Option("limit", "N", "At most N estimates. [what fits the terminal; 50 in a pipe]"),
-        Option("all", None, "With `forget`: all estimates."),
-        Option("replace", None, "With `import`: replace estimates that were learned here."),
+        Option("all", None, "Delete all estimates."),
+        Option("replace", None, "Replace estimates that were learned here."),
         JSON,
     ),
     Arguments("[forget ID...|TEXT | export FILE | import FILE]", is_many=True),
+    {"Common options": "limit json", "With forget": "all", "With import": "replace"},
 )
 _COLUMNS = (
     Column("ID"),

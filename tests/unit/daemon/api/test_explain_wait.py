@@ -1,0 +1,37 @@
+"""What `why` advises: only what can be done about a job of this kind."""
+
+from msgspec.structs import replace
+
+from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.workspace_task import Task
+from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.batch_pacing import BatchPace
+from gpuyard.core.scheduling.wait_reasons import REMEDIES, START_WITH, ReasonKind
+from gpuyard.daemon.api.explain_wait import remedy_for
+
+SPEC = JobSpec(command=("train",), cwd="/", environment={}, need=Need())
+JOB = Job(id=17, spec=SPEC, state=JobState.QUEUED, priority=0, user="ada", submitted_at=0.0)
+RUN = replace(JOB, spec=replace(SPEC, pace=BatchPace()))
+TASK = replace(JOB, spec=replace(SPEC, task=Task(workspace="/w", config="a", owner="o", marker="/m", record="/r")))
+SMALLER = START_WITH.format(6)
+
+
+def test_the_size_that_would_start_a_job_is_advised_as_the_command_that_sets_it() -> None:
+    assert remedy_for(JOB, SMALLER, 0) == "`gpuyard edit 17 --vram 6G` would start it now, if that is enough"
+
+
+def test_a_size_is_not_advised_for_a_job_behind_another_nor_for_what_cannot_be_edited() -> None:
+    assert [remedy_for(JOB, SMALLER, 1), remedy_for(RUN, SMALLER, 0), remedy_for(TASK, SMALLER, 0)] == ["", "", ""]
+
+
+def test_a_run_of_a_batch_gets_the_names_of_its_own_options() -> None:
+    assert "with --run-vram SIZE" in remedy_for(RUN, REMEDIES[ReasonKind.OCCUPIED], 0)
+    assert remedy_for(RUN, REMEDIES[ReasonKind.HOST_MEMORY], 0).startswith("--run-ram ")
+
+
+def test_a_task_of_a_workspace_is_advised_settings_and_no_options() -> None:
+    for remedy in REMEDIES.values():
+        assert "--vram" not in remedy_for(TASK, remedy, 0)
+    assert remedy_for(TASK, REMEDIES[ReasonKind.FOREIGN_LOAD], 0).startswith("max_foreign_load_percent under [queue]")
+    assert remedy_for(TASK, REMEDIES[ReasonKind.BANNED], 0) == REMEDIES[ReasonKind.BANNED]
