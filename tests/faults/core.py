@@ -319,6 +319,14 @@ FAULTS = (
         near=(f"{_TESTS}/scheduling/test_hidden_processes.py",),
     ),
     Fault(
+        id="core-busy-card-with-an-empty-list-counts-as-idle",
+        file=f"{_CORE}/scheduling/foreign_load.py",
+        old="    return not device.processes and (used_mb",
+        new="    return device.processes is None and (used_mb",
+        breaks="In a container, a job starts on a GPU that a program of another container keeps busy.",
+        near=("tests/unit/leases/test_foreign_load_tracker.py",),
+    ),
+    Fault(
         id="core-late-figures-of-processes-are-believed",
         file=f"{_CORE}/scheduling/foreign_load.py",
         old="        measured = 0.0 if own else device.utilization_percent or 0.0\n",
