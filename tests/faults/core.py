@@ -319,6 +319,14 @@ FAULTS = (
         near=(f"{_TESTS}/scheduling/test_hidden_processes.py",),
     ),
     Fault(
+        id="core-job-goes-to-integrated-graphics-while-the-driver-hangs",
+        file=f"{_CORE}/device_names.py",
+        old="    if not all(each.is_integrated for each in usable):",
+        new="    if any(usable):",
+        breaks="While nvidia-smi hangs, a job for the NVIDIA card of a laptop starts on its integrated graphics.",
+        near=("tests/unit/control/test_fit_to_machine.py",),
+    ),
+    Fault(
         id="core-busy-card-with-an-empty-list-counts-as-idle",
         file=f"{_CORE}/scheduling/foreign_load.py",
         old="    return not device.processes and (used_mb",

@@ -116,8 +116,7 @@ def test_no_job_starts_beside_a_busy_program_that_is_not_listed(
     bounds = ("--max-cpu", "100", "--min-free-mem-mb", "0", "--output-root", str(tmp_path / "out"))
     assert run("batch", "--count", "1", "--detach", "--gpus", "1", *bounds, "--", "true").returncode == 0
     jobs.append(jobs[-1] + 1)
-    for job_id in jobs:
-        until(lambda job_id=job_id: BUSY in own_queue.why(job_id), "what it waits for")
+    until(lambda: all(BUSY in own_queue.why(each) for each in jobs), "what they wait for")
     without_a_gpu = own_queue.submit("true", gpus=0)
     own_queue.wait(without_a_gpu)
     for arguments in ((), ("--vram", "2G")):
