@@ -319,6 +319,22 @@ FAULTS = (
         near=(f"{_TESTS}/scheduling/test_hidden_processes.py",),
     ),
     Fault(
+        id="core-job-goes-to-integrated-graphics-while-the-driver-hangs",
+        file=f"{_CORE}/device_names.py",
+        old="    if not all(each.is_integrated for each in usable):",
+        new="    if any(usable):",
+        breaks="While nvidia-smi hangs, a job for the NVIDIA card of a laptop starts on its integrated graphics.",
+        near=("tests/unit/control/test_fit_to_machine.py",),
+    ),
+    Fault(
+        id="core-busy-card-with-an-empty-list-counts-as-idle",
+        file=f"{_CORE}/scheduling/foreign_load.py",
+        old="    return not device.processes and (used_mb",
+        new="    return device.processes is None and (used_mb",
+        breaks="In a container, a job starts on a GPU that a program of another container keeps busy.",
+        near=("tests/unit/leases/test_foreign_load_tracker.py",),
+    ),
+    Fault(
         id="core-late-figures-of-processes-are-believed",
         file=f"{_CORE}/scheduling/foreign_load.py",
         old="        measured = 0.0 if own else device.utilization_percent or 0.0\n",

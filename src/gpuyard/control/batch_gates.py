@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
+from gpuyard.core.device_names import silent_probe
 from gpuyard.core.scheduling.batch_pacing import (
     BatchPace,
     ExpectedUse,
@@ -20,6 +21,7 @@ from gpuyard.core.scheduling.batch_pacing import (
     unshown_percent,
     update_pace,
     watches,
+    why_unread,
 )
 from gpuyard.core.scheduling.plan import Plan, Start
 from gpuyard.core.scheduling.queue_order import Lane
@@ -43,11 +45,12 @@ _GATES: dict[ReasonKind | None, str] = {
 
 
 class BatchGateState(Struct, frozen=True, kw_only=True):
-    """What the store keeps of a batch: seconds for which each gate held its next run, and limits that cannot be
-    enforced because no probe measures the value."""
+    """What the store keeps of a batch: seconds for which each gate held its next run, limits that cannot be enforced
+    because no probe measures the value, and which probe of GPUs did not answer."""
 
     waits_s: dict[str, float] = {}
     unknown: tuple[str, ...] = ()
+    silent: str | None = None
 
 
 class GateSample(Struct, frozen=True, kw_only=True):
@@ -133,6 +136,8 @@ class BatchGates:
             if taken_at is None or taken_at != state.sampled_at:
                 expected = self._expected_use(group, lane.pace, sample, now)
                 state = update_pace(state, lane.pace, sample.snapshot, expected, now)
+                if batch.saved.silent is None and (silent := silent_probe(lane.need.vendor, sample.snapshot)):
+                    batch.saved = replace(batch.saved, silent=silent.sentence)
                 self._note_unknown(group, batch, unreadable_bounds(lane.pace, state, has_devices=lane.need.devices > 0))
             batch.pace_state = state
 
@@ -203,7 +208,7 @@ class BatchGates:
         for limit in limits:
             if limit not in batch.saved.unknown:
                 batch.saved = replace(batch.saved, unknown=(*batch.saved.unknown, limit))
-                _log.warning("batch %d: %s is not enforced, as no probe measures the value", group, limit)
+                _log.warning("batch %d: %s is not enforced: %s", group, limit, why_unread(limit, batch.saved.silent))
 
     def _note_ends(self, now: float) -> None:
         runs = {live.attempt.key: live for live in self._transitions.live.values() if live.job.spec.pace is not None}

@@ -6,7 +6,7 @@ Such requests are generators: they yield after each piece and return the answer.
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from gpuyard.control.controller import Controller
 from gpuyard.control.delete_finished import delete_finished
 from gpuyard.control.dependants import Revival
 from gpuyard.control.selected_jobs import SelectedJobs
-from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
+from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent, silent_probe
 from gpuyard.core.job.job import Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState, can
 from gpuyard.core.job.selection import JobSelection
@@ -326,20 +326,37 @@ class UserRequests:
 
 
 def fit_to_machine(
-    submission: Submission, snapshot: Snapshot, banned: tuple[str, ...], vendor: Vendor | None = None
+    submission: Submission,
+    snapshot: Snapshot,
+    banned: tuple[str, ...],
+    vendor: Vendor | None = None,
+    plugged: Collection[Vendor] = (),
 ) -> Submission:
     """Return the submission with device ids in place of names, and with the vendor of its devices if the machine has
-    several. `vendor` is the configured one. Raises UserError if this machine can never run it, and EnvironmentFault if
-    none of its devices can be used now. The planner applies the bans again at each decision."""
+    several. `vendor` is the configured one, `plugged` are those with a GPU on the PCI bus. Raises UserError if this
+    machine can never run it, and EnvironmentFault if none of its devices can be used now. While a probe does not
+    answer, a job that names no device is taken as it is: it waits until the driver recovers. The planner applies the
+    bans again at each decision."""
     need = submission.spec.need
     if submission.spec.engine:
         return submission
+    is_named = submission.devices is not None
     if not need.devices:
-        only = None if submission.devices is None else _selected_devices(submission, snapshot)
+        if is_named:
+            refuse_while_silent(need.vendor, snapshot)
+        only = _selected_devices(submission, snapshot) if is_named else None
         return replace(submission, spec=replace(submission.spec, need=replace(need, only=only, banned=banned)))
-    if submission.devices_are_optional and not snapshot.usable_devices():
+    silent = silent_probe(need.vendor or (None if is_named else vendor), snapshot)
+    has_none = not snapshot.usable_devices() and (silent is None or silent.vendor not in plugged)
+    if submission.devices_are_optional and has_none:
         without = replace(submission.spec, need=Need(devices=0, host=need.host), sees_all_devices=True)
         return replace(submission, spec=without)
+    if silent is not None:
+        if is_named or _own_variable(submission) is not None:
+            refuse_while_silent(silent.vendor, snapshot)
+        wanted = need.vendor or vendor or (silent.vendor if snapshot.usable_devices() else None)
+        need = replace(need, banned=banned, vendor=wanted)
+        return replace(submission, spec=replace(submission.spec, need=need))
     known = snapshot.unsplit_devices()
     if known and not snapshot.usable_devices():  # the driver or a limit of the daemon: they may be back in a moment
         fault = known[0].fault or "unknown"
@@ -353,7 +370,7 @@ def fit_to_machine(
         snapshot,
         banned=banned,
         preferred=vendor,
-        names_devices=submission.devices is not None,
+        names_devices=is_named,
     )
     if not known:
         option = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
@@ -371,11 +388,14 @@ def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, 
     """Return the ids of the requested devices; else those in the user's own CUDA_VISIBLE_DEVICES; None for any."""
     if submission.devices is not None:
         return tuple(dict.fromkeys(find_devices(submission.devices, snapshot, submission.spec.need.vendor)))
+    visible = _own_variable(submission)
+    return None if visible is None else tuple(device.id for device in named_visible(visible, snapshot))
+
+
+def _own_variable(submission: Submission) -> str | None:
+    """Return the user's own CUDA_VISIBLE_DEVICES: for a job that submits another, gpuyard has set it."""
     environment = submission.spec.environment
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or LEASE_VARIABLE in environment:  # set by gpuyard for the job that submits this one
-        return None
-    return tuple(device.id for device in named_visible(visible, snapshot))
+    return None if LEASE_VARIABLE in environment else environment.get("CUDA_VISIBLE_DEVICES")
 
 
 def _next_size(count: int, took_s: float) -> int:

@@ -13,9 +13,9 @@ from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_choice import conditions_of
 from gpuyard.core.scheduling.device_fit import is_of_kind
 from gpuyard.core.scheduling.linked_sets import best_set, sets_text
-from gpuyard.core.snapshot import Device, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Problem, Snapshot, Vendor
 from gpuyard.core.units import format_count, format_size
-from gpuyard.errors import UserError
+from gpuyard.errors import EnvironmentFault, UserError
 
 
 def choose_vendor(  # noqa: PLR0913 - a request, and what it may get
@@ -94,6 +94,23 @@ def check_possible(need: Need, candidates: Sequence[Device], snapshot: Snapshot)
         )
     enough = [each for each in candidates if each.memory_total_mb is None or each.memory_total_mb >= needed]
     _check_links(need, enough, snapshot)
+
+
+def silent_probe(vendor: Vendor | None, snapshot: Snapshot) -> Problem | None:
+    """Return the problem of a probe that does not answer, where a request for GPUs of this vendor (None: of any) has to
+    wait for it: no usable GPU but integrated graphics is known."""
+    usable = (each for each in snapshot.usable_devices() if vendor in (None, each.vendor))
+    if not all(each.is_integrated for each in usable):
+        return None
+    return next((each for each in snapshot.silent if vendor in (None, each.vendor)), None)
+
+
+def refuse_while_silent(vendor: Vendor | None, snapshot: Snapshot) -> None:
+    """Raise EnvironmentFault while a probe that this request needs does not answer."""
+    silent = silent_probe(vendor, snapshot)
+    if silent is not None:
+        hint = f"{silent.hint or '`gpuyard doctor` says more'}; then try again"
+        raise EnvironmentFault(f"no usable GPU: {silent.sentence}", hint=hint)
 
 
 def _check_links(need: Need, candidates: Sequence[Device], snapshot: Snapshot) -> None:

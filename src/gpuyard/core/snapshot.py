@@ -114,6 +114,13 @@ class Problem(Struct, frozen=True, kw_only=True):
         hint = f" ({self.hint})" if self.hint else ""
         return f"{self.source}: {self.message}{hint}"
 
+    @property
+    def sentence(self) -> str:
+        """What happened, such as `nvidia-smi did not answer within 1.7 s`."""
+        if self.message.startswith("no answer "):
+            return f"{self.source} did not answer {self.message.removeprefix('no answer ')}"
+        return f"{self.source}: {self.message}"
+
 
 class Reading(Struct, frozen=True, kw_only=True):
     """The devices that one probe read, and the problems that it met."""
@@ -154,6 +161,12 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
     def hiding(self) -> frozenset[str]:
         """The devices whose driver does not list all processes."""
         return frozenset([device.id for device in self.devices if not device.processes and device.hides_processes])
+
+    @cached_property
+    def silent(self) -> tuple[Problem, ...]:
+        """The problems of probes that did not answer in time, of vendors without a usable device."""
+        read = {device.vendor for device in self.usable_devices()}
+        return tuple(each for each in self.problems if each.kind == "timeout" and each.vendor not in read)
 
     @cached_property
     def _by_id(self) -> Mapping[str, Device]:

@@ -9,7 +9,7 @@ from gpuyard.core.scheduling.foreign_load import (
     ForeignLoad,
     ForeignProcess,
     follow_foreign_load,
-    may_have_foreign_processes,
+    may_have_unlisted_processes,
     read_foreign_load,
 )
 from gpuyard.core.snapshot import Device, Snapshot
@@ -52,7 +52,7 @@ class ForeignLoadTracker:
         bound: float | None,
     ) -> ForeignLoad:
         counted = [process for process in processes if self._counts(device, process)]
-        if not counted and not may_have_foreign_processes(device):
+        if not counted and not may_have_unlisted_processes(device):
             return NO_FOREIGN_LOAD
         reading = read_foreign_load(device, counted, list(self._shares_on(device, leases)))
         return follow_foreign_load(self._loads.get(device.id, NO_FOREIGN_LOAD), reading, counted, now, bound)

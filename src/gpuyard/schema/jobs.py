@@ -278,7 +278,8 @@ class LiveRun(Struct, frozen=True, kw_only=True):
 
 class BatchStatus(Struct, frozen=True, kw_only=True):
     """`gate` is the load gate that holds the next run back, `held_by` the reason, and `device` the GPU it is about.
-    `waits_s` is the time that each gate has cost so far; `unknown` names what could not be measured."""
+    `waits_s` is the time that each gate has cost so far; `unknown` names what could not be measured, and `silent` says
+    which probe of GPUs did not answer."""
 
     id: int
     first: int
@@ -294,6 +295,7 @@ class BatchStatus(Struct, frozen=True, kw_only=True):
     device_label: str | None
     waits_s: dict[str, float]
     unknown: tuple[str, ...]
+    silent: str | None
     now: Iso
 
 

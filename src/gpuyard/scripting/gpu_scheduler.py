@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
+from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
 from gpuyard.core.job.link_options import check_several
 from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice
@@ -235,12 +235,14 @@ class GPUScheduler:
             host=self._host_share,
         )
         check_host(need, seen.host, load_config().host.limits)
+        preferred = preferred_vendor(here)
+        refuse_while_silent(self._vendor or (preferred if self._specific is None else None), here)
         need, suitable = choose_vendor(
             need,
             self._candidates(here),
             here,
             banned=banned,
-            preferred=preferred_vendor(here),
+            preferred=preferred,
             names_devices=self._specific is not None,
         )
         check_possible(need, suitable, here)

@@ -362,7 +362,7 @@ def test_a_bound_on_an_unreadable_figure_is_reported_once(bench: Bench, caplog: 
         for second in range(3):
             bench.add_sample(NOW + second, cpu_percent=None)
     assert [record.message for record in caplog.records] == [
-        f"batch {bench.group}: --max-cpu is not enforced, as no probe measures the value"
+        f"batch {bench.group}: --max-cpu is not enforced: no probe measures it"
     ]
 
 

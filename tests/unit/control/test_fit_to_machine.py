@@ -8,17 +8,25 @@ from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, WholeDevice
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.unit.core.scheduling.test_placement import GB, card
 
 BLIND = card(0, used=None, memory_total_mb=None)
+SILENT = Problem(source="nvidia-smi", kind="timeout", message="no answer within 1.7 s", vendor=Vendor.NVIDIA)
 
 
-def fitted(*devices: Device, **options: Any) -> JobSpec:
+def fitted(
+    *devices: Device,
+    problems: tuple[Problem, ...] = (),
+    environment: dict[str, str] | None = None,
+    plugged: tuple[Vendor, ...] = (),
+    **options: Any,
+) -> JobSpec:
     typed = {name.replace("_", "-"): value for name, value in options.items()}
-    submission = parse_submission(SubmissionRequest(cwd="/", environment={}, command=("true",), options=typed))
-    return fit_to_machine(submission, Snapshot(taken_at=1.0, host=Host(), devices=devices), ()).spec
+    request = SubmissionRequest(cwd="/", environment=environment or {}, command=("true",), options=typed)
+    snapshot = Snapshot(taken_at=1.0, host=Host(), devices=devices, problems=problems)
+    return fit_to_machine(parse_submission(request), snapshot, (), None, plugged).spec
 
 
 def test_a_batch_without_device_options_runs_without_devices_if_the_machine_has_none() -> None:
@@ -40,7 +48,7 @@ def test_on_a_machine_with_devices_a_run_gets_one() -> None:
 
 
 @pytest.mark.parametrize("options", [{"gpus": "1"}, {"device": "0"}], ids=["gpus", "device"])
-def test_a_batch_that_asks_for_devices_is_refused_on_a_machine_without(options: dict[str, str]) -> None:
+def test_a_batch_that_asks_for_devices_is_refused_on_a_machine_without(options: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         fitted(concurrency="2", **options)
 
@@ -53,7 +61,7 @@ def test_a_single_job_is_refused_on_a_machine_without_devices() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"vram": "2G"}, {"gpus": "1", "concurrency": "2"}], ids=["alone", "vram", "batch"]
 )
-def test_a_machine_whose_devices_cannot_be_read_now_refuses_for_now(options: dict[str, str]) -> None:
+def test_a_machine_whose_devices_cannot_be_read_now_refuses_for_now(options: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentFault, match="no GPU can be used now; GPU-0: too many open files"):
         fitted(Device(id="GPU-0", vendor=Vendor.NVIDIA, index=0, fault="too many open files"), **options)
 
@@ -75,3 +83,42 @@ def test_a_batch_without_devices_watches_those_that_it_names() -> None:
     assert fitted(card(0), concurrency="2", gpus="0", max_gpu_mem_mb="8000").need.only is None
     with pytest.raises(UserError, match="--gpus 0 asks for no GPU"):
         fitted(card(0), concurrency="2", gpus="0", device="0")
+
+
+# While a probe does not answer
+
+
+@pytest.mark.parametrize("options", [{}, {"vram": "2G"}, {"exclusive": True}, {"gpus": "1", "concurrency": "2"}])
+@pytest.mark.parametrize("devices", [(), (card(0, fault="nvidia-smi: no answer within 1.7 s"),)], ids=["new", "known"])
+def test_a_job_waits_for_a_driver_that_does_not_answer(devices: tuple[Device, ...], options: dict[str, Any]) -> None:
+    need = fitted(*devices, problems=(SILENT,), **options).need
+    assert (need.devices, need.only, need.vendor) == (1, None, None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device": "0"}, {"environment": {"CUDA_VISIBLE_DEVICES": "0"}},
+     {"concurrency": "2", "gpus": "0", "max_gpu": "80", "device": "0"}],
+    ids=["device", "variable", "watched"],
+)  # fmt: skip
+def test_devices_are_not_found_by_name_while_the_driver_does_not_answer(options: dict[str, Any]) -> None:
+    with pytest.raises(EnvironmentFault, match=r"no usable GPU: nvidia-smi did not answer within 1\.7 s"):
+        fitted(problems=(SILENT,), **options)
+
+
+def test_a_batch_without_device_options_waits_for_the_driver_only_if_a_card_of_it_is_plugged_in() -> None:
+    assert fitted(problems=(SILENT,), concurrency="2", max_gpu="80").need.devices == 0
+    assert fitted(problems=(SILENT,), concurrency="2", plugged=(Vendor.AMD,)).need.devices == 0
+    assert fitted(problems=(SILENT,), concurrency="2", plugged=(Vendor.NVIDIA,)).need.devices == 1
+
+
+def test_only_a_job_that_names_another_vendor_or_has_another_card_does_not_wait_for_the_driver() -> None:
+    graphics = card(0, vendor=Vendor.INTEL, is_integrated=True)
+    assert fitted(graphics, problems=(SILENT,)).need.vendor is Vendor.NVIDIA
+    assert fitted(graphics, problems=(SILENT,), vendor="intel").need.vendor is Vendor.INTEL
+    radeon = card(0, vendor=Vendor.AMD)
+    assert fitted(radeon, problems=(SILENT,), vram="2G").need.vendor is None
+    assert fitted(radeon, problems=(SILENT,), vendor="nvidia").need.vendor is Vendor.NVIDIA
+    assert fitted(radeon, problems=(SILENT,), device="0").need.only == ("G0",)
+    with pytest.raises(UserError, match="only 0 can be used"):
+        fitted(radeon, problems=(SILENT,), vendor="intel")

@@ -19,7 +19,7 @@ from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_fit import Packing, check_capacity
 from gpuyard.core.scheduling.device_memory import DeviceState
-from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_foreign_processes
+from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_unlisted_processes
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_duration
 
@@ -178,8 +178,8 @@ class FreedDevices:
 def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
     """Return whether the device has a lease, a process or load. A display on it does not count."""
     is_taken = any(lease.on(device.id) for lease in leases)
-    is_empty = device.processes == () and not may_have_foreign_processes(device)
-    is_busy = not is_empty and (device.utilization_percent or 0.0) > IDLE_PERCENT
+    has_processes = bool(device.processes) or may_have_unlisted_processes(device)
+    is_busy = has_processes and (device.utilization_percent or 0.0) > IDLE_PERCENT
     return is_taken or is_busy or check_capacity(Need(), DeviceState(device, (), None), Packing()) is not None
 
 

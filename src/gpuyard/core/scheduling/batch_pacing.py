@@ -118,6 +118,11 @@ def unreadable_bounds(pace: BatchPace, state: PaceState, *, has_devices: bool) -
         yield "--max-gpu-mem-mb"
 
 
+def why_unread(option: str, silent: str | None) -> str:
+    """Return why the limit is not enforced. `silent` says which probe of GPUs did not answer, if one did not."""
+    return silent if silent and option.startswith("--max-gpu") else "no probe measures it"
+
+
 def pace_refusals(pace: BatchPace, state: PaceState, now: float) -> Iterator[Reason]:
     """Yield why no run may start now on any device."""
     # A start in the future comes from a clock that was set back since; to wait for it might take hours.

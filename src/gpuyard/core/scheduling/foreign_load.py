@@ -4,9 +4,12 @@
 - Beside leases, the figures of the foreign processes are added up, where the driver reports each process's utilization.
 - Elsewhere the device's utilization counts while foreign processes hold memory there, less what our own leases explain.
   A lease of unknown load may explain all of it.
+- Where the driver lists no process, as in containers, memory in use shows that some may run. An idle driver holds
+  memory, too, and keeps the device idle.
 - A device without foreign processes has no foreign load, however busy it was a moment ago.
 - The figure is smoothed, and a device above the limit counts as above until it is well below: a single spike or lull
-  decides nothing.
+  decides nothing. The end of a process that is not listed shows only in the load: once that was well below for
+  `_ENDED_S`, the device is open.
 """
 
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ HALF_LIFE_S = 5.0
 _MARGIN_PERCENT = 10.0
 # Drivers keep up to this much memory of a device that no process uses.
 _DRIVER_MB = 64.0
+_ENDED_S = 0.5
 
 
 class ForeignProcess(Struct, frozen=True, kw_only=True):
@@ -33,11 +37,13 @@ class ForeignProcess(Struct, frozen=True, kw_only=True):
 
 
 class ForeignLoad(Struct, frozen=True, kw_only=True):
-    """How busy foreign processes keep a device, and these processes, the busiest first."""
+    """How busy foreign processes keep a device, and these processes, the busiest first; none where they are not
+    listed."""
 
     average: Smoothed = Smoothed()
     is_over: bool = False  # the load is above the limit, or was and is not well below yet
     processes: tuple[ForeignProcess, ...] = ()
+    high_at: float | None = None  # the time of the last reading that was not well below the limit
 
     @property
     def percent(self) -> float:
@@ -53,10 +59,16 @@ def follow_foreign_load(
     """Return the load with one more reading. A limit of None, or of 100 and more, is never exceeded."""
     average = smooth(before.average, reading, now, HALF_LIFE_S)
     gate_limit = limit if limit is not None and limit < 100.0 else None
+    high_at = before.high_at
+    if is_above(reading, gate_limit, _MARGIN_PERCENT, was_above=True):
+        high_at = now
+    elif not processes and reading is not None and high_at is not None and now - high_at >= _ENDED_S:
+        average, high_at = Smoothed(value=reading, at=now), None
     return ForeignLoad(
         average=average,
         is_over=is_above(average.value, gate_limit, _MARGIN_PERCENT, was_above=before.is_over),
         processes=tuple(sorted(processes, key=_busiest_first)),
+        high_at=high_at,
     )
 
 
@@ -76,9 +88,10 @@ def read_foreign_load(device: Device, processes: Sequence[ForeignProcess], own: 
     return max(0.0, device.utilization_percent - explained)
 
 
-def may_have_foreign_processes(device: Device) -> bool:
-    """Return whether the device may have processes that the driver does not list."""
-    return device.processes is None and (device.memory_used_mb or 0.0) >= _DRIVER_MB
+def may_have_unlisted_processes(device: Device) -> bool:
+    """Return whether the driver lists no process, and more memory is in use than it may hold itself, or unknown."""
+    used_mb = device.memory_used_mb
+    return not device.processes and (used_mb is None or used_mb >= _DRIVER_MB)
 
 
 def _busiest_first(foreign: ForeignProcess) -> tuple[float, float, int]:

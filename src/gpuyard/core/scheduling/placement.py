@@ -140,6 +140,9 @@ class PlacementState:
             reasons = [self._reason(kind, need, state) for state, kind in refused[:_MOST_EXPLAINED_DEVICES]]
             fitting = [state.device.id for state, kind in kinds if kind is None]
         yield from reasons
+        if not any(self.suitable_devices(need)):
+            silent = (each for each in self._view.snapshot.silent if need.vendor in (None, each.vendor))
+            yield from (Reason(ReasonKind.UNHEALTHY, each.sentence, remedy=each.hint or "") for each in silent)
         yield from self.links.refusals(need, fitting, self._view.snapshot.labels)
 
     def _find_reason(self, need: Need, state: DeviceState) -> Reason | None:

@@ -161,9 +161,8 @@ class _Planner:
         backfill, is_explained = self._backfill, lane.id == self._explained_lane
         if not need.devices and need.host is None:
             return tuple(host_refusals(need, self._view.placement.snapshot.host)) or Claim(shares=())
-        is_hopeless = (
-            need.devices and (backfill.head or self._holds_all_leases) and not backfill.placement.has_capacity()
-        )
+        is_full = backfill.placement.states and not backfill.placement.has_capacity()
+        is_hopeless = need.devices and is_full and (backfill.head or self._holds_all_leases)
         if is_hopeless and not is_explained:
             return ()  # without reasons: to write them in each step would cost more than the step itself
         backfill.reserve_for_tickets_ahead(lane)

@@ -43,7 +43,8 @@ def batch_status(scheduler: SchedulerLoop, first_id: int) -> BatchStatus:
         device=device_id,
         device_label=None if device_id is None else gpu_label(scheduler, device_id),
         waits_s={gate: round(seconds, 3) for gate, seconds in batch.waits_s.items()},
-        unknown=tuple(batch.unknown),
+        unknown=batch.unknown,
+        silent=batch.silent,
         now=wall_time(scheduler, scheduler.clock.now()),
     )
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import convert
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from gpuyard.config import load_config
 from gpuyard.control.start_time import read_start_time
 from gpuyard.control.user_requests import fit_to_machine
+from gpuyard.core.device_names import silent_probe
 from gpuyard.core.job.container import bare_container_tool
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.lifecycle import JobState
@@ -35,6 +37,7 @@ from gpuyard.engines.containers.installed_tools import choose_tool, has_podman_i
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.leases.neighbour_note import due_note
+from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.schema.queue import SubmitResult
 from gpuyard.schema.requests import ResubmitBody, SubmissionBody
 from gpuyard.schema.sweeps import SubmissionPreview
@@ -42,8 +45,9 @@ from gpuyard.system.process_identity import user_name
 from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 
 _SAMPLE_FOR_SUBMIT_S = 10.0
-# After the start of the daemon, a driver may take longer than the deadline of a sample.
-_FIRST_READING_S, _ASK_AGAIN_S = 30.0, 0.2
+# After the start of the daemon, a driver may take longer than the deadline of a sample. Where another vendor's GPUs are
+# known, a job that is meant for the slow one's must not go there.
+_FIRST_READING_S, _ASK_AGAIN_S = 5.0, 0.2
 _LONG_BODY = 256 * 1024
 # Jobs. A keeper is started meanwhile; for fewer, that would only delay the answer.
 _LONG_TO_STORE = 100
@@ -153,8 +157,10 @@ class SubmissionHandler:
         if is_new and (submission.spec.need.devices or (pace is not None and pace.gates_devices)):
             snapshot = await self.read_devices()
             devices = load_config().devices
-            submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
+            banned, plugged = devices.banned_ids(snapshot), vendors_on_pci() if snapshot.silent else ()
+            submission = fit_to_machine(submission, snapshot, banned, devices.vendor, plugged)
             ledger = scheduler.ledger
+            notes += _silence_notes(submission.spec, snapshot)
             closed = closed_devices(snapshot, ledger.read_drains(), (), ledger.read_health_marks())
             notes += closed_notes(submission.spec, snapshot, closed)
             notes += filter(None, [due_note(scheduler.ledger.folder)])
@@ -171,21 +177,21 @@ class SubmissionHandler:
         return [f"the job does not get {each}; {advice}" for each in found]
 
     async def read_devices(self) -> Snapshot:
-        """Return a snapshot. In the first 30 s of the daemon, wait for a probe that has not answered yet."""
+        """Return a snapshot. In the first 5 s of the daemon, wait for a vendor's probe if GPUs of others are known."""
         sampling = self._scheduler.sampling
         snapshot = (await sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot
-        while _lacks_vendor(snapshot):
-            if time.monotonic() > self._first_reading_by:
-                break
+        while time.monotonic() < self._first_reading_by and snapshot.silent and silent_probe(None, snapshot) is None:
             await asyncio.sleep(_ASK_AGAIN_S)
             snapshot = (await asyncio.shield(sampling.request())).snapshot
         return snapshot
 
 
-def _lacks_vendor(snapshot: Snapshot) -> bool:
-    """Return whether a vendor's probe was too slow, and none of its devices is known: a job may be meant for them."""
-    known = {device.vendor for device in snapshot.devices}
-    return any(problem.kind == "timeout" and problem.vendor not in known for problem in snapshot.problems)
+def _silence_notes(spec: JobSpec, snapshot: Snapshot) -> Iterator[str]:
+    """Yield what becomes of a job whose GPUs cannot be read, because a probe does not answer."""
+    silent = silent_probe(spec.need.vendor, snapshot)
+    if silent is not None and not spec.engine:
+        how = "it waits until that answers" if spec.need.devices else "its runs reserve no GPU"
+        yield f"{silent.sentence}: {how}; `gpuyard doctor` says more"
 
 
 def _read(body: bytes, default_engine: str) -> Submission:

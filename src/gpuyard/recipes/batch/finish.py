@@ -58,7 +58,8 @@ class UnmovedRun(Struct, frozen=True, kw_only=True):
 
 class Summary(Struct, frozen=True, kw_only=True):
     """The results of a batch. `frames` is the sum that its runs reported, None if no run did. `kept` counts runs with
-    data, in `kept_in`; both are None if the batch is not pruned. `unknown` are limits that were not enforced."""
+    data, in `kept_in`; both are None if the batch is not pruned. `unknown` are limits that were not enforced, and
+    `silent` says which probe of GPUs did not answer."""
 
     name: str
     command: tuple[str, ...]
@@ -79,6 +80,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     left: tuple[UnmovedRun, ...]
     kept: int | None = None
     kept_in: str | None = None
+    silent: str | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -136,7 +138,7 @@ def _find_frames(log: str | None) -> int | None:
 
 def _summarize(record: BatchRecord, runs: list[RunRecord], keeps: str, results: list[RunResult]) -> Summary:
     plan = record.plan
-    waits, unknown = _read_waits(record)
+    waits, unknown, silent = _read_waits(record)
     frames = [run.frames for run in runs if run.frames is not None]
     started = min((run.submitted_at for run in runs), default=None)
     ended = max((run.ended_at for run in runs if run.ended_at), default=None)
@@ -159,6 +161,7 @@ def _summarize(record: BatchRecord, runs: list[RunRecord], keeps: str, results: 
         frames=sum(frames) if frames else None,
         waits_s=waits,
         unknown=unknown,
+        silent=silent,
         started_at=started,
         ended_at=ended,
         seconds=seconds,
@@ -171,16 +174,19 @@ def _summarize(record: BatchRecord, runs: list[RunRecord], keeps: str, results: 
     )
 
 
-def _read_waits(record: BatchRecord) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the seconds that each gate delayed runs, and the limits not enforced, from all parts in the queue."""
+def _read_waits(record: BatchRecord) -> tuple[dict[str, float], tuple[str, ...], str | None]:
+    """Return the seconds that each gate delayed runs, the limits not enforced, and which probe did not answer, from all
+    parts in the queue."""
     waits: dict[str, float] = {}
     unknown: dict[str, None] = {}
+    silent = None
     for part in record.parts:
         status = (batch.read_part_status(part) if part.first is not None else None) or {}
         for gate, seconds in status.get("waits_s", {}).items():
             waits[gate] = round(waits.get(gate, 0.0) + seconds, 3)
         unknown |= dict.fromkeys(status.get("unknown", ()))
-    return waits, tuple(unknown)
+        silent = status.get("silent") or silent
+    return waits, tuple(unknown), silent
 
 
 def classify_runs(

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import choose_vendor
+from gpuyard.core.device_names import choose_vendor, refuse_while_silent
 from gpuyard.core.lease import Need
 from gpuyard.core.natural_order import natural_order
 from gpuyard.core.snapshot import Vendor
@@ -99,7 +99,9 @@ def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) ->
         return [None] * count, []
     seen = snapshot()
     need = Need(vendor=Vendor(settings.vendor) if settings.vendor else None)
-    _, devices = choose_vendor(need, visible_devices(seen), seen, preferred=load_config().devices.vendor)
+    preferred = load_config().devices.vendor
+    refuse_while_silent(need.vendor or preferred, seen)
+    _, devices = choose_vendor(need, visible_devices(seen), seen, preferred=preferred)
     first = ",".join(device.id for device in devices[: settings.gpu_count])
     notes = []
     if devices and len(devices) < settings.gpu_count:

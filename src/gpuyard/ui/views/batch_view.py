@@ -19,6 +19,7 @@ from rich.text import Text
 
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.lifecycle import LIVE
+from gpuyard.core.scheduling.batch_pacing import why_unread
 from gpuyard.core.units import format_count, format_duration
 from gpuyard.recipes.batch.finish import Summary, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPart, BatchPlan
@@ -198,10 +199,14 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
         status = queue.get(f"/batches/{part.first}")
         since = time.monotonic() - age_of(status, submitted_at)
         while True:
-            for limit in status["unknown"]:
-                if limit not in noted:
-                    noted.add(limit)
-                    screen.note(f"gpuyard: {limit} is not enforced: no probe measures it")
+            silent = status.get("silent")
+            facts = [f"{limit} is not enforced: {why_unread(limit, silent)}" for limit in status["unknown"]]
+            if silent and not any(silent in fact for fact in facts):
+                facts.append(f"{silent}; `gpuyard doctor` says more")
+            for fact in facts:
+                if fact not in noted:
+                    noted.add(fact)
+                    screen.note(f"gpuyard: {fact}")
             progress = progress_of(name, status, time.monotonic() - since)
             estimate.note(progress.elapsed_s, progress.finished, progress.running)
             rest = progress.total - progress.finished
@@ -247,7 +252,7 @@ def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]
         causes = [_WAITS.get(gate, gate) for _, gate in waits]
         yield "waited", [f"{pad(at, width, is_right=True)} {why}" for at, why in zip(times, causes, strict=True)]
     if summary.unknown:
-        yield "unchecked", [f"{bound}: no probe measures it" for bound in summary.unknown]
+        yield "unchecked", [f"{bound}: {why_unread(bound, summary.silent)}" for bound in summary.unknown]
     failures = [each for each in summary.failures if each.state != "cancelled"]
     if failures:
         yield "failed", list(_cut([_failure(each) for each in failures]))

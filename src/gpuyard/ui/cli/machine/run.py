@@ -12,7 +12,7 @@ import click
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import check_possible, choose_vendor, find_devices
+from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
 from gpuyard.core.job.link_options import check_several
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.job.thread_variables import thread_variables
@@ -158,6 +158,7 @@ def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
     check_host(need, seen.host, load_config().host.limits)
     if not need.devices:
         return replace(need, only=())
+    refuse_while_silent(vendor or (config.vendor if typed["device"] is None else None), seen)
     allowed = [device for device in _candidates(typed, seen) if device.id not in banned]
     if not allowed and typed["device"] is None:
         raise EnvironmentFault("no usable GPU", hint="`gpuyard doctor` says why; --gpus 0 runs without a GPU")
