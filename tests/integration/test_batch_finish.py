@@ -34,6 +34,19 @@ print('frames:', int(options['--seed'] != '1'))
 """
 
 
+# A simulator that names the runs it keeps, removes the others, and does not say how many frames it made.
+NAMES_RUNS = """
+import os, sys
+options = dict(zip(sys.argv, sys.argv[1:]))
+out = options['--output-root']
+if options['--seed'] == '1':
+    os.rmdir(out)
+else:
+    open(os.path.join(out, 'frame'), 'w').write('data')
+    os.rename(out, os.path.join({keeps}, f"scene-{options['--seed']}"))
+"""
+
+
 def runs_in(root: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (root / "runs.jsonl").read_text().splitlines()]
 
@@ -80,6 +93,20 @@ def test_data_in_the_simulator_s_prune_root_is_counted_as_kept(
     assert f"  kept    3 runs with data, in {tmp_path}/out-pruned\n  pruned  1 run without a frame\n" in result.stdout
     here = run("datagen", "--count", "4", *OPEN, "--prune-keeps", "here")
     assert f"  kept        0 runs with data, in {tmp_path}/out-2\n" in here.stdout
+
+
+@pytest.mark.parametrize(
+    ("keeps", "root"), [("os.path.dirname(out)", "out"), ("options['--prune-output-root']", "out-pruned")]
+)
+def test_runs_that_the_simulator_kept_under_names_of_its_own_are_counted(
+    tmp_path: Path, tools: Callable[[str, str], Path], keeps: str, root: str
+) -> None:
+    tools("sim_view", NAMES_RUNS.replace("{keeps}", keeps))
+    result = run("datagen", "--count", "3", *OPEN)
+    assert result.returncode == 0, result.stderr
+    assert f"  kept    2 runs with data, in {tmp_path}/{root}\n  pruned  1 run without a frame" in result.stdout
+    summary = summary_in(tmp_path / "out")
+    assert (summary["kept"], summary["pruned"], summary["left"]) == (2, 1, [])
 
 
 @unmeasured
