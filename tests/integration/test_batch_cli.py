@@ -53,6 +53,18 @@ def test_datagen_passes_the_simulator_its_own_options(own_home: Path) -> None:
     assert f"--prune-empty --prune-output-root {folder}/empty --output-root" in own_root
 
 
+def test_datagen_proposes_limits_by_a_log_and_starts_nothing(own_home: Path) -> None:
+    assert run("watch", "--count", "2", "--interval", "100ms", "--log", "usage.csv").returncode == 0
+    result = run("datagen", "--calibrate", "usage.csv")
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = [line.split("  # ") for line in result.stdout.splitlines()]
+    options = [option.split()[0] for option, _ in lines]
+    assert options == ["--max-cpu", "--min-free-mem-mb", "--max-gpu", "--max-gpu-mem-mb"]
+    assert all("in 95% of 2 samples" in why for _, why in lines)
+    assert running_pid(own_home / "daemon.lock") is None
+    assert run("datagen", "--count", "1", "--dry-run", *" ".join(option for option, _ in lines).split()).returncode == 0
+
+
 # Whole batches
 
 
