@@ -293,6 +293,7 @@ def test_a_batch_that_the_queue_has_forgotten_is_reported_from_its_summary(tmp_p
         (["batch", "--count", "1", "--frames", "*.png", "--", "true"], "--frames needs --prune-output-root"),
         (["batch", "--count", "1", "--output-root", "", "--", "true"], "a path is empty"),
         (["batch", "--count", "1", "--resume", "--", "true"], "--resume: which batch?"),
+        (["batch", "--count", "1", "--resume", "--output-root", "none", "--", "true"], "there is no batch in "),
         (["batch", "--count", "1", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["batch", "--count", "1", "--", "echo", os.fsdecode(b"\xff")], "is not UTF-8"),
         (["batch", "--count", "1", "--append", "--", "true"], "--append: which batch?"),

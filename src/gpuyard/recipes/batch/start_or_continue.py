@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.errors import UserError
 from gpuyard.recipes.batch.plan import (
     SUMMARY,
     BatchPlan,
@@ -56,6 +57,9 @@ def choose_batch(plan: BatchPlan, mode: ExistingBatch) -> BatchChoice:
     """Choose a batch by its files. Creates and submits nothing."""
     if mode is ExistingBatch.RESUME:
         choice = BatchChoice(plan=plan, before=read_record(Path(plan.root)))
+        if choice.before is None:
+            hint = "leave out --resume to start one, or name the folder of a batch with --output-root"
+            raise UserError(f"there is no batch in {plan.root}", hint=hint)
     else:
         choice = _choose_append(plan) if mode is ExistingBatch.APPEND else _choose_same_or_new(plan)
     number = unused_number(choice.plan) if choice.before is None else choice.before.plan.first_number
