@@ -44,7 +44,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-runs-with-frames-are-pruned",
-        file=f"{_RECIPES}/batch/finish.py",
+        file=f"{_RECIPES}/batch/run_results.py",
         old="        if folder.is_dir() and has_frame(folder, plan.frames):\n",
         new="        if folder.is_dir() and not has_frame(folder, plan.frames):\n",
         breaks="Runs with data are moved away, and empty ones stay.",
@@ -52,7 +52,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-cancelled-runs-are-pruned",
-        file=f"{_RECIPES}/batch/finish.py",
+        file=f"{_RECIPES}/batch/run_results.py",
         old='return run.state != "cancelled" and run.attempts > 0',
         new="return True",
         breaks="Cancelled runs are counted as pruned, and their folders are moved away.",

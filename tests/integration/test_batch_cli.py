@@ -53,6 +53,18 @@ def test_datagen_passes_the_simulator_its_own_options(own_home: Path) -> None:
     assert f"--prune-empty --prune-output-root {folder}/empty --output-root" in own_root
 
 
+def test_datagen_proposes_limits_by_a_log_and_starts_nothing(own_home: Path) -> None:
+    assert run("watch", "--count", "2", "--interval", "100ms", "--log", "usage.csv").returncode == 0
+    result = run("datagen", "--calibrate", "usage.csv")
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = [line.split("  # ") for line in result.stdout.splitlines()]
+    options = [option.split()[0] for option, _ in lines]
+    assert options == ["--max-cpu", "--min-free-mem-mb", "--max-gpu", "--max-gpu-mem-mb"]
+    assert all("in 95% of 2 samples" in why for _, why in lines)
+    assert running_pid(own_home / "daemon.lock") is None
+    assert run("datagen", "--count", "1", "--dry-run", *" ".join(option for option, _ in lines).split()).returncode == 0
+
+
 # Whole batches
 
 
@@ -140,7 +152,7 @@ def test_datagen_makes_a_data_set_with_a_simulator_that_prunes_by_itself(
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("datagen: all 4 runs succeeded, in ")
     assert sorted(path.parent.name for path in tmp_path.glob("out/*/frame")) == ["run-000000", "run-000002"]
-    assert sorted(path.name for path in (tmp_path / "out-pruned").iterdir()) == ["seed-1", "seed-3"]
+    assert sorted(path.name for path in tmp_path.glob("out-pruned/[!.]*")) == ["seed-1", "seed-3"]
     summary = summary_in(tmp_path / "out")
     assert (summary["pruned"], summary["frames"]) == (2, 6)
 
@@ -281,6 +293,7 @@ def test_a_batch_that_the_queue_has_forgotten_is_reported_from_its_summary(tmp_p
         (["batch", "--count", "1", "--frames", "*.png", "--", "true"], "--frames needs --prune-output-root"),
         (["batch", "--count", "1", "--output-root", "", "--", "true"], "a path is empty"),
         (["batch", "--count", "1", "--resume", "--", "true"], "--resume: which batch?"),
+        (["batch", "--count", "1", "--resume", "--output-root", "none", "--", "true"], "there is no batch in "),
         (["batch", "--count", "1", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["batch", "--count", "1", "--", "echo", os.fsdecode(b"\xff")], "is not UTF-8"),
         (["batch", "--count", "1", "--append", "--", "true"], "--append: which batch?"),

@@ -171,13 +171,34 @@ def paced(own_home: Path) -> Iterator[StandIn]:
         yield stand_in
 
 
-@pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_a_batch_without_a_summary_is_reported_as_such(paced: StandIn, state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "message", "has_log"),
+    [
+        ("failed", "gpuyard: the runs have finished, but job 4, which sums them up, is failed\n", True),
+        ("cancelled", "gpuyard: job 4, which sums up the runs, was cancelled\n", False),
+    ],
+)
+def test_a_batch_without_a_summary_says_why_and_how_to_get_one(
+    tmp_path: Path, paced: StandIn, state: str, message: str, has_log: bool
+) -> None:
     paced.answers["GET /jobs/4"] = job(4, state)
-    result = batch(3, program="true")
+    result = batch(3, "--output-root", "out", program="true")
     assert (result.returncode, result.stdout) == (1, "")
-    assert f"job 4, which sums them up, is {state}\n" in result.stderr
-    assert "`gpuyard logs 4` may say why" in result.stderr
+    assert message in result.stderr
+    assert ("`gpuyard logs 4` may say why" in result.stderr) is has_log
+    assert f"`gpuyard retry 4` runs it again, and it writes {tmp_path}/out/summary.json after" in result.stderr
+
+
+def test_a_cancelled_summary_is_written_when_it_is_retried(tmp_path: Path) -> None:
+    with begun("batch", "--count", "1", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
+        await_run(tmp_path, 0)
+        assert run("cancel", "2").returncode == 0
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, "job 2, which sums up the runs, was cancelled\n" in errors) == (1, True), errors
+    assert run("retry", "2").returncode == 0
+    let_go(tmp_path, 0)
+    assert run("wait", "2").returncode == 0
+    assert summary_in(tmp_path / "out")["succeeded"] == 1
 
 
 def test_the_gate_that_blocks_the_next_run_is_named_with_its_figure_and_gpu(

@@ -97,7 +97,7 @@ def test_each_seed_runs_once_however_often_the_daemon_or_the_command_is_killed(l
             if "command" in victims:
                 process.kill()
                 process.communicate()
-                process = processes.enter_context(in_foreground("datagen", "--resume", *command_line[1:]))
+                process = processes.enter_context(in_foreground(*command_line))
         it.let_go()
         output, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
@@ -123,8 +123,9 @@ def crash_after(step: str, command_line: list[str]) -> None:
 
 def test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued(left_alone: Batch) -> None:
     it = left_alone
+    crash_after("_write_parts", it.command(RUNS, TAKES, **OPTIONS))
     command_line = it.command(RUNS, TAKES, **OPTIONS, resume=True)
-    for step in ("_write_parts", "_post", "_write_parts", "_post", "_write_parts"):
+    for step in ("_post", "_write_parts", "_post", "_write_parts"):
         crash_after(step, command_line)
     done = run(*command_line)
     assert done.returncode == 0, done.stderr
@@ -135,7 +136,7 @@ def test_the_next_command_summarises_runs_that_ended_before_a_summary_was_reques
     left_alone: Batch,
 ) -> None:
     it = left_alone
-    command_line = it.command(RUNS, ("--seconds", "0"), **OPTIONS, resume=True)
+    command_line = it.command(RUNS, ("--seconds", "0"), **OPTIONS)
     for _ in ("the batch is written down", "its runs are submitted, and that is written down"):
         crash_after("_write_parts", command_line)
     until(lambda: len(it.entries("ends")) == RUNS, "the end of all runs")

@@ -34,6 +34,32 @@ print('frames:', int(options['--seed'] != '1'))
 """
 
 
+# A simulator that names the runs it keeps, removes the others, and does not say how many frames it made.
+NAMES_RUNS = """
+import os, sys
+options = dict(zip(sys.argv, sys.argv[1:]))
+out = options['--output-root']
+if options['--seed'] == '1':
+    os.rmdir(out)
+else:
+    open(os.path.join(out, 'frame'), 'w').write('data')
+    os.rename(out, os.path.join({keeps}, f"scene-{options['--seed']}"))
+"""
+
+
+# A simulator that waits for the test, and prunes all its runs.
+PRUNES_ALL = """
+import os, sys, time
+options = dict(zip(sys.argv, sys.argv[1:]))
+while not os.path.exists('go'):
+    time.sleep(0.02)
+out = options['--output-root']
+open(os.path.join(out, 'log'), 'w').write(out)
+os.rename(out, os.path.join(options['--prune-output-root'], os.path.basename(out)))
+print('frames: 0')
+"""
+
+
 def runs_in(root: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (root / "runs.jsonl").read_text().splitlines()]
 
@@ -82,6 +108,51 @@ def test_data_in_the_simulator_s_prune_root_is_counted_as_kept(
     assert f"  kept        0 runs with data, in {tmp_path}/out-2\n" in here.stdout
 
 
+@pytest.mark.parametrize(
+    ("keeps", "root"), [("os.path.dirname(out)", "out"), ("options['--prune-output-root']", "out-pruned")]
+)
+def test_runs_that_the_simulator_kept_under_names_of_its_own_are_counted(
+    tmp_path: Path, tools: Callable[[str, str], Path], keeps: str, root: str
+) -> None:
+    tools("sim_view", NAMES_RUNS.replace("{keeps}", keeps))
+    result = run("datagen", "--count", "3", *OPEN)
+    assert result.returncode == 0, result.stderr
+    assert f"  kept    2 runs with data, in {tmp_path}/{root}\n  pruned  1 run without a frame" in result.stdout
+    summary = summary_in(tmp_path / "out")
+    assert (summary["kept"], summary["pruned"], summary["left"]) == (2, 1, [])
+
+
+def test_batches_that_run_at_once_with_one_prune_root_number_their_runs_apart(
+    tmp_path: Path, tools: Callable[[str, str], Path]
+) -> None:
+    tools("sim_view", PRUNES_ALL)
+    shared = ("--prune-output-root", "empty", *OPEN)
+    assert run("datagen", "--count", "2", "--detach", "--output-root", "a", *shared).returncode == 0
+    other = run("datagen", "--count", "2", "--detach", "--output-root", "b", *shared)
+    notice = f"gpuyard: {tmp_path}/empty has runs of another batch, so those of this one are numbered from 100000\n"
+    assert other.stderr.startswith(notice)
+    (tmp_path / "go").touch()
+    assert run("wait", "all").returncode == 0
+    added = run("datagen", "--count", "1", "--append", "--output-root", "a", *shared)
+    assert added.returncode == 0, added.stdout
+    logs = {path.parent.name: path.read_text() for path in tmp_path.glob("empty/*/log")}
+    names = {"a": ("run-000000", "run-000001", "run-000002"), "b": ("run-100000", "run-100001")}
+    assert logs == {name: f"{tmp_path}/{root}/{name}" for root in names for name in names[root]}
+    assert [summary_in(tmp_path / root)["pruned"] for root in names] == [3, 2]
+
+
+def test_a_dry_run_names_the_folders_that_a_shared_prune_root_leaves(tmp_path: Path) -> None:
+    (tmp_path / "empty/run-000007").mkdir(parents=True)
+    command = ("datagen", "--count", "1", "--dry-run", "--prune-output-root", "empty")
+    assert f"--output-root {tmp_path}/out/run-100000 --seed 0" in run(*command).stdout
+
+
+def test_a_refused_batch_leaves_its_numbers_to_the_next(tmp_path: Path) -> None:
+    command = ("datagen", "--count", "1", "--program", "true", "--prune-output-root", "empty", "--dry-run")
+    assert run(*command[:-1], "--device", "7").returncode == 2
+    assert f"{tmp_path}/out/run-000000" in run(*command).stdout
+
+
 @unmeasured
 def test_runs_retried_by_hand_update_the_summary(tmp_path: Path) -> None:
     program = "test {index} != 1 || test -e ready"
@@ -96,9 +167,9 @@ def test_runs_retried_by_hand_update_the_summary(tmp_path: Path) -> None:
 
 @unmeasured
 def test_a_run_that_could_not_be_pruned_is_pruned_when_the_batch_continues(tmp_path: Path) -> None:
-    assert batch(1, *ROOTS, program="rmdir pruned").returncode == 0
+    assert batch(1, *ROOTS, program="rm -r pruned").returncode == 0
     assert "missing" in summary_in(tmp_path / "out")["left"][0]["why"]
-    assert batch(1, *ROOTS, "--resume", program="rmdir pruned").returncode == 0
+    assert batch(1, *ROOTS, "--resume", program="rm -r pruned").returncode == 0
     assert (summary_in(tmp_path / "out")["pruned"], summary_in(tmp_path / "out")["left"]) == (1, [])
     assert (tmp_path / "pruned/run-000000").is_dir()
 

@@ -63,7 +63,7 @@ def test_with_all_thresholds_at_once_every_run_completes_and_no_launch_crosses_o
     summary = batch.finished()
     assert (summary.runs, summary.succeeded, summary.failed, summary.attempts) == (8, 8, 0, 10)
     assert (summary.pruned, summary.frames) == (2, 6 * 3)
-    assert sorted(folder.name for folder in batch.pruned.iterdir()) == ["run-000000", "run-000004"]
+    assert sorted(folder.name for folder in batch.pruned.glob("run-*")) == ["run-000000", "run-000004"]
     assert sorted(entry.seed for entry in batch.entries("ends")) == list(range(8))
     assert sorted(entry.seed for entry in batch.entries("fails")) == [0, 5]
     assert batch.most_at_once() <= 3

@@ -4,6 +4,9 @@ The root of a batch holds all its files: `batch.json` has the plan and the ids o
 are submitted; `run-000017` is the folder of run 17; `finish` writes `runs.jsonl`, `summary.json` and `pruned.jsonl`
 after the last run. A submission carries a token, so repeating it after a crash adds nothing; a batch that is continued
 starts only runs that have not succeeded. `start_or_continue` chooses the batch for a command.
+
+Batches may share a prune root: each claims there as many numbers for the folders of its runs as a batch may ever have,
+with a file that only one of them can create. So no two runs have one name.
 """
 
 import contextlib
@@ -11,6 +14,7 @@ import csv
 import io
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -41,12 +45,15 @@ MOST_RUNS = 100_000
 SUCCEEDED = "succeeded"
 _ENDS = (SUCCEEDED, "failed", "cancelled", "rejected")
 _PAGE = 1000
+_CLAIM = ".gpuyard-"  # and the first folder that is claimed
+_NUMBERED = re.compile(rf"(?:{re.escape(_CLAIM)})?run-(\d{{6,}})")
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):
     """What the user asked for. `options` are those of the queue. `prunes` is what moves empty runs into `pruned_root`:
     "program" or "scheduler". `prune_keeps` is where a program that prunes keeps data: "here", in the run's folder, or
-    "there", in `pruned_root`; None to detect it. `frames` is the glob of data files: a run without one is empty."""
+    "there", in `pruned_root`; None to detect it. `frames` is the glob of data files: a run without one is empty.
+    `first_number` is in the name of the folder of run 0."""
 
     name: str
     command: tuple[str, ...]
@@ -57,6 +64,7 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
     prunes: str | None = None
     prune_keeps: str | None = None
     frames: str = ANY_FILE
+    first_number: int = 0
     options: dict[str, Any] = {}
 
 
@@ -105,7 +113,33 @@ def run_command(plan: BatchPlan, index: int) -> tuple[str, ...]:
 
 
 def run_folder(plan: BatchPlan, index: int) -> Path:
-    return Path(plan.root) / f"run-{index:06d}"
+    return Path(plan.root) / f"run-{plan.first_number + index:06d}"
+
+
+def unused_number(plan: BatchPlan) -> int:
+    """Return the first of as many numbers as a batch may need that are used by no other batch in the prune root."""
+    try:
+        names = os.listdir(plan.pruned_root) if plan.pruned_root is not None else []
+    except OSError:  # it is made later, or refused
+        names = []
+    used = [int(match[1]) // MOST_RUNS for name in names if (match := _NUMBERED.match(name))]
+    return MOST_RUNS * (max(used, default=-1) + 1)
+
+
+def _claim(plan: BatchPlan) -> Path:
+    return Path(plan.pruned_root or "") / f"{_CLAIM}{run_folder(plan, 0).name}"
+
+
+def _claim_numbers(plan: BatchPlan) -> bool:
+    """Claim the numbers of the runs in the prune root. Return False if they are claimed already."""
+    if plan.pruned_root is not None:
+        try:
+            _claim(plan).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write to the prune root {plan.pruned_root}: {error.strerror}") from error
+    return True
 
 
 def default_root(name: str) -> str:
@@ -137,12 +171,14 @@ def _check_program(program: str) -> None:
 
 def submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
     """Check the plan, create the roots, and submit all runs that have not succeeded. Return None, and submit nothing,
-    if the record in the root is not `before`: another command has changed it."""
+    if the record in the root is not `before`, or the numbers of its runs are taken: another command has changed it."""
     check_plan(plan)
     _check_program(run_command(plan, 0)[0])
     make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
     with locked(Path(plan.root)):
         if read_record(Path(plan.root)) != before:
+            return None
+        if not _claim_numbers(plan) and before is None:
             return None
         return _submit_rest(BatchRecord(plan=plan) if before is None else _continue(before, plan))
 
@@ -242,12 +278,14 @@ def _submit_finish(record: BatchRecord, part: BatchPart, token: str) -> BatchRec
 
 
 def _write_parts(record: BatchRecord, *parts: BatchPart) -> BatchRecord:
-    """Write and return the record with these parts. Without any part, the file is removed."""
+    """Write and return the record with these parts. Without any part, the file and the claim are removed."""
     record, path = replace(record, parts=parts), Path(record.plan.root) / RECORD
     if parts:
         write_whole(path, msgspec.json.format(msgspec.json.encode(record)))
     else:
         path.unlink(missing_ok=True)
+        if record.plan.pruned_root is not None:
+            _claim(record.plan).unlink(missing_ok=True)
     return record
 
 

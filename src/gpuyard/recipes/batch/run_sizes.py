@@ -84,7 +84,9 @@ def _least_mb(plan: BatchPlan) -> float:
 
 
 def _mean_size(plan: BatchPlan, runs: Iterable[RunRecord]) -> RunSize | None:
-    folders = [run.kept_in or str(run_folder(plan, run.index)) for run in runs if run.state == SUCCEEDED]
+    roots = {plan.root, plan.pruned_root} - {None}  # recorded for a run whose folder has a name of the program
+    succeeded = (run for run in runs if run.state == SUCCEEDED and run.kept_in not in roots)
+    folders = [run.kept_in or str(run_folder(plan, run.index)) for run in succeeded]
     sizes = [size for folder in folders[-_MOST_RUNS:] if (size := _size_mb(folder)) is not None]
     return RunSize(mb=sum(sizes) / len(sizes), runs=len(sizes)) if sizes else None
 

@@ -15,7 +15,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.recipes.batch.plan import SUMMARY, BatchPlan, BatchRecord, changed_field, read_record, submit_batch
+from gpuyard.errors import UserError
+from gpuyard.recipes.batch.plan import (
+    SUMMARY,
+    BatchPlan,
+    BatchRecord,
+    changed_field,
+    read_record,
+    submit_batch,
+    unused_number,
+)
 from gpuyard.system.private_files import PrivateFileError, read_own
 
 
@@ -47,8 +56,18 @@ def start_batch(plan: BatchPlan, mode: ExistingBatch) -> tuple[BatchChoice, Batc
 def choose_batch(plan: BatchPlan, mode: ExistingBatch) -> BatchChoice:
     """Choose a batch by its files. Creates and submits nothing."""
     if mode is ExistingBatch.RESUME:
-        return BatchChoice(plan=plan, before=read_record(Path(plan.root)))
-    return _choose_append(plan) if mode is ExistingBatch.APPEND else _choose_same_or_new(plan)
+        choice = BatchChoice(plan=plan, before=read_record(Path(plan.root)))
+        if choice.before is None:
+            hint = "leave out --resume to start one, or name the folder of a batch with --output-root"
+            raise UserError(f"there is no batch in {plan.root}", hint=hint)
+    else:
+        choice = _choose_append(plan) if mode is ExistingBatch.APPEND else _choose_same_or_new(plan)
+    number = unused_number(choice.plan) if choice.before is None else choice.before.plan.first_number
+    note = choice.note
+    if number and choice.before is None:
+        shared = f"{choice.plan.pruned_root} has runs of another batch, so those of this one are numbered from {number}"
+        note = f"{note}; {shared}" if note else shared
+    return replace(choice, plan=replace(choice.plan, first_number=number), note=note)
 
 
 def _choose_same_or_new(plan: BatchPlan) -> BatchChoice:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from gpuyard.recipes.batch.finish import RunResult, classify_runs
 from gpuyard.recipes.batch.plan import BatchPlan, RunRecord
+from gpuyard.recipes.batch.run_results import RunResult, RunResults, classify_runs
 
 AT = "2026-01-02T03:04:05Z"
 
@@ -37,11 +38,15 @@ def make(folder: Path, *files: str) -> str:
     return str(folder)
 
 
+def nothing_in(runs: int) -> RunResults:
+    return RunResults(keeps="here", of_runs=[RunResult()] * runs, kept=0, pruned=0)
+
+
 @pytest.mark.parametrize("prunes", ["program", "scheduler"])
 def test_a_run_that_was_cancelled_or_never_started_is_neither_kept_nor_pruned(tmp_path: Path, prunes: str) -> None:
     begun = make(tmp_path / "out/run-000001")
     runs = [run(0, "cancelled", attempts=0), run(1, "cancelled"), run(2, "rejected", attempts=0)]
-    assert classify_runs(plan(tmp_path, prunes), runs, {}, AT) == ("here", [RunResult()] * 3)
+    assert classify_runs(plan(tmp_path, prunes), runs, {}, AT) == nothing_in(3)
     assert Path(begun).is_dir()
 
 
@@ -51,13 +56,14 @@ def test_a_simulator_that_keeps_data_in_the_output_root_moves_the_rest(tmp_path:
     left = RunResult(left="it is empty, and the program left it there")
     make(tmp_path / "out/run-000002")
     results = classify_runs(plan(tmp_path), [run(0), run(1), run(2)], {}, AT)
-    assert results == ("here", [RunResult(kept_in=kept), RunResult(pruned_to=moved), left])
+    assert (results.keeps, results.of_runs) == ("here", [RunResult(kept_in=kept), RunResult(pruned_to=moved), left])
 
 
 def test_data_only_in_the_prune_root_are_kept_there(tmp_path: Path) -> None:
     kept, rest = make(tmp_path / "pruned/run-000000", "frame"), make(tmp_path / "out/run-000001")
     results = classify_runs(plan(tmp_path), [run(0), run(1), run(2, "failed")], {}, AT)
-    assert results == ("there", [RunResult(kept_in=kept), RunResult(pruned_to=rest), RunResult()])
+    expected = [RunResult(kept_in=kept), RunResult(pruned_to=rest), RunResult()]
+    assert results == RunResults(keeps="there", of_runs=expected, kept=1, pruned=1)
 
 
 def test_reported_frames_outside_of_run_folders_count_as_kept_in_the_prune_root(tmp_path: Path) -> None:
@@ -65,22 +71,64 @@ def test_reported_frames_outside_of_run_folders_count_as_kept_in_the_prune_root(
     make(tmp_path / "pruned/2026-01-02-seed-0", "frame")
     results = classify_runs(plan(tmp_path), [run(0, frames=5), run(1, frames=0)], {}, AT)
     root = str(tmp_path / "pruned")
-    assert results == ("there", [RunResult(kept_in=root), RunResult(pruned_to=root)])
+    assert (results.keeps, results.of_runs) == ("there", [RunResult(kept_in=root), RunResult(pruned_to=root)])
 
 
 def test_the_users_setting_goes_before_the_detected_place(tmp_path: Path) -> None:
     there, here = make(tmp_path / "pruned/run-000000", "frame"), make(tmp_path / "out/run-000001", "frame")
     runs = [run(0, frames=5), run(1, frames=5)]
-    assert classify_runs(plan(tmp_path, keeps="here"), runs, {}, AT)[1] == [
+    assert classify_runs(plan(tmp_path, keeps="here"), runs, {}, AT).of_runs == [
         RunResult(pruned_to=there),
         RunResult(kept_in=here),
     ]
-    assert classify_runs(plan(tmp_path, keeps="there"), runs, {}, AT)[1] == [
+    assert classify_runs(plan(tmp_path, keeps="there"), runs, {}, AT).of_runs == [
         RunResult(kept_in=there),
         RunResult(pruned_to=here),
     ]
 
 
+# Folders that have names of the program's own
+
+
+@pytest.mark.parametrize("root", ["out", "pruned"])
+def test_runs_that_were_kept_under_names_of_the_program_are_counted(tmp_path: Path, root: str) -> None:
+    make(tmp_path / root / "scene-a", "frame")
+    make(tmp_path / root / "scene-b", "frame")
+    results = classify_runs(plan(tmp_path), [run(0), run(1)], {}, AT)
+    kept = RunResult(kept_in=str(tmp_path / root))
+    assert results == RunResults(keeps="here" if root == "out" else "there", of_runs=[kept] * 2, kept=2, pruned=0)
+
+
+def test_a_run_whose_folder_is_gone_rather_has_data_elsewhere_than_one_whose_folder_is_empty(tmp_path: Path) -> None:
+    make(tmp_path / "pruned/scene-a", "frame")
+    empty = make(tmp_path / "out/run-000000")
+    results = classify_runs(plan(tmp_path), [run(0), run(1)], {}, AT)
+    assert results.of_runs == [RunResult(pruned_to=empty), RunResult(kept_in=str(tmp_path / "pruned"))]
+
+
+def test_of_fewer_folders_than_runs_only_the_number_of_kept_runs_is_known(tmp_path: Path) -> None:
+    make(tmp_path / "out/scene-a", "frame")
+    make(tmp_path / "pruned/scene-b")
+    results = classify_runs(plan(tmp_path), [run(0), run(1), run(2, frames=0)], {}, AT)
+    moved = RunResult(pruned_to=str(tmp_path / "pruned"))
+    assert results == RunResults(keeps="here", of_runs=[RunResult(), RunResult(), moved], kept=1, pruned=2)
+
+
+def test_an_empty_run_that_was_moved_under_a_name_of_the_program_is_pruned(tmp_path: Path) -> None:
+    """The program makes a folder of its own in that of the run, and moves it away if it is empty."""
+    make(tmp_path / "out/run-000000/scene-a", "frame")
+    make(tmp_path / "out/run-000001")
+    make(tmp_path / "pruned/scene-b")
+    results = classify_runs(plan(tmp_path), [run(0), run(1)], {}, AT)
+    assert (results.kept, results.pruned, results.of_runs[1].left) == (1, 1, None)
+
+
+def test_folders_from_before_the_batch_are_not_its_runs(tmp_path: Path) -> None:
+    make(tmp_path / "pruned/scene-a", "frame")
+    later = replace(run(0), submitted_at="2999-01-01T00:00:00Z")
+    assert classify_runs(plan(tmp_path), [later], {}, AT).kept == 0
+
+
 def test_without_pruning_runs_are_not_classified(tmp_path: Path) -> None:
     make(tmp_path / "out/run-000000", "frame")
-    assert classify_runs(plan(tmp_path, None), [run(0)], {}, AT) == ("here", [RunResult()])
+    assert classify_runs(plan(tmp_path, None), [run(0)], {}, AT) == nothing_in(1)

@@ -106,3 +106,9 @@ def test_a_damaged_record_of_sizes_is_ignored(tmp_path: Path, own_home: Path) ->
     (own_home / "batch-sizes.json").write_text("{broken")
     (own_home / "batch-sizes.json").chmod(0o600)
     assert expected_run_size(plan(tmp_path / "new"), None) is None
+
+
+def test_a_root_that_holds_all_runs_of_a_program_is_not_taken_for_the_size_of_one(tmp_path: Path) -> None:
+    (only,) = finished(tmp_path / "out", 2)
+    learn_run_size(plan(tmp_path / "out"), [replace(only, kept_in=str(tmp_path / "out"))])
+    assert expected_run_size(plan(tmp_path / "new"), None) is None

@@ -165,7 +165,7 @@ def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int 
             if is_interrupted:
                 is_interrupted = False
                 raise KeyboardInterrupt
-            _check_finish(follow(record.plan.name, part))
+            _check_finish(follow(record.plan.name, part), record.plan)
         except KeyboardInterrupt:
             can_ask = not is_stopped and sys.stdin is not None and is_terminal(sys.stdin) and is_terminal(sys.stderr)
             if not can_ask or not _asks_to_stop():
@@ -179,12 +179,15 @@ def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int 
             return None
 
 
-def _check_finish(job: dict[str, Any]) -> None:
+def _check_finish(job: dict[str, Any], plan: BatchPlan) -> None:
     """Raise if the job that sums up the runs did not succeed."""
+    again = f"`gpuyard retry {job['id']}` runs it again, and it writes {plan.root}/summary.json after the last run"
+    if job["state"] == "cancelled":
+        raise EnvironmentFault(f"job {job['id']}, which sums up the runs, was cancelled", hint=again)
     if job["state"] != "succeeded":
         raise EnvironmentFault(
             f"the runs have finished, but job {job['id']}, which sums them up, is {job['state']}",
-            hint=f"`gpuyard logs {job['id']}` may say why; `gpuyard retry {job['id']}` runs it again",
+            hint=f"`gpuyard logs {job['id']}` may say why; {again}",
         )
 
 

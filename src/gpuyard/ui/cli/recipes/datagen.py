@@ -1,13 +1,16 @@
 """`gpuyard datagen`: a batch of runs of a simulator that generates data."""
 
+from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import to_builtins
 
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.recipes.batch import run_batch
 from gpuyard.ui.cli.recipes.batch_options import batch_options, make_plan, option, run_mode, whole
 from gpuyard.ui.cli.rich_output import absolute
+from gpuyard.ui.cli.terminal import say, say_json
 
 _NAME = "datagen"
 
@@ -30,6 +33,7 @@ _NAME = "datagen"
 @click.option("--frames", metavar="GLOB", help="With --prune-with scheduler: files that count as frames. [*]")
 @option("max-frames", "F", whole(1), "Maximum number of frames per run. [the simulator's default]")
 @click.option("--headless/--no-headless", "is_headless", default=True, show_default=True, help="Without a window.")
+@click.option("--calibrate", metavar="FILE", help="Print limits to use, by a log of `gpuyard watch --log`; no run.")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 def command(rest: tuple[str, ...], **typed: Any) -> int:
     """Generate data with a simulator, run after run, within limits on CPU, RAM and GPU.
@@ -44,6 +48,8 @@ def command(rest: tuple[str, ...], **typed: Any) -> int:
 
     Exit status 0 if all runs succeeded, else 1.
     """
+    if typed["calibrate"] is not None:
+        return _calibrate(Path(typed["calibrate"]), as_json=typed["as_json"])
     mode = run_mode(typed)
     prunes = typed["prune_with"] if typed["is_pruned"] else None
     if typed["frames"] is not None and prunes != "scheduler":
@@ -71,3 +77,16 @@ def _command(typed: dict[str, Any], rest: tuple[str, ...], *, prunes_itself: boo
     frames = ("--max-frames", typed["max_frames"]) if typed["max_frames"] else ()
     output = ("--output-root", "{output}", "--seed", "{seed}")
     return (typed["program"], "--mode", "datagen", *headless, *prune, *output, *frames, *rest)
+
+
+def _calibrate(log: Path, *, as_json: bool) -> int:
+    from gpuyard.recipes.batch.propose_limits import propose_limits, read_sample_log
+
+    limits = propose_limits(read_sample_log(log))
+    if as_json:
+        say_json(to_builtins(limits))
+        return 0
+    options = ["" if limit.value is None else f"{limit.option} {limit.value}" for limit in limits]
+    width = max(map(len, options))
+    say(*(f"{option:{width}}  # {limit.why}" for option, limit in zip(options, limits, strict=True)))
+    return 0
