@@ -4,7 +4,7 @@ import os
 import sys
 
 from gpuyard.connect.fast_http import connect_early
-from gpuyard.connect.submitted_code import RemovedIfRefused, digest_of, framework_of, record_code
+from gpuyard.connect.submitted_code import RemovedIfRefused, command_words, digest_of, framework_of, record_code
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
@@ -60,8 +60,6 @@ VERB = Verb(
     _options,
     Arguments("-- CMD...", is_program=True),
 )
-# A single argument with one of these is a line, unless it is the name of a program.
-_SEPARATORS = " \t\n;&|<>"
 # Options of the command line alone, which are not sent.
 _OWN = ("from", "cwd", "dry-run", "json", "in", "wait", "follow", "snapshot", "no-snapshot")
 
@@ -144,24 +142,15 @@ def _wants_snapshot(typed: Typed) -> bool | None:
 
 
 def read_command(words: list[str], directory: str) -> list[str]:
-    """Return the arguments of the program. One argument with spaces or shell operators in it is a command line, unless
-    a file or a program on PATH has this name: a shell runs it if it has shell syntax, else it is split into words."""
-    if len(words) != 1 or not any(char in words[0] for char in _SEPARATORS) or _is_program(words[0], directory):
-        return words
-    from gpuyard.core.job.command_line import SHELL, read_line
-    from gpuyard.ui.cli.terminal import is_terminal, note
+    """Return the arguments of the program, and say in a terminal if a shell runs them."""
+    command = command_words(words, directory)
+    if command != words:
+        from gpuyard.core.job.command_line import SHELL
+        from gpuyard.ui.cli.terminal import is_terminal, note
 
-    command = read_line(words[0].strip())
-    if command[:2] == SHELL and is_terminal(sys.stderr):
-        note(f"gpuyard: {SHELL[0]} runs this line")
-    return list(command)
-
-
-def _is_program(name: str, directory: str) -> bool:
-    if os.path.exists(os.path.join(directory, name)):
-        return True
-    folders = os.environ.get("PATH", "").split(os.pathsep)
-    return "/" not in name and any(os.path.exists(os.path.join(folder, name)) for folder in folders if folder)
+        if command[:2] == [*SHELL] and is_terminal(sys.stderr):
+            note(f"gpuyard: {SHELL[0]} runs this line")
+    return command
 
 
 def sent_options(typed: Typed, own: "tuple[str, ...]") -> "dict[str, str | bool | list[str]]":
