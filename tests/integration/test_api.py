@@ -321,10 +321,28 @@ def test_an_impossible_request_is_refused_instead_of_waiting(options: dict[str, 
         GPUScheduler(**options).acquire()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"priority": 5.5}, {"priority": "high"}, {"num_gpus": 1.5}])
-def test_a_number_of_the_wrong_type_is_refused_at_once(options: dict[str, object]) -> None:
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority": 5.5}, "priority is 5.5: give a whole number, such as priority=2"),
+        ({"priority": "high"}, "priority is 'high': give a whole number, such as priority=2"),
+        ({"num_gpus": 1.5}, "num_gpus is 1.5: give a whole number, such as num_gpus=2"),
+        ({"num_gpus": "2"}, "num_gpus is '2': give a whole number, such as num_gpus=2"),
+        ({"gpus": 2}, "GPUScheduler has no parameter gpus: did you mean num_gpus?"),
+        ({"vram_gb": 2}, "GPUScheduler has no parameter vram_gb: did you mean vram?"),
+    ],
+)
+def test_a_wrong_type_or_name_is_refused_in_one_line_that_says_what_to_write(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(TypeError) as refused:
         GPUScheduler(**options)  # type: ignore[arg-type]
+    assert str(refused.value) == message
+
+
+def test_a_name_that_is_like_no_parameter_is_refused_with_all_of_them() -> None:
+    with pytest.raises(TypeError, match=r"no parameter frobnicate: its parameters are memory_free_threshold_gb, .*cpus$"):
+        GPUScheduler(frobnicate=1)  # type: ignore[arg-type]
 
 
 def test_a_single_gpu_may_be_named_without_a_list() -> None:

@@ -20,6 +20,8 @@ from gpuyard.core.device_names import banned_ids, choose_vendor, find_devices
 from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
+from gpuyard.core.scheduling.device_fit import tiny_mb
+from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.leases.ledger import open_ledger
@@ -30,6 +32,13 @@ from gpuyard.visible_devices import process_numbers
 # A script may change these at run time: numbers or ids, and parts of names, of GPUs that are never used.
 BANNED_GPUS: list[int | str] = []
 BANNED_GPU_NAMES: list[str] = []
+
+
+class DefaultThreshold(int):
+    """The default of a threshold bends to what the GPUs can show; a number that a caller gives is kept."""
+
+
+MEMORY_FREE_GB, POWER_W = DefaultThreshold(20), DefaultThreshold(80)
 
 
 def get_gpu_info() -> list[dict[str, Any]]:
@@ -77,8 +86,8 @@ def get_total_num_gpus() -> int:
 
 
 def find_free_gpus(
-    memory_free_threshold_gb: float = 20,
-    power_threshold_w: float | None = 80,
+    memory_free_threshold_gb: float = MEMORY_FREE_GB,
+    power_threshold_w: float | None = POWER_W,
     utilization_threshold_percent: float | None = 1,
     specific_gpus: Sequence[int | str] | int | str | None = None,
 ) -> list[int]:
@@ -91,16 +100,17 @@ def find_free_gpus(
     names = as_names(specific_gpus)
     requested = None if names is None else find_devices(names, here, process_vendor(here))
     banned = all_banned_devices(seen, here)
+    listed = _listed_devices(here) if requested is None else visible_devices(here)
+    allowed = [each for each in listed if each.id not in banned and (requested is None or each.id in requested)]
+    needed_mb = free_memory_mb(memory_free_threshold_gb, allowed)
     free = []
-    for device in _listed_devices(here) if requested is None else visible_devices(here):
-        if requested is not None and device.id not in requested:
-            continue
+    for device in allowed:
         need = Need(
-            memory=WholeDevice(memory_free_threshold_gb * 1024),
+            memory=WholeDevice(needed_mb),
             only=(device.id,),
-            banned=banned,
-            max_power_w=power_threshold_w,
+            max_power_w=power_threshold_w and float(power_threshold_w),
             max_utilization_percent=utilization_threshold_percent,
+            ignores_idle_power=isinstance(power_threshold_w, DefaultThreshold),
         )
         if choose(need, view).claim and device.index is not None:
             free.append(device.index)
@@ -108,6 +118,14 @@ def find_free_gpus(
 
 
 # Shared with GPUScheduler
+
+
+def free_memory_mb(threshold_gb: float, devices: Sequence[Device], count: int = 1) -> float:
+    """Return the memory that has to be free on a GPU: the default is no more than `count` of these have when idle."""
+    if not isinstance(threshold_gb, DefaultThreshold):
+        return threshold_gb * 1024
+    sizes = [math.inf if (size := capacity(each)) is None else size - tiny_mb(each) for each in devices]
+    return min([threshold_gb * 1024.0, *sorted(sizes, reverse=True)[count - 1 : count]])
 
 
 def number_as_process(seen: Snapshot) -> Snapshot:
