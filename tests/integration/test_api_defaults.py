@@ -16,7 +16,7 @@ from tests.fakes.nvml import FakeDevice, FakeMemory, FakeNvml, FakeProcess, Fake
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
-# Longer than the program takes on a busy machine; a program that waits for a GPU is not ended by it, but by its own limit.
+# Far longer than a program takes: one that waits for a GPU has a limit of its own.
 DEADLINE_S = 90.0
 # Prints what a bare call gets, and what is free by the helper and by a limit that was given.
 BARE = (
