@@ -241,6 +241,24 @@ def test_a_script_may_assign_a_new_list_of_banned_gpus(monkeypatch: pytest.Monke
     assert find_free_gpus() == [0]
 
 
+@pytest.mark.parametrize("first", ["gpuyard", "gpuyard.scripting.gpu_info", "gpu_scheduler.gpu_info"])
+@pytest.mark.parametrize("second", ["gpuyard", "gpuyard.scripting.gpu_info", "gpu_scheduler.gpu_info"])
+def test_a_gpu_that_was_banned_before_a_list_is_assigned_stays_banned(
+    first: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own: which modules are imported, and in which order, makes a difference."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
+    program = (
+        "from importlib import import_module\n"
+        f"import_module({first!r}).BANNED_GPUS.append(0)\n"
+        f"import_module({second!r}).BANNED_GPUS = [1]\n"
+        "from gpuyard import find_free_gpus\n"
+        "print(find_free_gpus())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=False)
+    assert (done.stdout, done.returncode) == ("[2]\n", 0), done.stderr
+
+
 def test_the_helpers_return_the_same_shapes_as_before() -> None:
     with SimulatedUse() as usage:
         usage.allocate("SIM-1", 8192)

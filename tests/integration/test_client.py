@@ -101,7 +101,7 @@ def test_a_single_word_with_a_blank_is_a_program_if_there_is_one(client: Client,
 
 @pytest.mark.parametrize("command", [("sleep", 1), (["sleep", 1],), (["sleep"], ["1"])])
 def test_a_command_with_something_else_than_text_is_refused(client: Client, command: tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match=r"^the command has (1|\['sleep'\]) in it$") as refused:
+    with pytest.raises(UserError, match=r"^the command has (1|\['sleep'\]) in it") as refused:
         client.submit(*command, gpus=0)
     assert 'submit("python", "train.py", "--lr", "0.1")' in str(refused.value.hint)
 

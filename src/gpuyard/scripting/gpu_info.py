@@ -32,6 +32,9 @@ from gpuyard.visible_devices import process_numbers
 # A script may change these at run time: numbers or ids, and parts of names, of GPUs that are never used.
 BANNED_GPUS: list[int | str] = []
 BANNED_GPU_NAMES: list[str] = []
+# The lists themselves, and the modules in which a script may assign others to their names.
+_OWN_LISTS: dict[str, list[Any]] = {"BANNED_GPUS": BANNED_GPUS, "BANNED_GPU_NAMES": BANNED_GPU_NAMES}
+_EXPORTERS = (__name__, "gpuyard", "gpu_scheduler", "gpu_scheduler.gpu_info")
 
 
 class DefaultThreshold(int):
@@ -175,8 +178,7 @@ def torch_vendor() -> Vendor | None:
 
 def all_banned_devices(seen: Snapshot, here: Snapshot) -> tuple[str, ...]:
     """Return the ids of the devices that the configuration file or this script bans."""
-    numbers = _banned_entries("BANNED_GPUS", BANNED_GPUS)
-    names = _banned_entries("BANNED_GPU_NAMES", BANNED_GPU_NAMES)
+    numbers, names = _banned_entries("BANNED_GPUS"), _banned_entries("BANNED_GPU_NAMES")
     return (*load_config().devices.banned_ids(seen), *banned_ids(numbers, names, here))
 
 
@@ -186,7 +188,7 @@ def as_names(gpus: Sequence[int | str] | int | str | None) -> tuple[int | str, .
     return (gpus,) if isinstance(gpus, int | str) else tuple(gpus)
 
 
-def _banned_entries(name: str, own: list[Any]) -> list[Any]:
-    """Return the entries of a list; a script may also have assigned a new list in a module that exports it."""
-    modules = (sys.modules.get(module) for module in ("gpuyard", "gpu_scheduler", "gpu_scheduler.gpu_info"))
-    return [*own, *(entry for module in modules if module is not None for entry in vars(module).get(name, ()))]
+def _banned_entries(name: str) -> list[Any]:
+    """Return the entries of a list, and those of the lists that a script has assigned in a module that exports it."""
+    modules = [sys.modules[module] for module in _EXPORTERS if module in sys.modules]
+    return [*_OWN_LISTS[name], *(entry for module in modules for entry in vars(module).get(name, ()))]
