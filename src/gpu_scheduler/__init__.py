@@ -1,7 +1,8 @@
 """The module names that existing scripts import; the code is in gpuyard.scripting."""
 
 from gpu_scheduler import gpu_info
-from gpuyard.scripting.gpu_info import (
+from gpuyard import (
+    GPUScheduler,
     find_free_gpus,
     get_gpu_info,
     get_gpu_memory_usage,
@@ -10,7 +11,6 @@ from gpuyard.scripting.gpu_info import (
     get_gpu_utilization,
     get_total_num_gpus,
 )
-from gpuyard.scripting.gpu_scheduler import GPUScheduler
 
 __all__ = [
     "GPUScheduler",

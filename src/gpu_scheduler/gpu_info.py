@@ -1,6 +1,6 @@
 """The module names that existing scripts import; the code is in gpuyard.scripting."""
 
-from gpuyard.scripting.gpu_info import (
+from gpuyard import (
     BANNED_GPU_NAMES,
     BANNED_GPUS,
     find_free_gpus,

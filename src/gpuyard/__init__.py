@@ -64,7 +64,23 @@ def __getattr__(name: str) -> "Any":
 
     if name == "torch":
         return importlib.import_module("gpuyard.torch")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    try:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gpuyard"):
+            raise
+        raise ModuleNotFoundError(_explain_missing(error.name), name=error.name) from None
+
+
+def _explain_missing(module: str | None) -> str:
+    """Return how to install what gpuyard needs, where it is used from a checkout that is not installed."""
+    import os
+    import shlex
+    import sys
+
+    checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    what = f"-e {shlex.quote(checkout)}" if os.path.exists(f"{checkout}/pyproject.toml") else "gpuyard"
+    return f"gpuyard needs {module}, which is not installed: {shlex.quote(sys.executable)} -m pip install {what}"
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ for a mistake in the request, `EnvironmentFault` for a problem on the machine, e
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
 import msgspec
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuyard.connect.fast_http import Closeable
 from gpuyard.connect.job_ids import Ids, id_text, join_ids
-from gpuyard.connect.submission_body import SubmissionSource, option_values, submission_body
+from gpuyard.connect.submission_body import SubmissionSource, option_values, program_arguments, submission_body
 from gpuyard.connect.submitted_code import RemovedIfRefused
 from gpuyard.connect.supply_secrets import decided, merge, second_request
 from gpuyard.connect.transports import SocketTransport, WebTransport
@@ -67,7 +67,7 @@ class Client(Closeable):
 
     def submit(
         self,
-        *command: str,
+        *command: str | Sequence[str],
         cwd: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
         commands: Iterable[str] | None = None,
@@ -75,7 +75,8 @@ class Client(Closeable):
         snapshot: bool | None = None,
         **options: Unpack[SubmitKwargs],
     ) -> SubmitResult:
-        """Submit a command, or several.
+        """Submit a command, or several: `submit("python", "train.py")`, `submit(["python", "train.py"])`, or a line as
+        typed in a shell, `submit("make && python train.py")`.
 
         Options are those of `gpuyard submit`, with underscores: `vram="8G"`, `time_limit="4h"`, `hold=True`,
         `sweep=["lr=1e-3,1e-4"]`. `commands` are command lines; `table` is the text of a CSV file whose columns fill in
@@ -90,7 +91,7 @@ class Client(Closeable):
 
     def preview(
         self,
-        *command: str,
+        *command: str | Sequence[str],
         cwd: str | os.PathLike[str] | None = None,
         commands: Iterable[str] | None = None,
         table: str | None = None,
@@ -101,9 +102,9 @@ class Client(Closeable):
         body = submission_body(source, option_values(options), is_local=self._transport.is_local)
         return self._post("/submissions/preview", body, SubmissionPreview)
 
-    def resubmit(self, job: int | str, *command: str, **options: Unpack[SubmitKwargs]) -> SubmitResult:
+    def resubmit(self, job: int | str, *command: str | Sequence[str], **options: Unpack[SubmitKwargs]) -> SubmitResult:
         """Submit a job like this one, with another command or other options."""
-        body = {"options": option_values(options), **({"command": list(command)} if command else {})}
+        body = {"options": option_values(options), **({"command": program_arguments(command, None)} if command else {})}
         return self._post(f"/jobs/{self._find_id(job)}/resubmit", body, SubmitResult)
 
     def edit(self, *ids: Ids, where: Where | None = None, **options: Unpack[SubmitKwargs]) -> ChangeSummary:

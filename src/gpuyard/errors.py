@@ -7,7 +7,7 @@ in the JSON that the command line prints with `--json`."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
+    from typing import Any, Final
 
 # Every code, and what it means.
 CODES: "Final[dict[str, str]]" = {
@@ -27,8 +27,8 @@ CODES: "Final[dict[str, str]]" = {
 
 
 class GpuyardError(Exception):
-    """Root of the tree. `message` says what failed and for which thing; `hint` says what to try next; `code` is one of
-    CODES."""
+    """Root of the tree. `message` says what failed and for which thing; `hint` says what to try next, and is a note of
+    the exception, so that a traceback ends with it; `code` is one of CODES."""
 
     code = "internal"
 
@@ -36,8 +36,18 @@ class GpuyardError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(hint)
         if code is not None:
             self.code = code
+
+    def __reduce__(self) -> "tuple[Any, ...]":
+        """Copy and pickle without `__init__`, whose parameters differ from class to class."""
+        return _make_empty, (type(self),), {**vars(self), "args": self.args}
+
+
+def _make_empty(kind: type[GpuyardError]) -> GpuyardError:
+    return kind.__new__(kind)
 
 
 class UserError(GpuyardError):

@@ -94,7 +94,7 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    from tests.hostile import catalogue  # noqa: PLW0406 - where the attacks are recorded: this module is __main__
+    from tests.hostile import catalogue
 
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(catalogue.page(), encoding="utf-8")

@@ -241,6 +241,24 @@ def test_a_script_may_assign_a_new_list_of_banned_gpus(monkeypatch: pytest.Monke
     assert find_free_gpus() == [0]
 
 
+@pytest.mark.parametrize("first", ["gpuyard", "gpuyard.scripting.gpu_info", "gpu_scheduler.gpu_info"])
+@pytest.mark.parametrize("second", ["gpuyard", "gpuyard.scripting.gpu_info", "gpu_scheduler.gpu_info"])
+def test_a_gpu_that_was_banned_before_a_list_is_assigned_stays_banned(
+    first: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own: which modules are imported, and in which order, makes a difference."""
+    monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
+    program = (
+        "from importlib import import_module\n"
+        f"import_module({first!r}).BANNED_GPUS.append(0)\n"
+        f"import_module({second!r}).BANNED_GPUS = [1]\n"
+        "from gpuyard import find_free_gpus\n"
+        "print(find_free_gpus())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=False)
+    assert (done.stdout, done.returncode) == ("[2]\n", 0), done.stderr
+
+
 def test_the_helpers_return_the_same_shapes_as_before() -> None:
     with SimulatedUse() as usage:
         usage.allocate("SIM-1", 8192)
@@ -321,10 +339,28 @@ def test_an_impossible_request_is_refused_instead_of_waiting(options: dict[str, 
         GPUScheduler(**options).acquire()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"priority": 5.5}, {"priority": "high"}, {"num_gpus": 1.5}])
-def test_a_number_of_the_wrong_type_is_refused_at_once(options: dict[str, object]) -> None:
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority": 5.5}, "priority is 5.5: give a whole number, such as priority=2"),
+        ({"priority": "high"}, "priority is 'high': give a whole number, such as priority=2"),
+        ({"num_gpus": 1.5}, "num_gpus is 1.5: give a whole number, such as num_gpus=2"),
+        ({"num_gpus": "2"}, "num_gpus is '2': give a whole number, such as num_gpus=2"),
+        ({"gpus": 2}, "GPUScheduler has no parameter gpus: did you mean num_gpus?"),
+        ({"vram_gb": 2}, "GPUScheduler has no parameter vram_gb: did you mean vram?"),
+    ],
+)
+def test_a_wrong_type_or_name_is_refused_in_one_line_that_says_what_to_write(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(TypeError) as refused:
         GPUScheduler(**options)  # type: ignore[arg-type]
+    assert str(refused.value) == message
+
+
+def test_a_name_that_is_like_no_parameter_is_refused_with_all_of_them() -> None:
+    with pytest.raises(TypeError, match=r"no parameter frobnicate: its parameters are memory_free_.*, ram, cpus$"):
+        GPUScheduler(frobnicate=1)  # type: ignore[arg-type]
 
 
 def test_a_single_gpu_may_be_named_without_a_list() -> None:

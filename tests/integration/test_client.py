@@ -16,6 +16,7 @@ from gpuyard.connect.fast_http import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema.queue import StopResult
 from gpuyard.ui.cli import QUEUE_VERBS
+from tests.executables import write_executable
 from tests.integration.queue_fixture import QueueUnderTest, end_leftovers
 
 SCRIPT = """\
@@ -72,6 +73,37 @@ def test_a_job_is_submitted_shown_and_waited_for(either: Client) -> None:
     assert sorted(either.logs(job).splitlines()) == ["err", "out"]
     assert either.queue(state="failed").jobs[0].id == either.queue(job).jobs[0].id == job
     assert either.queue(search="nothing-like-it", all=True).jobs == []
+
+
+@pytest.mark.parametrize(("command", "expected"), [
+    ((["echo", "a && b"],), "echo 'a && b'"),
+    (("echo", "a && b"), "echo 'a && b'"),
+    (("echo one && echo two",), "/bin/sh -c 'echo one && echo two'"),
+    (("echo 'one two'",), "echo 'one two'"),
+    ((["a program"],), "'a program'"),
+])  # fmt: skip
+def test_a_command_may_be_words_a_list_or_a_line_for_a_shell(
+    either: Client, command: tuple[str | list[str], ...], expected: str
+) -> None:
+    assert either.preview(*command, gpus=0).jobs[0].command == expected
+    assert either.show(either.submit(*command, gpus=0, hold=True).first).command == expected
+    first = either.submit("true", gpus=0, hold=True).first
+    assert either.show(either.resubmit(first, *command).first).command == expected
+
+
+def test_a_single_word_with_a_blank_is_a_program_if_there_is_one(client: Client, tmp_path: Path) -> None:
+    program = write_executable(tmp_path / "my program", "#!/bin/sh\necho ran\n")
+    for command, folder in ((str(program), None), ("./my program", tmp_path)):
+        job = client.submit(command, gpus=0, cwd=folder).first
+        client.wait(job)
+        assert client.logs(job) == "ran\n"
+
+
+@pytest.mark.parametrize("command", [("sleep", 1), (["sleep", 1],), (["sleep"], ["1"])])
+def test_a_command_with_something_else_than_text_is_refused(client: Client, command: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match=r"^the command has (1|\['sleep'\]) in it") as refused:
+        client.submit(*command, gpus=0)
+    assert 'submit("python", "train.py", "--lr", "0.1")' in str(refused.value.hint)
 
 
 def test_an_option_that_is_zero_is_sent(client: Client) -> None:

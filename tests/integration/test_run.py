@@ -234,6 +234,22 @@ def test_two_runs_take_turns_and_the_second_names_the_holder(start: Start) -> No
     assert second.communicate(timeout=DEADLINE_S) == ("second\n", "")
 
 
+@unmeasured
+def test_the_run_of_higher_priority_goes_first(start: Start, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    both = [*GPUYARD, "run", "--gpus", "2"]
+    holder = start(*both, "--", "sh", "-c", "echo ready; read line")
+    assert read_line(holder) == "ready"
+    waiting: list[Process] = []
+    for options in (["--priority", "-1"], [], ["--priority", "5"]):
+        waiting.append(start(*both, *options, "--", "sh", "-c", 'echo "$0" >> "$1"', str(options[1:]), str(order)))
+        until(lambda: len(Ledger(lease_dir()).tickets()) == len(waiting), "its ticket")
+    holder.communicate("\n", timeout=DEADLINE_S)
+    for each in waiting:
+        each.communicate(timeout=DEADLINE_S)
+    assert order.read_text().splitlines() == ["['5']", "[]", "['-1']"]
+
+
 def test_a_timeout_prints_the_reasons(start: Start) -> None:
     holder = listener(start)
     result = run("--device", "0", "--wait", "2s", "--", "echo", "ran")

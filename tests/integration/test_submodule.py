@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 PAGE = (ROOT / "docs/how-to/use-in-another-project.md").read_text()
 FOLDER = "third_party/gpuyard"
 # The tracked files that an installation needs.
-FILES = (".gitignore", "LICENSE", "README.md", "pyproject.toml", "src")
+FILES = (".gitignore", "__init__.py", "LICENSE", "README.md", "pyproject.toml", "src")
 USES = """
 import gpu_scheduler
 with gpu_scheduler.GPUScheduler(num_gpus=1) as gpu_ids:
@@ -60,11 +60,14 @@ class Project:
         (packages / "lent.pth").write_text(f"{place / 'lent'}\n")
         link_distributions(place / "lent", needed_by(["gpuyard", "hatchling"]) - {"gpuyard"})
 
-    def sh(self, script: str) -> str:
-        done = subprocess.run(
+    def run(self, script: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
             ["sh", "-ec", script], cwd=self.folder, env=self._variables, capture_output=True, text=True,
             timeout=DEADLINE_S, check=False,
         )  # fmt: skip
+
+    def sh(self, script: str) -> str:
+        done = self.run(script)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -114,6 +117,33 @@ def test_a_sys_path_entry_suffices_for_the_import(project: Project, upstream: Pa
     entry = line("sys.path.insert(0, ").replace(FOLDER, folder)
     output = project.python(f"import sys\n{entry}\n{USES}")
     assert output == f"[0] {project.folder}/{folder}/src/gpu_scheduler/__init__.py\n"
+
+
+@pytest.mark.parametrize("folder", ["gpu_scheduler", "gpuyard"])
+def test_a_submodule_at_the_root_is_imported_without_an_installation(
+    project: Project, upstream: Path, folder: str
+) -> None:
+    add_submodule(project, upstream, folder)
+    code = f"from {folder} import GPUScheduler\n{USES}\nimport gpuyard; assert gpuyard.GPUScheduler is GPUScheduler\n"
+    expected = f"[0] {project.folder}/{folder}/src/gpu_scheduler/__init__.py\n"
+    assert project.python(code) == expected
+    (project.folder / "experiments").mkdir()
+    (project.folder / "experiments/train.py").write_text(code)
+    assert project.sh("python -m experiments.train") == expected
+
+
+@pytest.mark.parametrize("beginning", ["", "import sys\nsys.path.insert(0, 'gpu_scheduler/src')\n"])
+def test_a_missing_dependency_is_named_with_the_command_that_installs_it(
+    project: Project, upstream: Path, beginning: str
+) -> None:
+    add_submodule(project, upstream, "gpu_scheduler")
+    (project.folder / ".venv/lent/msgspec").unlink()
+    (project.folder / "train.py").write_text(f"{beginning}from gpu_scheduler import GPUScheduler\n")
+    done = project.run("python train.py")
+    command = f"{project.folder}/.venv/bin/python -m pip install -e {project.folder}/gpu_scheduler"
+    last = f"ModuleNotFoundError: gpuyard needs msgspec, which is not installed: {command}"
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[-1]) == (1, "", last)
+    assert "No module named" not in done.stderr
 
 
 def test_templates_copied_from_a_submodule_make_a_workspace(project: Project, upstream: Path) -> None:

@@ -1,9 +1,9 @@
 """The bound of the disk in the residency benchmark."""
 
 import pytest
+
 from bench.disk_bound import idle_s, work
 from bench.residency_data import Shape
-
 from gpuyard.residency.planning.assets import Asset, Kind
 from gpuyard.residency.planning.render_units import Label, Unit
 

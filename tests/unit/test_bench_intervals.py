@@ -1,6 +1,7 @@
 """The card's idle time, and its causes, as the residency benchmark's timeline counts them."""
 
 import pytest
+
 from bench.intervals import Span, ThreadStates, by_size, gaps, total, union
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from bench.gpu_mix.card import CardSample
 from bench.gpu_mix.mix import PROGRAMS, Run, mix
 from bench.gpu_mix.results import AttemptTimes, Phase, RunResult, busy_s, last_json, queue_result, summarize

@@ -1,17 +1,21 @@
 """The body of a submission from a script."""
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from gpuyard.connect.submitted_code import digest_of, framework_of, record_code
+from gpuyard.connect.submitted_code import command_words, digest_of, framework_of, record_code
+from gpuyard.errors import UserError
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
+
+# Words, or a single list of words.
+Command: TypeAlias = Sequence[str | Sequence[str]]
 
 
 class SubmissionSource(NamedTuple):
     """What is submitted, as in `Client.submit`."""
 
-    command: tuple[str, ...]
+    command: Command
     cwd: str | os.PathLike[str] | None
     environment: Mapping[str, str] | None
     commands: Iterable[str] | None
@@ -22,10 +26,11 @@ class SubmissionSource(NamedTuple):
 def submission_body(source: SubmissionSource, options: dict[str, Any], *, is_local: bool) -> dict[str, Any]:
     """Return what is sent. `is_local`: to this user's own daemon, with what a command that is typed in a shell takes
     from there."""
-    command, cwd, environment, commands, table, snapshot = source
+    given, cwd, environment, commands, table, snapshot = source
+    command = program_arguments(given, os.path.abspath(cwd or ".") if is_local else None)
     body: dict[str, Any] = {
         "token": os.urandom(16).hex(),
-        "command": list(command) or None,
+        "command": command or None,
         "list": None if commands is None else "\n".join(commands),
         "table": table,
         "options": options,
@@ -35,8 +40,8 @@ def submission_body(source: SubmissionSource, options: dict[str, Any], *, is_loc
         body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
         body["code"] = code
         body["submitters"] = starting_processes(with_own=True)
-        body["configuration"] = digest_of(list(command), directory)
-        body["framework"] = framework_of(list(command), directory)
+        body["configuration"] = digest_of(command, directory)
+        body["framework"] = framework_of(command, directory)
         if options.get("stdin") is not None:
             options["stdin"] = os.path.abspath(options["stdin"])
         if options.get("mount"):
@@ -47,6 +52,20 @@ def submission_body(source: SubmissionSource, options: dict[str, Any], *, is_loc
     if environment is not None:
         body["environment"] = dict(environment)
     return body
+
+
+def program_arguments(command: Command, directory: str | None) -> list[str]:
+    """Return the arguments of the program: one list of them as it is, as `subprocess` takes it, or what `command_words`
+    makes of them."""
+    is_list = len(command) == 1 and not isinstance(command[0], str)
+    words = command[0] if is_list else command
+    texts = [word for word in words if isinstance(word, str)]
+    if len(texts) < len(words):
+        other = next(word for word in words if not isinstance(word, str))
+        raise UserError(
+            f"the command has {other!r} in it", hint='give text: submit("python", "train.py", "--lr", "0.1")'
+        )
+    return texts if is_list else command_words(texts, directory)
 
 
 def option_values(options: Mapping[str, Any]) -> dict[str, Any]:

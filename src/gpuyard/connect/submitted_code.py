@@ -1,6 +1,7 @@
-"""What a submission takes from files: the Git commit and a digest of its script, which are recorded, a snapshot of its
-code, a digest of its configuration, so that each configuration gets its own estimates, and the framework that its
-script imports, whose other programs say what to expect of it.
+"""What a submission takes from files: whether its command is a program or a line for a shell, the Git commit and a
+digest of its script, which are recorded, a snapshot of its code, a digest of its configuration, so that each
+configuration gets its own estimates, and the framework that its script imports, whose other programs say what to
+expect of it.
 
 It is fast, as every `gpuyard submit` does it: no `git` is called, a few small files are read. Files that cannot be read
 are ignored: the job itself will report them. Whether the work tree had changes is found out later, by the daemon.
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+# A single argument with one of these is a line, unless it is the name of a program.
+_SEPARATORS = " \t\n;&|<>"
 # Set for a job that runs in a snapshot.
 _IN_SNAPSHOT = "GPUYARD_SNAPSHOT"
 _COMMIT_LENGTHS = (40, 64)
@@ -38,6 +41,26 @@ _FRAMEWORKS = {
     "torch": (b"torch", b"pytorch_lightning", b"lightning", b"transformers", b"diffusers"),
     "cupy": (b"cupy",),
 }
+
+
+def command_words(words: "Sequence[str]", directory: str | None) -> list[str]:
+    """Return the arguments of the program. One argument with spaces or shell operators in it is a command line, unless
+    a file or a program on PATH has this name: a shell runs it if it has shell syntax, else it is split into words.
+
+    directory: where the program starts; None: on a machine whose files are not seen from here."""
+    is_line = len(words) == 1 and any(char in words[0] for char in _SEPARATORS)
+    if not is_line or (directory is not None and _is_program(words[0], directory)):
+        return list(words)
+    from gpuyard.core.job.command_line import read_line
+
+    return list(read_line(words[0].strip()))
+
+
+def _is_program(name: str, directory: str) -> bool:
+    if os.path.exists(os.path.join(directory, name)):
+        return True
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    return "/" not in name and any(os.path.exists(os.path.join(folder, name)) for folder in folders if folder)
 
 
 def record_code(command: "Sequence[str]", cwd: str, *, wants_snapshot: bool | None) -> "tuple[str, dict[str, Any]]":

@@ -89,7 +89,8 @@ def check_possible(need: Need, candidates: Sequence[Device], snapshot: Snapshot)
         found = f"{len(large)} of {need.devices} {kind}s have" if large else f"no {kind} has"
         raise UserError(
             f"{found} {format_size(needed)}; the largest has {largest}{_counts(snapshot)}",
-            hint="ask for less memory, or for other GPUs; `gpuyard devices` shows the memory of each",
+            hint="lower --vram (in a script: vram= or memory_free_threshold_gb=), or name other GPUs; "
+            "`gpuyard devices` shows the memory of each",
             code="impossible",
         )
     enough = [each for each in candidates if each.memory_total_mb is None or each.memory_total_mb >= needed]

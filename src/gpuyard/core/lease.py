@@ -83,6 +83,7 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
     ignores_depth: share a device with however many others: the work was found to end in time (`sooner_elsewhere`).
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
+    ignores_idle_power: `max_power_w` does not apply to an idle device: some draw more whatever they do.
     model: a part of the device's name.
     only_discrete: no integrated graphics.
     is_linked: NVLink or XGMI leads from each of its devices to each other (`linked_sets`).
@@ -99,6 +100,7 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     ignores_load: bool = False
     ignores_depth: bool = False
     ignores_foreign_load: bool = False
+    ignores_idle_power: bool = False
     only: tuple[str, ...] | None = None
     banned: tuple[str, ...] = ()
     vendor: Vendor | None = None

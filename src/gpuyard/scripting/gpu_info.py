@@ -24,6 +24,8 @@ from gpuyard.core.device_names import banned_ids, choose_vendor, find_devices
 from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
+from gpuyard.core.scheduling.device_fit import tiny_mb
+from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import format_count
@@ -36,6 +38,16 @@ from gpuyard.visible_devices import process_numbers
 # A script may change these at run time: numbers or ids, and parts of names, of GPUs that are never used.
 BANNED_GPUS: list[int | str] = []
 BANNED_GPU_NAMES: list[str] = []
+# The lists themselves, and the modules in which a script may assign others to their names.
+_OWN_LISTS: dict[str, list[Any]] = {"BANNED_GPUS": BANNED_GPUS, "BANNED_GPU_NAMES": BANNED_GPU_NAMES}
+_EXPORTERS = (__name__, "gpuyard", "gpu_scheduler", "gpu_scheduler.gpu_info")
+
+
+class DefaultThreshold(int):
+    """The default of a threshold bends to what the GPUs can show; a number that a caller gives is kept."""
+
+
+MEMORY_FREE_GB, POWER_W = DefaultThreshold(20), DefaultThreshold(80)
 
 
 def get_gpu_info() -> list[dict[str, Any]]:
@@ -83,8 +95,8 @@ def get_total_num_gpus() -> int:
 
 
 def find_free_gpus(
-    memory_free_threshold_gb: float = 20,
-    power_threshold_w: float | None = 80,
+    memory_free_threshold_gb: float = MEMORY_FREE_GB,
+    power_threshold_w: float | None = POWER_W,
     utilization_threshold_percent: float | None = 1,
     specific_gpus: Sequence[int | str] | int | str | None = None,
 ) -> list[int]:
@@ -97,16 +109,17 @@ def find_free_gpus(
     names = as_names(specific_gpus)
     requested = None if names is None else find_devices(names, here, process_vendor(here))
     banned = all_banned_devices(seen, here)
+    listed = _listed_devices(here) if requested is None else visible_devices(here)
+    allowed = [each for each in listed if each.id not in banned and (requested is None or each.id in requested)]
+    needed_mb = free_memory_mb(memory_free_threshold_gb, allowed)
     free = []
-    for device in _listed_devices(here) if requested is None else visible_devices(here):
-        if requested is not None and device.id not in requested:
-            continue
+    for device in allowed:
         need = Need(
-            memory=WholeDevice(memory_free_threshold_gb * 1024),
+            memory=WholeDevice(needed_mb),
             only=(device.id,),
-            banned=banned,
-            max_power_w=power_threshold_w,
+            max_power_w=power_threshold_w and float(power_threshold_w),
             max_utilization_percent=utilization_threshold_percent,
+            ignores_idle_power=isinstance(power_threshold_w, DefaultThreshold),
         )
         if choose(need, view).claim and device.index is not None:
             free.append(device.index)
@@ -146,6 +159,14 @@ def _torch_devices(seen: Snapshot) -> tuple[Device, ...]:
         )
         for number, card in enumerate(each)
     )
+
+
+def free_memory_mb(threshold_gb: float, devices: Sequence[Device], count: int = 1) -> float:
+    """Return the memory that has to be free on a GPU: the default is no more than `count` of these have when idle."""
+    if not isinstance(threshold_gb, DefaultThreshold):
+        return threshold_gb * 1024
+    sizes = [math.inf if (size := capacity(each)) is None else size - tiny_mb(each) for each in devices]
+    return min([threshold_gb * 1024.0, *sorted(sizes, reverse=True)[count - 1 : count]])
 
 
 def number_as_process(seen: Snapshot) -> Snapshot:
@@ -195,8 +216,7 @@ def torch_vendor() -> Vendor | None:
 
 def all_banned_devices(seen: Snapshot, here: Snapshot) -> tuple[str, ...]:
     """Return the ids of the devices that the configuration file or this script bans."""
-    numbers = _banned_entries("BANNED_GPUS", BANNED_GPUS)
-    names = _banned_entries("BANNED_GPU_NAMES", BANNED_GPU_NAMES)
+    numbers, names = _banned_entries("BANNED_GPUS"), _banned_entries("BANNED_GPU_NAMES")
     return (*load_config().devices.banned_ids(seen), *banned_ids(numbers, names, here))
 
 
@@ -206,7 +226,7 @@ def as_names(gpus: Sequence[int | str] | int | str | None) -> tuple[int | str, .
     return (gpus,) if isinstance(gpus, int | str) else tuple(gpus)
 
 
-def _banned_entries(name: str, own: list[Any]) -> list[Any]:
-    """Return the entries of a list; a script may also have assigned a new list in a module that exports it."""
-    modules = (sys.modules.get(module) for module in ("gpuyard", "gpu_scheduler", "gpu_scheduler.gpu_info"))
-    return [*own, *(entry for module in modules if module is not None for entry in vars(module).get(name, ()))]
+def _banned_entries(name: str) -> list[Any]:
+    """Return the entries of a list, and those of the lists that a script has assigned in a module that exports it."""
+    modules = [sys.modules[module] for module in _EXPORTERS if module in sys.modules]
+    return [*_OWN_LISTS[name], *(entry for module in modules for entry in vars(module).get(name, ()))]

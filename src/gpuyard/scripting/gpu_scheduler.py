@@ -7,6 +7,7 @@ GPU numbers are those that PyTorch uses in this process; see gpu_info. All GPUs 
 """
 
 import atexit
+import difflib
 import functools
 import inspect
 import math
@@ -15,7 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import Never, ParamSpec, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -32,8 +33,12 @@ from gpuyard.held_ram import warn_about_own_ram
 from gpuyard.leases.ledger import HeldLease, open_ledger
 from gpuyard.leases.neighbours import announce
 from gpuyard.scripting.gpu_info import (
+    MEMORY_FREE_GB,
+    POWER_W,
+    DefaultThreshold,
     all_banned_devices,
     as_names,
+    free_memory_mb,
     number_as_process,
     preferred_vendor,
     process_vendor,
@@ -74,8 +79,8 @@ class GPUScheduler:
 
     def __init__(  # noqa: PLR0913, PLR0917 - the names and the order that existing scripts use
         self,
-        memory_free_threshold_gb: float = 20,
-        power_threshold_w: float | None = 80,
+        memory_free_threshold_gb: float = MEMORY_FREE_GB,
+        power_threshold_w: float | None = POWER_W,
         utilization_threshold_percent: float | None = 1,
         max_wait_time: float | None = math.inf,
         poll_interval: float = 10,
@@ -94,28 +99,31 @@ class GPUScheduler:
         same_node: bool = False,
         ram: str | float | None = None,
         cpus: float | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise TypeError(_describe_unknown(next(iter(unknown))))
         if not poll_interval >= 0:
             raise UserError(f"poll_interval is {poll_interval}", hint="give seconds, such as 10")
+        self._num_gpus = _whole_number("num_gpus", num_gpus)
         if num_gpus < 1:
             raise UserError(f"num_gpus is {num_gpus}", hint="request at least one GPU")
-        if abs(operator.index(priority)) > MAX_PRIORITY:
+        self._priority = _whole_number("priority", priority)
+        if abs(priority) > MAX_PRIORITY:
             raise UserError(f"priority is {priority}", hint=f"give a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         vram_mb = parse_size(vram) if isinstance(vram, str) else vram
-        self._memory_mb = memory_free_threshold_gb * 1024 if vram_mb is None else float(vram_mb)
-        if vram is not None and not 0 < self._memory_mb < math.inf:
+        if vram_mb is not None and not 0 < vram_mb < math.inf:
             raise UserError(f"vram is {vram}", hint='give a size such as "8G"')
+        self._vram_mb = None if vram_mb is None else float(vram_mb)
+        self._memory_gb = memory_free_threshold_gb
         self._host_share = _host_share(ram, cpus)
-        self._is_exclusive = vram is None
         self._power_w = power_threshold_w if vram is None else None
         self._utilization = utilization_threshold_percent if vram is None else None
         self._max_wait_s = math.inf if max_wait_time is None else max_wait_time
         self._poll_interval_s = max(_MIN_POLL_S, poll_interval)
         self._specific = as_names(specific_gpus)
         self._mutex_timeout_s = timeout
-        self._num_gpus = operator.index(num_gpus)
         self._ignores_health = debug_mode
-        self._priority = operator.index(priority)
         if vendor is not None and vendor not in {*Vendor}:
             raise UserError(f"vendor is {vendor!r}", hint=f"give one of {', '.join(Vendor)}")
         self._vendor = None if vendor is None else Vendor(vendor)
@@ -221,17 +229,17 @@ class GPUScheduler:
 
     def _need(self, seen: Snapshot, here: Snapshot) -> Need:
         banned = all_banned_devices(seen, here)
-        least_mb = None if self._ignores_health else self._memory_mb
         need = Need(
             devices=self._num_gpus,
-            memory=WholeDevice(least_mb) if self._is_exclusive else FixedMemory(self._memory_mb),
+            memory=WholeDevice() if self._vram_mb is None else FixedMemory(self._vram_mb),
             banned=banned,
             vendor=self._vendor,
             is_linked=self._is_linked,
             is_on_one_node=self._is_on_one_node,
-            max_power_w=self._power_w,
+            max_power_w=self._power_w and float(self._power_w),
             max_utilization_percent=self._utilization,
             ignores_health=self._ignores_health,
+            ignores_idle_power=isinstance(self._power_w, DefaultThreshold),
             host=self._host_share,
         )
         check_host(need, seen.host, load_config().host.limits)
@@ -245,6 +253,9 @@ class GPUScheduler:
             preferred=preferred,
             names_devices=self._specific is not None,
         )
+        if need.is_exclusive and not self._ignores_health:
+            needed_mb = free_memory_mb(self._memory_gb, suitable, self._num_gpus)
+            need = replace(need, memory=WholeDevice(needed_mb))
         check_possible(need, suitable, here)
         return replace(need, only=tuple(device.id for device in suitable))
 
@@ -262,6 +273,20 @@ class GPUScheduler:
         visible = {device.id: device for device in visible_devices(here)}
         _check_visible(requested, visible)
         return [visible[device_id] for device_id in requested]
+
+
+def _describe_unknown(name: str) -> str:
+    names = list(inspect.signature(GPUScheduler).parameters)[:-1]
+    near = sorted((each for each in names if name in each), key=len) or difflib.get_close_matches(name, names, n=1)
+    which = f"did you mean {near[0]}?" if near else f"its parameters are {', '.join(names)}"
+    return f"GPUScheduler has no parameter {name}: {which}"
+
+
+def _whole_number(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}: give a whole number, such as {name}=2") from None
 
 
 def _check_visible(requested: Iterable[str], visible: Container[str]) -> None:

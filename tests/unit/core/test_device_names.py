@@ -76,7 +76,7 @@ def test_on_a_machine_with_one_vendor_a_need_stays_as_it_is(snapshot: Snapshot) 
 
 def test_a_configured_vendor_that_the_machine_lacks_is_not_replaced() -> None:
     need, found = choose_vendor(Need(), [GREEN], machine(GREEN), preferred=Vendor.AMD)
-    with pytest.raises(UserError, match=r"1 amd GPU needed, but only 0 can be used$"):
+    with pytest.raises(UserError, match=r"(?m)1 amd GPU needed, but only 0 can be used$"):
         check_possible(need, found, machine(GREEN))
 
 
@@ -93,7 +93,7 @@ def test_an_impossible_request_names_the_devices_of_each_vendor() -> None:
     large = Need(vendor=Vendor.AMD, memory=FixedMemory(20 * GB))
     with pytest.raises(UserError, match=f"no amd GPU has 20 GB; the largest has 16 GB; {counts}"):
         check_possible(large, [RED], DESKTOP)
-    with pytest.raises(UserError, match=r"^2 GPUs needed, but only 1 can be used$"):
+    with pytest.raises(UserError, match=r"(?m)^2 GPUs needed, but only 1 can be used$"):
         check_possible(Need(devices=2), [GREEN], machine(GREEN))
 
 

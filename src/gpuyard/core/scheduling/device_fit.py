@@ -191,11 +191,17 @@ def _conflicts(need: Need, state: DeviceState) -> list[PromisedShare]:
 
 
 def _limits(need: Need, device: Device) -> tuple[tuple[ReasonKind, float | None, float | None], ...]:
+    max_power_w = None if need.ignores_idle_power and _is_idle(device) else need.max_power_w
     return (
         (ReasonKind.TOO_BUSY, device.utilization_percent, need.max_utilization_percent),
-        (ReasonKind.TOO_HUNGRY, device.power_draw_w, need.max_power_w),
+        (ReasonKind.TOO_HUNGRY, device.power_draw_w, max_power_w),
         (ReasonKind.TOO_FULL, device.known_used_mb, need.max_memory_used_mb),
     )
+
+
+def _is_idle(device: Device) -> bool:
+    is_busy = device.utilization_percent != 0.0 or device.processes
+    return not (is_busy or _exceeds(device.memory_used_mb, tiny_mb(device)))
 
 
 def tolerated_foreign_mb(device: Device) -> float:

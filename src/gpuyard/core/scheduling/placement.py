@@ -393,5 +393,5 @@ def _remember(answers: dict[Need, Answer], need: Need, answer: Answer) -> None:
 
 def _kind(need: Need) -> tuple[object, ...]:
     """Return all that the need asks of a device, except capacity."""
-    limits = (need.max_utilization_percent, need.max_power_w, need.max_memory_used_mb)
+    limits = (need.max_utilization_percent, need.max_power_w, need.ignores_idle_power, need.max_memory_used_mb)
     return (*kind_of(need), need.ignores_health, *limits)

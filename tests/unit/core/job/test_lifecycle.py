@@ -32,7 +32,7 @@ def test_events_outside_the_table_are_refused(state: JobState, event: JobEvent) 
     if can(state, event):
         assert advance(state, event) is TRANSITIONS[state, event]
     else:
-        with pytest.raises(UserError, match=f"^a {state} job does not allow '{event}'$"):
+        with pytest.raises(UserError, match=f"(?m)^a {state} job does not allow '{event}'$"):
             advance(state, event)
 
 

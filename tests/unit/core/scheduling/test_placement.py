@@ -340,6 +340,26 @@ def test_a_bound_that_is_just_met_is_no_reason(need: Need, device: Device) -> No
     assert devices_of(choose(need, PlacementView(now=0.0, snapshot=machine(device)))) == ("G0",)
 
 
+@pytest.mark.parametrize(
+    ("device", "is_idle"),
+    [
+        (card(0, power_draw_w=118.0, processes=()), True),
+        (card(0, power_draw_w=118.0, processes=None), True),
+        (card(0, used=GB, power_draw_w=118.0, processes=()), True),
+        (card(0, used=2 * GB, power_draw_w=118.0, processes=()), False),
+        (card(0, power_draw_w=118.0, utilization_percent=1.0, processes=()), False),
+        (card(0, power_draw_w=118.0, utilization_percent=None, processes=()), False),
+        (card(0, power_draw_w=118.0, processes=(Process(pid=7, memory_mb=200.0),)), False),
+    ],
+)
+def test_a_limit_of_power_that_ignores_idle_devices_holds_for_all_others(device: Device, is_idle: bool) -> None:
+    view = PlacementView(now=0.0, snapshot=machine(device))
+    needs = [
+        Need(memory=WholeDevice(20 * GB), max_power_w=80.0, ignores_idle_power=ignores) for ignores in (True, False)
+    ]
+    assert [choose(need, view).claim is not None for need in needs] == [is_idle, False]
+
+
 def test_a_busy_or_full_machine_holds_up_all_devices() -> None:
     host = Host(cpu_percent=91.0, memory_available_mb=500.0)
     view = PlacementView(now=0.0, snapshot=machine(card(0), host=host))

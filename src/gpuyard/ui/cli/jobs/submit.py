@@ -4,7 +4,7 @@ import os
 import sys
 
 from gpuyard.connect.fast_http import connect_early
-from gpuyard.connect.submitted_code import RemovedIfRefused, digest_of, framework_of, record_code
+from gpuyard.connect.submitted_code import RemovedIfRefused, command_words, digest_of, framework_of, record_code
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.ui.cli import EXIT_USAGE
@@ -75,8 +75,6 @@ VERB = Verb(
     Arguments("-- CMD...", is_program=True),
     HEADINGS,
 )
-# A single argument with one of these is a line, unless it is the name of a program.
-_SEPARATORS = " \t\n;&|<>"
 # A "program" of this name is probably the unit of the value before it, as in `--time-limit 5 min`.
 _UNITS = (
     "ms", "s", "sec", "seconds", "m", "min", "mins", "minutes", "h", "hr", "hour", "hours", "d", "day", "days",
@@ -184,22 +182,15 @@ def _wants_snapshot(typed: Typed) -> bool | None:
 
 
 def read_command(words: list[str], directory: str) -> list[str]:
-    """Return the arguments of the program. One argument with spaces or shell operators in it is a command line, unless
-    a file or a program on PATH has this name: a shell runs it if it has shell syntax, else it is split into words."""
-    if len(words) != 1 or not any(char in words[0] for char in _SEPARATORS):
-        return words
-    from gpuyard.ui.cli.jobs.missing_programs import find_program
+    """Return the arguments of the program, and say in a terminal if a shell runs them."""
+    command = command_words(words, directory)
+    if command != words:
+        from gpuyard.core.job.command_line import SHELL
+        from gpuyard.ui.cli.terminal import is_terminal, note
 
-    is_file = os.path.exists(os.path.join(directory, words[0]))
-    if is_file or find_program(words[0], directory, os.environ.get("PATH", "")) is not None:
-        return words
-    from gpuyard.core.job.command_line import SHELL, read_line
-    from gpuyard.ui.cli.terminal import is_terminal, note
-
-    command = read_line(words[0].strip())
-    if command[:2] == SHELL and is_terminal(sys.stderr):
-        note(f"gpuyard: {SHELL[0]} runs this line")
-    return list(command)
+        if command[:2] == [*SHELL] and is_terminal(sys.stderr):
+            note(f"gpuyard: {SHELL[0]} runs this line")
+    return command
 
 
 def sent_options(typed: Typed, own: "tuple[str, ...]") -> "dict[str, str | bool | list[str]]":

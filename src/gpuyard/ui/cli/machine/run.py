@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
 from gpuyard.core.job.link_options import check_several
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
+from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
 from gpuyard.core.job.thread_variables import thread_variables
 from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice
 from gpuyard.core.memory.preallocation import growth_variables
@@ -59,6 +59,8 @@ _AMOUNT = click.FloatRange(min=0)
 @click.option("--max-gpu", type=_PERCENT, metavar="P", help="Only GPUs at up to P percent use.")
 @click.option("--max-gpu-mem-mb", type=_AMOUNT, metavar="M", help="Only GPUs with up to M MB of memory used.")
 @click.option("--max-power-w", type=_AMOUNT, metavar="W", help="Only GPUs that draw up to W watts.")
+@click.option("--priority", type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY), default=0, metavar="N",
+              help=SUBMIT_OPTIONS["priority"].help_with_default)  # fmt: skip
 @seconds("wait", None, 0.0, "Give up after this time. [no limit]")
 @click.option("--image", hidden=True)
 @click.option("--mount", hidden=True, multiple=True)
@@ -187,7 +189,9 @@ def _wait(typed: dict[str, Any], ledger: Ledger, need: Need, seen: Snapshot) -> 
     """Wait for the lease. Standard error shows what is missing: a line updated in place, a new line in a pipe."""
     label = typed["label"] or os.path.basename(typed["program"][0])
     bound = load_config().queue.max_foreign_load_percent
-    acquisition = Acquisition(ledger, snapshot, need, label=label, max_foreign_load_percent=bound)
+    acquisition = Acquisition(
+        ledger, snapshot, need, priority=typed["priority"], label=label, max_foreign_load_percent=bound
+    )
     in_place = is_terminal(sys.stderr)
     write = _write_in_place if in_place else print_to_stderr
     messages = WaitMessages(need, seen, write, writes_changes=True, writes_figures=in_place)
