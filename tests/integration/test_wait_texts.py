@@ -66,3 +66,11 @@ def test_a_first_run_is_what_a_job_waits_for_and_the_advice_starts_it(own_queue:
     assert run(*found[1].split()).returncode == 0
     queue.until_state(waits, "running")
     run("cancel", "all")
+
+
+def test_a_cancelled_job_says_so_once(queue: QueueUnderTest) -> None:
+    job, _ = start(queue, "cancelled", gpus=0)
+    queue.post("/jobs/cancel", ids=str(job))
+    queue.until_state(job, "cancelled")
+    assert run("why", str(job)).stdout.splitlines()[0] == f"job {job} was cancelled"
+    assert "cancelled: cancelled" not in run("history", str(job)).stdout

@@ -1,5 +1,5 @@
 """Lines of a program's output as a person reads them: without colours, without what was overwritten, and without what
-launchers and gpuyard write before each line.
+launchers, gpuyard and unfinished progress bars have before each line.
 """
 
 import re
@@ -12,6 +12,8 @@ _PREFIX = re.compile(
     r"^(?:\d{4}-\d\d-\d\dT[\d:.]{12}[+-]\d\d:\d\d )?"
     r"(?:\s{0,8}(?:\[[a-z]{0,10}\d{1,5}\]:|\[\d{1,5},\d{1,5}\]<std\w{3}>:|\(\w{1,60} pid=\d{1,9}[^)]{0,60}\)) ?)?"
 )
+# The end of tqdm's bar, `… [00:01<00:02, 2.00it/s]`, before other text: a program that fails does not end the line.
+_BAR = re.compile(r"^.{0,400}\[(?:\d{1,4}:)?\d\d:\d\d[<,][^\]]{0,200}\]\s{0,8}(?=\S)")
 
 
 def last_lines(text: str, most_lines: int, most_chars: int, longest: int) -> list[str]:
@@ -21,5 +23,5 @@ def last_lines(text: str, most_lines: int, most_chars: int, longest: int) -> lis
 
 
 def without_prefix(line: str) -> str:
-    """Return a line without our time, and without what a launcher wrote before it."""
-    return _PREFIX.sub("", line, count=1)
+    """Return a line without our time, and without a bar or what a launcher wrote before it."""
+    return _BAR.sub("", _PREFIX.sub("", line, count=1), count=1)

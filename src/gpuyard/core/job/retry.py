@@ -116,14 +116,14 @@ def _not_retried(job: Job, why: str) -> str:
     return f"{why}; not retried (--retry-on {','.join(job.spec.retry_on)})"
 
 
-def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, why_none: str = "out of memory again") -> Verdict:
+def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, hopeless: str | None = None) -> Verdict:
     """Decide for a job that ran out of memory. `growth` is what it gets next; None if that would not help, and
-    `why_none` says why."""
+    `hopeless` says why no GPU helps."""
     why = outcome.reason or outcome.kind
     if RetryCause.OOM not in job.spec.retry_on:
         return Verdict(event=JobEvent.FAIL, counts=True, text=_not_retried(job, why))
     if growth is None:
-        return Verdict(event=JobEvent.FAIL, text=f"{why_none}: {why}")
+        return Verdict(event=JobEvent.FAIL, text=hopeless or f"out of memory again: {why}")
     delay_s = retry_delay_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1, job.spec.retry_delay_s)
     return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"retry {_growth_text(growth)}; {why}", growth=growth)
 

@@ -34,7 +34,7 @@ def hopeless_reason(need: Need, attempt: Attempt, lack: MemoryLack, devices: Seq
         return None
     needed = needed_mb(attempt, lack.shortage)
     if needed is not None and needed > most_mb:
-        return f"needed at least {format_size(needed)}; the largest GPU has {format_size(most_mb)}"
+        return f"out of memory: needed at least {format_size(needed)}; the largest GPU has {format_size(most_mb)}"
     if _had_all(attempt, lack, suitable, most_mb):
         return f"out of memory even alone on the largest GPU ({format_size(most_mb)})"
     return None

@@ -105,13 +105,13 @@ def job_history(
             events.append((attempt.started.at, "started", f"attempt {attempt.number} {where}"))
         if attempt.over is not None:
             outcome = attempt.over.outcome
-            how = outcome.reason or f"exit status {outcome.status}"
-            events.append((attempt.over.at, "ended", f"attempt {attempt.number} {outcome.kind}: {how}"))
+            how = _with_reason(outcome.kind, outcome.reason or f"exit status {outcome.status}")
+            events.append((attempt.over.at, "ended", f"attempt {attempt.number} {how}"))
     # At the same time: an attempt ends before its consequences, and starts after its causes.
     rank = {"submitted": 0, "ended": 1, "started": 3}
     events.sort(key=lambda event: (event[0], rank.get(event[1], 2)))
     rows = [
-        HistoryEvent(id=number, at=wall_time(scheduler, at), kind=kind, text=text)
+        HistoryEvent(id=number, at=wall_time(scheduler, at), kind=kind, text="" if text == kind else text)
         for number, (at, kind, text) in enumerate(events)
     ]
     return JobHistory(id=job.id, events=rows)
@@ -284,7 +284,12 @@ def _state_summary(job: Job) -> str:
     elif job.state is JobState.HELD:
         text = f"is held; `gpuyard release {job.id}` lets it start"
     is_unsuccessful = job.state in FINISHED and job.state is not JobState.SUCCEEDED
-    return f"{text}: {job.reason or 'no reason was recorded'}" if is_unsuccessful else text
+    return _with_reason(text, job.reason or "no reason was recorded") if is_unsuccessful else text
+
+
+def _with_reason(text: str, reason: str) -> str:
+    """Return `failed: exit status 1`; a reason that the text already says is left out."""
+    return text if text.endswith(reason) else f"{text}: {reason}"
 
 
 def _estimate_text(job: Job, starts_at: float | None, now: float, *, is_suspended: bool) -> str:

@@ -245,6 +245,9 @@ ValueError: bad batch
         ("2026-11-18T03:00:00.123+00:00 ValueError: with our times\n", "ValueError: with our times"),
         ("wget: cannot write to 'x': No space left on device\n", "wget: cannot write to 'x': No space left on device"),
         ("\x1b[1;31mValueError\x1b[0m: \x1b[1mred\x1b[0m\r\n", "ValueError: red"),
+        ("\r  0%|  | 0/10 [00:00<?, ?it/s]\r 40%|##  | 4/10 [00:01<00:02,  2.00it/s, loss=0.3]RuntimeError: behind\n",
+         "RuntimeError: behind"),
+        ("12it [1:00:01, 9.87it/s] ERROR: no bar, as the total is unknown\n", "ERROR: no bar, as the total is unknown"),
     ],
 )  # fmt: skip
 def test_the_errors_of_other_programs_are_found(output: str, line: str) -> None:
@@ -287,6 +290,8 @@ def failed(status: int = 1, reason: str = "exit status 1") -> Outcome:
         (failed(125, "podman could not run the container (exit status 125); see the job's log"), "Error: no image\n",
          "podman could not run the container (exit status 125); see the job's log: Error: no image"),
         (failed(), "epoch 3\ndataset not found\n 45%|####      | 45/100\n", "exit status 1 after “dataset not found”"),
+        (failed(), "epoch 3\n 45%|####      | 45/100 [00:01<00:02, 2.00it/s]no more data\n",
+         "exit status 1 after “no more data”"),
         (failed(137, "signal 9 (SIGKILL)"), "epoch 3\n", "signal 9 (SIGKILL)"),
         (failed(129, "exit status 129"), "gpuyard: its session was closed, and it is ended\r\n", "exit status 129"),
         (failed(), "", "exit status 1"),

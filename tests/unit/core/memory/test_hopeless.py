@@ -10,7 +10,7 @@ from gpuyard.core.snapshot import Device
 from tests.unit.core.scheduling.test_placement import GB, card
 
 CARDS = (card(0), card(1))
-TOO_LARGE = "needed at least 31 GB; the largest GPU has 24 GB"
+TOO_LARGE = "out of memory: needed at least 31 GB; the largest GPU has 24 GB"
 EVEN_ALONE = "out of memory even alone on the largest GPU (24 GB)"
 
 
