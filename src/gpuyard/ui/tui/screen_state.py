@@ -89,9 +89,7 @@ class ScreenState:
         self.window = settle(self.window, self.page)
         listed = {ids_of(row): row for row in self.page.rows}
         is_whole = after == 0 and len(listed) == self.page.total
-        self.marked = {
-            key: listed.get(key, row) for key, row in self.marked.items() if key in listed or not is_whole
-        }
+        self.marked = {key: listed.get(key, row) for key, row in self.marked.items() if key in listed or not is_whole}
 
     def unmark_filtered(self, marked: Mapping[RowKey, Row], found: Iterable[Row]) -> None:
         """Unmark those of `marked` that the list does not have. `found` are the jobs that meet its conditions."""
