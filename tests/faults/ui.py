@@ -16,8 +16,8 @@ FAULTS = (
     Fault(
         id="ui-names-are-taken-for-html",
         file=f"{_UI}/web/dom.js",
-        old="      say(node, value);\n",
-        new="      node.innerHTML = value;\n",
+        old="  if (node.textContent !== shown) node.textContent = shown;\n",
+        new="  if (node.textContent !== shown) node.innerHTML = shown;\n",
         breaks="The name of a job runs as a script in the browser of a user who opens the page.",
         near=("tests/integration/web/test_page_queue.py::test_names_and_commands_with_html_are_shown_as_text",),
     ),

@@ -89,3 +89,30 @@ def test_escapes_on_the_page(place: Path, queue: QueueUnderTest, window: Page, h
     window.goto(f"{origin}#/job/{job}")
     expect(window.locator("pre.log")).to_contain_text("FORGED")
     check_page(window)
+
+
+@attack(
+    "print addresses with scripts, escapes, marks of direction and markup into a log, for the page to link",
+    before="held",
+    now="harmless: only addresses of web pages are links, and open without the page's address; the rest is text",
+)
+def test_addresses_in_a_log(queue: QueueUnderTest, window: Page) -> None:
+    hostile = (
+        "javascript:window.pwned=1 data:text/html,<script>window.pwned=1</script> //evil.example file:///etc/passwd",
+        f"https://evil.example/{NASTY}{MARKUP} https://evil.example/'onmouseover='window.pwned=1'",
+        'https://evil.example/"><img src=x onerror=window.pwned=1> http://[broken/ https://\u202eevil.example/\x9b',
+        "https://javascript:window.pwned=1@evil.example/ " + "http://x.example/ " * 1000,
+    )
+    job = queue.submit("/usr/bin/printf", "%s\n", *hostile, gpus=0)
+    queue.wait(job)
+    window.goto(f"{window.url.partition('#')[0]}#/job/{job}")
+    log = window.locator("pre.log")
+    expect(log.locator("a").nth(1000)).to_be_attached()
+    check_page(window)
+    rights = "(links) => links.map((link) => [link.protocol, link.rel, link.target, link.getAttributeNames().join()])"
+    found = {tuple(each) for each in log.locator("a").evaluate_all(rights)}
+    rest = ("noopener noreferrer nofollow", "_blank", "href,rel,target")
+    assert found == {("https:", *rest), ("http:", *rest)}
+    assert log.locator("*").evaluate_all("(nodes) => [...new Set(nodes.map((node) => node.localName))]") == ["div", "a"]
+    log.locator("a").first.hover()
+    check_page(window)

@@ -61,28 +61,53 @@ def test_only_actions_that_apply_to_the_selected_jobs_are_offered(shown: Shown) 
     shown.button("Release 1").click()
     expect(page.get_by_text(f"Job {held} released")).to_be_visible()
     expect(shown.row(held)).to_contain_text("succeeded")
-    expect(toolbar.filter(visible=True)).to_have_text(["Retry", "Clear"])
+    expect(toolbar.filter(visible=True)).to_have_count(0)
 
 
-def test_a_selection_outlasts_an_action_and_an_update(shown: Shown) -> None:  # noqa: F811
-    first = shown.queue.submit("false", array="0-2", gpus=0, tag="kept")
+def test_a_selection_ends_with_an_action(shown: Shown) -> None:  # noqa: F811
+    first = shown.queue.submit("false", array="0-2", gpus=0, tag="ended")
     shown.queue.wait(f"{first}-{first + 2}")
     shown.queue.post("/pause")
-    page = shown.at("/?state=failed&search=kept")
+    page = shown.at("/?state=failed&search=ended")
     for job in (first, first + 1):
         page.get_by_role("checkbox", name=f"Select job {job}", exact=True).check()
     shown.button("Retry").click()
     expect(page.get_by_text("2 jobs queued again")).to_be_visible()
-    # They have left the list of failed jobs, and are still selected.
-    expect(page.locator("#jobs-body tr")).to_have_count(1)
-    toolbar = page.get_by_role("toolbar")
-    expect(toolbar).to_contain_text("2 jobs selected")
-    expect(toolbar).to_contain_text("2 of them not shown here")
-    shown.button("Hold").click()
-    expect(page.get_by_text("2 jobs held")).to_be_visible()
-    assert [shown.queue.state(first + place) for place in (0, 1, 2)] == ["held", "held", "failed"]
-    expect(shown.button("Release")).to_be_visible()
+    expect(page.locator("#bulk")).to_be_hidden()
     shown.queue.post("/unpause")
+
+
+def test_a_selected_job_that_leaves_the_list_is_not_selected_any_more(shown: Shown) -> None:  # noqa: F811
+    first = shown.queue.submit("false", array="0-2", gpus=0, tag="left")
+    shown.queue.wait(f"{first}-{first + 2}")
+    shown.queue.post("/pause")
+    page = shown.at("/?state=failed&search=left")
+    page.get_by_role("checkbox", name="Select all jobs on this page").check()
+    toolbar = page.get_by_role("toolbar", name="Actions on the selected jobs")
+    expect(toolbar).to_contain_text("3 jobs selected")
+    shown.queue.post("/jobs/retry", ids=f"{first}-{first + 1}")
+    expect(toolbar).to_contain_text("1 job selected")
+    shown.queue.post("/jobs/retry", ids=str(first + 2))
+    expect(toolbar).to_be_hidden()
+    shown.queue.post("/unpause")
+
+
+def test_a_confirmation_names_the_jobs(shown: Shown) -> None:  # noqa: F811
+    long = "a-name-that-is-much-longer-than-the-dialog-is-wide-with-its-number-at-the-end-{}"
+    jobs = [shown.queue.submit("true", gpus=0, hold=True, tag="asked", name=long.format(at)) for at in range(8)]
+    page = shown.at("/?search=asked")
+    page.get_by_role("checkbox", name="Select all jobs on this page").check()
+    shown.button("Cancel").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_have_text("Cancel 8 jobs?")
+    expected = [f"{job} {long.format(at)}" for at, job in enumerate(jobs[:6])]
+    expect(dialog.get_by_role("listitem")).to_have_text([*expected, "and 2 more"])
+    for width in (1280, 400):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert dialog.evaluate("(node) => node.scrollWidth <= node.clientWidth")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    shown.button("Keep as it is").click()
+    expect(page.get_by_role("toolbar")).to_contain_text("8 jobs selected")
 
 
 def test_back_closes_a_dialog_and_stays_on_the_page(shown: Shown) -> None:  # noqa: F811

@@ -7,6 +7,7 @@ from playwright.sync_api import expect
 
 from tests.fakes import gated_job
 from tests.integration.queue_fixture import until
+from tests.integration.web.hostile import another_site
 from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
@@ -120,6 +121,70 @@ def test_standard_error_that_is_told_apart_is_shown_with_the_output(shown: Shown
     last.write_text("go\n")
     expect(lines).to_have_text(["out", "more", "half done"])
     expect(page.get_by_role("log").locator(".stderr")).to_have_text(["half done"])
+
+
+def test_addresses_in_a_log_are_links(shown: Shown) -> None:  # noqa: F811
+    lines = (
+        "see https://example.org/run?a=1&b=2. (http://localhost:6006/) [HTTP://[::1]:80/x], 'http://quoted.example'",
+        "https://example.org/a_(b) http:// http://.. xhttp://no ftp://no.example javascript:alert(1) https://",
+    )
+    job = shown.queue.submit("printf", r"%s\n", *lines, gpus=0)
+    page = shown.at(f"/job/{job}")
+    log = page.get_by_role("log")
+    expect(log.locator("div")).to_have_text(list(lines))
+    links = log.locator("a")
+    expect(links).to_have_text(
+        ["https://example.org/run?a=1&b=2", "http://localhost:6006/", "HTTP://[::1]:80/x", "http://quoted.example",
+         "https://example.org/a_(b)"]
+    )  # fmt: skip
+    assert links.first.get_attribute("href") == "https://example.org/run?a=1&b=2"
+    for name, value in (("target", "_blank"), ("rel", "noopener noreferrer nofollow")):
+        assert {links.nth(at).get_attribute(name) for at in range(5)} == {value}
+
+
+def test_a_link_in_a_log_opens_a_window_that_learns_nothing_of_the_page(shown: Shown) -> None:  # noqa: F811
+    with another_site() as port:
+        job = shown.queue.submit("echo", f"http://127.0.0.1:{port}/", gpus=0)
+        page = shown.at(f"/job/{job}")
+        with page.context.expect_page() as opened:
+            page.get_by_role("log").get_by_role("link").click()
+        other = opened.value
+        other.wait_for_load_state()
+        assert other.title() == "another site"
+        assert other.evaluate("[document.referrer, window.opener]") == ["", None]
+        other.close()
+
+
+def test_commands_in_reasons_and_hints_are_shown_as_code(shown: Shown) -> None:  # noqa: F811
+    shown.queue.post("/pause")
+    waits = shown.queue.submit("true", gpus=0, name="coded")
+    shown.queue.post("/jobs/hold", ids=str(waits))
+    page = shown.at("/?search=coded")
+    reason = shown.row(waits).locator("td.reason")
+    expect(reason).to_have_text(re.compile("held until gpuyard release"))
+    expect(reason.locator("code")).to_have_text("gpuyard release")
+    shown.at(f"/job/{waits}")
+    expect(page.get_by_role("region", name="Why it waits").locator("code").first).to_have_text("gpuyard release")
+    expect(page.locator("main")).not_to_contain_text("`")
+    shown.at("/job/999999")
+    expect(page.get_by_role("alert").locator("code")).to_have_text("gpuyard queue --all")
+    shown.queue.post("/unpause")
+    shown.queue.post("/jobs/cancel", ids=str(waits))
+
+
+def test_text_between_backticks_stays_text(shown: Shown) -> None:  # noqa: F811
+    says = """async (text) => {
+      const {el} = await import("/static/dom.js");
+      return el("p", {message: text}).innerHTML;
+    }"""
+    for text, markup in (
+        ("run `<img src=x>` now", "run <code>&lt;img src=x&gt;</code> now"),
+        ("a `b` and `c`", "a <code>b</code> and <code>c</code>"),
+        ("looking for matching ``'", "looking for matching ``'"),
+        ("one ` alone <b>", "one ` alone &lt;b&gt;"),
+        ("`\x1b[1m\u202e`", "<code>\\x1b[1m\\u202e</code>"),
+    ):
+        assert shown.page.evaluate(says, text) == markup
 
 
 @pytest.mark.full

@@ -76,6 +76,25 @@ def test_rows_are_updated_in_place(shown: Shown) -> None:  # noqa: F811
     assert page.evaluate("document.querySelectorAll('#jobs-body tr').length") == 1
 
 
+def test_a_shortened_command_keeps_its_spaces(shown: Shown) -> None:  # noqa: F811
+    # The end that is always shown has 22 characters: the space before it is the last character of what precedes.
+    words = ("echo", "sim-job", "now", "--vram", "11G", "--seconds", "40", "--load", "40")
+    job = shown.queue.submit(*words, gpus=0, hold=True, name="spaced")
+    shown.at("/?search=spaced")
+    first, last = (shown.row(job).locator("code > span").nth(place) for place in (0, 1))
+    expect(last).to_have_text("--seconds 40 --load 40")
+    # The width of the text up to the end of its last letter that is no space.
+    letters = """(node) => {
+      const range = document.createRange();
+      range.setStart(node.firstChild, 0);
+      range.setEnd(node.firstChild, node.textContent.trimEnd().length);
+      return range.getBoundingClientRect().right;
+    }"""
+    box = last.bounding_box()
+    assert box is not None
+    assert box["x"] - first.evaluate(letters) > 4
+
+
 def test_elapsed_times_keep_counting(shown: Shown) -> None:  # noqa: F811
     job, gate = shown.queue.start_gated("ticks", gpus=0, tag="ticks")
     shown.at("/?search=ticks")
@@ -96,11 +115,10 @@ def test_selected_jobs_can_be_held_released_and_reprioritized(shown: Shown) -> N
     for job, state in enumerate(("held", "queued", "held", "queued"), first):
         expect(shown.row(job)).to_contain_text(state)
     page.get_by_role("checkbox", name="Select all jobs on this page").check()
+    expect(page.get_by_role("toolbar")).to_contain_text("4 jobs selected")
     expect(shown.button("Retry")).to_be_hidden()
     shown.button("Release 2").click()
     expect(page.get_by_text("2 jobs released")).to_be_visible()
-    expect(page.get_by_role("toolbar")).to_contain_text("4 jobs selected")
-    shown.button("Clear").click()
     page.get_by_role("checkbox", name=f"Select job {first + 1}", exact=True).check()
     shown.button("Priority…").click()
     page.get_by_role("dialog").get_by_label("Priority").fill("42")

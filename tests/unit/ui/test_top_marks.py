@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpuyard.ui.cli.text_table import cell_width
 from gpuyard.ui.tui.glyphs import ASCII
-from gpuyard.ui.tui.job_actions import describe_refusal
+from gpuyard.ui.tui.job_actions import describe_refusal, name_rows
 from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
 from tests.unit.ui.test_top_view import a_row, a_screen, an_answer, plain
 
@@ -59,6 +59,41 @@ def test_a_marked_job_has_a_star_and_is_counted() -> None:
     assert [row["id"] for row in screen.targets] == [2]
     screen.hear_jobs(an_answer(a_row(1), a_row(2, "running")), 0)
     assert screen.targets[0]["state"] == "running"
+
+
+def test_a_marked_job_that_leaves_the_list_is_unmarked() -> None:
+    screen = a_screen()
+    screen.hear_jobs(an_answer(a_row(1), a_row(2)), 0)
+    screen.marked = {1: a_row(1), 2: a_row(2)}
+    screen.hear_jobs(an_answer(a_row(2), total=60, next=30), 30)
+    assert list(screen.marked) == [1, 2]  # this part of the list does not say where job 1 is
+    screen.hear_jobs(an_answer(a_row(2)), 0)
+    assert list(screen.marked) == [2]
+
+
+@pytest.mark.parametrize(
+    ("width", "marked", "named"),
+    [
+        (58, 1, "job 12 train.py"),
+        (58, 2, "12 train.py and 13 eval.py"),
+        (58, 3, "12 train.py, 13 eval.py and 18-57 lear~g-rate (39 jobs)"),
+        (58, 9, "12 train.py, 13 eval.py and 45 more"),
+        (70, 9, "12 train.py, 13 eval.py, 18-57 learning-rate (39 jobs) and 6 more"),
+        (40, 9, "12 train.py, 13 eval.py and 45 more"),
+        (20, 9, "12 t~ and 46 more"),
+    ],
+)
+def test_a_question_names_the_jobs_as_far_as_they_fit(width: int, marked: int, named: str) -> None:
+    group = {"ids": "18-57", "first": 18, "count": 40, "counts": {"queued": 39, "succeeded": 1}}
+    long = (a_row(at, name=f"vit-large-imagenet21k-{at}") for at in range(60, 66))
+    rows = [a_row(12, name="train.py"), a_row(13, name="eval.py"), a_row(18, name="learning-rate", group=group), *long]
+    assert name_rows("cancel", rows[:marked], width, "~") == named
+
+
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=8), st.integers(40, 200))
+def test_a_question_is_no_wider_than_its_line(names: list[str], width: int) -> None:
+    rows = [a_row(at, name=name or None, command=name) for at, name in enumerate(names, 1)]
+    assert cell_width(name_rows("cancel", rows, width, "~")) <= width
 
 
 def test_only_keys_that_apply_to_the_selected_or_marked_jobs_are_shown() -> None:

@@ -55,7 +55,7 @@ def test_a_marked_sweep_counts_as_its_runs_and_keys_apply_to_some_of_them() -> N
     assert "release" not in plain(screen.keys())
     screen.sweep = SWEEP  # its first run has the id of the row, and is not what was marked
     screen.hear_jobs(an_answer(run_of_sweep(18, "1e-3", "0")), 0)
-    assert screen.marked == {"18-57": SWEEP}
+    assert screen.marked == {}
     assert "*" not in screen.queue()[2].plain[:3]
     assert ids_text(["18-57", 60, 61]) == "18-57 60-61"
 

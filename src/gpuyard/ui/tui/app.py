@@ -23,11 +23,11 @@ from gpuyard.ui.tui.daemon_stream import Answer
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import (
     ActionNotice,
-    count_for,
     describe_pause,
     describe_refusal,
     describe_result,
     failed,
+    name_rows,
     rows_for,
 )
 from gpuyard.ui.tui.listed_rows import RowKey, ids_of, ids_text
@@ -35,7 +35,7 @@ from gpuyard.ui.tui.queue_view import job_title
 from gpuyard.ui.tui.row_window import Row, choose, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
 from gpuyard.ui.tui.subscriptions import MOST_MARKED, Subscriptions, Work
-from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog
+from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog, question_width
 
 _NOTICE_S = 15.0
 _TO_AN_END = 10**9
@@ -118,7 +118,7 @@ class Top(App[None]):
         self._draw()
         self._subscriptions.follow_visible()
 
-    def _run(self, work: Work, group: str, *, in_place: bool = False) -> Worker[None]:
+    def _run(self, work: Work, group: str, *, in_place: bool = False) -> Worker[object]:
         """Start a worker from a function, not a coroutine: a worker that is cancelled at once then never starts."""
         return self.run_worker(work, group=group, exclusive=in_place)
 
@@ -212,14 +212,16 @@ class Top(App[None]):
         self._run(self._mark_all, "acts")
 
     async def _mark_all(self) -> None:
-        query = {"limit": str(MOST_MARKED), **self.screen_state.filter_query()}
+        asked = self.screen_state.filter_query()
+        query = {"limit": str(MOST_MARKED), **asked}
         try:
             listed = (await self._subscriptions.stream.ask("GET", "/jobs", query))["jobs"]
         except GpuyardError as error:
             self._show_notice(failed(error))
             return
-        self.screen_state.marked |= {ids_of(row): row for row in listed}
-        self._draw("queue")
+        if asked == self.screen_state.filter_query():
+            self.screen_state.marked |= {ids_of(row): row for row in listed}
+            self._draw("queue")
 
     def _open_sweep(self, row: Row | None) -> None:
         """Show the runs of a sweep or an array; with None, the queue again."""
@@ -305,9 +307,8 @@ class Top(App[None]):
             return
         act = partial(self._do, verb, [ids_of(row) for row in rows])
         if verb == "cancel":
-            count = count_for(verb, rows)
-            what = f"job {job_title(rows[0])}" if count == 1 and len(rows) == 1 else f"{count} jobs"
-            self._ask(f"cancel {what}?", act)
+            width, ellipsis = question_width(self.size.width), self.screen_state.glyphs.ellipsis
+            self._ask(f"cancel {name_rows(verb, rows, width - len('cancel ?'), ellipsis)}?", act)
         else:
             self._run(act, "acts")
 
@@ -345,20 +346,13 @@ class Top(App[None]):
         text = ids_text(keys)
         self._show_notice(ActionNotice(f"{verb} {text}{self.screen_state.glyphs.ellipsis}"))
         body = {"ids": text, **more}
-        await self._post(f"/jobs/{verb}", body, lambda answer: describe_result(verb, answer, **more))
-        await self._learn_marked()
+        is_done = await self._post(f"/jobs/{verb}", body, lambda answer: describe_result(verb, answer, **more))
+        if is_done and verb != "priority":  # its keys are pressed several times in a row
+            self.screen_state.marked = {}
+            self._draw("queue")
 
-    async def _learn_marked(self) -> None:
-        """Ask how the marked jobs are now: the list may no longer show them."""
-        if not self.screen_state.marked:
-            return
-        try:
-            self.screen_state.learn_marked(await self._subscriptions.ask_rows(self.screen_state.marked))
-        except GpuyardError as error:
-            self._show_notice(failed(error))
-        self._draw("queue")
-
-    async def _post(self, path: str, body: object, describe: Callable[[Answer], ActionNotice]) -> None:
+    async def _post(self, path: str, body: object, describe: Callable[[Answer], ActionNotice]) -> bool:
+        """Send a request and show its result. Return whether the daemon accepted it."""
         ask = self._subscriptions.stream.ask
         try:
             answer = await ask("POST", path, body=body)
@@ -367,6 +361,8 @@ class Top(App[None]):
             self._show_notice(describe(answer))
         except GpuyardError as error:
             self._show_notice(failed(error))
+            return False
+        return True
 
     async def _prioritise(self, keys: Sequence[RowKey], by: int) -> None:
         """Change each priority from what it is now: an earlier key may have changed it meanwhile."""

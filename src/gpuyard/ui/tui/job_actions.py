@@ -5,10 +5,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from gpuyard.core.units import format_count
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text
-from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.cli.text_table import cell_width, clean
+from gpuyard.ui.tui.job_arguments import cut_middle
 from gpuyard.ui.tui.listed_rows import count_jobs, ids_of, states_of
+from gpuyard.ui.tui.queue_view import job_title
 
 # By verb: what precedes the ids that changed, and what follows the id of a job that did not.
 ACTS = {
@@ -53,6 +56,27 @@ def count_for(verb: str, rows: Sequence[Mapping[str, Any]]) -> int:
 def verbs_for(rows: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """Return the actions that apply to at least one of the jobs."""
     return frozenset(verb for verb in APPLIES if rows_for(verb, rows))
+
+
+def name_rows(verb: str, rows: Sequence[Mapping[str, Any]], width: int, ellipsis: str) -> str:
+    """Return the jobs that the action applies to, as far as they fit: `12 train.py, 18-57 lr (40 jobs) and 5 more`."""
+    if len(rows) == 1:
+        return ("" if rows[0].get("group") else "job ") + _name_row(verb, rows[0], width - len(" (500 jobs)"), ellipsis)
+    fitting, most = "", (width - len(" and ")) // min(3, len(rows))
+    for shown in range(1, len(rows) + 1):
+        names = [_name_row(verb, row, most, ellipsis) for row in rows[:shown]]
+        rest = count_for(verb, rows[shown:])
+        *names, last = [*names, f"{rest} more"] if rest else names
+        text = f"{', '.join(names)} and {last}"
+        if fitting and cell_width(text) > width:
+            break
+        fitting = text
+    return fitting
+
+
+def _name_row(verb: str, row: Mapping[str, Any], width: int, ellipsis: str) -> str:
+    jobs = f" ({format_count(count_for(verb, [row]), 'job')})" if row.get("group") else ""
+    return cut_middle(clean(job_title(row)), width, ellipsis) + jobs
 
 
 def describe_refusal(verb: str, rows: Sequence[Mapping[str, Any]]) -> ActionNotice:

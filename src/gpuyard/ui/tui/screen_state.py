@@ -59,7 +59,7 @@ class ScreenState:
         self.notice = ActionNotice()
         self.page, self.window, self.counts = Page(), RowWindow(), dict[str, int]()
         self.search, self.finished, self.only_failed = "", FINISHED_SHOWN[0], False
-        # The marked rows, as they were listed last.
+        # The marked rows, as they were listed last. All of them are rows of the list.
         self.marked: dict[RowKey, Row] = {}
         self.sweep: Row | None = None  # the row of the sweep or array whose runs are shown
         self.asked = (0, 0)
@@ -87,17 +87,30 @@ class ScreenState:
     def hear_jobs(self, answer: Answer, after: int) -> None:
         self.page, self.counts = page_of(answer, after), dict(answer["counts"])
         self.window = settle(self.window, self.page)
-        self.learn_marked(self.page.rows)
+        listed = {ids_of(row): row for row in self.page.rows}
+        is_whole = after == 0 and len(listed) == self.page.total
+        self.marked = {key: listed.get(key, row) for key, row in self.marked.items() if key in listed or not is_whole}
 
-    def learn_marked(self, rows: Iterable[Row]) -> None:
-        """Update the marked ones among these rows."""
-        self.marked |= {ids_of(row): row for row in rows if ids_of(row) in self.marked}
+    def unmark_filtered(self, marked: Mapping[RowKey, Row], found: Iterable[Row]) -> None:
+        """Unmark those of `marked` that the list does not have. `found` are the jobs that meet its conditions."""
+        is_folded = self.filter_query().keys() <= {"fold", "all"}
+        arrays = {ids_of(row): row["array"] for row in found}
+        for key, row in marked.items():
+            if row.get("group"):
+                is_listed = is_folded
+            elif is_folded or self.sweep is not None:
+                is_listed = key in arrays and arrays[key] == (self.sweep["array"] if self.sweep else None)
+            else:
+                is_listed = key in arrays
+            if not is_listed:
+                self.marked.pop(key, None)
 
     def hear_priority(self, key: RowKey, priority: int) -> None:
         """Apply a new priority before the daemon's next answer, so that two key presses are two steps."""
         rows = tuple({**row, "priority": priority} if ids_of(row) == key else row for row in self.page.rows)
         self.page = replace(self.page, rows=rows)
-        self.learn_marked(rows)
+        if key in self.marked:
+            self.marked[key] = {**self.marked[key], "priority": priority}
 
     # Requests
 

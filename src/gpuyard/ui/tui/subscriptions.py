@@ -4,7 +4,7 @@ Each is a stream of its own; only what is visible is requested.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 
@@ -12,21 +12,19 @@ from gpuyard.core.job.selection import format_ids
 from gpuyard.errors import GpuyardError, UserError
 from gpuyard.ui.tui.daemon_stream import Answer, DaemonStream
 from gpuyard.ui.tui.job_actions import ActionNotice, failed
-from gpuyard.ui.tui.listed_rows import RowKey
 from gpuyard.ui.tui.log_text import LogText
-from gpuyard.ui.tui.row_window import Row
 from gpuyard.ui.tui.screen_state import ScreenState
 
 # Runs work in the background, and cancels earlier work of the same name.
-Work = Callable[[], Coroutine[None, None, None]]
+Work = Callable[[], Coroutine[None, None, object]]
 Run = Callable[[Work, str], object]
 _LOG_BYTES = "65536"
 # Delay before the log of a newly selected job is requested, and between two redraws of a fast log.
 _PAUSE_S = 0.1
 # While a client watches, the daemon samples each second: a longer silence means that it is blocked.
 _LATE_S = 4.0
-# Rows that can be marked at once; and those of them that are sweeps and asked for again after an action.
-MOST_MARKED, _MOST_SWEEPS = 500, 20
+# Rows that can be marked at once.
+MOST_MARKED = 500
 
 
 class Subscriptions:
@@ -37,7 +35,7 @@ class Subscriptions:
     ) -> None:
         self._state, self._draw, self._show_notice, self._run = state, draw, show_notice, run
         self.stream = DaemonStream(self._hear_connection)
-        self._rows = ""
+        self._rows, self._filter = "", state.filter_query()
         self._log: tuple[int, bool] | None = None
         self._is_log_due = False
         self._over_after: int | None = None
@@ -50,6 +48,10 @@ class Subscriptions:
     def follow_visible(self) -> None:
         """Update the streams. Call it whenever other rows are visible or another one is selected."""
         target, after = self._state.jobs_wanted()
+        query = self._state.filter_query()
+        if query != self._filter:
+            self._filter = query
+            self._run(self._unmark_filtered, "marks")
         if target != self._rows:
             self._rows = target
             self._run(partial(self._watch_rows, target, after), "rows")
@@ -60,18 +62,18 @@ class Subscriptions:
             self._log, self._over_after = log, None
             self._run(partial(self._watch_log, log), "log")
 
-    async def ask_rows(self, marked: Mapping[RowKey, Row]) -> list[Row]:
-        """Return some of these rows as they are now: 500 jobs and 20 sweeps at most."""
-        jobs = [key for key in marked if isinstance(key, int)][:MOST_MARKED]
-        sweeps = [row for key, row in marked.items() if isinstance(key, str)][:_MOST_SWEEPS]
-        rows: list[Row] = []
-        if jobs:
-            query = {"ids": format_ids(jobs), "limit": str(MOST_MARKED)}
-            rows += (await self.stream.ask("GET", "/jobs", query))["jobs"]
-        for row in sweeps:
-            answer = await self.stream.ask("GET", f"/sweeps/{row['group']['first']}", {"limit": "1"})
-            rows.append({**row, "group": answer["progress"]})
-        return rows
+    async def _unmark_filtered(self) -> None:
+        """Unmark what the filter does not list. Only the daemon knows that of rows that are not loaded."""
+        marked = dict(self._state.marked)
+        jobs = [key for key in marked if isinstance(key, int)]
+        query = {**self._filter, "ids": format_ids(jobs), "limit": str(len(jobs))}
+        try:
+            found = (await self.stream.ask("GET", "/jobs", query))["jobs"] if jobs else []
+        except GpuyardError as error:
+            self._show_notice(failed(error))
+            return
+        self._state.unmark_filtered(marked, found)
+        self._draw("queue")
 
     def _hear_connection(self, trouble: str | None) -> None:
         trouble = trouble and f"reconnecting: {trouble}"

@@ -9,6 +9,7 @@ import {goTo} from "./modal.js";
 import {Queue} from "./queue.js";
 import {SubmitForm} from "./submit.js";
 import {SummaryBanner} from "./summary.js";
+import {SweepPage} from "./sweep_page.js";
 import {Timeline} from "./timeline.js";
 import {Live, get, queryOf} from "./api.js";
 
@@ -39,11 +40,11 @@ class App {
 
   route() {
     const [path, query = ""] = window.location.hash.replace(/^#/, "").split("?");
-    const job = path.match(/^\/job\/(\d+)$/);
-    this.job?.close();
+    const [, kind, id] = path.match(/^\/(job|sweep)\/(\d+)$/) ?? [];
+    this.job?.close?.();
     this.job = null;
-    if (job)
-      this.showJob(Number(job[1]));
+    if (kind)
+      this.showJob(kind === "job" ? JobPage : SweepPage, Number(id), new URLSearchParams(query));
     else if (path === "/submit" && this.submitForm)
       this.showSubmit();
     else
@@ -84,10 +85,12 @@ class App {
     this.watch([["/devices", (answer) => this.onDevices(answer)], ...this.queue.targets()]);
   }
 
-  showJob(id) {
+  /** Show the page of a job or of a sweep. */
+  showJob(Page, id, query) {
     this.showOnly("job");
     this.header.setChosen(null);
-    this.job = new JobPage(id, {isReadOnly: this.session.read_only, rewatch: () => this.watch(this.job.targets())});
+    const rewatch = () => this.watch(this.job.targets());
+    this.job = new Page(id, {query, isReadOnly: this.session.read_only, rewatch});
     this.watch(this.job.targets());
     byId("main").focus({preventScroll: true});
   }

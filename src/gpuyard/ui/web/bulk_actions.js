@@ -3,13 +3,9 @@
 import {act, actButton, actWord} from "./actions.js";
 import {button, byId, el, say} from "./dom.js";
 import {count, plural} from "./format.js";
+import {countIn} from "./selection.js";
 import {ACTS, STATES} from "./states.js";
-import {sizeOf} from "./sweep.js";
-import {get} from "./api.js";
-
-/** How many selected jobs are asked for at most after an action, to learn their new states. */
-const MOST_ASKED = 500;
-const MOST_SWEEPS_ASKED = 20;
+import {keyOf, sizeOf} from "./sweep.js";
 
 export class BulkActions {
   constructor(queue) {
@@ -57,26 +53,11 @@ export class BulkActions {
   }
 
   async act(verb) {
-    const {filter: {state, search}, isFiltered, selection} = this.queue;
-    if (selection.isAll) {
-      const which = isFiltered ? {where: {state, search}} : {ids: "all"};
-      // Jobs that match from now on were not selected.
-      if (await act(verb, which, this.selected)) this.queue.select([]);
-      return;
-    }
-    const which = {ids: selection.idsFor(verb).join(" ")};
-    if (await act(verb, which, selection.countFor(verb))) await this.learnStates();
-  }
-
-  /** Ask for the states of the selected jobs: after an action, the list may no longer show them. */
-  async learnStates() {
-    const {selection} = this.queue;
-    const isSweep = (key) => typeof key === "string";
-    const ids = selection.keys.filter((key) => !isSweep(key)).slice(0, MOST_ASKED);
-    const sweeps = selection.keys.filter(isSweep).slice(0, MOST_SWEEPS_ASKED);
-    if (ids.length) selection.learn((await get(`/jobs?ids=${ids.join(",")}&limit=${MOST_ASKED}`)).jobs);
-    const answers = await Promise.all(sweeps.map((key) => get(`/sweeps/${parseInt(key, 10)}?limit=1`)));
-    selection.learn(answers.map(({progress}) => ({group: progress})));
-    this.queue.showSelection();
+    const {filter: {state, search}, isFiltered, page, selection} = this.queue;
+    const rows = selection.isAll ? page.filter((job) => countIn(job, verb) > 0) : selection.rowsFor(verb);
+    const all = isFiltered ? {where: {state, search}} : {ids: "all"};
+    const which = selection.isAll ? all : {ids: rows.map(keyOf).join(" ")};
+    const many = selection.isAll ? this.selected : selection.countFor(verb);
+    if (await act(verb, which, many, {rows})) this.queue.select([]);
   }
 }

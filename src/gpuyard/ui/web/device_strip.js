@@ -1,7 +1,7 @@
 /** A GPU: one line with its memory, its load and its jobs, which opens into all figures and charts. */
 
 import {drawLine, drawStack, makeChart} from "./charts.js";
-import {el, keep, number, say, set} from "./dom.js";
+import {el, keep, number, say, sayMessage, set} from "./dom.js";
 import {makeFold} from "./fold.js";
 import {degrees, memory, percent, watts} from "./format.js";
 import {NAME_END, makeShortened, sayShortened} from "./shortened.js";
@@ -84,8 +84,8 @@ export function updateStrip(strip, device, nameOf) {
   updateHolders(strip.holders, device, fault, nameOf);
   say(strip.name, device.name);
   say(strip.links, linksText(device));
-  say(strip.fault, fault);
-  say(strip.closed, closedText(device));
+  sayMessage(strip.fault, fault);
+  sayMessage(strip.closed, closedText(device));
   keep(strip.leases, device.leases, (lease) => lease.id, makeLease, (node, lease) => updateLease(node, lease, nameOf));
 }
 

@@ -28,10 +28,8 @@ const closer = (word, value, kind) =>
   el("button", {type: "submit", value, class: kind, formnovalidate: value === "", text: word});
 
 /** Ask for a decision; `body` says more about it. */
-const decide = async (title, body, word, kind) =>
+export const decide = async (title, body, word, kind) =>
   (await ask(title, body, [closer("Keep as it is", "", "quiet"), closer(word, "yes", kind)])) === "yes";
-
-export const confirm = (title, text, word, kind) => decide(title, el("p", {text}), word, kind);
 
 /** A whole number, or null. */
 export async function askPriority(before) {
@@ -54,7 +52,7 @@ export function showKeys() {
 export function note(text, hint = "", isError = false) {
   const close = button("×", () => node.remove(), "quiet icon");
   set(close, "aria-label", "Close this note");
-  const words = el("p", {}, el("span", {text}), hint && el("small", {text: hint}));
+  const words = el("p", {}, el("span", {message: text}), hint && el("small", {message: hint}));
   const node = el("div", {class: "toast", "data-tone": isError ? "bad" : "good"}, words, close);
   [...byId("toasts").children].find((other) => other.firstChild.textContent === words.textContent)?.remove();
   byId("toasts").append(node);

@@ -21,6 +21,8 @@ function fill(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
     if (key === "text")
       say(node, value);
+    else if (key === "message")
+      sayMessage(node, value);
     else if (typeof value === "function")
       node.addEventListener(key.slice(2), value);
     else
@@ -50,6 +52,13 @@ export const printable = (text) => text.replace(UNPRINTABLE, (letter) => {
 export function say(node, text) {
   const shown = node.localName === "textarea" ? String(text ?? "") : printable(String(text ?? ""));
   if (node.textContent !== shown) node.textContent = shown;
+}
+
+/** Set a text that may name commands in backticks, as reasons and hints do: these are shown as code. */
+export function sayMessage(node, text) {
+  const parts = printable(String(text ?? "")).split(/`([^`]+)`/);
+  if (node.textContent !== parts.join(""))
+    node.replaceChildren(...parts.map((part, place) => (place % 2 ? el("code", {text: part}) : part)));
 }
 
 /** Attributes that people read or hear. */

@@ -73,7 +73,7 @@ export class Header {
 
   makeNotice(line) {
     const action = line.isPause && !this.isReadOnly && button("Unpause", unpause);
-    return el("div", {class: "notice", role: "status"}, el("p", {text: line.text}), action);
+    return el("div", {class: "notice", role: "status"}, el("p", {message: line.text}), action);
   }
 
   /** Announce the counts to screen readers, at most every 10 s. */

@@ -3,7 +3,7 @@
 import {act, actButton} from "./actions.js";
 import {AttemptChoice} from "./attempt_choice.js";
 import {setElapsed} from "./clock.js";
-import {button, byId, el, keep, number, printable, say} from "./dom.js";
+import {button, byId, el, keep, number, printable, say, sayMessage} from "./dom.js";
 import {title} from "./format.js";
 import {SECTIONS} from "./job_sections.js";
 import {Resubmit} from "./submit.js";
@@ -49,7 +49,7 @@ export class JobPage {
   show(job) {
     this.missing.hidden = !job.error;
     this.body.hidden = Boolean(job.error);
-    if (job.error) return say(this.missing, [job.error, job.hint].filter(Boolean).join(". "));
+    if (job.error) return sayMessage(this.missing, [job.error, job.hint].filter(Boolean).join(". "));
     this.job = job;
     document.title = `${printable(title(job))} · gpuyard`;
     say(this.title, job.name ? `${job.name} · job ${job.id}` : `Job ${job.id}`);
@@ -83,6 +83,6 @@ export class JobPage {
 
   makeAction(verb) {
     if (verb === "again") return button("Submit again…", () => new Resubmit(this.job));
-    return actButton(verb, () => act(verb, {ids: String(this.id)}, 1, this.job.priority));
+    return actButton(verb, () => act(verb, {ids: String(this.id)}, 1, {priority: this.job.priority}));
   }
 }

@@ -1,7 +1,7 @@
 /** The attempts of a job, the last one first, and how each ended. */
 
 import {setElapsed} from "./clock.js";
-import {el, keep, number, say, set} from "./dom.js";
+import {el, keep, number, say, sayMessage, set} from "./dom.js";
 import {UNKNOWN, clock, energy, memory} from "./format.js";
 import {makeSection} from "./section.js";
 import {attemptTone} from "./states.js";
@@ -39,7 +39,7 @@ function updateAttempt(row, attempt) {
   const peaks = Object.values(attempt.peaks_mb);
   say(peak, peaks.length ? memory(Math.max(...peaks)) : UNKNOWN);
   say(used, energy(attempt.energy));
-  say(details, attemptDetails(attempt));
+  sayMessage(details, attemptDetails(attempt));
 }
 
 /** How an attempt ended, in words; for a lack of memory, who held it. */

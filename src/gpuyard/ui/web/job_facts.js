@@ -1,6 +1,5 @@
 /** What the job was submitted with, and where and when it ran. */
 
-import {codeFacts} from "./code.js";
 import {el, keep, say} from "./dom.js";
 import {clock, duration, energy, memory} from "./format.js";
 
@@ -10,7 +9,7 @@ export function factsSection() {
   const show = (job) => {
     const facts = factsOf(job).filter(([, value]) => value !== null && value !== "");
     keep(list, facts, ([word]) => word, makeFact, updateFact);
-    keep(advice, job.advice, (text) => text, (text) => el("li", {text}));
+    keep(advice, job.advice, (text) => text, (text) => el("li", {message: text}));
   };
   return {node, show};
 }
@@ -22,7 +21,9 @@ function updateFact(node, [, value]) {
   else say(node.lastChild, value);
 }
 
-const linkTo = ({id, state}) => el("a", {href: `#/job/${id}`, text: state ? `${id} (${state})` : `Job ${id}`});
+const linkTo = ({id, state, href = `#/job/${id}`, text = state ? `${id} (${state})` : `Job ${id}`}) => el("a", {href, text});
+
+const arrayText = ({array, index}) => `${array}${index === null ? "" : `, index ${index}`}`;
 
 function factsOf(job) {
   const gpus = job.gpu_labels.filter((label) => label !== null);
@@ -44,9 +45,20 @@ function factsOf(job) {
     ["Time limit", job.time_limit_s && duration(job.time_limit_s)],
     ["Retries", job.retries ? `${Math.min(job.failures, job.retries)} of ${job.retries} used` : null],
     ["After", job.after.length ? job.after : null],
-    ["Array", job.array === null ? null : `${job.array}${job.index === null ? "" : `, index ${job.index}`}`],
+    ["Array", job.array === null ? null : [{id: job.array, href: `#/sweep/${job.array}`, text: arrayText(job)}]],
     ["Values", Object.entries(job.values).map(([name, value]) => `${name}=${value}`).join(" ")],
     ["Engine", job.engine === "local" ? null : [job.engine, job.place].filter(Boolean).join(", ")],
+  ];
+}
+
+/** The code of a job: the commit, the script, and the snapshot that it runs in. */
+function codeFacts({code}) {
+  if (!code) return [];
+  const isGone = code.snapshot !== null && !code.snapshot_exists;
+  return [
+    ["Code", code.text],
+    ["Script", code.script],
+    ["Snapshot", isGone ? "removed" : code.snapshot],
   ];
 }
 

@@ -1,6 +1,6 @@
 /** How a job ended: the error line, and below it the attempt that it comes from. */
 
-import {el, say, set} from "./dom.js";
+import {el, sayMessage, set} from "./dom.js";
 import {clock, duration} from "./format.js";
 import {attemptDetails} from "./job_attempts.js";
 import {FINISHED, toneOf} from "./states.js";
@@ -11,8 +11,8 @@ export function resultSection() {
   const show = (job) => {
     node.hidden = !FINISHED.has(job.state) || job.state === "succeeded";
     set(node, "data-tone", toneOf(job.state));
-    say(line, job.reason || job.state);
-    say(details, detailsOf(job));
+    sayMessage(line, job.reason || job.state);
+    sayMessage(details, detailsOf(job));
   };
   return {node, show};
 }

@@ -9,14 +9,13 @@
 
 import {attemptsSection} from "./job_attempts.js";
 import {Curve} from "./charts.js";
-import {el, keep, say} from "./dom.js";
+import {el, keep, say, sayMessage} from "./dom.js";
 import {factsSection} from "./job_facts.js";
 import {clock} from "./format.js";
 import {Log} from "./log.js";
 import {progressSection} from "./progress.js";
 import {resultSection} from "./job_result.js";
 import {makeSection} from "./section.js";
-import {whyLines} from "./why_text.js";
 
 export const SECTIONS = [
   resultSection,
@@ -37,12 +36,24 @@ function whySection(page) {
   const showWhy = (why) => {
     node.hidden = !page.waits || Boolean(why.error);
     if (why.error) return;
-    say(summary, why.summary);
-    keep(reasons, whyLines(why), (text) => text, (text) => el("li", {text}));
-    say(estimate, why.estimate);
+    sayMessage(summary, why.summary);
+    keep(reasons, whyLines(why), (text) => text, (text) => el("li", {message: text}));
+    sayMessage(estimate, why.estimate);
   };
   const show = () => (node.hidden ||= !page.waits);
   return {node, show, targets: (path) => (page.waits ? [[`${path}/why`, showWhy]] : [])};
+}
+
+/** Why a job waits, as lines: each different reason once, with all GPUs that it holds for; then what changes it. */
+function whyLines({reasons, device_labels: labels}) {
+  const places = new Map();
+  for (const {device_id: device, text} of reasons) {
+    if (!places.has(text)) places.set(text, []);
+    if (device) places.get(text).push(labels[device] ?? device);
+  }
+  const lines = [...places].map(([text, at]) => (at.length ? `GPU ${at.join(", ")}: ${text}` : text));
+  const remedies = reasons.filter(({remedy}) => remedy).map(({remedy}) => `To change that: ${remedy}`);
+  return [...lines, ...new Set(remedies)];
 }
 
 /** The log of the attempt that was chosen; else from the first attempt on, and again when a finished job is retried. */
@@ -84,5 +95,5 @@ function historySection() {
 
 function makeEvent(event) {
   const time = el("time", {datetime: event.at, class: "number hint", text: clock(event.at)});
-  return el("li", {}, time, el("strong", {text: event.kind}), el("span", {text: event.text}));
+  return el("li", {}, time, el("strong", {text: event.kind}), el("span", {message: event.text}));
 }

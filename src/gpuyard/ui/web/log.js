@@ -1,9 +1,10 @@
 /**
  * The log of a job, followed live. Escape sequences are dropped. A line that was overwritten, as by a progress bar, is
  * shown as on a terminal. Only the last lines are kept. Standard error that has a file of its own has another colour.
+ * Addresses of web pages are links.
  */
 
-import {button, el, say} from "./dom.js";
+import {button, el, printable, say, sayMessage} from "./dom.js";
 import {Stream} from "./api.js";
 
 const MOST_LINES = 5000;
@@ -14,6 +15,9 @@ const TAIL_BYTES = 262144;
 const PARTS = /(\r|\x08|\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]P^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-OQ-Z\\]))/;
 const MOVES = /[\r\x08]|\x1b\[[012]?K/;
 const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
+
+// An address ends before a space, quote or bracket, and before punctuation; round brackets belong to it in pairs.
+const ADDRESS = /(\bhttps?:\/\/(?:\([^\s()<>"'`]*\)|[^\s()<>"'`])*(?:\([^\s()<>"'`]*\)|[^\s()<>"'`.,;:!?\]}]))/i;
 
 /** A line as a terminal would show it: the rule of core/terminal_line.py, without colours. */
 export function asShown(line) {
@@ -71,7 +75,7 @@ export class Log {
   }
 
   show(event) {
-    if (event.error) say(this.note, event.error);
+    if (event.error) sayMessage(this.note, event.error);
     if (event.cut) this.separate("— output left out —");
     if (event.text) this.write(event.text, event.is_stderr ? "stderr" : "stdout");
     const isNext = Boolean(event.attempt) && this.attempt !== null && event.attempt !== this.attempt;
@@ -108,7 +112,8 @@ export class Log {
   }
 
   makeLine(line, stream) {
-    const node = el("div", {class: stream, text: asShown(line) || "\u200b"});
+    const parts = (asShown(line) || "\u200b").split(ADDRESS);
+    const node = el("div", {class: stream}, parts.map((part, place) => (place % 2 ? makeLink(part) : printable(part))));
     this.characters += node.textContent.length;
     return node;
   }
@@ -130,6 +135,12 @@ export class Log {
     this.lines.focus();
   }
 }
+
+/** A link, which does not tell the other site where it was clicked. An address that no browser can open stays text. */
+const makeLink = (text) =>
+  (URL.canParse(text)
+    ? el("a", {href: new URL(text).href, rel: "noopener noreferrer nofollow", target: "_blank", text})
+    : printable(text));
 
 /** Drop overwritten parts of a line that is long and may have no end yet. */
 function cut(line) {

@@ -7,7 +7,7 @@
  */
 
 import {BulkActions} from "./bulk_actions.js";
-import {button, byId, el, keep, say, set} from "./dom.js";
+import {button, byId, el, keep, say, sayMessage, set} from "./dom.js";
 import {count, plural} from "./format.js";
 import {COLUMNS} from "./queue_columns.js";
 import {Selection} from "./selection.js";
@@ -92,17 +92,17 @@ export class Queue {
   show(answer) {
     const empty = byId("jobs-empty");
     empty.hidden = !answer.error && answer.jobs.length > 0;
-    if (answer.error) return say(empty, [answer.error, answer.hint].filter(Boolean).join(": "));
+    if (answer.error) return sayMessage(empty, [answer.error, answer.hint].filter(Boolean).join(": "));
     this.page = answer.jobs;
     this.showRows();
     this.rows = answer.total ?? null;
     this.counts = answer.counts;
     this.total = this.isFolded && this.rows !== null ? sumOf(answer.counts) : this.rows;
-    this.selection.learn(answer.jobs);
+    this.selection.learn(answer.jobs, this.filter.after === 0 && answer.next === null);
     this.showSelection();
     this.showPlace(answer);
     const how = this.isReadOnly ? "" : ": submit one here, or with `gpuyard submit -- python train.py`";
-    say(empty, this.isFiltered ? "No jobs match." : `No jobs yet${how}.`);
+    sayMessage(empty, this.isFiltered ? "No jobs match." : `No jobs yet${how}.`);
   }
 
   get isFiltered() {
@@ -171,6 +171,7 @@ export class Queue {
 
   /** Show the jobs of the page, and below each open sweep the table of its runs. */
   showRows() {
+    byId("jobs").style.setProperty("--id-length", Math.max(0, ...this.page.map((job) => String(keyOf(job)).length)));
     const key = (job) => (job.runsOf ? `runs of ${job.runsOf}` : keyOf(job));
     const make = (job) => (job.runsOf ? this.sweeps.makeRow(job.runsOf) : this.makeRow(job));
     const update = (row, job) => job.runsOf || this.updateRow(row, job);

@@ -9,7 +9,7 @@
  */
 
 import {setElapsed} from "./clock.js";
-import {el, number, say, set} from "./dom.js";
+import {el, number, say, sayMessage, set} from "./dom.js";
 import {UNKNOWN, memory, title} from "./format.js";
 import {makeProgress, setProgress} from "./progress.js";
 import {COMMAND_END, NAME_END, makeShortened, sayShortened} from "./shortened.js";
@@ -57,7 +57,7 @@ function makeReason() {
 
 function updateReason({parts}, job) {
   const words = [job.group?.text, job.reason].filter(Boolean).join("; ");
-  say(parts.words, words);
+  sayMessage(parts.words, words);
   set(parts.words, "title", words || null);
   set(parts.words, "data-tone", toneOf(job.state));
   setProgress(parts.progress, job.group ? sweepProgress(job) : job);

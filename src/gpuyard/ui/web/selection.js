@@ -1,6 +1,6 @@
 /**
- * The selected jobs: some, with their last known states, or all that match the filter. A selection outlasts an action
- * and every update of the list. The row of a sweep stands for all its runs.
+ * The selected jobs: some, as they were listed last, or all that match the filter. A selection ends with an action, and
+ * outlasts updates of the list that still have its jobs. The row of a sweep stands for all its runs.
  */
 
 import {ACTS} from "./states.js";
@@ -12,61 +12,58 @@ const countsOf = (job) => job.group?.counts ?? {[job.state]: 1};
 const sum = (counts, isCounted = () => true) =>
   Object.entries(counts).reduce((all, [state, jobs]) => all + (isCounted(state) ? jobs : 0), 0);
 
+/** The number of jobs of a row that an action applies to. */
+export const countIn = (job, verb) => sum(countsOf(job), ACTS[verb].may);
+
 export class Selection {
   constructor() {
-    this.counts = new Map();
+    this.rows = new Map();
     this.isAll = false;
   }
 
   has(job) {
-    return this.isAll || this.counts.has(keyOf(job));
-  }
-
-  /** The ids of the selected rows: numbers, and ranges such as "18-57". */
-  get keys() {
-    return [...this.counts.keys()];
+    return this.isAll || this.rows.has(keyOf(job));
   }
 
   /** The number of selected jobs. */
   get size() {
-    return [...this.counts.values()].reduce((all, counts) => all + sum(counts), 0);
+    return [...this.rows.values()].reduce((all, job) => all + sum(countsOf(job)), 0);
   }
 
   /** Select these rows of the list, and no others. */
   set(jobs) {
-    this.counts = new Map(jobs.map((job) => [keyOf(job), countsOf(job)]));
+    this.rows = new Map(jobs.map((job) => [keyOf(job), job]));
     this.isAll = false;
   }
 
   add(jobs) {
-    for (const job of jobs) this.counts.set(keyOf(job), countsOf(job));
+    for (const job of jobs) this.rows.set(keyOf(job), job);
   }
 
   remove(jobs) {
-    for (const job of jobs) this.counts.delete(keyOf(job));
+    for (const job of jobs) this.rows.delete(keyOf(job));
   }
 
   clear() {
     this.set([]);
   }
 
-  /** Learn the states of the jobs that the list shows. */
-  learn(jobs) {
-    for (const job of jobs)
-      if (this.counts.has(keyOf(job))) this.counts.set(keyOf(job), countsOf(job));
+  /** Learn the states of the jobs that the list shows. If it shows all that match, the others are not selected any more. */
+  learn(jobs, isWhole) {
+    const listed = new Map(jobs.map((job) => [keyOf(job), job]));
+    for (const key of [...this.rows.keys()]) {
+      if (listed.has(key)) this.rows.set(key, listed.get(key));
+      else if (isWhole) this.rows.delete(key);
+    }
+  }
+
+  /** The selected rows with jobs that an action applies to. */
+  rowsFor(verb) {
+    return [...this.rows.values()].filter((job) => countIn(job, verb) > 0);
   }
 
   /** The number of selected jobs that an action applies to. */
   countFor(verb) {
-    return this.keys.reduce((all, key) => all + this.countIn(key, verb), 0);
-  }
-
-  /** The ids of the rows with jobs that an action applies to. */
-  idsFor(verb) {
-    return this.keys.filter((key) => this.countIn(key, verb) > 0);
-  }
-
-  countIn(key, verb) {
-    return sum(this.counts.get(key), ACTS[verb].may);
+    return this.rowsFor(verb).reduce((all, job) => all + countIn(job, verb), 0);
   }
 }

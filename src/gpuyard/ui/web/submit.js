@@ -23,7 +23,7 @@ const isMany = (name) => SUBMIT_OPTIONS[name].kind === "texts";
 function makeField(id, label, hint, input, kind = "field") {
   setAll(input, {id, "aria-describedby": `${id}-hint`});
   const name = el("label", {for: id, text: label});
-  return el("div", {class: kind}, name, input, el("small", {id: `${id}-hint`, text: hint}));
+  return el("div", {class: kind}, name, input, el("small", {id: `${id}-hint`, message: hint}));
 }
 
 /** The command, a field for each option, and errors. Subclasses request the job in `send()`. */
@@ -84,8 +84,8 @@ class JobForm {
   complain(error) {
     this.complaint.hidden = !error;
     this.complaint.replaceChildren();
-    if (error) this.complaint.append(el("strong", {text: error.message}));
-    if (error?.hint) this.complaint.append(el("p", {text: error.hint}));
+    if (error) this.complaint.append(el("strong", {message: error.message}));
+    if (error?.hint) this.complaint.append(el("p", {message: error.hint}));
   }
 
   /** Mark the fields of the options that an error message names. Returns the first, or null. */

@@ -5,7 +5,7 @@
  */
 
 import {act} from "./actions.js";
-import {button, byId, el, keep, remember, remembered, say, set} from "./dom.js";
+import {button, byId, el, keep, remember, remembered, say, sayMessage, set} from "./dom.js";
 import {clockDay, count, energy, isKnown} from "./format.js";
 import {get} from "./api.js";
 
@@ -107,7 +107,7 @@ const makeCause = () => el("li", {}, el("strong", {class: "number"}), el("a"), e
 function updateCause(node, cause) {
   const [number, link, jobs] = node.children;
   say(number, `${count(cause.count)} ×`);
-  say(link, cause.text ?? "other causes");
+  sayMessage(link, cause.text ?? "other causes");
   set(link, "href", cause.text === null ? "#/?state=failed" : `#/job/${cause.first}`);
   set(link, "title", cause.text === null ? null : `Show job ${cause.first}`);
   say(jobs, cause.ids && `${cause.count === 1 ? "job" : "jobs"} ${cause.ids.replaceAll(" ", ", ")}`);

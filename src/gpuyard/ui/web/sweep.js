@@ -1,6 +1,6 @@
 /** Sweeps and arrays in the queue: a row with their progress that opens into the table of their runs. */
 
-import {button, el, keep, number, say, set} from "./dom.js";
+import {button, el, keep, number, say, sayMessage, set} from "./dom.js";
 import {UNKNOWN, count, duration} from "./format.js";
 import {figureText, makeProgress, setProgress} from "./progress.js";
 import {makeShortened} from "./shortened.js";
@@ -32,6 +32,8 @@ export function makeSweepName(job, toggle) {
   return name;
 }
 
+const linkTo = (id) => el("a", {class: "sweeplink", href: `#/sweep/${id}`, text: "Open as a page"});
+
 /** The row of a sweep with the part of its runs that have finished as its progress. */
 export function sweepProgress(job) {
   const {count: total, counts} = job.group;
@@ -49,7 +51,7 @@ export class OpenSweeps {
   }
 
   toggle(id) {
-    if (!this.runs.delete(id)) this.runs.set(id, new SweepRuns(id, () => this.rewatch()));
+    if (!this.runs.delete(id)) this.runs.set(id, new SweepRuns(id, () => this.rewatch(), linkTo(id)));
     while (this.runs.size > MOST_OPEN) this.runs.delete(this.runs.keys().next().value);
     this.rewatch();
   }
@@ -73,8 +75,10 @@ export class OpenSweeps {
   }
 }
 
-class SweepRuns {
-  constructor(id, rewatch) {
+/** The table of the runs of one sweep, a page at a time. Calls `rewatch()` when its target changes. */
+export class SweepRuns {
+  /** `link` is above the table. */
+  constructor(id, rewatch, link = null) {
     Object.assign(this, {id, rewatch, sort: "", after: 0});
     this.head = el("tr");
     this.body = el("tbody");
@@ -84,7 +88,7 @@ class SweepRuns {
     this.next = button("Next", () => this.turn(this.after + PAGE));
     this.pages = el("div", {class: "pages"}, this.range, this.previous, this.next);
     const table = el("table", {"aria-label": `Runs of ${id}`}, el("thead", {}, this.head), this.body);
-    this.node = el("div", {class: "sweep"}, this.complaint, el("div", {class: "scroll"}, table), this.pages);
+    this.node = el("div", {class: "sweep"}, link, this.complaint, el("div", {class: "scroll"}, table), this.pages);
   }
 
   get target() {
@@ -104,7 +108,7 @@ class SweepRuns {
 
   show(answer) {
     this.complaint.hidden = !answer.error;
-    if (answer.error) return say(this.complaint, [answer.error, answer.hint].filter(Boolean).join(": "));
+    if (answer.error) return sayMessage(this.complaint, [answer.error, answer.hint].filter(Boolean).join(": "));
     this.columns = answer.columns;
     const heads = ["Job", ...answer.columns, "GPU", "Why"];
     keep(this.head, heads, nameOf, (each) => this.makeHead(each), (node, each) => this.updateHead(node, each));
@@ -157,7 +161,7 @@ function updateRun(row, job) {
       say(node, cell === null ? UNKNOWN : (TEXTS[kind] ?? TEXTS.text)(cell));
   });
   say(row.gpu_, job.gpu_labels.filter(Boolean).join(", "));
-  say(row.why_, job.reason);
+  sayMessage(row.why_, job.reason);
   set(row.why_, "data-tone", toneOf(job.state));
   setProgress(row.progress_, job, 0);
 }
