@@ -143,7 +143,7 @@ def _torch_devices(seen: Snapshot) -> tuple[Device, ...]:
     if cuda is None or vendor is None or not count:
         return ()
     missing = "; ".join(str(problem) for problem in seen.problems if problem.vendor is vendor)
-    text = f"PyTorch sees {format_count(count, 'GPU')}, and no probe does ({missing})"
+    text = f"PyTorch sees {format_count(count, 'GPU')}, and no probe does{f' ({missing})' if missing else ''}"
     hint = "`gpuyard doctor` says what is missing; a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     each = [cuda.get_device_properties(number) for number in range(count)]
     if not all(getattr(card, "uuid", None) for card in each):
