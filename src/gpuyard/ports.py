@@ -222,8 +222,9 @@ class HostEngine(Engine, Protocol):
     def is_ready(self) -> bool:
         """Return whether `start_prepared` would not wait. If not, get ready. Never blocks."""
 
-    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
-        """Return what `Engine.ended` does. Processes that attempts left are killed before, if `is_cut_off`."""
+    def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
+        """Return what `Engine.ended` does. Processes that attempts left are killed before, if `is_cut_off`.
+        `has_unrecorded`: the caller still needs ends that were returned, after a crash too."""
 
     def signal_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
         """Do as `signal` for each attempt. While it is under way, return None and send no second signal."""

@@ -142,8 +142,8 @@ FAULTS = (
     Fault(
         id="control-ends-lost-with-a-failed-step",
         file=f"{_CONTROL}/attempt_ends.py",
-        old="        if not self._unrecorded:  #",
-        new="        if True:  #",
+        old="        self._unrecorded |= {",
+        new="        self._unrecorded = {",
         breaks="An end that could not be recorded because the disk was full is never recorded.",
         near=(
             _SCENARIOS,

@@ -168,8 +168,8 @@ class SimulatedEngine(PlacesNothing):
                 self._over.append(name)
         self._may_empty_journal = True
 
-    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
-        if self._may_empty_journal and not self._watched and not self._over and not self._put:
+    def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
+        if self._may_empty_journal and not has_unrecorded and not self._watched and not self._over and not self._put:
             self._world.journal.clear()
         self._receive()
         over, self._over = self._over, []

@@ -38,6 +38,7 @@ def random_follows(seed: int) -> Script:
         measures_every_s=1.0,
         within_s=WITHIN_S,
         late_samples=0.3 if seed % 4 == 1 else 0.0,
+        late_reads=0.3 if seed % 3 else 0.0,
         habits=KeeperHabits(
             stops=0.05 if is_wild else 0.0,
             stops_s=random.choice((0.05, 0.5, 3.0)),

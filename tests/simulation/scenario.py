@@ -37,8 +37,9 @@ class Script:
     processes use the ledger, foreign processes hold `foreign_mb` on each device, and `load_spikes` add load for a
     while. `clock_steps` are pairs of a time and the seconds by which the wall clock is set forward then.
     `shares_first_runs`: a new program shares a device from its start. Probes do not read the figures named
-    in `blind`. `habits` are those of keepers, and `late_samples` is how often a new sample takes a while. Others,
-    foreign processes and faults of devices come `within_s`.
+    in `blind`. `habits` are those of keepers, and `late_samples` is how often a new sample takes a while, and
+    `late_reads` how often reading what an attempt has written does. Others, foreign processes and faults of devices
+    come `within_s`.
     """
 
     seed: int
@@ -56,6 +57,7 @@ class Script:
     blind: frozenset[str] = frozenset({"gpu"})
     habits: KeeperHabits = CALM
     late_samples: float = 0.0
+    late_reads: float = 0.0
     within_s: float = WITHIN_S
 
 
@@ -71,6 +73,7 @@ def random_script(seed: int) -> Script:
         is_crowded=is_crowded,
         measures_every_s=SAMPLE_EVERY_S if is_crowded else 10.0,
         shares_first_runs=seed % 7 >= 3,
+        late_reads=0.3 if seed % 5 > 2 else 0.0,
     )
 
 
@@ -332,6 +335,7 @@ class Scenario:
                 moves_fail=script.moves_fail,
                 habits=script.habits,
                 late_samples=script.late_samples,
+                late_reads=script.late_reads,
             )
             self._step = None
             try:

@@ -6,6 +6,7 @@ from gpuyard.control.controller import Controller
 from gpuyard.control.rules import Rules
 from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
+from gpuyard.core.job.job import Attempt
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.plan import SchedulingLimits
@@ -38,8 +39,10 @@ class SimulatedDaemon:
         moves_fail: float,
         habits: KeeperHabits = CALM,
         late_samples: float = 0.0,
+        late_reads: float = 0.0,
     ) -> None:
-        """`late_samples` is how often a new sample takes a while."""
+        """`late_samples` is how often a new sample takes a while, `late_reads` how often reading an attempt's output
+        does."""
         self.number = world.number("daemon")
         self.thread = Thread(crash_points)
         self.me = Holder(
@@ -53,6 +56,7 @@ class SimulatedDaemon:
         self._latest: Sample | None = None
         self._wants_new_sample = False
         self._late_samples = late_samples
+        self._late_reads = late_reads
         self._late_until = 0.0
         self.store = store = JobStore(database)
         store_port = StorePort(store, self.thread, lambda: world.random("disk").random() < trouble / 2)
@@ -66,6 +70,8 @@ class SimulatedDaemon:
             me=self.me,
             suspender=Port("suspender", self.suspender, self.thread),
         )
+        self.controller.progress_tracker.read_rest = self._read_rest
+        self._being_read: dict[tuple[int, int], float] = {}  # attempts that are over, and until when
         self.requests = UserRequests(self.controller, store_port, QueueQueries(database, store), clock)  # type: ignore[arg-type]
 
     @property
@@ -75,6 +81,9 @@ class SimulatedDaemon:
 
     def step(self) -> Step:
         """Do a step, and another one if its sample turned out to be older than what it recorded."""
+        for key in [key for key, until in self._being_read.items() if until <= self._world.now]:
+            del self._being_read[key]
+            self.controller.progress_tracker.note_rest(key, None)
         sample = self._sample_for_step()
         step = self.controller.step(sample, is_fresh=self.has_fresh_sample)
         if step.is_outdated:
@@ -113,8 +122,20 @@ class SimulatedDaemon:
         self._late_until = 0.0
         return self.sample()
 
+    def _read_rest(self, attempt: Attempt) -> bool:
+        """Read the output of some attempts in a thread, which takes a while."""
+        random = self._world.random("output")
+        if random.random() >= self._late_reads:
+            return True
+        self._being_read[attempt.job_id, attempt.number] = self._world.now + random.uniform(0.0, 0.5)
+        return False
+
     def wake_at(self) -> float | None:
-        """Return when the daemon wakes for a sample: one that is late, or to give the keeper more jobs in advance."""
+        """Return when the daemon wakes because the output of an attempt was read, or for a sample."""
+        return min((at for at in (*self._being_read.values(), self._sample_due()) if at is not None), default=None)
+
+    def _sample_due(self) -> float | None:
+        """Return when it wakes for a sample: one that is late, or to give the keeper more jobs in advance."""
         if self._late_until > self._world.now:
             return self._late_until
         taken_at = None if self._latest is None else self._latest.snapshot.taken_at

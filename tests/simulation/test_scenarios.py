@@ -257,8 +257,8 @@ def _begin_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 def _forget_ends_before_they_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     real = SimulatedEngine.ended
 
-    def ended(self: SimulatedEngine, *arguments: Any) -> Any:
-        ended_attempts = real(self, *arguments)
+    def ended(self: SimulatedEngine, *arguments: Any, **named: Any) -> Any:
+        ended_attempts = real(self, *arguments, **named)
         self._world.journal.clear()
         return ended_attempts
 

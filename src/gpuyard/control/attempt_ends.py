@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -15,8 +15,9 @@ from gpuyard.control.make_way import MakeWay
 from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.rules import Rules
 from gpuyard.control.start_pauses import StartPauses
+from gpuyard.control.track_progress import ProgressTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Job, MemoryLack, Outcome, OutcomeKind
+from gpuyard.core.job.job import Job, MemoryLack, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.retry import (
     REBOOTED,
@@ -48,6 +49,7 @@ class AttemptEnds:
         *,
         health: DeviceHealthWatch,
         make_way: MakeWay,
+        progress: ProgressTracker,
         boot_id: str | None,
     ) -> None:
         self._transitions = transitions
@@ -57,19 +59,21 @@ class AttemptEnds:
         self._start_pauses = start_pauses
         self._health = health
         self._make_way = make_way
+        self._progress = progress
         self._boot_id = boot_id
         self._unrecorded: dict[tuple[int, int], Ended] = {}
         self._waiting: set[tuple[int, int]] = set()  # of `_unrecorded`: recorded once a newer sample shows their GPUs
+        self._unread: set[tuple[int, int]] = set()  # of `_unrecorded`: recorded once their output was read
         self._set_aside: dict[int, Verdict] = {}  # by job, for those of `_unrecorded` that did not begin
 
     def collect(self, now: float) -> None:
-        if not self._unrecorded:  # an engine may forget the ends it has reported at the next call
-            self._unrecorded = {(ended.job_id, ended.attempt): ended for ended in self._engines.ended(self._is_cut_off)}
-            self._set_aside = dict(self._note_limits(now))
+        ends = self._engines.ended(self._is_cut_off, has_unrecorded=bool(self._unrecorded))
+        self._unrecorded |= {(ended.job_id, ended.attempt): ended for ended in ends}
+        self._set_aside |= dict(self._note_limits(ends, now))
 
-    def _note_limits(self, now: float) -> Iterator[tuple[int, Verdict]]:
+    def _note_limits(self, ends: Sequence[Ended], now: float) -> Iterator[tuple[int, Verdict]]:
         """Note what kept attempts from starting. Yield the jobs that are set aside for a while."""
-        for ended in self._unrecorded.values():
+        for ended in ends:
             if ended.limit is not None:
                 verdict = self._start_pauses.note_limit(ended.job_id, ended.limit, now)
                 if verdict is not None:
@@ -90,14 +94,12 @@ class AttemptEnds:
 
     def end_times(self, now: float) -> dict[int, float]:
         """Return when attempts with devices ended that are not recorded yet, by job."""
-        return {
-            live.job.id: now if ended.at is None else min(now, max(live.attempt.since, ended.at))
-            for live, ended in self._live_ends()
-            if live.attempt.devices
-        }
+        return {live.job.id: _end_time(live, ended, now) for live, ended in self._live_ends() if live.attempt.devices}
 
     def forget_recorded(self) -> None:
-        self._unrecorded = {key: ended for key, ended in self._unrecorded.items() if key in self._waiting}
+        kept = self._waiting | self._unread
+        self._progress.forget(self._unrecorded.keys() - kept)
+        self._unrecorded = {key: ended for key, ended in self._unrecorded.items() if key in kept}
         self._set_aside.clear()
 
     def sample_due(self) -> float | None:
@@ -106,13 +108,19 @@ class AttemptEnds:
         return min((at + WAIT_FOR_SAMPLE_S for at in times if at is not None), default=None)
 
     def record(self, now: float, sample: Sample | None = None, rules: Rules | None = None) -> bool:
-        """Record all collected ends; return whether a lease has ended. That of an attempt that another follows has not:
-        record those before. Without `rules` no job keeps its place for younger ones that could make way."""
+        """Record the collected ends whose output was read; return whether a lease has ended. That of an attempt that
+        another follows has not: record those before. Without `rules` no job keeps its place for younger ones that
+        could make way."""
         has_ended_lease = False
         self._waiting = {
             (live.job.id, live.attempt.number)
             for live, ended in self._all_live_ends()
             if self._health.needs_newer_sample(live, ended, sample, now)
+        }
+        self._unread = {
+            (live.job.id, live.attempt.number)
+            for live, ended in self._all_live_ends()
+            if ended.outcome.kind is not OutcomeKind.NEVER_STARTED and not self._progress.is_read(live.attempt)
         }
         lives = self._transitions.live.values() if self._unrecorded else ()
         holders = Counter(live.attempt.lease_id for live in lives)
@@ -120,6 +128,10 @@ class AttemptEnds:
             for live, ended in self._live_ends():
                 holders[live.attempt.lease_id] -= 1
                 has_ended_lease |= live.attempt.lease_id is not None and not holders[live.attempt.lease_id]
+                if ended.usage is not None:
+                    before = live.attempt.usage or Usage()
+                    self._transitions.note_usage(live.job.id, replace(ended.usage, progress=before.progress))
+                self._progress.add_rest(live, _end_time(live, ended, now))
                 if died_with_the_machine(live.attempt, self._boot_id):
                     self._record_end_of_earlier_boot(live, ended.outcome, now)
                 else:
@@ -127,8 +139,10 @@ class AttemptEnds:
         return has_ended_lease
 
     def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
-        ends = self._all_live_ends()
-        return (each for each in ends if (each[0].job.id, each[0].attempt.number) not in self._waiting)
+        """Yield the ends that can be recorded."""
+        for live, ended in self._all_live_ends():
+            if (live.job.id, live.attempt.number) not in self._waiting | self._unread:
+                yield live, ended
 
     def _all_live_ends(self) -> Iterator[tuple[Live, Ended]]:
         for (job_id, number), ended in self._unrecorded.items():
@@ -147,14 +161,11 @@ class AttemptEnds:
 
     def _record_end(self, live: Live, ended: Ended, sample: Sample | None, rules: Rules | None, now: float) -> None:
         job_id, attempt, outcome = live.job.id, live.attempt, ended.outcome
-        if ended.usage is not None:
-            self._transitions.note_usage(job_id, ended.usage)
         if ended.warned_at is not None and live.job.spec.warning is not None:
             text = f"signal {signal_name(live.job.spec.warning.signum)} on {attempt.engine}"
             self._transitions.note_warning(job_id, min(now, max(attempt.since, ended.warned_at)), text)
         live = self._transitions.live[job_id]
-        # The program may have ended while no daemon could record it.
-        ended_at = now if ended.at is None else min(now, max(attempt.since, ended.at))
+        ended_at = _end_time(live, ended, now)
         lack = self._lack_finder.find(live, ended)
         if lack is not None:
             outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
@@ -196,6 +207,11 @@ class AttemptEnds:
         else:
             verdict = after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
             self._transitions.end(live.job.id, REBOOTED, now, verdict=verdict)
+
+
+def _end_time(live: Live, ended: Ended, now: float) -> float:
+    """Return when an attempt ended: maybe while no daemon could record it."""
+    return now if ended.at is None else min(now, max(live.attempt.since, ended.at))
 
 
 def _device_fault(live: Live, ended: Ended, sample: Sample | None) -> str | None:

@@ -103,7 +103,8 @@ class Controller:
         self.start_pauses = StartPauses()
         self._ends = AttemptEnds(
             self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
-            self.start_pauses, health=DeviceHealthWatch(leases), make_way=self.make_way, boot_id=me.boot_id,
+            self.start_pauses, health=DeviceHealthWatch(leases), make_way=self.make_way,
+            progress=self.progress_tracker, boot_id=me.boot_id,
         )  # fmt: skip
         self.successors = Successors(self.transitions, self.engines)
         parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses

@@ -64,11 +64,13 @@ class EngineSet:
             except EnvironmentFault as error:
                 _log.error("%s; its attempts wait until it can be opened", error)
 
-    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
+        """Return what `HostEngine.ended` does. Cluster engines are asked once all earlier ends are recorded."""
         for name in list(self._orphans):
             with contextlib.suppress(EnvironmentFault):  # `adopt` has logged it
                 self._engine(name)
-        ends = self._in_queue_time([*self._local.ended(is_cut_off), *self._ask_clusters(lambda engine: engine.ended())])
+        ends = self._local.ended(is_cut_off, has_unrecorded=has_unrecorded)
+        ends = self._in_queue_time([*ends, *([] if has_unrecorded else self._ask_clusters(lambda each: each.ended()))])
         return [
             each if each.warned_at is None else replace(each, warned_at=self._from_wall(each.warned_at))
             for each in ends

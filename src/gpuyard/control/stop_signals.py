@@ -33,6 +33,7 @@ class StopSignals:
         self._engines = engines
         self._stopped: set[int] = set()
         self._has_unstopped = False
+        self._ended: set[str] = set()
         # By attempt: how many processes were warned, and when to try again those of which none handled the signal.
         self._warned: dict[str, int] = {}
         self._being_warned: set[str] = set()  # the engine looks for their processes
@@ -41,11 +42,12 @@ class StopSignals:
     # In the transaction of a step
 
     def record_warnings(self, now: float, ended: Collection[int] = ()) -> None:
-        """Record the warnings that were sent. Call it before ends are recorded: those of the jobs `ended`."""
+        """Record the warnings that were sent. Call it before ends are recorded: those of the jobs `ended`, of which
+        nothing is stopped any more."""
         apart = self._transitions.live.apart.values()
         self._warn([each for each in apart if each.attempt.key in self._being_warned], now)
-        ends = {each.attempt.key for each in apart if each.job.id in ended}
-        warned = self._warned.keys() | (self._being_warned & ends)
+        self._ended = {each.attempt.key for each in apart if each.job.id in ended}
+        warned = self._warned.keys() | (self._being_warned & self._ended)
         for live in [each for each in apart if each.attempt.key in warned]:
             if warn_at(live.job.spec, live.job.state, live.attempt) is not None:
                 text = _warning_note(live, self._warned.get(live.attempt.key), now)
@@ -53,7 +55,7 @@ class StopSignals:
 
     def stop_overdue(self, now: float) -> None:
         killed: list[Attempt] = []
-        for live in list(self._transitions.live.apart.values()):
+        for live in [each for each in self._transitions.live.apart.values() if each.attempt.key not in self._ended]:
             attempt = live.attempt
             is_running = live.job.state is JobState.RUNNING  # the time limit pauses while a job is suspended
             is_due = attempt.stop_at is not None and attempt.stop_at <= now
@@ -130,7 +132,8 @@ class StopSignals:
         if self._has_unstopped:
             yield now + _STOP_AGAIN_S
         for each in live.apart.values():
-            yield from self._wake_times_of(each, now)
+            if each.attempt.key not in self._ended:
+                yield from self._wake_times_of(each, now)
 
     def _wake_times_of(self, live: Live, now: float) -> Iterator[float]:
         attempt = live.attempt

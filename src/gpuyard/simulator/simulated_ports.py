@@ -187,7 +187,7 @@ class SimulatedEngine(PlacesNothing):
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         """Do nothing: no attempt outlives a simulation."""
 
-    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:  # noqa: ARG002 - programs leave no processes
+    def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:  # noqa: ARG002 - programs leave no processes
         ended, self._ended = self._ended, []
         return ended
 

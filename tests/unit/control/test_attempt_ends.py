@@ -1,5 +1,6 @@
 """Jobs that end while they are being stopped, and jobs that were being resumed when the daemon was killed."""
 
+import contextlib
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +14,13 @@ from gpuyard.control.attempt_ends import AttemptEnds, _after_shortage
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.suspend_jobs import SuspendControl
+from gpuyard.control.track_progress import ProgressTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, MemoryLack, Outcome, OutcomeKind, Started, SuspendedBy
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Holder, Lease, Share
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
+from gpuyard.core.progress.job_progress import ProgressReading
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from gpuyard.errors import StoreFault
@@ -106,15 +109,90 @@ def test_after_a_crash_a_job_with_an_empty_lease_is_suspended_again(queue_db: Qu
     assert queue_db.job(job_id).state is JobState.SUSPENDED
 
 
+def ends_of(
+    transitions: JobTransitions, found: list[Ended], progress: ProgressTracker, asked: list[bool] | None = None
+) -> AttemptEnds:
+    """Return the ends of an engine that reports `found`, once. `asked` gets whether ends were not recorded then."""
+
+    def ended(_: Any, *, has_unrecorded: bool) -> list[Ended]:
+        if asked is not None:
+            asked.append(has_unrecorded)
+        taken = found.copy()
+        found.clear()
+        return taken
+
+    parts: Any = SimpleNamespace(find=lambda *_: None, verdict=lambda *_: None, needs_newer_sample=lambda *_: False)
+    parts.fault_of = lambda *_: None
+    engines = cast("EngineSet", SimpleNamespace(ended=ended))
+    return AttemptEnds(
+        transitions, engines, parts, parts, parts, health=parts, make_way=parts, progress=progress, boot_id="b"
+    )
+
+
+def test_an_end_is_recorded_with_what_its_attempt_wrote_last(queue_db: QueueDb) -> None:
+    transitions, job_id = running(queue_db)
+    progress = ProgressTracker(transitions)
+    progress.read_rest = lambda _: False
+    ends = ends_of(transitions, [Ended(job_id=job_id, attempt=1, outcome=SUCCEEDED, at=120.0)], progress)
+    for _ in range(2):
+        ends.collect(121.0)
+        ends.record(121.0)
+        ends.forget_recorded()
+        assert queue_db.job(job_id).state is JobState.RUNNING
+    progress.note_rest((job_id, 1), ProgressReading(figures=[[("val/acc", 0.5)]]))
+    ends.record(122.0)
+    [attempt] = queue_db.store.attempts(job_id)
+    assert queue_db.job(job_id).state is JobState.SUCCEEDED
+    assert attempt.ended_at == 120.0
+    assert attempt.usage is not None
+    assert attempt.usage.progress is not None
+    assert attempt.usage.progress.figures["val/acc"].last == 0.5
+
+
+def test_what_an_attempt_wrote_last_outlasts_a_step_that_fails(queue_db: QueueDb) -> None:
+    transitions, job_id = running(queue_db)
+    progress = ProgressTracker(transitions)
+
+    def read_at_once(attempt: Attempt) -> bool:
+        progress.note_rest((attempt.job_id, attempt.number), ProgressReading(figures=[[("loss", 2.0)]]))
+        return True
+
+    progress.read_rest = read_at_once
+    ends = ends_of(transitions, [Ended(job_id=job_id, attempt=1, outcome=SUCCEEDED, at=120.0)], progress)
+    for is_full in (True, False):
+        ends.collect(121.0)
+        with contextlib.suppress(StoreFault), transitions.in_step(), queue_db.store.transaction():
+            ends.record(121.0)
+            if is_full:
+                raise StoreFault("the disk is full")
+    [attempt] = queue_db.store.attempts(job_id)
+    assert attempt.usage is not None
+    assert attempt.usage.progress is not None
+    assert attempt.usage.progress.figures["loss"].last == 2.0
+
+
+def test_while_an_end_is_not_recorded_the_engine_keeps_it_and_reports_others(queue_db: QueueDb) -> None:
+    transitions, job_id = running(queue_db)
+    progress = ProgressTracker(transitions)
+    progress.read_rest = lambda _: False
+    asked: list[bool] = []
+    ends = ends_of(transitions, [Ended(job_id=job_id, attempt=1, outcome=SUCCEEDED, at=120.0)], progress, asked)
+    for _ in range(3):
+        ends.collect(121.0)
+        ends.record(121.0)
+        ends.forget_recorded()
+        if len(asked) == 2:
+            progress.note_rest((job_id, 1), None)
+            ends.record(121.0)
+            ends.forget_recorded()
+    assert asked == [False, True, False]
+
+
 def test_a_lease_that_another_attempt_has_has_not_ended(queue_db: QueueDb) -> None:
     transitions, first = running(queue_db)
     others = queue_db.add(2)
     found: list[Ended] = []
-    engines = SimpleNamespace(ended=lambda _: found)
-    parts: Any = SimpleNamespace(find=lambda *_: None, verdict=lambda *_: None, needs_newer_sample=lambda *_: False)
-    ends = AttemptEnds(
-        transitions, cast("EngineSet", engines), parts, parts, parts, health=parts, make_way=parts, boot_id="b"
-    )
+    ends = ends_of(transitions, found, ProgressTracker(transitions))
     has_ended = []
     for job_id, following in zip((first, *others), (*others, None), strict=True):
         if following is not None:

@@ -54,7 +54,7 @@ class ClusterEngine(PlacesNothing):
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         self.adopted += attempts
 
-    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
         ends, self.ends = self.ends, []
         return ends
 

@@ -12,7 +12,7 @@ DONE = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
 
 def test_the_times_that_engines_report_become_times_of_the_queue() -> None:
     ends = [Ended(job_id=1, attempt=1, outcome=DONE, at=86_500.0), Ended(job_id=2, attempt=1, outcome=DONE)]
-    local: Any = SimpleNamespace(ended=lambda _: ends)
+    local: Any = SimpleNamespace(ended=lambda _, **__: ends)
     site: Any = SimpleNamespace(
         ended=list,
         site_changes=lambda: [SiteStatus(job_id=3, attempt=1, site_id="7", place="n0", at=86_420.0)],

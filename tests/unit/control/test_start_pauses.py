@@ -55,7 +55,7 @@ class LimitedEngine(PlacesNothing):
 
     def adopt(self, attempts: Sequence[Attempt]) -> None: ...
 
-    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
+    def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
         ends, self._ends = self._ends, []
         return ends
 

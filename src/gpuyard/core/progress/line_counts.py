@@ -30,6 +30,7 @@ _INNER = (
 _UNITS = "|".join((*_OUTERMOST, *_OUTER, *_INNER))
 _NUMBER = r"\d[\d,]{0,24}(?:\.\d{1,12})?[kKMGT]?"
 _OF = r"\s*(?:/|\bof\b|\bout of\b)\s*"
+_ANY_OF = LazyPattern(rf"[\dkmgt]{_OF}\d", re.IGNORECASE)  # which is found faster
 _WORD_FIRST = LazyPattern(
     rf"\b({_UNITS})(?:e?s)?\b[\s:=#(\[|-]{{0,12}}({_NUMBER}){_OF}({_NUMBER})(?![\w/]|[.:]\d)", re.IGNORECASE
 )
@@ -131,6 +132,8 @@ def read_line(line: str) -> LineReading:
 
 def _word_counts(line: str) -> tuple[list[Count], str]:
     """Return counts with their unit, such as `Epoch 3/10`, and the line without them."""
+    if not _ANY_OF.search(line):
+        return [], line
     found: list[Count] = []
     for match in _WORD_FIRST.finditer(line):
         found += _counted(match[1], match[2], match[3], is_ordinal=True)

@@ -6,6 +6,7 @@ that has not grown is not opened. It is called in a thread: a network disk may h
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,18 +18,20 @@ from gpuyard.core.progress.progress_file import LONGEST_FILE, read_progress_line
 from gpuyard.engines.common.job_logs import OpenLog, open_log
 from gpuyard.engines.common.spawn_program import headline
 
+_LINE_END = re.compile("[\r\n]")
 FIRST_BYTES, NEXT_BYTES = 256 << 10, 64 << 10
 
 
 class ProgressSource(Struct, frozen=True, kw_only=True):
-    """Where an attempt may say how far it is. `is_over`: it has ended, so its last line is whole, and its progress file
-    is removed after it was read."""
+    """Where an attempt may say how far it is. `is_over`: it has ended, so its last line is whole. `is_recorded`: its
+    end is recorded, so its progress files are removed."""
 
     job_id: int
     number: int
     logs: tuple[str, ...]
     files: tuple[str, ...]
     is_over: bool = False
+    is_recorded: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -45,20 +48,22 @@ class _LogState(Struct):
 
 
 class AttemptProgress:
-    """What was read of one attempt so far."""
+    """What was read of one attempt so far. `first_bytes`: of a log that is read for the first time, this much."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_bytes: int = FIRST_BYTES) -> None:
+        self._first_bytes = first_bytes
         self._logs: dict[str, _LogState] = {}
         self._files: dict[str, tuple[int, int]] = {}  # change time and size of what was read last
         self._is_told = False
 
     def read(self, source: ProgressSource) -> ProgressReading | None:
         """Return what is new, or None. Raises nothing: what cannot be read says nothing."""
-        told = next(filter(None, (self._read_file(path) for path in source.files)), None)
-        if source.is_over:
+        if source.is_recorded:
             for path in source.files:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
+            return None
+        told = next(filter(None, (self._read_file(path) for path in source.files)), None)
         self._is_told = self._is_told or told is not None
         if self._is_told:
             return told
@@ -90,7 +95,8 @@ class AttemptProgress:
             if os.stat(path).st_size == state.end and not source.is_over:
                 return None, []
             with open_log(Path(path)) as log:
-                text = _new_text(log, state, headline(str(source.job_id), str(source.number)))
+                mark = headline(str(source.job_id), str(source.number))
+                text = _new_text(log, state, mark, self._first_bytes)
         except OSError:
             return None, []
         text += "\n" if source.is_over and state.end else ""
@@ -100,13 +106,15 @@ class AttemptProgress:
         return state.reader.amount(), list(figures)
 
 
-def _new_text(log: OpenLog, state: _LogState, headline_of_attempt: str) -> str:
+def _new_text(log: OpenLog, state: _LogState, headline_of_attempt: str, first_bytes: int) -> str:
     """Return what was written since the last call. Of a file of the user, what was there before the attempt does not
     count."""
     end = log.end
     if state.end is None or end < state.end:
-        at = max(log.first, end - FIRST_BYTES)
+        at = max(log.first, end - first_bytes)
         text = _decoded(log, at, end)
+        if at > log.first:
+            text = _LINE_END.split(text, 1)[-1]
         state.reader, state.end = LogReader(), end
         return text.rpartition(headline_of_attempt)[2]
     at = log.after_hole(state.end)

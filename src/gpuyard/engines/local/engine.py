@@ -11,8 +11,7 @@
 - A keeper that does not answer counts as alive (`keeper_set.py`): its attempts keep running, and their ends are
   recorded when it answers again.
 - Prefetched attempts (`prefetch_queue.py`) are started by the keeper without the daemon: it reports them later.
-- The journal is emptied when it has grown, no attempt is live and `ended` is called again: the caller has recorded all
-  earlier ends by then.
+- The journal is emptied when it has grown, no attempt is live, and `ended` is called with all earlier ends recorded.
 
 A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies its processes (`process_tree.py`).
 """
@@ -231,9 +230,9 @@ class LocalEngine(PlacesNothing):
         if self._over:
             self._poll.wake()
 
-    def ended(self, is_cut_off: IsCutOff | None = None) -> list[Ended]:
-        """Call it again only when the results are recorded: they may be removed from the journal then."""
-        if self._may_empty_journal and not self._watched and not self._prefetched:
+    def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
+        """Unless it `has_unrecorded`, earlier results may be removed from the journal."""
+        if self._may_empty_journal and not has_unrecorded and not self._watched and not self._prefetched:
             self._journal.empty_if_long()
         for pid in self._keepers.reach_again():
             self._end_all_of(pid)

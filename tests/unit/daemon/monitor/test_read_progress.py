@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.core.progress.job_progress import ProgressReading
 from gpuyard.daemon.monitor.read_progress import FIRST_BYTES, NEXT_BYTES, AttemptProgress, ProgressSource
@@ -89,7 +90,9 @@ def test_the_file_outweighs_the_log_and_goes_with_the_attempt(log: Path, source:
     assert attempt.read(source) is None
     log.write_text("epoch 2/10\n")
     assert attempt.read(source) is None
-    attempt.read(ProgressSource(job_id=7, number=1, logs=source.logs, files=source.files, is_over=True))
+    attempt.read(replace(source, is_over=True))
+    assert file.exists(), "a daemon that dies now could read it again"
+    assert attempt.read(replace(source, is_recorded=True)) is None
     assert not file.exists()
 
 
@@ -97,3 +100,10 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(source: ProgressSource) -> 
     os.mkfifo(source.files[0])
     os.mkfifo(source.logs[0])
     assert AttemptProgress().read(source) is None
+
+
+def test_what_is_read_from_the_middle_on_begins_with_a_whole_line(log: Path, source: ProgressSource) -> None:
+    log.write_text("x" * FIRST_BYTES + " loss=1 of the line that is cut apart\nloss=2\n")
+    reading = AttemptProgress().read(source)
+    assert reading is not None
+    assert [dict(each) for each in reading.figures] == [{"loss": 2.0}]
