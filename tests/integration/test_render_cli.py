@@ -353,3 +353,23 @@ def test_its_vram_budget_is_a_lease_that_others_wait_for(script: Script, monkeyp
         process.communicate(timeout=DEADLINE_S)
     assert [(lease["pid"], lease["shares"][0]["reserved_mb"]) for lease in leases] == [(process.pid, 500)]
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "manifest", "reason"),
+    [
+        ("failing", "manifest.jsonl", "6 of 24 labels skipped: ValueError: no such camera (exit status 1)"),
+        ("render", "gone.jsonl", "1 of 1 labels skipped: {folder}/gone.ply: there is no such file (exit status 1)"),
+        ("render", "half.jsonl", "half.jsonl, line 2: it is not JSON"),
+        ("rendr", "manifest.jsonl", "exit status 2 after “gpuyard: --renderer: 'renderers' has no 'rendr'”"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_a_failed_job_has_the_error_as_its_reason(function: str, manifest: str, reason: str) -> None:
+    write_manifest(Path("gone.jsonl"), {"scene": "gone.ply", "name": "a"})
+    write_manifest(Path("half.jsonl"), entries()[0], "{oops\n")
+    render_it = ("render", manifest, "--renderer", f"renderers:{function}", *BUDGETS)
+    assert run("submit", "--vram", "1G", "--", *GPUYARD, *render_it).returncode == 0
+    assert run("wait").returncode == 5
+    answer = json.loads(run("show", "1", "--json").stdout)
+    assert reason.format(folder=Path.cwd()) in answer["reason"]

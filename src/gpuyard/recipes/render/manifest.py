@@ -9,9 +9,10 @@ scene and actor become one render unit. A mistake in one entry, or in one of its
 and the rest is rendered.
 
 The renderer gets an object with the entry's other keys, overridden by the label's keys, or with the label itself as
-`label`. A key that is spelled almost like one of ours that the entry lacks is a mistake. The name is the label's `name`,
-else its `id`, else the label itself if it is a string. The name of a number, or of a label without any of these, starts
-with its scene and actor, because other scenes may have the same numbers.
+`label`. A key that is spelled almost like one of ours that the entry lacks is a mistake.
+
+The name is the label's `name`, else its `id`, else the label itself if it is a string. The name of a number, or of a
+label without any of these, starts with its scene and actor, because other scenes may have the same numbers.
 
 Different labels never get the same folder. A plain name is unchanged. Characters that a folder name cannot have are
 percent-encoded as in a URL (`%2F`), and so is `%` itself; a name that is too long is cut and ends in `%~` and a digest

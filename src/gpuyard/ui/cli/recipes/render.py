@@ -30,6 +30,7 @@ from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, re
 from gpuyard.ui.cli.recipes.render_profile import profile_command
 from gpuyard.ui.cli.rich_output import absolute, json_option
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
+from gpuyard.ui.cli.text_table import clean
 
 if TYPE_CHECKING:
     from gpuyard.residency.running.coordinator import Coordinator
@@ -92,6 +93,8 @@ def command(manifest: str, **typed: Any) -> int:
         is_printed = _print(ran, typed)
         for fault in ran.faults:
             note(f"gpuyard: {fault}")
+        if (problem := _problem(ran)) is not None:
+            note(f"gpuyard: error: {problem}")
         return _exit_status(ran, is_printed=is_printed)
 
 
@@ -222,6 +225,14 @@ def _print(ran: _Ran, typed: dict[str, Any]) -> bool:
         discard(sys.stdout.fileno())
         return False
     return True
+
+
+def _problem(ran: _Ran) -> str | None:
+    """Return the first error, on one line: the job's reason if this is a job (`core/job/error_line.py`)."""
+    skipped, bad = ran.report.skipped, ran.manifest.bad
+    if skipped:
+        return clean(f"{len(skipped):,} of {ran.report.status.labels:,} labels skipped: {skipped[0].reason}")
+    return clean(f"{ran.manifest.path}, {bad[0].place}: {bad[0].reason}") if bad else None
 
 
 def _is_incomplete(ran: _Ran) -> bool:
