@@ -193,6 +193,17 @@ def test_default_budgets_are_printed() -> None:
     assert "half of the available RAM" in result.stderr
 
 
+def test_a_budget_for_actors_streams_those_that_do_not_fit_and_refuses_those_that_never_do() -> None:
+    free = json.loads(render("render", "--json").stdout)
+    bounded = json.loads(render("render", "--json", "--out", "bounded", "--actor-budget", "0.15M").stdout)
+    assert (free["status"]["counts"]["streams"], bounded["status"]["counts"]["streams"] > 0) == (0, True)
+    assert outputs("bounded") == outputs()
+    refused = json.loads(render("render", "--json", "--out", "refused", "--actor-budget", "0.05M").stdout)
+    assert {skip["reason"].partition(": ")[2] for skip in refused["skipped"]} == {
+        "two of its frames are larger than the VRAM budget for actors"
+    }
+
+
 def test_a_manifest_may_be_called_profile() -> None:
     Path("profile").write_text(json.dumps(entries()))
     assert render(manifest="./profile").returncode == 0

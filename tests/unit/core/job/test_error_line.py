@@ -290,7 +290,7 @@ def failed(status: int = 1, reason: str = "exit status 1") -> Outcome:
         (failed(137, "signal 9 (SIGKILL)"), "epoch 3\n", "signal 9 (SIGKILL)"),
         (failed(129, "exit status 129"), "gpuyard: its session was closed, and it is ended\r\n",
          "exit status 129 after “gpuyard: its session was closed, and it is ended”"),
-        (failed(2, "exit status 2"), "loading\ngpuyard: there is no manifest a.json\n  name a file of JSON or JSON Lines\n",
+        (failed(2, "exit status 2"), "loading\ngpuyard: there is no manifest a.json\n  name a file of JSON\n",
          "exit status 2 after “gpuyard: there is no manifest a.json”"),
         (failed(), "results\n    0.93 of 1\n", "exit status 1 after “0.93 of 1”"),
         (failed(3, "exit status 3"), "importing\ngpuyard: 1,303 of 2,000 labels, 12m 5s; VRAM 31.2 GB of 44 GB\n",

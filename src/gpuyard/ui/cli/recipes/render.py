@@ -55,6 +55,7 @@ class _Render(click.Command):
 @click.option("--renderer", required=True, metavar="MOD:FN", help="Called as FN(scene, frames, label, out_dir).")
 @render_options.size_option("vram-budget", "VRAM to use, such as 44G. [80% of free VRAM]")
 @render_options.size_option("ram-budget", "RAM to cache assets in, such as 90G. [half of available RAM]")
+@render_options.size_option("actor-budget", "Part of the VRAM that actors may take. [what scenes leave free]")
 @render_options.size_option("working-memory", "VRAM that the renderer itself uses. [measured]", may_be_none=True)
 @render_options.whole_option("scene-slots", 5, "Maximum number of scenes in VRAM.")
 @render_options.whole_option("workers", DEFAULT_WORKERS, "Number of labels to render at once, each in a thread.")
@@ -160,6 +161,7 @@ def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
         loader=typed["loader"],
         order=typed["order"],
         working=typed["working_memory"],
+        actor_budget=typed["actor_budget"],
     )
     waits = f"gpuyard: waiting for {vram.text()} of VRAM on one device; `gpuyard leases` shows who holds it"
     timer = threading.Timer(_NOTE_WAIT_AFTER_S, note, [waits])
