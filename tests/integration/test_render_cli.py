@@ -235,9 +235,16 @@ def test_the_status_file_is_always_complete_and_lists_the_workers() -> None:
     workers = statuses[-1]["workers"]
     assert {worker["label"] for worker in workers if worker["doing"] == "rendering"} == begun
     assert (statuses[-1]["state"], statuses[-1]["labels"], statuses[-1]["rendered"]) == ("running", 24, 0)
-    assert 0 < statuses[-1]["vram"]["assets"] <= statuses[-1]["vram"]["budget"] == 2 << 20
+    vram = statuses[-1]["vram"]
+    assert 0 < vram["assets"] <= vram["budget"] == 2 << 20
+    assert vram["left"] == vram["budget"] - max(vram["assets"], vram["allocator"])
+    references = {each["path"]: (each["workers"], each["units"]) for each in statuses[-1]["references"]}
+    for worker in workers:
+        for kind in ("scene", "actor"):
+            assert references[worker[kind]][0] == sum(each[kind] == worker[kind] for each in workers)
+    assert sum(units for _, units in references.values()) > 0
     last = json.loads(Path("status.json").read_text())
-    assert (last["state"], last["rendered"], last["left_s"]) == ("finished", 24, 0)
+    assert (last["state"], last["rendered"], last["left_s"], last["references"]) == ("finished", 24, 0, [])
 
 
 LONG = """

@@ -45,7 +45,7 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """Budgets in bytes. `working` is VRAM reserved for the renderer; `actors` limits the part of actors and their streams
+    """Budgets in bytes. `working` is VRAM reserved for the renderer; `actors` limits what actors and their streams take
     of VRAM, None for no limit."""
 
     vram: int

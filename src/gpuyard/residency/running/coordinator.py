@@ -48,8 +48,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Coordinator:
     """`vram` and `ram` are sizes such as "44G", or numbers of MB.
 
-    `working` is VRAM reserved for the renderer; without it, the renderer's use is measured. `actor_budget` limits the part
-    of `vram` that actors take; without it, they get what the scenes leave free. `device` is `cuda`, `host`
+    `working` is VRAM reserved for the renderer; without it, the renderer's use is measured. `actor_budget` limits the
+    part of `vram` that actors take; without it, they get what the scenes leave free. `device` is `cuda`, `host`
     (simulated on the host), or `auto`. `order` is `chosen`, or `manifest` for the given order.
     """
 
