@@ -193,6 +193,17 @@ def test_default_budgets_are_printed() -> None:
     assert "half of the available RAM" in result.stderr
 
 
+def test_a_budget_for_actors_streams_those_that_do_not_fit_and_refuses_those_that_never_do() -> None:
+    free = json.loads(render("render", "--json").stdout)
+    bounded = json.loads(render("render", "--json", "--out", "bounded", "--actor-budget", "0.15M").stdout)
+    assert (free["status"]["counts"]["streams"], bounded["status"]["counts"]["streams"] > 0) == (0, True)
+    assert outputs("bounded") == outputs()
+    refused = json.loads(render("render", "--json", "--out", "refused", "--actor-budget", "0.05M").stdout)
+    assert {skip["reason"].partition(": ")[2] for skip in refused["skipped"]} == {
+        "two of its frames are larger than the VRAM budget for actors"
+    }
+
+
 def test_a_manifest_may_be_called_profile() -> None:
     Path("profile").write_text(json.dumps(entries()))
     assert render(manifest="./profile").returncode == 0
@@ -224,9 +235,16 @@ def test_the_status_file_is_always_complete_and_lists_the_workers() -> None:
     workers = statuses[-1]["workers"]
     assert {worker["label"] for worker in workers if worker["doing"] == "rendering"} == begun
     assert (statuses[-1]["state"], statuses[-1]["labels"], statuses[-1]["rendered"]) == ("running", 24, 0)
-    assert 0 < statuses[-1]["vram"]["assets"] <= statuses[-1]["vram"]["budget"] == 2 << 20
+    vram = statuses[-1]["vram"]
+    assert 0 < vram["assets"] <= vram["budget"] == 2 << 20
+    assert vram["left"] == vram["budget"] - max(vram["assets"], vram["allocator"])
+    references = {each["path"]: (each["workers"], each["units"]) for each in statuses[-1]["references"]}
+    for worker in workers:
+        for kind in ("scene", "actor"):
+            assert references[worker[kind]][0] == sum(each[kind] == worker[kind] for each in workers)
+    assert sum(units for _, units in references.values()) > 0
     last = json.loads(Path("status.json").read_text())
-    assert (last["state"], last["rendered"], last["left_s"]) == ("finished", 24, 0)
+    assert (last["state"], last["rendered"], last["left_s"], last["references"]) == ("finished", 24, 0, [])
 
 
 LONG = """
@@ -353,3 +371,23 @@ def test_its_vram_budget_is_a_lease_that_others_wait_for(script: Script, monkeyp
         process.communicate(timeout=DEADLINE_S)
     assert [(lease["pid"], lease["shares"][0]["reserved_mb"]) for lease in leases] == [(process.pid, 500)]
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "manifest", "reason"),
+    [
+        ("failing", "manifest.jsonl", "6 of 24 labels skipped: ValueError: no such camera (exit status 1)"),
+        ("render", "gone.jsonl", "1 of 1 labels skipped: {folder}/gone.ply: there is no such file (exit status 1)"),
+        ("render", "half.jsonl", "half.jsonl, line 2: it is not JSON"),
+        ("rendr", "manifest.jsonl", "exit status 2 after “gpuyard: --renderer: 'renderers' has no 'rendr'”"),
+    ],
+)
+@pytest.mark.usefixtures("home")
+def test_a_failed_job_has_the_error_as_its_reason(function: str, manifest: str, reason: str) -> None:
+    write_manifest(Path("gone.jsonl"), {"scene": "gone.ply", "name": "a"})
+    write_manifest(Path("half.jsonl"), entries()[0], "{oops\n")
+    render_it = ("render", manifest, "--renderer", f"renderers:{function}", *BUDGETS)
+    assert run("submit", "--vram", "1G", "--", *GPUYARD, *render_it).returncode == 0
+    assert run("wait").returncode == 5
+    answer = json.loads(run("show", "1", "--json").stdout)
+    assert reason.format(folder=Path.cwd()) in answer["reason"]

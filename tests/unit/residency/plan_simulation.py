@@ -302,7 +302,9 @@ class PlanSimulation:
         assets = sum(map(self._size, self.vram))
         assert assets + self.stream_nbytes <= self.case.budgets.vram_for_assets
         assert assets <= limits.vram
-        assert sum(self._size(key) for key in self.vram if self._kind(key) is Kind.ACTOR) <= limits.actors
+        actors = sum(self._size(key) for key in self.vram if self._kind(key) is Kind.ACTOR)
+        assert actors <= limits.actors
+        assert actors + self.stream_nbytes <= self.case.budgets.vram_for_actors
         assert sum(self._kind(key) is Kind.SCENE for key in self.vram) <= limits.scene_slots
         assert all(self.vram.get(key) is Stage.THERE for key in self.held)
         assert all(self.ram.get(key) is Stage.THERE for key in self.held_ram)

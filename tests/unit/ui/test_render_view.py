@@ -20,15 +20,18 @@ def drawn(now: RenderStatus, pace: float | None = None, width: int = 80) -> list
 
 # While it goes on
 
+LEFT = "left: VRAM 11 GB, RAM 45 GB"
+
 
 def test_the_display_shows_the_progress_the_memory_and_the_loaded_assets() -> None:
-    head, counts, memory, assets, waits = drawn(STATUS, 1.66)
+    head, counts, memory, assets, references, waits = drawn(STATUS, 1.66)
     assert head.rstrip().endswith("1,303 of 2,000 labels")
     assert counts.split("   ") == ["100 existed", "3 skipped", "1.7 labels/s", "12m 5s, about 22m left"]
     assert "VRAM" in memory
     assert "33 GB of 44 GB" in memory
     assert "45 GB of 90 GB" in memory
     assert assets == "2 of 5 scene slots in use, 1 actor in VRAM, 90% of requests found in VRAM"
+    assert references == f"{LEFT}; in use: a.ply by 2 workers and 3 units to come, wa…"
     assert waits == "no worker is waiting"
 
 
@@ -59,6 +62,7 @@ def test_without_a_terminal_a_line_shows_the_same() -> None:
         "gpuyard: 1,303 of 2,000 labels, 100 existed, 3 skipped, 3.0 labels/min, 12m 5s, about 22m left; "
         "VRAM 33 GB of 44 GB, RAM 45 GB of 90 GB; "
         "2 of 5 scene slots in use, 1 actor in VRAM, 90% of requests found in VRAM; "
+        f"{LEFT}; in use: a.ply by 2 workers and 3 units to come, walk by 1 worker; "
         "1 of 1 worker waiting: 1 for free RAM"
     )
 

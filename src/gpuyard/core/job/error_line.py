@@ -11,7 +11,8 @@ The rules, in the order in which they apply:
 6. An error whose line ends in a colon continues on the next line.
 
 Without any of these no line is an error; the last line is then quoted after the exit status, as it may be a message of
-the program's own. A program that a signal ended has said nothing about it.
+the program's own; of a message of a gpuyard command, the first line. A program that a signal ended has said nothing
+about it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,7 @@ _CAUSES = tuple(
         # An error without a traceback of its own, as for a SyntaxError or after a traceback in a frame
         r"^(?:[A-Za-z_]\w{0,99}\.){0,20}[A-Z]\w{0,99}(?:Error|Exception|Interrupt)(?:: \S.*|:?\s*$)",
         r"^Fatal Python error: ",
+        r"^gpuyard: error: ",
         # C, C++, Rust, Go, Java, JavaScript, Julia, R
         r"\bAssertion [`'].{1,300} failed\b|\bassertion failed\b",
         r"\*\*\* stack smashing detected|^(?:double free or corruption|free\(\): |malloc\(\): |corrupted )",
@@ -96,8 +98,11 @@ _ADVICE = LazyPattern(
 _WHAT = LazyPattern(r"^\s{0,8}what\(\): {1,4}(.*)")
 _THROWN = LazyPattern(r"\b(?:instance of|uncaught exception of type) '?([\w:<>, ]{1,120})'?")
 _SIGNAL = LazyPattern(r"signal \d{1,3} \((SIG\w{1,12})\)")
-_BAR = LazyPattern(r"\d{1,3}%\s{0,4}[|\[]|[█━▏▎▍▌▋▊▉]{3}")
-_OWN_LINES = ("gpuyard: ", "--- gpuyard: ")
+# A progress bar, also one of gpuyard, and the headline of an attempt
+_NO_MESSAGE = LazyPattern(
+    r"\d{1,3}%\s{0,4}[|\[]|[█━▏▎▍▌▋▊▉]{3}|^gpuyard: [\d,]{1,20} of [\d,]{1,20} (?:labels|done), |^--- gpuyard: "
+)
+_OWN = "gpuyard: "
 _FRAME = " \t=-_*#~+|│┃╭╮╰╯─━"
 
 
@@ -138,13 +143,17 @@ def find_error_line(texts: Sequence[str]) -> str | None:
 
 
 def find_last_line(texts: Sequence[str]) -> str | None:
-    """Return the last line with a word in it, shortened; None if there is none. Progress bars, and what gpuyard itself
-    writes to logs, do not count."""
+    """Return the last line with a word in it, shortened; None if there is none. Progress bars do not count, nor do
+    the indented lines with which gpuyard says what to do next."""
     for text in texts:
-        for line in reversed(_read(text)):
+        lines = _read(text)
+        for at in range(len(lines) - 1, -1, -1):
+            line = lines[at]
+            if line.startswith("  "):
+                message = next((each for each in reversed(lines[:at]) if not each.startswith("  ")), "")
+                line = message if message.startswith(_OWN) else line
             stripped = line.strip(_FRAME)
-            is_words = any(map(str.isalnum, stripped)) and not line.startswith(_OWN_LINES)
-            if is_words and not _BAR.search(line):
+            if any(map(str.isalnum, stripped)) and not _NO_MESSAGE.search(line):
                 return printable(stripped, _LONGEST_QUOTE)
     return None
 

@@ -9,8 +9,10 @@ scene and actor become one render unit. A mistake in one entry, or in one of its
 and the rest is rendered.
 
 The renderer gets an object with the entry's other keys, overridden by the label's keys, or with the label itself as
-`label`. The name is the label's `name`, else its `id`, else the label itself if it is a string. The name of a number,
-or of a label without any of these, starts with its scene and actor, because other scenes may have the same numbers.
+`label`. A key that is spelled almost like one of ours that the entry lacks is a mistake.
+
+The name is the label's `name`, else its `id`, else the label itself if it is a string. The name of a number, or of a
+label without any of these, starts with its scene and actor, because other scenes may have the same numbers.
 
 Different labels never get the same folder. A plain name is unchanged. Characters that a folder name cannot have are
 percent-encoded as in a URL (`%2F`), and so is `%` itself; a name that is too long is cut and ends in `%~` and a digest
@@ -18,12 +20,14 @@ of the whole name, as no other name can.
 """
 
 import contextlib
+import difflib
 import gc
 import hashlib
 import json
 import os.path
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,12 @@ _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _OWN_KEYS = frozenset({"scene", "actor", "labels", "label"})
+# For each key that may be misspelled, the keys that show that it is not missing.
+_MISSED_WITHOUT = {
+    "scene": {"scene"}, "actor": {"actor"}, "labels": {"labels", "label"}, "label": {"labels", "label"},
+    "name": {"name", "id", "labels", "label"},
+}  # fmt: skip
+_ALIKE = 0.8  # actr, acotr, actors and Actor are like actor; vector, frame and scene_id are not like one of ours
 _KINDS = {
     dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false",
     type(None): "null",
@@ -171,6 +181,20 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> None:
         seen.add(key)
 
 
+def _check_spelling(entry: dict[str, Any]) -> None:
+    for key, value in entry.items():
+        near = None if key in _OWN_KEYS else _own_key_like(key)
+        if near is None or not entry.keys().isdisjoint(_MISSED_WITHOUT[near]):
+            continue
+        if near in ("label", "name") or type(value) not in (int, float, bool):  # "factor": 2 is no actor
+            raise UserError(f"it has the key '{key}' and no '{near}': did you mean '{near}'?")
+
+
+@lru_cache(maxsize=1000)
+def _own_key_like(key: str) -> str | None:
+    return next(iter(difflib.get_close_matches(key.lower(), _MISSED_WITHOUT, n=1, cutoff=_ALIKE)), None)
+
+
 def _labels_of(entry: dict[str, Any]) -> list[Any]:
     if "labels" not in entry:
         return [entry.get("label")]
@@ -228,6 +252,7 @@ class _UnitBuilder:
     def add(self, number: int, raw: bytes) -> None:
         try:
             entry = _decode_entry(raw)
+            _check_spelling(entry)
             group = self._group(entry)
             labels = _labels_of(entry)
         except UserError as error:

@@ -45,16 +45,22 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """Budgets in bytes. `working` is VRAM reserved for the renderer."""
+    """Budgets in bytes. `working` is VRAM reserved for the renderer; `actors` limits what actors and their streams take
+    of VRAM, None for no limit."""
 
     vram: int
     ram: int
     scene_slots: int = 5
     working: int = 0
+    actors: int | None = None
 
     @property
     def vram_for_assets(self) -> int:
         return max(0, self.vram - self.working)
+
+    @property
+    def vram_for_actors(self) -> int:
+        return self.vram_for_assets if self.actors is None else min(self.actors, self.vram_for_assets)
 
 
 class BudgetLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +68,7 @@ class BudgetLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     vram: int  # for scenes, actors, and streams beyond the first
     actors: int
+    actors_with_streams: int  # for actors, and streams beyond the first
     stream: int  # reserved for one stream, in addition to `vram`
     ram: int
     exchange: int  # part of `ram` for an asset that leaves VRAM while another enters it
@@ -72,13 +79,15 @@ def limits_of(assets: Iterable[Asset], budgets: Budgets) -> BudgetLimits:
     """Return the limits. The actors' part stays free even with the largest scenes in all slots."""
     known = list(assets)
     streams = (asset.stream_nbytes for asset in known if asset.kind is Kind.ACTOR)
-    stream = max((nbytes for nbytes in streams if nbytes <= budgets.vram_for_assets), default=0)
+    stream = max((nbytes for nbytes in streams if nbytes <= budgets.vram_for_actors), default=0)
     largest = sorted((asset.nbytes for asset in known if asset.kind is Kind.SCENE), reverse=True)
     vram = max(0, budgets.vram_for_assets - stream)
-    actors = max(0, vram - sum(largest[: budgets.scene_slots]))
+    with_streams = max(0, budgets.vram_for_actors - stream)
+    actors = max(0, min(with_streams, vram - sum(largest[: budgets.scene_slots])))
     return BudgetLimits(
         vram=vram,
         actors=actors,
+        actors_with_streams=with_streams,
         stream=stream,
         ram=budgets.ram,
         exchange=min(max((asset.nbytes for asset in known), default=0), budgets.ram // 4),
@@ -90,7 +99,7 @@ def cannot_fit(asset: Asset, limits: BudgetLimits, rounded: Callable[[int], int]
     """Return why the asset can never fit into these limits, or None if it can."""
     if asset.kind is Kind.ACTOR:
         if asset.stream_nbytes > limits.stream:
-            return f"{asset.path}: two of its frames are larger than the VRAM budget for assets"
+            return f"{asset.path}: two of its frames are larger than the VRAM budget for actors"
         fits = min(rounded(asset.nbytes), asset.stream_ram(rounded)) <= limits.ram
         return None if fits else f"{asset.path}: two of its frames are larger than the RAM budget"
     if asset.nbytes > limits.vram:

@@ -80,6 +80,11 @@ class Future:
         at = bisect_right(places, place)
         return places[at] if at < len(places) else None
 
+    def count_uses(self, key: str) -> int:
+        """Return the number of units not yet handed out that need an asset."""
+        places = self._places.get(key, [])
+        return len(places) - bisect_left(places, self.now)
+
     def forget(self, key: str) -> None:
         """Remove an asset that cannot be used from the future."""
         self._places.pop(key, None)

@@ -7,7 +7,7 @@ The rules:
    dropped at once.
 3. Scenes use at most `scene_slots`. Actors use what the largest scenes in all these slots leave free. An actor that
    does not fit there, or not beside those in use, is streamed: so no worker waits for memory while it holds some.
-   Memory for one stream is always reserved, for the same reason.
+   Memory for one stream is always reserved, for the same reason. Streams count as actors in the budget for actors.
 4. An asset loaded ahead of time does not replace an asset if another one will be a better victim after its use: waiting
    for that moves fewer bytes, and a promotion from RAM is fast. A requested asset does: waiting workers cost more.
 5. RAM holds what VRAM does not: a copy that is also in VRAM is dropped first, because restoring it needs no disk. Then
@@ -169,7 +169,9 @@ class TransferPlan:
 
     def _capacity(self) -> VramAmount:
         """Return the VRAM for all scenes and actors."""
-        return VramAmount(self._limits.scene_slots, self._limits.vram - self._extra_streams(), self._limits.actors)
+        limits, streams = self._limits, self._extra_streams()
+        actors = min(limits.actors, limits.actors_with_streams - streams)
+        return VramAmount(limits.scene_slots, limits.vram - streams, actors)
 
     def _missing(self, asset: Asset) -> VramAmount:
         """Return what must be freed before the asset fits. The limit of the actors' part does not apply to scenes."""
@@ -271,9 +273,14 @@ class TransferPlan:
     def _stream(self, actor: Asset) -> None:
         """Stream an actor. The first stream has reserved memory; others use free memory, or that of idle actors."""
         extra = max(0, self._stream_nbytes + actor.stream_nbytes - self._limits.stream) - self._extra_streams()
-        free = self._limits.vram - self._extra_streams() - self._taken.total
+        streams = self._extra_streams() + extra
+        missing = VramAmount(
+            0,
+            streams + self._taken.total - self._limits.vram,
+            streams + self._taken.actors - self._limits.actors_with_streams,
+        )
         idle = self._idle(self._state.requested[actor.key], Kind.ACTOR)
-        victims = self._choose_fewest(idle, VramAmount(0, extra - free, 0), self._amount)
+        victims = self._choose_fewest(idle, missing, self._amount)
         if victims is None and self._stream_nbytes:
             self._wait_for_vram(actor, StallCause.VRAM)
             return

@@ -48,7 +48,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Coordinator:
     """`vram` and `ram` are sizes such as "44G", or numbers of MB.
 
-    `working` is VRAM reserved for the renderer; without it, the renderer's use is measured. `device` is `cuda`, `host`
+    `working` is VRAM reserved for the renderer; without it, the renderer's use is measured. `actor_budget` limits the
+    part of `vram` that actors take; without it, they get what the scenes leave free. `device` is `cuda`, `host`
     (simulated on the host), or `auto`. `order` is `chosen`, or `manifest` for the given order.
     """
 
@@ -63,6 +64,7 @@ class Coordinator:
         loader: Loader | None = None,
         order: str = "chosen",
         working: str | float | None = None,
+        actor_budget: str | float | None = None,
     ) -> None:
         budget = _nbytes("vram", vram)
         self._settings = RunSettings(
@@ -71,6 +73,7 @@ class Coordinator:
                 ram=_nbytes("ram", ram),
                 scene_slots=_at_least_one("scene_slots", scene_slots),
                 working=budget // assets.WORKING_PART if working is None else _nbytes("working", working, least=0),
+                actors=None if actor_budget is None else _nbytes("actor_budget", actor_budget),
             ),
             workers=_at_least_one("workers", workers),
             keeps_order=order == "manifest",

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpuyard.residency.memory.device_memory import DeviceMemory
-from gpuyard.residency.planning.assets import Budgets, Kind, path_of
+from gpuyard.residency.planning.assets import Budgets, Kind, parts_of, path_of
 from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.running import status_file
 from gpuyard.residency.running.output_folders import Outputs
@@ -98,7 +99,11 @@ class RunStatus:
         with self._lock:
             tiers, counts = self._tiers, self._sum_counts()
             in_vram, in_ram = (0, 0) if tiers is None else (tiers.vram_nbytes(), tiers.ram_nbytes())
-            workers = tuple(self._worker(worker.status) for worker in self._workers)
+            raw = [worker.status for worker in self._workers]
+            workers = tuple(map(self._worker, raw))
+        users = Counter(key for each in raw for key in (each.scene, each.actor))
+        coming = {} if tiers is None else tiers.coming_uses()
+        used = self._memory.used()
         elapsed, results = time.monotonic() - self._started, self._results
         left = results.labels - results.already - results.rendered - len(results.skips)
         return RenderStatus(
@@ -113,19 +118,28 @@ class RunStatus:
             skipped=len(results.skips),
             vram=status_file.TierStatus(
                 budget=self._budgets.vram,
+                left=max(0, self._budgets.vram - max(in_vram, used)),
                 assets=in_vram,
                 peak_assets=max(counts.peak_vram, in_vram),  # in_vram was read a moment later
-                allocator=self._memory.used(),
+                allocator=used,
                 peak_allocator=self._memory.peak(),
             ),
             ram=status_file.TierStatus(
-                budget=self._budgets.ram, assets=in_ram, peak_assets=max(counts.peak_ram, in_ram)
+                budget=self._budgets.ram,
+                left=max(0, self._budgets.ram - in_ram),
+                assets=in_ram,
+                peak_assets=max(counts.peak_ram, in_ram),
             ),
             scene_slots=self._budgets.scene_slots,
             scenes=() if tiers is None else tiers.paths_in(Kind.SCENE),
             actors=() if tiers is None else tiers.paths_in(Kind.ACTOR),
             scenes_in_ram=() if tiers is None else tiers.paths_in(Kind.SCENE, is_ram=True),
             actors_in_ram=() if tiers is None else tiers.paths_in(Kind.ACTOR, is_ram=True),
+            references=tuple(
+                status_file.AssetReferences(kind=kind, path=path, workers=users[key], units=units)
+                for key, units in coming.items()
+                for kind, path in (parts_of(key),)
+            ),
             moved=msgspec.convert(counts, status_file.MovedStatus, from_attributes=True),
             counts=msgspec.convert(counts, status_file.CountsStatus, from_attributes=True),
             stalls_s={cause: round(seconds, 3) for cause, seconds in counts.stalls_s.items()},

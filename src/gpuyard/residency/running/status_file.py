@@ -21,13 +21,23 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`assets` is the memory of the copies in this tier; `allocator` is the device allocator's own figure, None for
-    RAM."""
+    RAM. `left` is what neither of them takes of the budget."""
 
     budget: int
+    left: int
     assets: int
     peak_assets: int
     allocator: int | None = None
     peak_allocator: int | None = None
+
+
+class AssetReferences(msgspec.Struct, frozen=True, kw_only=True):
+    """An asset in VRAM or RAM: the workers whose unit needs it now, and the coming units that will."""
+
+    kind: str
+    path: str
+    workers: int
+    units: int
 
 
 class MovedStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +105,7 @@ class RenderStatus(msgspec.Struct, frozen=True, kw_only=True):
     actors: tuple[str, ...]  # in VRAM
     scenes_in_ram: tuple[str, ...]
     actors_in_ram: tuple[str, ...]
+    references: tuple[AssetReferences, ...]
     moved: MovedStatus
     counts: CountsStatus
     stalls_s: dict[str, float]

@@ -192,6 +192,12 @@ class Tiers:
             "ram_assets": self.ram_nbytes(),
         }
 
+    def coming_uses(self) -> dict[str, int]:
+        """Return the number of coming units that need each asset in VRAM or in RAM, by its key."""
+        with self._changed:
+            stages = (*self._vram.items(), *self._ram.items())
+            return {key: self._future.count_uses(key) for key, stage in stages if stage is Stage.THERE}
+
     def paths_in(self, kind: Kind, *, is_ram: bool = False) -> tuple[str, ...]:
         """Return the paths of the assets in VRAM, or in RAM, without those in transfer."""
         with self._changed:

@@ -1,5 +1,6 @@
 """A render as its user sees it: the progress while it runs, on standard error, and the summary at the end."""
 
+import os
 import sys
 import time
 from collections import Counter, deque
@@ -86,6 +87,19 @@ def _assets(status: RenderStatus) -> str:
     return f"{scenes}, {format_count(len(status.actors), 'actor')} in VRAM{found}"
 
 
+def _references(status: RenderStatus) -> str:
+    """Return what is left of the budgets, and which assets in memory are in use."""
+    left = f"left: VRAM {format_bytes(status.vram.left)}, RAM {format_bytes(status.ram.left)}"
+    used = [
+        f"{clean(os.path.basename(each.path.rstrip('/')))} by {format_count(each.workers, 'worker')}"
+        + (f" and {format_count(each.units, 'unit')} to come" if each.units else "")
+        for each in status.references
+        if each.workers
+    ]
+    more = f" and {len(used) - _MOST_SHOWN} more" if len(used) > _MOST_SHOWN else ""
+    return f"{left}; in use: {', '.join(used[:_MOST_SHOWN])}{more}" if used else left
+
+
 def _waits(status: RenderStatus) -> str | None:
     """Return what workers wait for, or None if none waits."""
     causes = Counter(worker.waits_for or "upload" for worker in status.workers if worker.doing == "waiting")
@@ -99,7 +113,7 @@ def line_of(status: RenderStatus, pace: float | None) -> str:
     counts = ", ".join(text for text, _ in _counts(status, pace))
     memory = ", ".join(f"{name} {_of(used, tier)}" for name, tier, used in _tiers(status))
     waits = _waits(status)
-    parts = [f"{_done(status):,} of {status.labels:,} labels, {counts}", memory, _assets(status)]
+    parts = [f"{_done(status):,} of {status.labels:,} labels, {counts}", memory, _assets(status), _references(status)]
     return f"gpuyard: {'; '.join([*parts, waits] if waits else parts)}"
 
 
@@ -112,6 +126,7 @@ def picture_of(status: RenderStatus, pace: float | None) -> RenderableType:
         one_line("   ").join(Text(*fact) for fact in _counts(status, pace)),
         memory,
         one_line(_assets(status)),
+        one_line(_references(status)),
         one_line(waits or "no worker is waiting", "yellow" if waits else "dim"),
     )
 

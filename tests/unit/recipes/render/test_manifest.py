@@ -183,6 +183,28 @@ def test_a_bad_entry_is_reported_with_the_reason(entry: Json, reason: str) -> No
     assert bad_of({"scene": "z.ply", "label": "z"}, entry) == [("line 2", reason)]
 
 
+@pytest.mark.parametrize(
+    ("typed", "value", "meant"),
+    [
+        ("actr", "walk", "actor"), ("Actor", "walk", "actor"), ("actors", ["walk"], "actor"), ("acotr", None, "actor"),
+        ("lables", ["x", "y"], "labels"), ("lable", 3, "label"), ("nam", "x", "name"),
+    ],
+)  # fmt: skip
+def test_a_misspelled_key_is_reported_with_the_key_that_was_meant(typed: str, value: Any, meant: str) -> None:
+    reason = f"it has the key '{typed}' and no '{meant}': did you mean '{meant}'?"
+    assert bad_of({"scene": "z.ply"}, {"scene": "a.ply", typed: value}) == [("line 2", reason)]
+    assert bad_of({"scen": "a.ply", "actor": "walk"})[0][1].endswith("did you mean 'scene'?")
+
+
+def test_keys_unlike_ours_or_beside_ours_or_that_are_no_paths_are_passed_to_the_renderer() -> None:
+    extras = {"frame": 3, "scene_id": "k", "vector": "up", "camera": 2, "fname": "c"}
+    assert values_of({"scene": "a.ply", "label": "x", **extras}) == [{**extras, "label": "x"}]
+    assert values_of({"scene": "a.ply", "name": "x", "factor": 2.5}) == [{"name": "x", "factor": 2.5}]
+    assert values_of({"scene": "a.ply", "actor": None, "id": "x", "factor": "high", "names": "c"}) == [
+        {"id": "x", "factor": "high", "names": "c"}
+    ]
+
+
 def test_a_bad_label_is_left_out_and_the_others_are_kept() -> None:
     units, bad = parse(lines({"scene": "a.ply", "labels": ["x", None, True, "y"]}), FOLDER)
     assert [label.name for label in units[0].labels] == ["x", "y"]

@@ -54,6 +54,7 @@ def cases(draw: st.DrawFn) -> Case:
             ram=draw(_budget([*scenes, *actors])),
             scene_slots=draw(st.integers(1, 5)),
             working=draw(st.sampled_from([0, 0, 1, most])),
+            actors=draw(st.none() | _budget(actors)),
         ),
         workers=draw(st.integers(1, 6)),
         readers=draw(st.integers(1, 4)),
@@ -318,13 +319,32 @@ def test_a_stream_needs_memory_for_two_of_its_largest_frames() -> None:
     assert actor(0, 90, 90).stream_nbytes == 90
 
 
+def test_a_budget_for_actors_limits_them_and_their_streams_and_leaves_scenes_alone() -> None:
+    assets = [scene(0, 10), actor(0, 40, 3), actor(1, 25, 12)]
+    limits = limits_of(assets, Budgets(vram=100, ram=500, actors=30))
+    assert (limits.stream, limits.vram, limits.actors) == (24, 76, 6)
+    assert limits_of(assets, Budgets(vram=100, ram=500, actors=500)) == limits_of(assets, Budgets(vram=100, ram=500))
+    assert cannot_fit(assets[1], limits_of(assets, Budgets(vram=100, ram=500, actors=5)), int) == (
+        "a0: two of its frames are larger than the VRAM budget for actors"
+    )
+
+
+def test_a_second_stream_waits_if_the_budget_for_actors_has_no_room_for_it() -> None:
+    assets = [actor(0, 50, 10), actor(1, 50, 10)]
+    streaming = {"requested": {A1: 0}, "ram": {A1: THERE}, "held_ram": frozenset({A0})}
+    state = state_of(assets, Budgets(vram=200, ram=200, actors=30), {}, stream_nbytes=20, **streaming)
+    assert (plan(state).streams, plan(state).waits) == (set(), {A1: StallCause.VRAM})
+    state = state_of(assets, Budgets(vram=200, ram=200, actors=40), {}, stream_nbytes=20, **streaming)
+    assert plan(state).streams == {A1}
+
+
 @pytest.mark.parametrize(
     ("asset", "reason"),
     [
         (scene(0, 95), "s0 is larger than the VRAM budget for assets"),
         (scene(0, 85), None),
         (scene(0, 60), None),
-        (actor(0, 1000, 50), "a0: two of its frames are larger than the VRAM budget for assets"),
+        (actor(0, 1000, 50), "a0: two of its frames are larger than the VRAM budget for actors"),
         (actor(0, 1000, 45), None),
     ],
 )

@@ -27,6 +27,8 @@ def test_units_are_handed_out_once_in_order_and_the_rest_is_known(units: list[Un
         assert future.needed == soonest(units, number)
         assert future.ahead == sorted((place, key) for key, place in future.needed.items())
         assert all(place >= future.now for place in future.needed.values())
+        for key in (S0, A0):
+            assert future.count_uses(key) == sum(key in keys_of(left) for left in units[number:])
         assert future.hand_out() == (number, each)
     assert (future.needed, future.ahead, future.hand_out()) == ({}, [], None)
 

@@ -291,6 +291,7 @@ def test_a_coordinator_can_run_several_times(asset_files: AssetFiles, tmp_path: 
         ({"vram": -1}, "vram is -1"),
         ({"vram": float("nan")}, "vram is nan"),
         ({"ram": "0"}, "ram is 0"),
+        ({"actor_budget": 0}, "actor_budget is 0"),
         ({"scene_slots": 0}, "scene_slots is 0"),
         ({"workers": 0}, "workers is 0"),
         ({"order": "best"}, "order is 'best'"),

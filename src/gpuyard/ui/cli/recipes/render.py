@@ -30,6 +30,7 @@ from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, re
 from gpuyard.ui.cli.recipes.render_profile import profile_command
 from gpuyard.ui.cli.rich_output import absolute, json_option
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
+from gpuyard.ui.cli.text_table import clean
 
 if TYPE_CHECKING:
     from gpuyard.residency.running.coordinator import Coordinator
@@ -54,6 +55,7 @@ class _Render(click.Command):
 @click.option("--renderer", required=True, metavar="MOD:FN", help="Called as FN(scene, frames, label, out_dir).")
 @render_options.size_option("vram-budget", "VRAM to use, such as 44G. [80% of free VRAM]")
 @render_options.size_option("ram-budget", "RAM to cache assets in, such as 90G. [half of available RAM]")
+@render_options.size_option("actor-budget", "Part of the VRAM that actors may take. [what scenes leave free]")
 @render_options.size_option("working-memory", "VRAM that the renderer itself uses. [measured]", may_be_none=True)
 @render_options.whole_option("scene-slots", 5, "Maximum number of scenes in VRAM.")
 @render_options.whole_option("workers", DEFAULT_WORKERS, "Number of labels to render at once, each in a thread.")
@@ -92,6 +94,8 @@ def command(manifest: str, **typed: Any) -> int:
         is_printed = _print(ran, typed)
         for fault in ran.faults:
             note(f"gpuyard: {fault}")
+        if (problem := _problem(ran)) is not None:
+            note(f"gpuyard: error: {problem}")
         return _exit_status(ran, is_printed=is_printed)
 
 
@@ -157,6 +161,7 @@ def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
         loader=typed["loader"],
         order=typed["order"],
         working=typed["working_memory"],
+        actor_budget=typed["actor_budget"],
     )
     waits = f"gpuyard: waiting for {vram.text()} of VRAM on one device; `gpuyard leases` shows who holds it"
     timer = threading.Timer(_NOTE_WAIT_AFTER_S, note, [waits])
@@ -222,6 +227,14 @@ def _print(ran: _Ran, typed: dict[str, Any]) -> bool:
         discard(sys.stdout.fileno())
         return False
     return True
+
+
+def _problem(ran: _Ran) -> str | None:
+    """Return the first error, on one line: the job's reason if this is a job (`core/job/error_line.py`)."""
+    skipped, bad = ran.report.skipped, ran.manifest.bad
+    if skipped:
+        return clean(f"{len(skipped):,} of {ran.report.status.labels:,} labels skipped: {skipped[0].reason}")
+    return clean(f"{ran.manifest.path}, {bad[0].place}: {bad[0].reason}") if bad else None
 
 
 def _is_incomplete(ran: _Ran) -> bool:

@@ -60,7 +60,8 @@ def read_manifest(path: str, *, is_strict: bool = False) -> Manifest:
     if len(errors) > _MOST_SHOWN:
         note(f"gpuyard: and {len(errors) - _MOST_SHOWN:,} more; --strict lists them all")
     if not manifest.units:
-        raise UserError(f"nothing to render in {path}", hint="`gpuyard render --help` describes its format")
+        first = f": {manifest.bad[0].place}: {manifest.bad[0].reason}" if manifest.bad else ""
+        raise UserError(f"nothing to render in {path}{first}", hint="`gpuyard render --help` describes its format")
     return manifest
 
 
