@@ -21,6 +21,7 @@ from gpuyard.store.queue_record import SET_GENERATION
 
 # In the file formats of SQLite: the last frame of the log, in its index; and what precedes a page in the log.
 _LAST_FRAME_AT, _FRAME_HEADER_BYTES = 16, 24
+_PRIMARY_CODE = 0xFF  # the rest of an error's code says more about it
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
@@ -65,9 +66,17 @@ class WalCheckpoints:
         """Copy the rest, with this generation of the queue, and empty the log. Writers have to wait meanwhile.
 
         `is_truncated`: give its disk space back, too, which took 100 ms for 40 MB on a disk that discards freed blocks.
-        Otherwise the next log overwrites it. Return False if a reader prevents it for `wait_s` seconds.
+        Otherwise the next log overwrites it. Return False if a reader or a writer prevents it for `wait_s` seconds.
         """
         self._end_snapshot()
+        try:
+            return self._empty(generation, wait_s, is_truncated=is_truncated)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & _PRIMARY_CODE == sqlite3.SQLITE_BUSY:
+                return False
+            raise
+
+    def _empty(self, generation: int, wait_s: float, *, is_truncated: bool) -> bool:
         self._connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
         self._connection.execute(SET_GENERATION, (str(generation),))
         self._has_frames = False

@@ -129,6 +129,15 @@ def test_a_reader_only_delays_it(path: Path, database: Database, checkpoints: Wa
     assert names_in(path) == {"first", "0", "1", "2"}
 
 
+def test_a_writer_only_delays_it(path: Path, database: Database, checkpoints: WalCheckpoints) -> None:
+    checkpoints.copy()
+    with database.transaction():
+        database.execute("INSERT INTO settings VALUES ('second', '1')")
+        assert not checkpoints.empty(1, 0.0, is_truncated=True)
+    assert checkpoints.empty(2, 0.0, is_truncated=True)
+    assert names_in(path) == {"first", "second"}
+
+
 def test_a_copy_that_failed_does_not_keep_the_log_from_being_emptied(
     path: Path, database: Database, checkpoints: WalCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
