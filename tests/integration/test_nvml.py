@@ -105,6 +105,7 @@ def test_every_figure_is_read_and_used_memory_leaves_out_the_reserved_part(reade
             "pci_bus_id": "0000:0a:00.0",
             "memory_total_mb": 24564.0,
             "memory_used_mb": 3000.0,
+            "memory_used_at_least_mb": None,
             "memory_free_mb": 21110.0,
             "utilization_percent": 37.0,
             "power_draw_w": 120.5,

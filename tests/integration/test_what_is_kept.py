@@ -71,13 +71,15 @@ def test_logs_beyond_the_limit_go_oldest_first_and_never_of_a_job_that_runs(
     queue.wait(running)
 
 
-def test_a_bad_limit_stops_the_daemon_with_what_to_write(own_queue: QueueUnderTest) -> None:
+def test_with_a_bad_limit_jobs_wait_and_each_command_says_what_to_write(own_queue: QueueUnderTest) -> None:
     own_queue.home.mkdir(mode=0o700)
     (own_queue.home / "config.toml").write_text('[keep]\njobs = "never"\n')
-    result = run("queue")
+    shown, submitted = run("queue"), run("submit", "--gpus", "0", "--", "true")
     (own_queue.home / "config.toml").unlink()
-    assert result.returncode == 1
-    assert "forever" in result.stderr
+    run("daemon", "stop")
+    assert (shown.returncode, submitted.returncode) == (0, 2)
+    assert "forever" in shown.stderr
+    assert "forever" in submitted.stderr
 
 
 # Secrets

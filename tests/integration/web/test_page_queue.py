@@ -93,6 +93,7 @@ def test_a_shortened_command_keeps_its_spaces(shown: Shown) -> None:  # noqa: F8
     box = last.bounding_box()
     assert box is not None
     assert box["x"] - first.evaluate(letters) > 4
+    shown.queue.post("/jobs/cancel", ids=str(job))
 
 
 def test_elapsed_times_keep_counting(shown: Shown) -> None:  # noqa: F811
