@@ -379,7 +379,7 @@ def test_its_vram_budget_is_a_lease_that_others_wait_for(script: Script, monkeyp
         ("failing", "manifest.jsonl", "6 of 24 labels skipped: ValueError: no such camera (exit status 1)"),
         ("render", "gone.jsonl", "1 of 1 labels skipped: {folder}/gone.ply: there is no such file (exit status 1)"),
         ("render", "half.jsonl", "half.jsonl, line 2: it is not JSON"),
-        ("rendr", "manifest.jsonl", "exit status 2 after “gpuyard: --renderer: 'renderers' has no 'rendr'”"),
+        ("rendr", "manifest.jsonl", "exit status 2: --renderer: 'renderers' has no 'rendr'"),
     ],
 )
 @pytest.mark.usefixtures("home")

@@ -164,7 +164,9 @@ def test_commands_in_reasons_and_hints_are_shown_as_code(shown: Shown) -> None: 
     expect(reason).to_have_text(re.compile("held until gpuyard release"))
     expect(reason.locator("code")).to_have_text("gpuyard release")
     shown.at(f"/job/{waits}")
-    expect(page.get_by_role("region", name="Why it waits").locator("code").first).to_have_text(f"gpuyard release {waits}")
+    expect(page.get_by_role("region", name="Why it waits").locator("code").first).to_have_text(
+        f"gpuyard release {waits}"
+    )
     expect(page.locator("main")).not_to_contain_text("`")
     shown.at("/job/999999")
     expect(page.get_by_role("alert").locator("code")).to_have_text("gpuyard queue --all")

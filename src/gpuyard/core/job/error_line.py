@@ -11,7 +11,7 @@ The rules, in the order in which they apply:
 6. An error whose line ends in a colon continues on the next line.
 
 Without any of these no line is an error; the last line is then quoted after the exit status, as it may be a message of
-the program's own; of a message of a gpuyard command, the first line. A program that a signal ended has said nothing
+the program's own. Of a message of gpuyard, the first line is the reason. A program that a signal ended has said nothing
 about it.
 """
 
@@ -89,16 +89,17 @@ _MESSAGES = tuple(
         r"^\[(?:error|fatal|critical)\]|^(?:fatal|FATAL): ",
     )
 )
-# Lines that match and are no error: advice, warnings, and the frames of stacks.
+# Lines that match and are no error: advice, warnings, the frames of stacks, and what gpuyard itself notes in a log.
 _ADVICE = LazyPattern(
-    r"^\s{1,20}(?:at |File |\^|from |frame #|\[\d)|^(?:frame #|CUDA kernel errors might|For debugging consider|"
+    r"^--- gpuyard: "
+    r"|^\s{1,20}(?:at |File |\^|from |frame #|\[\d)|^(?:frame #|CUDA kernel errors might|For debugging consider|"
     r"Compile with|Set the environment variable|Device-side assertion|Search for [`'])|\b0 errors?\b"
     r"|^Error executing job with overrides|\b(?i:warning)\b|\b(?:INFO|DEBUG)\b|\b[WI] (?:tensorflow|external)/"
 )
 _WHAT = LazyPattern(r"^\s{0,8}what\(\): {1,4}(.*)")
 _THROWN = LazyPattern(r"\b(?:instance of|uncaught exception of type) '?([\w:<>, ]{1,120})'?")
 _SIGNAL = LazyPattern(r"signal \d{1,3} \((SIG\w{1,12})\)")
-# A progress bar, also one of gpuyard, and the headline of an attempt
+# A progress bar, also one of gpuyard, and what gpuyard itself notes in a log
 _NO_MESSAGE = LazyPattern(
     r"\d{1,3}%\s{0,4}[|\[]|[█━▏▎▍▌▋▊▉]{3}|^gpuyard: [\d,]{1,20} of [\d,]{1,20} (?:labels|done), |^--- gpuyard: "
 )
@@ -128,7 +129,8 @@ def explain_failure(outcome: Outcome, texts: Sequence[str]) -> Outcome:
     last = find_last_line(texts)
     if last is None or not (outcome.reason or "").startswith("exit status"):
         return outcome
-    return replace(outcome, reason=f"{outcome.reason} after “{last}”")
+    how = f": {last.removeprefix(_OWN)}" if last.startswith(_OWN) else f" after “{last}”"
+    return replace(outcome, reason=f"{outcome.reason}{how}")
 
 
 def find_error_line(texts: Sequence[str]) -> str | None:

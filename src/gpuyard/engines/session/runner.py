@@ -265,13 +265,13 @@ class TaskRunner:
             self._check_marker()
             return
         self._overstayed = True
-        self._print("it goes on after its marker, and is ended")
+        self._print_end("it goes on after its marker, and is ended")
         self._end_with(signal.SIGTERM)
 
     def _close(self, _: bytes) -> None:
         if self._status is None:
             self._was_closed = True
-            self._print("its session was closed, and it is ended")
+            self._print_end("its session was closed, and it is ended")
             if self._program.pid is None and self._hook is None:
                 self._status = HUNG_UP
         self._end_with(signal.SIGHUP)
@@ -303,7 +303,7 @@ class TaskRunner:
         )
         if self._hook_problem is not None and end.result == FAILED:
             end = end._replace(note=self._hook_problem)
-            self._print(self._hook_problem)
+            self._print_end(self._hook_problem)
         marker_by = "program" if self._has_marker() else None
         if end.writes_marker and self._write_marker():
             marker_by = "gpuyard"
@@ -357,9 +357,10 @@ class TaskRunner:
         """Add a note to the record, and print it once."""
         if text not in self._notes:
             self._notes.append(text)
-            self._print(text)
+            self._pass_on(os.fsencode(f"--- gpuyard: {printable(text)} ---\r\n"))
 
-    def _print(self, text: str) -> None:
+    def _print_end(self, text: str) -> None:
+        """Print why the task ends here: a failed job gives it as its reason."""
         self._pass_on(os.fsencode(f"gpuyard: {printable(text)}\r\n"))
 
     def _log_event(self, text: str) -> None:

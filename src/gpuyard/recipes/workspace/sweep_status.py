@@ -164,7 +164,7 @@ def _note(task: dict[str, Any], record: dict[str, Any], state: str) -> str | Non
     if state == "completed" or task["is_live"]:
         return recorded
     reason: str | None = task["reason"]
-    return f"{reason}: {recorded}" if reason and recorded else reason
+    return f"{reason}: {recorded}" if reason and recorded and recorded not in reason else reason
 
 
 def _last_line(log: str | None) -> str | None:
