@@ -32,7 +32,7 @@ def listen(name: str, count: int) -> int:
     for number in range(count):
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(b"\0" + name.format(number).encode()[:106])
-        listening.listen(0)
+        listening.listen(128)
         _kept.append(listening)
     return len(_kept)
 

@@ -377,7 +377,7 @@ def test_a_missing_tmux_is_reported_and_the_task_runs(tasks: Tasks, tmp_path: Pa
     assert task.wait() == 0
     assert task.record()["note"] == "no session: tmux is not installed"
     assert task.record()["session"] is None
-    assert "gpuyard: no session: tmux is not installed\nran\n" in task.output()
+    assert "--- gpuyard: no session: tmux is not installed ---\nran\n" in task.output()
 
 
 def test_a_broken_tmux_is_reported_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
     with RetryingClient() as queue, screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         status = queue.get(f"/batches/{part.first}")
-        since = time.monotonic() - age_of(status, submitted_at)
+        since, is_over = time.monotonic() - age_of(status, submitted_at), False
         while True:
             silent = status.get("silent")
             facts = [f"{limit} is not enforced: {why_unread(limit, silent)}" for limit in status["unknown"]]
@@ -211,9 +211,9 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
             estimate.note(progress.elapsed_s, progress.finished, progress.running)
             rest = progress.total - progress.finished
             screen.show(replace(progress, left_s=estimate.left_s(progress.elapsed_s, rest) if rest else None))
-            query = {"ids": str(part.finish), "timeout": f"{_POLL_S}"}
-            if queue.get("/wait", query, _POLL_S)["done"]:
+            if is_over:
                 return queue.get(f"/jobs/{part.finish}")
+            is_over = queue.get("/wait", {"ids": str(part.finish), "timeout": f"{_POLL_S}"}, _POLL_S)["done"]
             status = queue.get(f"/batches/{part.first}")
 
 
