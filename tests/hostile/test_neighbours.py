@@ -32,7 +32,7 @@ def listen(name: str, count: int) -> int:
     for number in range(count):
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(b"\0" + name.format(number).encode()[:106])
-        listening.listen(128)
+        listening.listen(0)
         _kept.append(listening)
     return len(_kept)
 
@@ -99,18 +99,17 @@ def test_separate_directories(mine: Path, bens: Path, own_home: Path, queue: Que
 
 
 @attack(
-    "announce thousands of lease directories, with escapes in their names, which cannot be asked who listens",
-    before="there were no announcements",
-    now="bounded: 200 names are asked, without waiting, and names are escaped",
+    "announce thousands of lease directories, with escapes in their names, and accept no connection",
+    before="a process that others had asked 129 times was invisible, also in normal use",
+    now="bounded: the kernel names the users, no process is asked, 8 MB of names are read and escaped",
 )
 def test_forged_announcements(mine: Path, own_home: Path) -> None:
     name = "gpuyard-leases/gpus/1-1/{}/" + NASTY
     with ben_listens(name, 900):
-        assert find_neighbours_of_real_gpus(mine) == [], "a line end in a name: the kernel lists two lines"
-    with ben_listens(name.replace("\n", ""), 900):
-        (found,) = find_neighbours_of_real_gpus(mine)
-        assert (found.uid, found.is_usable) == (BEN, False)
-        assert not any(each.decode() in found.directory for each in FORBIDDEN)
+        for _ in range(3):
+            (found,) = find_neighbours_of_real_gpus(mine)
+            assert (found.uid, found.is_usable) == (BEN, False)
+            assert not any(each.decode() in found.directory for each in FORBIDDEN)
         check_bytes(gpuyard("doctor", GPUYARD_SIMULATE="").stdout, "doctor")
 
 

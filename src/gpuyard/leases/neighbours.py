@@ -1,9 +1,9 @@
 """Who else leases the GPUs of this machine, in which directory.
 
 Each daemon, `gpuyard run` and GPUScheduler announces its lease directory by a listening unix socket with an abstract
-name (Linux). Such a socket is no file, ends with its process, and is listed for all users in /proc/net/unix. The kernel
-says which user listens, so no user can speak for another. Nothing is ever sent, and no decision depends on it: commands
-only print that users have different directories.
+name (Linux). Such a socket is no file and ends with its process. The kernel lists it for all, with the owner, so no
+user can speak for another. Nothing connects to it, and no decision depends on it: commands only print that users
+have different directories.
 
 The name is `gpuyard-leases/GPUS/DIRECTORY/PROCESS/PATH`: which GPUs (simulated ones are those of a folder), the device
 and inode of the directory, pid and a number, and as much of the path as fits. Processes in another network namespace,
@@ -24,15 +24,11 @@ from msgspec import Struct
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.printable_text import printable
 from gpuyard.core.units import format_count
+from gpuyard.system.abstract_sockets import listening_sockets
 from gpuyard.system.process_identity import user_name
-from gpuyard.system.user_sockets import peer_pid, peer_uid
 
 _PREFIX = "gpuyard-leases/"
 _LONGEST_NAME = 106
-_LISTED = Path("/proc/net/unix")
-# Any user can announce thousands of directories.
-_MAX_ASKED, _MAX_READ = 200, 8 << 20
-_BACKLOG = 128
 _MOST_ANNOUNCED = 8  # by one process; the oldest ends
 _PROPOSED = "/var/lib/gpuyard-leases"
 
@@ -59,7 +55,7 @@ def announce(folder: Path) -> None:
         name = os.fsencode(f"{start}/{os.getpid()}-{next(_number)}/{folder}")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
             listening.bind(b"\0" + name[:_LONGEST_NAME])
-            listening.listen(_BACKLOG)
+            listening.listen()
             _announced[start] = listening.detach()
         if len(_announced) > _MOST_ANNOUNCED:
             os.close(_announced.pop(next(iter(_announced))))
@@ -67,17 +63,17 @@ def announce(folder: Path) -> None:
 
 def find_neighbours(folder: Path) -> list[Neighbour]:
     """Return one process of each other user that leases the same GPUs in another directory. Root counts as a user."""
-    with contextlib.suppress(OSError):
+    found: dict[int, Neighbour] = {}
+    if sys.platform != "linux":
+        return []
+    with contextlib.suppress(OSError):  # a kernel without a list of sockets
         mine = _name(folder)
         gpus = mine.rpartition("/")[0] + "/"
-        found: dict[int, Neighbour] = {}
-        names = [name for name in _listed() if name.startswith(gpus) and not name.startswith(f"{mine}/")]
-        for name in names[:_MAX_ASKED]:
-            asked = _ask(name)
-            if asked is not None and asked.uid != os.geteuid():
-                found.setdefault(asked.uid, asked)
-        return [found[uid] for uid in sorted(found)]
-    return []
+        for encoded, uid in listening_sockets():
+            name = encoded.decode("utf-8", "surrogateescape")
+            if name.startswith(gpus) and not name.startswith(f"{mine}/") and uid not in {os.geteuid(), *found}:
+                found[uid] = _neighbour(name, uid)
+    return [found[uid] for uid in sorted(found)]
 
 
 def describe(neighbours: list[Neighbour], folder: Path) -> str | None:
@@ -110,32 +106,23 @@ def _name(folder: Path) -> str:
     return f"{_PREFIX}{gpus}/{_identity(folder)}"
 
 
-def _listed() -> list[str]:
-    with _LISTED.open("rb") as file:
-        lines = file.read(_MAX_READ).split(b"\n")
-    names = (line.rpartition(b" @")[2].decode("utf-8", "surrogateescape") for line in lines if b" @" in line)
-    return [name for name in names if name.startswith(_PREFIX)]
+def _neighbour(name: str, uid: int) -> Neighbour:
+    _, _, identity, process, directory = (*name.split("/", 4), "", "", "", "")[:5]
+    return Neighbour(
+        uid=uid,
+        user=user_name(uid),
+        pid=_process_of(uid, process.partition("-")[0]),
+        directory=printable(directory, _LONGEST_NAME) or "another",
+        is_usable=directory.isprintable() and _is_usable(directory, identity),
+    )
 
 
-def _ask(name: str) -> Neighbour | None:
-    """Return who listens. None if no process does, or if too many have asked it before."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(0)
-        try:
-            connection.connect(b"\0" + name.encode("utf-8", "surrogateescape"))
-        except OSError:
-            return None
-        uid = peer_uid(connection)
-        if uid is None:
-            return None
-        _, _, identity, _, directory = (*name.split("/", 4), "", "", "", "")[:5]
-        return Neighbour(
-            uid=uid,
-            user=user_name(uid),
-            pid=peer_pid(connection),
-            directory=printable(directory, _LONGEST_NAME) or "another",
-            is_usable=directory.isprintable() and _is_usable(directory, identity),
-        )
+def _process_of(uid: int, pid: str) -> int | None:
+    """Return the pid that a name states, if that process belongs to this user."""
+    try:
+        return int(pid) if os.stat(f"/proc/{int(pid)}").st_uid == uid else None
+    except (OSError, ValueError):
+        return None
 
 
 def _is_usable(directory: str, identity: str) -> bool:

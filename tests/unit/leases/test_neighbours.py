@@ -1,11 +1,13 @@
 """What a process announces, without other users; those are in tests/hostile/test_neighbours.py."""
 
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from gpuyard.leases import neighbours
+from gpuyard.system.abstract_sockets import listening_sockets
 
 pytestmark = pytest.mark.linux("abstract sockets")
 
@@ -17,6 +19,7 @@ def test_a_process_announces_only_the_newest_of_many_directories() -> None:
             folder.mkdir()
             neighbours.announce(folder)
             neighbours.announce(folder)
-        listed = neighbours._LISTED.read_text(errors="replace")
-    found = [number for number in range(neighbours._MOST_ANNOUNCED + 4) if f"{scratch}/{number}\n" in listed]
+        listed = [name.decode() for name, uid in listening_sockets() if uid == os.geteuid()]
+    numbers = range(neighbours._MOST_ANNOUNCED + 4)
+    found = [number for number in numbers if any(name.endswith(f"{scratch}/{number}") for name in listed)]
     assert found == list(range(4, neighbours._MOST_ANNOUNCED + 4))
