@@ -1,6 +1,10 @@
 """Attacks with lease and ticket files whose content or name is forged."""
 
+import contextlib
+import json
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -288,3 +292,83 @@ def test_any_file_name(ledger: Path) -> None:
         assert len(contents.leases) + len(contents.bad) == 1
 
     check()
+
+
+@attack(
+    "lease more RAM than the machine has",
+    before="no other work with `--ram` started",
+    now="ignored",
+)
+def test_lease_of_more_ram_than_the_machine_has(ledger: Path) -> None:
+    content = json.dumps({**json.loads(record()), "host": {"ram_mb": 1e9}}).encode()
+    with ben_holds(ledger, ("1-0.lease", content)):
+        assert gpuyard("run", "--gpus", "0", "--ram", "100M", "true").returncode == 0
+        (found,) = ignored()
+        assert found["uid"] == BEN
+        assert found["problem"].startswith("ram_mb is 1e+09, not 0 to ")
+
+
+def link_often(folder: str, content: bytes, count: int) -> None:
+    hold_files(folder, [("1-0.lease", content)])
+    for number in range(1, count):
+        os.link(f"{folder}/1-0.lease", f"{folder}/1-{number}.lease")
+
+
+@attack(
+    "hold a lease of 64 KB under 2,000 names",
+    before="2.1 GB in the daemon of every user, and 18 s for each `submit`",
+    now="harmless: the file is read once",
+)
+def test_lease_with_many_names(ledger: Path) -> None:
+    shares = [{"device_id": f"G{number}", "memory_mb": 1024.0, "is_exclusive": False} for number in range(900)]
+    with child(stay_as, BEN, link_often, str(ledger), record(shares), 2000) as ben:
+        ben.receive()
+        assert len(os.listdir(ledger)) >= 2000
+        (found,) = Ledger(ledger).leases()
+        assert (found.holder.uid, len(found.shares)) == (BEN, 900)
+        assert anne_gets(ledger, 1, vram_mb=20000.0) is not None
+
+
+@attack(
+    "hold leases of 64 KB, 16 MB in all",
+    before="all of it was read and kept by every daemon",
+    now="bounded: 8 MB of a user are read, and the user is named",
+)
+def test_large_leases(ledger: Path) -> None:
+    content = record([{"device_id": "G0", "memory_mb": 1.0, "is_exclusive": False}]).ljust(65000)
+    with ben_holds(ledger, *((f"1-{number}.lease", content) for number in range(256))):
+        live = Ledger(ledger).contents()
+        assert len(live.leases) == (8 << 20) // 65000
+        (named,) = live.bad
+        assert (named.uid, named.name) == (BEN, f"a group of {256 - len(live.leases)} files")
+
+
+@contextlib.contextmanager
+def broken_mount(folder: Path) -> Iterator[None]:
+    """Mount a FUSE file system whose server has died."""
+    folder.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+    try:
+        subprocess.run(["mount", "-i", "-t", "fuse", "-o", options, "none", folder], pass_fds=[server], check=True)
+    finally:
+        os.close(server)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@attack(
+    "leave 5,000 files and a mount that does not answer",
+    before="the ledger was closed for all users, and nobody was named",
+    now="ignored: what cannot be read is named and passed over",
+)
+def test_file_on_a_broken_mount(ledger: Path) -> None:
+    for number in range(5000):
+        (ledger / f"1-{number}.lease").touch()
+        os.chown(ledger / f"1-{number}.lease", BEN, BEN)
+    with broken_mount(ledger / "broken.lease"):
+        live = Ledger(ledger).contents()
+        assert "broken.lease of an unknown user is ignored: it cannot be read: " in " ".join(map(str, live.bad))
+        assert anne_gets(ledger) == ["G0", "G1"]

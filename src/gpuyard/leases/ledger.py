@@ -24,7 +24,7 @@ from gpuyard.leases.drains import DRAIN, LONGEST_REASON, MARK, add_drain, drain_
 from gpuyard.leases.health_marks import accept_figures, mark_files
 from gpuyard.leases.ledger_directory import prepare_directory
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
-from gpuyard.leases.ledger_scan import MAX_FILES_PER_USER, LedgerScan
+from gpuyard.leases.ledger_scan import MAX_FILES_PER_USER, MAX_MB_PER_USER, LedgerScan
 from gpuyard.leases.lock_file import LEASE, TICKET, LockFile, rewrite
 from gpuyard.leases.owned_files import find_files
 from gpuyard.leases.records import (
@@ -272,13 +272,13 @@ class Ledger:
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
         counted, uncounted = oldest_per_user(tickets)
-        unread = (
-            bad_record(
-                f"a group of {count} files", uid, f"only the newest {MAX_FILES_PER_USER} files of a user are read"
-            )
-            for uid, count in self._scan.unread.items()
-        )
-        return LedgerContents(tuple(leases), counted, (*bad, *uncounted, *unread), self.drains, self.health_marks)
+        most = f"only the newest {MAX_FILES_PER_USER} files and {MAX_MB_PER_USER} MB of a user are read"
+        bad += uncounted
+        bad += [bad_record(f"a group of {count} files", uid, most) for uid, count in self._scan.unread.items()]
+        bad += [
+            bad_record(name, None, f"it cannot be read: {problem}") for name, problem in self._scan.unreadable.items()
+        ]
+        return LedgerContents(tuple(leases), counted, tuple(bad), self.drains, self.health_marks)
 
 
 def _is_mine(drain: Drain, device_id: str) -> bool:

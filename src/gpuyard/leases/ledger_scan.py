@@ -1,22 +1,27 @@
 """Finds the files of a ledger that are held, at a limited cost.
 
 In a shared directory users can leave thousands of files that only they, the directory's owner and root can remove:
-- Of a user with many files, only the newest `MAX_FILES_PER_USER` are read. A user cannot have more leases and tickets.
+- Of a user with many files, only the newest `MAX_FILES_PER_USER` are read, and no more than `MAX_MB_PER_USER`. A user
+  cannot have more leases and tickets. Another user's file with many names is read once.
+- A file that cannot be read, such as one on a mount that is gone, is named and passed over.
 - A file that was not held once never is again: files get their names when they are locked. A scan remembers them, by
   name and inode.
 """
 
 import contextlib
+import errno
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gpuyard.leases.drains import DRAIN, MARK
 from gpuyard.leases.lock_file import LEASE, SKIPPED_ERRORS, TICKET, HeldFile, read_held
 
-MAX_FILES_PER_USER = 4096
+MAX_FILES_PER_USER, MAX_MB_PER_USER = 4096, 8
 _MAX_REMOVED = 10_000
+# A lease that is not read for such a reason makes its devices seem free.
+_OWN_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _READ = (LEASE, TICKET, DRAIN, MARK)
 
 
@@ -29,13 +34,14 @@ def remove_dead(folder: Path) -> None:
 
 
 class LedgerScan:
-    """Scans one directory. After each scan `dead` has the names of dead files that this user can remove, and `unread`
-    the number of files that were not read, by user; `drains` and `marks` are the inodes of their files,
-    by name."""
+    """Scans one directory. After each scan `dead` has the names of dead files that this user can remove, `unread` the
+    number of files that were not read, by user, and `unreadable` why, by name; `drains` and `marks` are the inodes of
+    their files, by name."""
 
     def __init__(self, folder: Path) -> None:
         self.dead: list[str] = []
-        self.unread: dict[int, int] = {}
+        self.unread: Counter[int] = Counter()
+        self.unreadable: dict[str, str] = {}
         self.drains: dict[str, int] = {}
         self.marks: dict[str, int] = {}
         self._folder = str(folder)
@@ -43,7 +49,7 @@ class LedgerScan:
 
     def held_files(self) -> Iterator[HeldFile]:
         """Yield the files that are held, by name."""
-        self.dead, self.unread = [], {}
+        self.dead, self.unread, self.unreadable = [], Counter(), {}
         with os.scandir(self._folder) as entries:
             files = {entry.name: entry.inode() for entry in entries if entry.name.endswith(_READ)}
         self.drains = {name: files.pop(name) for name in [name for name in files if name.endswith(DRAIN)]}
@@ -54,18 +60,36 @@ class LedgerScan:
         names: Iterable[str] = files
         if len(files) > MAX_FILES_PER_USER:
             names = self._newest_per_user(files)
+        left = defaultdict[int, int](lambda: MAX_MB_PER_USER << 20)
+        others: set[int] = set()
         for name in sorted(names):
-            try:
-                uid, found = read_held(self._folder, name)
-            except OSError as error:
-                if error.errno not in SKIPPED_ERRORS:
-                    raise  # for example no free descriptors: skipping a lease would make its devices seem free
-                self._not_held.add((name, files[name]))
-                continue
-            if found is None:
-                self._note_dead(name, files[name], uid)
-            elif not name.startswith("."):
+            found = self._read(name, files[name])
+            if found is not None and found.uid != os.geteuid():
+                if files[name] in others:
+                    continue
+                others.add(files[name])
+                left[found.uid] -= len(found.content)
+                if left[found.uid] < 0:
+                    self.unread[found.uid] += 1
+                    continue
+            if found is not None:
                 yield found
+
+    def _read(self, name: str, inode: int) -> HeldFile | None:
+        """Return a file that is held and complete."""
+        try:
+            uid, found = read_held(self._folder, name)
+        except OSError as error:
+            if error.errno in _OWN_ERRORS:
+                raise
+            if error.errno in SKIPPED_ERRORS:
+                self._not_held.add((name, inode))
+            else:
+                self.unreadable[name] = os.strerror(error.errno or 0)
+            return None
+        if found is None:
+            self._note_dead(name, inode, uid)
+        return None if name.startswith(".") else found
 
     def remove_dead(self) -> None:
         """Remove the dead files of the last scan, up to 10,000. Needs the mutex."""
@@ -87,9 +111,13 @@ class LedgerScan:
     def _newest_per_user(self, names: Iterable[str]) -> list[str]:
         files: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 status = os.lstat(f"{self._folder}/{name}")
-                files[status.st_uid].append((status.st_ctime_ns, name))
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    self.unreadable[name] = os.strerror(error.errno or 0)
+                continue
+            files[status.st_uid].append((status.st_ctime_ns, name))
         for uid, found in files.items():
             if len(found) > MAX_FILES_PER_USER and uid != os.geteuid():
                 self.unread[uid] = len(found) - MAX_FILES_PER_USER

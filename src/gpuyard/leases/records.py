@@ -11,6 +11,7 @@ Each file in a shared ledger may be another user's, and is read as hostile:
 """
 
 import math
+import os
 import re
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.config import simulated_host
 from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import Claim, Holder, HostShare, Lease, Need, PartOfDevice, Share, Ticket
 from gpuyard.core.printable_text import printable
@@ -59,10 +61,10 @@ class TicketRecord(Struct, frozen=True, kw_only=True):
 
 
 class BadRecord(Struct, frozen=True, kw_only=True):
-    """A held file that is ignored. `name` is the file's name, made printable; `user` is the file's owner."""
+    """A held file that is ignored. `name` is the file's name, made printable; `user` is the file's owner, if known."""
 
     name: str
-    uid: int
+    uid: int | None
     user: str
     problem: str
 
@@ -98,10 +100,9 @@ def read_record(found: HeldFile) -> Lease | Ticket | BadRecord | None:
     return bad_record(found.name, found.uid, problem)
 
 
-def bad_record(name: str, uid: int, problem: str) -> BadRecord:
-    return BadRecord(
-        name=printable(name, _MAX_NAME), uid=uid, user=user_name(uid), problem=printable(problem, _MAX_TEXT)
-    )
+def bad_record(name: str, uid: int | None, problem: str) -> BadRecord:
+    user = "an unknown user" if uid is None else user_name(uid)
+    return BadRecord(name=printable(name, _MAX_NAME), uid=uid, user=user, problem=printable(problem, _MAX_TEXT))
 
 
 def oldest_per_user(tickets: Iterable[Ticket]) -> tuple[tuple[Ticket, ...], list[BadRecord]]:
@@ -136,7 +137,7 @@ def _read_lease(found: HeldFile) -> Lease | None:
         _check_figure("spread_mb", share.spread_mb, _MAX_MB)
         _check_figure("load_percent", share.load_percent)
         _check_figure("slowdown", share.slowdown)
-    _check_host(record.host)
+    _check_host(record.host, _most_ram_mb())
     _check_figure("made", record.made)
     since = found.made_at if record.made is None else min(time.time(), wall_time_of(record.made))
     since = math.floor(since * 10) / 10  # the difference of two clocks is slightly another one each time
@@ -203,15 +204,21 @@ def _check_need(need: Need) -> None:
     for device_id in (*ids, *(device_id for device_id, _ in need.memory_on)):
         _check_device_id(device_id)
     _check_text("model", need.model)
-    _check_host(need.host)
+    _check_host(need.host, _MAX_MB)
 
 
-def _check_host(share: HostShare | None) -> None:
+def _check_host(share: HostShare | None, most_mb: float) -> None:
     if share is not None:
-        _check_figure("ram_mb", share.ram_mb, _MAX_MB)
-        _check_figure("used_mb", share.used_mb, _MAX_MB)
+        _check_figure("ram_mb", share.ram_mb, most_mb)
+        _check_figure("used_mb", share.used_mb, most_mb)
         _check_figure("cpus", share.cpus, _MAX_CPUS)
         _check_figure("used_cpus", share.used_cpus, _MAX_CPUS)
+
+
+def _most_ram_mb() -> float:
+    """Return the RAM of the machine: nothing greater is granted, and a promise of more would block all users."""
+    is_simulated = simulated_host() is not None
+    return _MAX_MB if is_simulated else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def _check_count(name: str, value: int, least: int, most: int) -> None:

@@ -92,7 +92,7 @@ def test_only_the_newest_files_of_another_user_are_read(tmp_path: Path, monkeypa
     assert scan.unread == {OTHER_UID: 6}
     [ignored] = [each for each in Ledger(tmp_path).contents().bad if each.uid == OTHER_UID]
     assert "a group of 6 files of" in str(ignored)
-    assert "only the newest 4 files of a user are read" in str(ignored)
+    assert "only the newest 4 files and 8 MB of a user are read" in str(ignored)
     for file in own:
         file.release()
 

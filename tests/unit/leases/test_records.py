@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -33,6 +34,7 @@ from gpuyard.ui.views import Frame
 from gpuyard.ui.views.lease_tables import ignored_texts, lease_lines
 
 OWNER = 61002
+MACHINE_MB = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 HOLDER = Holder(uid=0, user="root", pid=17, label="train")
 LEASE = {"holder": {"uid": 0, "user": "root", "pid": 17}, "shares": [{"device_id": "G0", "memory_mb": 1024.0}]}
 TICKET = {"holder": {"uid": 0, "user": "root", "pid": 17}, "need": {"devices": 1}, "priority": 3}
@@ -117,6 +119,7 @@ def test_new_shares_leave_the_share_of_the_host_as_it_is_unless_there_is_a_new_o
         (["shares", 0, "slowdown"], -1.0),
         (["host"], {"ram_mb": -1.0}),
         (["host"], {"ram_mb": 1e300}),
+        (["host"], {"ram_mb": MACHINE_MB + 1}),
         (["host"], {"cpus": -1}),
         (["host"], {"cpus": 1e7}),
         (["host"], {"used_mb": -1.0}),
