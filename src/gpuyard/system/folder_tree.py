@@ -154,8 +154,8 @@ class FolderTree:
 
         What was removed meanwhile is left out. Calls `on_problem` for a folder that cannot be entered, such as a mount
         (`Mounted`), or that was moved meanwhile (FileNotFoundError): it is not yielded, and the walk goes on. Paths for
-        which `skips` is true are left out, with all below. `unlocks`: give ourselves all permissions on folders of ours;
-        a folder of another user is then a problem (`LeftAlone`).
+        which `skips` is true are left out, with all below. `unlocks`: give ourselves all permissions on our folders; a
+        folder of another user is then a problem (`LeftAlone`).
         """
         with contextlib.closing(_Walk(self.descriptor, names, unlocks=unlocks)) as walk:
             while walk.levels:
@@ -282,8 +282,8 @@ def remove_entries(tree: FolderTree, names: Iterable[str], *, keeps_others: bool
 
 
 def mount_of(descriptor: int) -> int:
-    """Return the id of the mount that an open file is in. A bind mount has one of its own, but the device of its source.
-    Only Linux tells; elsewhere return the device."""
+    """Return the id of the mount that an open file is in: a bind mount has one of its own, but its source's device.
+    Only Linux tells it; elsewhere return the device."""
     try:
         info = os.open(f"/proc/self/fdinfo/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -147,6 +147,6 @@ def _remove_names(place: InstalledFiles) -> list[KeptFile]:
     except OSError as error:
         return [KeptFile(place.folder, f"cannot be opened: {error.strerror}")]
     return [
-        KeptFile(each.filename, each.strerror if isinstance(each, LeftAlone) else f"cannot be removed: {each.strerror}")
+        KeptFile(each.filename, f"{'' if isinstance(each, LeftAlone) else 'cannot be removed: '}{each.strerror}")
         for each in problems
     ]
