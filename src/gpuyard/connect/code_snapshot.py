@@ -11,6 +11,7 @@
 It imports little: a tree of 1,000 files takes less than 0.1 s.
 """
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -78,9 +79,10 @@ def take_snapshot(cwd: str, folder: str, limits: SnapshotLimits) -> "dict[str, s
 
 def remove_snapshot(path: str) -> None:
     """Remove a snapshot that was not submitted. What cannot be removed is left to the daemon."""
-    import shutil
+    from gpuyard.system.folder_tree import remove_tree
 
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_tree(path)
 
 
 # What belongs to it
@@ -185,11 +187,13 @@ def _copy_all(root: str, tree: str, files: "list[Listed]") -> "Iterator[Listed]"
 
 
 def _make_folders(root: str, tree: str, path: str, known: set[str]) -> None:
-    above = path.rpartition("/")[0]
-    if above not in known:
-        _make_folders(root, tree, above, known)
-    os.mkdir(f"{tree}/{path}", stat.S_IMODE(os.lstat(f"{root}/{path}").st_mode) | 0o700)
-    known.add(path)
+    missing = []
+    while path not in known:
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    for each in reversed(missing):
+        os.mkdir(f"{tree}/{each}", stat.S_IMODE(os.lstat(f"{root}/{each}").st_mode) | 0o700)
+    known.update(missing)
 
 
 def _copy(source: str, target: str, *, can_clone: bool) -> "tuple[os.stat_result | None, bool]":

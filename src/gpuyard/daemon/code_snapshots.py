@@ -5,6 +5,7 @@ Rules:
 - It is removed some time after its last job has ended (`[keep] snapshots`), or when all its jobs are deleted.
 - Before that, results in it are brought back to the tree. One with a result that cannot be brought back stays.
 - A snapshot whose submission never arrived, as the command was killed, is removed after an hour.
+- What is mounted in a snapshot is never removed, nor what another user owns: it stays, and a notice names it.
 - Files are read and removed in a thread. A snapshot is renamed first: no job finds half of one.
 """
 
@@ -31,7 +32,7 @@ from gpuyard.engines.common.bring_results import Brought, bring_results
 from gpuyard.engines.registry import cluster_folder
 from gpuyard.errors import UserError
 from gpuyard.system.background_thread import BackgroundThread
-from gpuyard.system.folder_tree import remove_own_tree
+from gpuyard.system.folder_tree import remove_tree
 from gpuyard.system.snapshot_files import FOLDER, NEW, REMOVED, TAKEN, TREE
 
 _log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class CodeSnapshots:
         self._since = scheduler.clock.now()
         self._ended: dict[str, str] = {}  # snapshots with ended attempts whose results the engine did not bring back
         self._problems: dict[str, str] = {}
+        self._staying: dict[str, str] = {}  # folders that could not be removed, and why
         self._sync: asyncio.TimerHandle | None = None
         self.has_ended = False  # an attempt in a snapshot, since the last call of `bring_results`
         self._read_config()
@@ -144,6 +146,8 @@ class CodeSnapshots:
     def _notices(self) -> Iterator[str]:
         for name, problem in self._problems.items():
             yield f"results of a job are in {self.folder}/{name}/{TREE}, and cannot be brought back: {problem}"
+        for name, problem in self._staying.items():
+            yield f"the code snapshot {self.folder}/{name} cannot be removed: {problem}"
 
     # Removal
 
@@ -151,10 +155,14 @@ class CodeSnapshots:
         """Remove the snapshots that are no longer needed; return how many. `work` does pieces of work, with pauses."""
         removed = 0
         for found in await self._thread.run(partial(_list_folders, self.folder)):
-            if not found.name.startswith((NEW, REMOVED)):
-                removed += await self._remove_if_old(found, keep_s, work)
-            elif found.is_old or found.name.startswith(REMOVED):
-                await self._thread.run(partial(_remove, f"{self.folder}/{found.name}"))
+            self._staying.pop(found.name, None)
+            try:
+                if not found.name.startswith((NEW, REMOVED)):
+                    removed += await self._remove_if_old(found, keep_s, work)
+                elif found.is_old or found.name.startswith(REMOVED):
+                    await self._remove(found.name)
+            except OSError as error:
+                self._staying[found.name] = _describe(error)
         return removed
 
     async def _remove_if_old(self, found: FoundFolder, keep_s: float | None, work: Work) -> bool:
@@ -170,10 +178,15 @@ class CodeSnapshots:
             return False
         if code.retries != retries:  # a job may be about to run again in it
             return False
-        removed = f"{self.folder}/{REMOVED}{name}"
-        os.rename(f"{self.folder}/{name}", removed)
-        await self._thread.run(partial(_remove, removed))
+        os.rename(f"{self.folder}/{name}", f"{self.folder}/{REMOVED}{name}")
+        await self._remove(f"{REMOVED}{name}")
         return True
+
+    async def _remove(self, name: str) -> None:
+        """Remove a folder. If something in it stays, it is tried again in the next round."""
+        problems = await self._thread.run(partial(remove_tree, f"{self.folder}/{name}"))
+        if problems:
+            self._staying[name] = _describe(problems[0])
 
 
 def is_within(path: str, folder: str) -> bool:
@@ -216,8 +229,5 @@ def _is_old(entry: "os.DirEntry[str]") -> bool:
     return entry.stat(follow_symlinks=False).st_mtime < time.time() - _ABANDONED_S
 
 
-def _remove(path: str) -> None:
-    try:
-        remove_own_tree(path)
-    except OSError as error:  # it is tried again in the next round
-        _log.warning("%s cannot be removed: %s", error.filename or path, error.strerror)
+def _describe(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}"

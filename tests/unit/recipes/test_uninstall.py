@@ -22,6 +22,7 @@ from gpuyard.recipes.uninstall.find_files import FoundFiles, KeptFile, find
 from gpuyard.recipes.uninstall.uninstall import measure, remove
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
+from tests.fakes.deep_folders import make_deep
 from tests.unit.leases import as_root
 
 pytestmark = pytest.mark.linux("the folders of a user by the conventions of Linux")
@@ -308,12 +309,12 @@ def test_the_root_and_a_link_to_the_home_are_refused(
             find()
 
 
-def test_a_folder_nested_too_deeply_is_reported_and_stays(state: Path) -> None:
-    deep = Path(default_root("b"), *["d"] * 220)
-    deep.mkdir(parents=True)
-    [problem] = removed()
-    assert problem.why == "is more than 200 folders deep"
-    assert deep.is_dir()
+def test_folders_nested_1500_deep_are_removed(state: Path) -> None:
+    batch = Path(default_root("b"))
+    batch.mkdir(parents=True)
+    make_deep(batch)
+    assert not removed()
+    assert not state.exists()
 
 
 # What prevents it

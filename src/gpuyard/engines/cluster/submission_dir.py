@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from gpuyard.engines.common.job_logs import Outputs, outputs_of
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
+from gpuyard.system.folder_tree import remove_tree
 from gpuyard.system.private_files import check_folder, make_folder
 
 _TRACE = re.compile(r"([0-9]+)\.(started|ended)")
@@ -126,7 +126,7 @@ class SubmissionDirs:
                 _write(f"{draft}/{_CONTENT}", json.dumps(content).encode("ascii"), is_synced=True)
                 os.rename(draft, self.path(token))
             except OSError:
-                shutil.rmtree(draft, ignore_errors=True)
+                remove_tree(draft)
                 raise
 
     def read(self, token: str) -> tuple[ClusterTerms, list[SubmittedElement]]:
@@ -161,7 +161,7 @@ class SubmissionDirs:
             names = sorted(os.listdir(self._folder)) if self._folder.exists() else []
         for name in names:
             if name.startswith(_HIDDEN):
-                shutil.rmtree(self._folder / name, ignore_errors=True)
+                remove_tree(self._folder / name)
         return [name for name in names if not name.startswith(_HIDDEN)]
 
     def forget(self, token: str) -> None:
@@ -171,7 +171,8 @@ class SubmissionDirs:
         with _using(self.path(token)), contextlib.suppress(FileNotFoundError):
             os.rename(self.path(token), hidden)
         # On a network file system, a file that a process has open cannot be removed: the next daemon does it.
-        shutil.rmtree(hidden, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            remove_tree(hidden)
 
     # Marks
 

@@ -1,6 +1,7 @@
 """Brings what jobs wrote in a snapshot back to the tree that it was made of.
 
-- A result is a file or link that was not copied from the tree, or that has changed since. `__pycache__` is none.
+- A result is a file or link that was not copied from the tree, or that has changed since. `__pycache__` is none, and
+  nothing that is mounted in the snapshot.
 - On one disk a result is a hard link in the tree: what a job goes on writing to it is there, too. Else it is a copy,
   which is made again if the file changes.
 - A file of the tree that has changed since the submission is never overwritten: the result gets the name of the job
@@ -18,10 +19,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from gpuyard.system.atomic_files import write_atomically
-from gpuyard.system.folder_tree import FOLDER
+from gpuyard.system.folder_tree import FOLDER, Entry, FolderTree, Mounted, mount_of
 from gpuyard.system.snapshot_files import BROUGHT, FILES, TREE, listing_text, read_listing
 
-_NO_RESULT = "__pycache__"
 _CHUNK = 1 << 20
 # Size and time of change.
 Version = tuple[int, int]
@@ -58,7 +58,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 class _Bringing:
     def __init__(self, snapshot: str, label: str) -> None:
-        self._tree, self._label = f"{snapshot}/{TREE}", label
+        self._snapshot, self._tree, self._label = snapshot, f"{snapshot}/{TREE}", label
         self._list = f"{snapshot}/{BROUGHT}"
         self._root, self._copied = read_listing(f"{snapshot}/{FILES}")
         self._before: dict[str, Version] = {}
@@ -66,59 +66,58 @@ class _Bringing:
             self._before = read_listing(self._list)[1]
         self._brought = dict(self._before)
         self._renamed: list[str] = []
-        self._problem: str | None = None
+        self._problems: list[str] = []
         self._count = 0
 
     def bring(self) -> Brought:
-        with contextlib.ExitStack() as opened:
+        with FolderTree(self._snapshot) as snapshot, contextlib.ExitStack() as opened:
             root: int | None = None
-            for path, found in self._results():
+            for entry in snapshot.walk(self._note_unread, [TREE], skips=_is_no_result):
+                path = entry.path.removeprefix(f"{TREE}/")
+                if entry.is_folder or not self._is_result(path, entry):
+                    continue
                 if root is None:
                     root = os.open(self._root, FOLDER)
                     opened.callback(os.close, root)
                 try:
-                    self._place(root, path, found)
+                    self._place(root, path, entry)
                     self._count += 1
                 except OSError as error:
-                    self._problem = f"{self._root}/{path}: {error.strerror}"
+                    self._note(f"{self._root}/{path}", error, is_there=_status(entry.name, entry.folder) is not None)
         if self._brought != self._before:
             write_atomically(self._list, listing_text(self._root, self._brought.items()), exact_mode=0o600)
-        return Brought(count=self._count, renamed=tuple(self._renamed), problem=self._problem)
+        more = f" (and {len(self._problems) - 1:,} more)" if len(self._problems) > 1 else ""
+        problem = f"{self._problems[0]}{more}" if self._problems else None
+        return Brought(count=self._count, renamed=tuple(self._renamed), problem=problem)
 
-    def _results(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the paths and status of all results that are not in the tree yet."""
-        pending = [""]
-        while pending:
-            at = pending.pop()
-            with os.scandir(f"{self._tree}/{at}") as entries:
-                for entry in entries:
-                    path = at + entry.name
-                    if entry.name == _NO_RESULT or path == ".git":
-                        continue
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(found.st_mode):
-                        pending.append(f"{path}/")
-                    elif self._is_result(path, found):
-                        yield path, found
+    def _note_unread(self, error: OSError) -> None:
+        self._note(error.filename, error, is_there=not isinstance(error, FileNotFoundError))
 
-    def _is_result(self, path: str, found: os.stat_result) -> bool:
-        version = _version(found)
+    def _note(self, path: str, error: OSError, *, is_there: bool) -> None:
+        """What is mounted in the snapshot is no result, nor is what another job has removed meanwhile."""
+        if is_there and not isinstance(error, Mounted):
+            self._problems.append(f"{path}: {error.strerror}")
+
+    def _is_result(self, path: str, entry: Entry) -> bool:
+        version = _version(entry.status)
         if version in (self._copied.get(path), self._brought.get(path)):
             return False
-        if stat.S_ISLNK(found.st_mode):
-            return os.readlink(f"{self._tree}/{path}") != f"{self._root}/{path}"
-        return stat.S_ISREG(found.st_mode)
+        if stat.S_ISLNK(entry.status.st_mode):
+            return _link(entry) != f"{self._root}/{path}"
+        return stat.S_ISREG(entry.status.st_mode)
 
-    def _place(self, root: int, path: str, found: os.stat_result) -> None:
+    def _place(self, root: int, path: str, entry: Entry) -> None:
         above, _, name = path.rpartition("/")
+        found, renamed = entry.status, f"{path}.{self._label}"
         with _folder(root, above) as folder:
             there = _status(name, folder)
-            if there is not None and not os.path.samestat(there, found) and not self._may_replace(path, there, found):
+            is_renamed = there is not None and not os.path.samestat(there, found)
+            if there is not None and is_renamed and (is_renamed := not self._may_replace(path, there, found)):
                 name = f"{name}.{self._label}"
-                self._renamed.append(f"{path}.{self._label}")
                 there = _status(name, folder)
             if there is None or not (os.path.samestat(there, found) or _version(there) == _version(found)):
-                self._put(path, found, name, folder)
+                self._put(entry, name, folder)
+        self._renamed += [renamed] if is_renamed else []
         self._brought[path] = _version(found)
 
     def _may_replace(self, path: str, there: os.stat_result, found: os.stat_result) -> bool:
@@ -126,20 +125,36 @@ class _Bringing:
         known = (self._copied.get(path), self._brought.get(path), _version(found))
         return not stat.S_ISDIR(there.st_mode) and _version(there) in known
 
-    def _put(self, path: str, found: os.stat_result, name: str, folder: int) -> None:
-        source, draft = f"{self._tree}/{path}", f".{name[:200]}.gpuyard"
+    def _put(self, entry: Entry, name: str, folder: int) -> None:
+        draft = f".{name[:200]}.gpuyard"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft, dir_fd=folder)
-        if stat.S_ISLNK(found.st_mode):
-            target = os.readlink(source)
+        try:
+            self._draft(entry, draft, folder)
+            os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft, dir_fd=folder)
+            raise
+
+    def _draft(self, entry: Entry, draft: str, folder: int) -> None:
+        if stat.S_ISLNK(entry.status.st_mode):
+            target = _link(entry)
             inside = target.startswith(f"{self._tree}/")
             os.symlink(self._root + target.removeprefix(self._tree) if inside else target, draft, dir_fd=folder)
-        else:
-            try:
-                os.link(source, draft, dst_dir_fd=folder, follow_symlinks=False)
-            except OSError:  # another disk, or one without hard links
-                _copy(source, draft, folder)
-        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+            return
+        try:
+            os.link(entry.name, draft, src_dir_fd=entry.folder, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError:  # another disk, or one without hard links
+            _copy(entry, draft, folder)
+
+
+def _is_no_result(path: str) -> bool:
+    return path == f"{TREE}/.git" or path.endswith("/__pycache__")
+
+
+def _link(entry: Entry) -> str:
+    return os.readlink(entry.name, dir_fd=entry.folder)
 
 
 def _version(found: os.stat_result) -> Version:
@@ -156,19 +171,32 @@ def _status(name: str, folder: int) -> os.stat_result | None:
 @contextlib.contextmanager
 def _folder(root: int, path: str) -> Iterator[int]:
     """Open a folder of the tree, and make those that are missing. Raises OSError if one is a symbolic link."""
-    with contextlib.ExitStack() as opened:
-        folder = root
-        for part in filter(None, path.split("/")):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(part, dir_fd=folder)
-            folder = os.open(part, FOLDER, dir_fd=folder)
-            opened.callback(os.close, folder)
-        yield folder
-
-
-def _copy(source: str, name: str, folder: int) -> None:
-    reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = os.dup(root)
     try:
+        for part in filter(None, path.split("/")):
+            inner = _open_or_make(part, folder)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _open_or_make(name: str, folder: int) -> int:
+    try:
+        return os.open(name, FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+        return os.open(name, FOLDER, dir_fd=folder)
+
+
+def _copy(entry: Entry, name: str, folder: int) -> None:
+    """Raises Mounted if another file is mounted in its place."""
+    reading = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=entry.folder)
+    try:
+        if mount_of(reading) != mount_of(entry.folder):
+            raise Mounted(entry.path)
         found = os.fstat(reading)
         writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:

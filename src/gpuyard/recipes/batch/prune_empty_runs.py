@@ -7,7 +7,7 @@ A *run* is one folder directly in the output root. Rules:
 - Nothing is overwritten: a folder without permissions reserves the new name, and the run is renamed onto it.
 - After a kill at any point, the same call completes the move: the last line of the record and the files on disk tell
   how far the first call came. Until then a recorded run may still be in the output root, never the other way round.
-- A run that cannot be moved stays, and the reason is returned and recorded.
+- A run that cannot be moved, such as one with a mount in it, stays, and the reason is returned and recorded.
 - Other users may be able to write to both roots. No symbolic link in them is followed, nothing of others is removed,
   and only a record of our own counts.
 """
@@ -30,7 +30,7 @@ from msgspec.structs import asdict
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.batch.copy_run import copy_all, has_copy, is_whole
 from gpuyard.system.atomic_files import sync
-from gpuyard.system.folder_tree import FolderTree, remove_own_tree
+from gpuyard.system.folder_tree import Entry, FolderTree, raise_it, remove_tree
 from gpuyard.system.private_files import PrivateFileError, open_to_append, read_own
 
 ANY_FILE = "*"
@@ -74,9 +74,13 @@ def make_roots(output: Path, pruned: Path | None) -> None:
 def has_frame(run: Path, pattern: str) -> bool:
     """Whether the run has a data file: a file that is not empty and matches the pattern. A pattern with a `/` is
     matched with the path inside the run; `**` matches any folders. Symbolic links, and entries that are neither a file
-    nor a folder, count as data under any name, because their content is unknown."""
+    nor a folder, count as data under any name, because their content is unknown. Raises EnvironmentFault if something
+    is mounted in the run."""
     try:
-        return run.is_symlink() or any(_is_frame(entry, run, pattern) for entry in _walk(run))
+        if run.is_symlink():
+            return True
+        with FolderTree(run) as tree:
+            return any(_is_frame(entry, pattern) for entry in tree.walk(raise_it))
     except OSError as error:
         hint = "it is not pruned; check its permissions"
         raise EnvironmentFault(f"cannot look for frames in {run}: {_describe(error)}", hint=hint) from error
@@ -138,6 +142,8 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         status = os.lstat(self.run)
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.run))
+        with FolderTree(self.run) as run:
+            run.paths()  # raises Mounted if something is mounted in it
         if status.st_dev == os.stat(self.pruned).st_dev:
             try:
                 return self._moved(self._place(self.run))
@@ -189,7 +195,7 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                 return self._remove_original(run, paths, target)
         except BaseException:
             with contextlib.suppress(OSError):
-                remove_own_tree(partial)
+                remove_tree(partial)
             raise
 
     def _refuse_replaced(self, copy: FolderTree, path: Path) -> None:
@@ -203,15 +209,16 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         prefix = f".{self.run.name}.partial-{origin}-"
         for name in os.listdir(self.pruned):
             if name.startswith(prefix):
-                with contextlib.suppress(OSError):  # not ours
-                    remove_own_tree(self.pruned / name)
+                remove_tree(self.pruned / name)  # what is not ours stays
         return prefix
 
     def _remove_original(self, run: FolderTree, paths: list[str], target: Path) -> PrunedRun:
         """Remove only what was verified to be at the target, and nothing that was written later."""
         try:
-            for path in reversed(paths[1:]):
-                run.remove(path)
+            known = set(paths)
+            for entry in run.walk(raise_it):
+                if entry.path in known:
+                    (os.rmdir if entry.is_folder else os.unlink)(entry.name, dir_fd=entry.folder)
             os.rmdir(self.run)
         except OSError as error:
             moved = self._moved(target, f"it was copied to {target}, but cannot be removed here: {_describe(error)}")
@@ -248,25 +255,14 @@ def _make_root(role: str, root: Path, option: str) -> None:
         raise EnvironmentFault(f"cannot write to the {role} {root}: {error.strerror}", hint=hint) from error
 
 
-def _walk(folder: str | Path) -> Iterator[os.DirEntry[str]]:
-    """Yield all entries, a folder before its own entries. Symbolic links are not followed."""
-    pending = [str(folder)]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                yield entry
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-
-
-def _is_frame(entry: os.DirEntry[str], run: Path, pattern: str) -> bool:
-    if entry.is_dir(follow_symlinks=False):
+def _is_frame(entry: Entry, pattern: str) -> bool:
+    if entry.is_folder:
         return False
-    if not entry.is_file(follow_symlinks=False):
+    if not stat.S_ISREG(entry.status.st_mode):
         return True
     globs = tuple(glob for glob in pattern.split("/") if glob not in ("", "."))
-    parts = Path(entry.path).relative_to(run).parts if "/" in pattern else (entry.name,)
-    return _matches(parts, globs) and entry.stat(follow_symlinks=False).st_size > 0
+    parts = tuple(entry.path.split("/")) if "/" in pattern else (entry.name,)
+    return _matches(parts, globs) and entry.status.st_size > 0
 
 
 def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:

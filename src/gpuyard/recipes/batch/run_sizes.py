@@ -19,6 +19,7 @@ from gpuyard.core.units import format_count, format_size, parse_size
 from gpuyard.probes.disk_watch import read_disk_in_time
 from gpuyard.recipes.batch.plan import RUNS, SUCCEEDED, BatchPlan, BatchRecord, RunRecord, run_folder
 from gpuyard.system.atomic_files import write_whole
+from gpuyard.system.folder_tree import FolderTree
 from gpuyard.system.private_files import PrivateFileError, read_own
 
 _FILE = "batch-sizes.json"
@@ -94,15 +95,15 @@ def _mean_size(plan: BatchPlan, runs: Iterable[RunRecord]) -> RunSize | None:
 def _size_mb(folder: str) -> float | None:
     """Return the size of a folder; None if it does not exist or has very many files."""
     total = files = 0
-    if not os.path.isdir(folder):
+    try:
+        with FolderTree(folder, follows=True) as run:
+            for entry in run.walk(lambda _: None):  # what cannot be read, or is mounted there, does not count
+                if not entry.is_folder:
+                    total, files = total + entry.status.st_size, files + 1
+                if files > _MOST_FILES:
+                    return None
+    except OSError:
         return None
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # removed meanwhile
-                total += os.lstat(f"{path}/{name}").st_size
-        files += len(names)
-        if files > _MOST_FILES:
-            return None
     return total / _MIB
 
 

@@ -3,13 +3,12 @@
 Rules:
 - Only files of this user are removed. A file or folder of another user stays, and so do the folders that contain it.
 - A symbolic link is removed as a link and never followed, at any depth.
-- A file system mounted inside a folder stays.
+- What is mounted inside a folder stays, and so do the folders that contain it.
 """
 
 import contextlib
 import os
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,12 +20,10 @@ from gpuyard.connect.fast_http import DaemonConnection, NoDaemon
 from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.ledger import Ledger
 from gpuyard.recipes.uninstall.find_files import UNIT, InstalledFiles, KeptFile, find, query_queue, run_tool, unit_files
+from gpuyard.system.folder_tree import FolderTree, LeftAlone, remove_entries
 
 _TIMEOUT_S = 30.0
 _UNFINISHED = "SELECT state, count(*) FROM jobs WHERE ended_at IS NULL GROUP BY state ORDER BY state"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Each level keeps a folder open.
-_DEEPEST = 200
 
 
 class UninstallBlocker(Struct, frozen=True):
@@ -116,8 +113,12 @@ class Size(Struct, frozen=True):
 
 def measure(place: InstalledFiles) -> Size:
     """Return the size of the files. Folders that cannot be read count as empty."""
-    sizes = [size for name in place.names for size in _sizes(os.path.join(place.folder, name))]
-    return Size(len(sizes), sum(sizes))
+    own = os.geteuid()
+    with contextlib.suppress(OSError), FolderTree(place.folder, follows=not place.is_own_folder) as folder:
+        entries = folder.walk(lambda _: None, place.names)
+        sizes = [each.status.st_size for each in entries if each.status.st_uid == own and not each.is_folder]
+        return Size(len(sizes), sum(sizes))
+    return Size(0, 0)
 
 
 def remove(places: Iterable[InstalledFiles]) -> list[KeptFile]:
@@ -136,68 +137,16 @@ def remove(places: Iterable[InstalledFiles]) -> list[KeptFile]:
     return problems
 
 
-def _sizes(path: str) -> Iterator[int]:
-    try:
-        found = os.lstat(path)
-        if found.st_uid != os.geteuid():
-            return
-        if not stat.S_ISDIR(found.st_mode):
-            yield found.st_size
-            return
-        names = os.listdir(path)
-    except OSError:
-        return
-    for name in names:
-        yield from _sizes(os.path.join(path, name))
-
-
-def _remove_names(place: InstalledFiles) -> Iterator[KeptFile]:
+def _remove_names(place: InstalledFiles) -> list[KeptFile]:
     try:
         # A folder that is not gpuyard's own may be a symbolic link: on macOS, /tmp is.
-        folder = os.open(place.folder, _FOLDER | (os.O_NOFOLLOW if place.is_own_folder else 0))
+        with FolderTree(place.folder, follows=not place.is_own_folder) as folder:
+            problems = remove_entries(folder, place.names, keeps_others=True)
     except FileNotFoundError:
-        return
+        return []
     except OSError as error:
-        yield KeptFile(place.folder, f"cannot be opened: {error.strerror}")
-        return
-    try:
-        device = os.fstat(folder).st_dev
-        for name in place.names:
-            yield from _remove_at(folder, name, os.path.join(place.folder, name), device)
-    finally:
-        os.close(folder)
-
-
-def _remove_at(folder: int, name: str, path: str, device: int, depth: int = 0) -> Iterator[KeptFile]:
-    """Remove an entry relative to the open folder. `path` is only for messages."""
-    try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if found.st_uid != os.geteuid():
-            yield KeptFile(path, f"belongs to user {found.st_uid}")
-        elif found.st_dev != device:
-            yield KeptFile(path, "is on another file system, mounted there")
-        elif not stat.S_ISDIR(found.st_mode):
-            os.unlink(name, dir_fd=folder)
-        elif depth == _DEEPEST:
-            yield KeptFile(path, f"is more than {_DEEPEST} folders deep")
-        else:
-            yield from _remove_tree(folder, name, path, device, depth)
-    except FileNotFoundError:
-        return  # already removed
-    except OSError as error:
-        yield KeptFile(path, f"cannot be removed: {error.strerror}")
-
-
-def _remove_tree(folder: int, name: str, path: str, device: int, depth: int) -> Iterator[KeptFile]:
-    inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-    try:
-        problems = [
-            problem
-            for each in os.listdir(inner)
-            for problem in _remove_at(inner, each, os.path.join(path, each), device, depth + 1)
-        ]
-    finally:
-        os.close(inner)
-    yield from problems
-    if not problems:
-        os.rmdir(name, dir_fd=folder)
+        return [KeptFile(place.folder, f"cannot be opened: {error.strerror}")]
+    return [
+        KeptFile(each.filename, f"{'' if isinstance(each, LeftAlone) else 'cannot be removed: '}{each.strerror}")
+        for each in problems
+    ]

@@ -13,7 +13,7 @@ import fcntl
 import itertools
 import math
 import os
-import shutil
+import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +23,7 @@ from typing import Self
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.planning.render_units import Label, Unit
 from gpuyard.residency.running.status_file import Skip, as_json
+from gpuyard.system.folder_tree import FolderTree, raise_it, remove_tree
 
 _LOCK, _PARTIAL, _SKIPPED = ".lock", ".partial", "skipped.jsonl"
 _SYNC_EVERY_S = 1.0
@@ -53,8 +54,8 @@ class Outputs:
             undo.callback(os.close, _lock_root(root))
             with os.scandir(root) as entries:
                 self._existing = {entry.name: entry.is_dir() for entry in entries}  # whether each is a folder
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self._partial)
+            for problem in remove_tree(self._partial):
+                raise problem
             self._partial.mkdir()
             self._open_files = undo.pop_all()
 
@@ -113,7 +114,8 @@ class Outputs:
 
     def discard(self, folder: Path) -> None:
         """Remove the folder. If that fails, the next run removes it."""
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(folder)
 
     def skip(self, skip: Skip) -> None:
         """Append a line to `skipped.jsonl`; if the disk is full, with the next line or at the end of the run. After a
@@ -186,17 +188,15 @@ def _lock_root(root: Path) -> int:
 
 def _flush(folder: Path) -> None:
     """Sync the contents of a folder and then the folder, so that after a power failure a named folder is complete."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _flush(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False):
-                _sync(entry.path)
-    _sync(folder)
+    with FolderTree(folder) as tree:
+        for entry in tree.walk(raise_it):
+            if entry.is_folder or stat.S_ISREG(entry.status.st_mode):
+                _sync(entry.name, entry.folder)
+        os.fsync(tree.descriptor)
 
 
-def _sync(path: str | Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _sync(name: str, folder: int) -> None:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(descriptor)
     finally:
