@@ -297,6 +297,49 @@ def test_output_through_a_link(queue: QueueUnderTest, shared: Shared) -> None:
     assert theirs.read_text() == ""
 
 
+@attack(
+    "plant links at the files that `report --html`, `export --force`, `simulate --save` and `--picture`, `estimates "
+    "export` and `watch --log` name, or at a folder above them",
+    before="the victim's file was overwritten",
+    now="refused",
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "--html"),
+        ("export", "--force", "slurm"),
+        ("simulate", "trace.csv", "--save"),
+        ("simulate", "trace.csv", "--picture"),
+        ("estimates", "export"),
+        ("watch", "--count", "1", "--log"),
+    ],
+    ids=" ".join,
+)
+def test_named_file_through_a_link(
+    queue: QueueUnderTest, shared: Shared, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    queue.submit("true", hold=True)
+    monkeypatch.chdir(shared.keys.parent)
+    Path("trace.csv").write_text("at_s,program,duration_s,peak_mb,load_percent\n0,python train.py,600,6000,30\n")
+    ending = {"--picture": ".svg", "--log": ".csv"}.get(command[-1], ".txt")
+    act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / f"file{ending}"))
+    act_as(BEN, os.symlink, str(shared.keys), str(shared.output / "folder"))
+    os.link(shared.keys / "log.txt", shared.output / f"hard{ending}")
+    act_as(BEN, write, str(shared.output / f"theirs{ending}"), "")
+    (shared.output / f"theirs{ending}").chmod(0o666)
+    for name in ("file", "folder/new", "hard", "theirs"):
+        done = run(*command, str(shared.output / f"{name}{ending}"))
+        assert done.returncode != 0, done.stdout
+        assert str(shared.output / f"{name}{ending}") in done.stderr
+    shared.check_victim()
+    assert (shared.output / f"theirs{ending}").read_text() == ""
+    own = shared.output / f"own{ending}"
+    own.write_text("x" * 10_000_000 if command[-1] != "--log" else "")
+    done = run(*command, str(own))
+    assert done.returncode == 0, done.stderr
+    assert 0 < own.stat().st_size < 10_000_000
+
+
 def replace_by_pipe(path: str) -> None:
     os.unlink(path)
     os.mkfifo(path)

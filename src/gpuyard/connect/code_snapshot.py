@@ -17,7 +17,7 @@ import os
 import stat
 
 from gpuyard.connect import git_files
-from gpuyard.connect.submitted_code import work_tree
+from gpuyard.connect.git_folder import work_tree
 from gpuyard.core.units import format_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.snapshot_files import FILES, NEW, TREE, Listed, write_listing

@@ -1,14 +1,14 @@
-"""Lists the files of a Git work tree, with those of its submodules and of other work trees in it.
+"""Lists the files of a Git work tree, and tells whether it has changes; with its submodules and work trees in it."""
 
-`git` is started without the module `subprocess`, whose import takes longer than its run.
-"""
-
-import os
-
-from gpuyard.errors import EnvironmentFault
+from gpuyard.connect.git_folder import git_folder
+from gpuyard.connect.run_git import open_git
 
 _COPIED = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
 _IGNORED = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+# It looks at the commit of a submodule only: else it would start itself there, with the submodule's settings.
+_CHANGED = ("status", "--porcelain", "-z", "--ignore-submodules=dirty")
+_INDEX = ("ls-files", "-z", "--stage")
+_SUBMODULE = "160000 "
 
 
 def list_tree(root: str) -> tuple[list[str], list[str]]:
@@ -17,58 +17,33 @@ def list_tree(root: str) -> tuple[list[str], list[str]]:
 
     Raises EnvironmentFault if git is missing, or fails.
     """
-    program = _find_git()
-    copied, ignored = _start(program, root, _COPIED), _start(program, root, _IGNORED)
-    names, linked = _read(root, *copied), _read(root, *ignored)
     files: list[str] = []
-    for name in dict.fromkeys(names):
-        # A submodule, or an untracked work tree, which git lists as a folder.
-        inner = name.rstrip("/")
-        if os.path.lexists(f"{root}/{inner}/.git"):
-            within, ignored_within = list_tree(f"{root}/{inner}")
-            files += [f"{inner}/{each}" for each in within]
-            linked += [f"{inner}/{each}" for each in ignored_within]
-        else:
-            files.append(name)
+    linked: list[str] = []
+    pending = [""]
+    while pending:
+        at = pending.pop()
+        with open_git(f"{root}/{at}".rstrip("/")) as git:
+            copied, ignored = git.list(*_COPIED), git.list(*_IGNORED)
+        linked += [f"{at}{name}" for name in ignored]
+        for name in dict.fromkeys(copied):
+            # A submodule, or an untracked work tree, which git lists as a folder.
+            inner = f"{at}{name}".rstrip("/")
+            if git_folder(f"{root}/{inner}") is None:
+                files.append(f"{at}{name}")
+            else:
+                pending.append(f"{inner}/")
     return files, linked
 
 
-def _find_git() -> str:
-    for folder in os.environ.get("PATH", os.defpath).split(":"):
-        path = f"{folder or '.'}/git"
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    raise EnvironmentFault(
-        "there is no git on PATH, and a snapshot of a Git work tree needs it",
-        hint="install git, or submit with --no-snapshot",
-    )
-
-
-def _start(program: str, root: str, arguments: tuple[str, ...]) -> tuple[int, int]:
-    """Return the pid, and a descriptor of its output."""
-    reading, writing = os.pipe()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ("git", "-C", root, "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments)
-    try:
-        pid = os.posix_spawn(program, command, environment, file_actions=[(os.POSIX_SPAWN_DUP2, writing, 1)])
-    except OSError:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
-    return pid, reading
-
-
-def _read(root: str, pid: int, output: int) -> list[str]:
-    content = bytearray()
-    try:
-        while chunk := os.read(output, 1 << 16):
-            content += chunk
-    finally:
-        os.close(output)
-        _, status = os.waitpid(pid, 0)
-    if status:
-        raise EnvironmentFault(
-            f"git cannot list the files of {root}", hint="see what it says above; or submit with --no-snapshot"
-        )
-    return [name for name in os.fsdecode(bytes(content)).split("\0") if name]
+def has_changes(root: str) -> bool:
+    """Return whether a work tree has changes that are not committed. Raises EnvironmentFault if git is missing, or
+    fails."""
+    pending = [root]
+    while pending:
+        at = pending.pop()
+        with open_git(at) as git:
+            if git.list(*_CHANGED):
+                return True
+            submodules = [line.partition("\t")[2] for line in git.list(*_INDEX) if line.startswith(_SUBMODULE)]
+        pending += [f"{at}/{name}" for name in submodules if git_folder(f"{at}/{name}") is not None]
+    return False

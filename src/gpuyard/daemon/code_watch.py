@@ -8,31 +8,28 @@ Rules:
 
 import asyncio
 import logging
-import os
-import subprocess
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from msgspec import Struct, convert
 
+from gpuyard.connect.git_files import has_changes
 from gpuyard.connect.submitted_code import code_of, script_digest
 from gpuyard.control.step_result import Step
 from gpuyard.core.job.code_record import CodeRecord, changed_script_text
 from gpuyard.core.job.job import PublishedEventKind
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.errors import StoreFault
+from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.system.background_thread import BackgroundThread
 
 _log = logging.getLogger(__name__)
 EVENT = "script-changed"
 _READ_WITHIN_S = 1.0
-_GIT_WITHIN_S = 30.0
 # A page that is open asks for the details of a job after each step.
 _FRESH_S, _MOST_DIGESTS = 1.0, 1000
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "status", "--porcelain", "-z")
 
 
 class StartedScript(Struct, frozen=True):
@@ -71,7 +68,7 @@ class CodeWatch:
         while self._submitted:
             root = next(iter(self._submitted))
             specs = self._submitted.pop(root)
-            is_dirty = await self._git.run(partial(has_changes, root))
+            is_dirty = await self._git.run(partial(_has_changes, root))
             if is_dirty is not None:
                 await self._scheduler.checkpoints.may_write()
                 with convert_sqlite_errors():
@@ -147,14 +144,9 @@ def _digests(paths: Iterable[str]) -> dict[str, str | None]:
     return {path: script_digest(path) for path in paths}
 
 
-def has_changes(root: str) -> bool | None:
+def _has_changes(root: str) -> bool | None:
     """Return whether a Git work tree has changes that are not committed; None if that cannot be told."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(
-            _GIT, cwd=root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_WITHIN_S,
-            check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):  # there is no git, or its disk hangs
+        return has_changes(root)
+    except (EnvironmentFault, OSError):  # there is no git, or its disk hangs
         return None
-    return None if done.returncode else bool(done.stdout)

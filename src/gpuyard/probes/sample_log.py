@@ -16,6 +16,7 @@ from typing import Any
 from gpuyard.core.snapshot import Sample
 from gpuyard.core.snapshot_json import device_as_dict, iso_time
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.system.results_file import UnsafePathError, open_results
 
 COLUMNS = (
     "taken_at", "kind", "id", "index", "vendor", "name", "memory_total_mb", "memory_used_mb", "memory_free_mb",
@@ -47,8 +48,7 @@ class RowLog:
 
     def _prepare(self) -> None:
         """Check that the file is writable, and rotate a CSV file with other columns."""
-        with self._path.open("ab"):
-            pass
+        os.close(self._open())
         if self._is_csv and self._path.stat().st_size:
             with self._path.open(encoding="utf-8", errors="replace") as file:
                 if file.readline().rstrip("\r\n") != ",".join(self._columns):
@@ -61,13 +61,16 @@ class RowLog:
             size = 0
         if self._is_csv and size == 0:
             encoded = f"{','.join(self._columns)}\n".encode() + encoded
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = self._open()
         try:
             if os.write(descriptor, encoded) < len(encoded):
                 os.ftruncate(descriptor, size)  # a partial row would corrupt the next one
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
+
+    def _open(self) -> int:
+        return open_results(os.path.join(os.getcwd(), self._path), makes_folders=False)
 
     def _rotate(self) -> None:
         for number in range(KEPT_FILES, 0, -1):
@@ -81,6 +84,8 @@ class RowLog:
             action()
         except OSError as error:
             raise EnvironmentFault(f"cannot log to '{self._path}': {error.strerror}") from error
+        except UnsafePathError as error:
+            raise EnvironmentFault(f"cannot log to '{self._path}': {error}", hint="name another file") from error
 
 
 class SampleLog(RowLog):

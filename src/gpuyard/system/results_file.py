@@ -1,13 +1,15 @@
-"""Opens a file that a user names for results, in a folder of any user, and creates the folders above it.
+"""Opens a file that a user names for results, in a folder of any user, or writes it.
 
 No symbolic link on its path is followed unless it belongs to this user or root, even if another user puts one there
 meanwhile: each folder is opened relative to the one above it. The file has to be a regular file of this user without
-other names, or /dev/null. Uses the standard library alone.
+other names, or /dev/null.
 """
 
 import errno
 import os
 import stat
+
+from gpuyard.errors import EnvironmentFault
 
 _PATH = getattr(os, "O_PATH", 0)  # needs no permission to list a folder
 _FOLDER = _PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -20,7 +22,29 @@ class UnsafePathError(Exception):
     """Another user may have prepared this path; the text says what is in the way."""
 
 
-def open_results(path: str) -> int:
+def write_results(path: str, content: bytes, *, exact_mode: int | None = None, is_new: bool = False) -> None:
+    """Write a file, in an existing folder. Raises EnvironmentFault.
+
+    exact_mode: its permissions, regardless of the umask and of those it had. is_new: raise FileExistsError rather than
+    replace what it holds.
+    """
+    try:
+        opened = open_results(os.path.join(os.getcwd(), path), flags=os.O_EXCL if is_new else 0, makes_folders=False)
+        with open(opened, "wb") as file:
+            if stat.S_ISREG(os.fstat(opened).st_mode):  # and not /dev/null
+                os.ftruncate(opened, 0)
+                if exact_mode is not None:
+                    os.fchmod(opened, exact_mode)
+            file.write(content)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise EnvironmentFault(f"'{path}' cannot be written: {error.strerror}") from error
+    except UnsafePathError as error:
+        raise EnvironmentFault(f"'{path}' cannot be written: {error}", hint="name another file") from error
+
+
+def open_results(path: str, *, flags: int = 0, makes_folders: bool = True) -> int:
     """Open the file at this absolute path for appending. Raises UnsafePathError, or OSError.
 
     A new file and new folders get the permissions that the umask leaves."""
@@ -30,7 +54,10 @@ def open_results(path: str) -> int:
             name = pending.pop()
             if name in ("", ".") and pending:
                 continue
-            opened = _open_folder(name, folder) if any(pending) else _open_file(name, folder)
+            if any(pending):
+                opened = _open_folder(name, folder, makes_folders=makes_folders)
+            else:
+                opened = _open_file(name, folder, flags)
             if isinstance(opened, str):
                 links += 1
                 if links > _MOST_LINKS:
@@ -45,12 +72,14 @@ def open_results(path: str) -> int:
         os.close(folder)
 
 
-def _open_folder(name: str, above: int) -> int | str:
+def _open_folder(name: str, above: int, *, makes_folders: bool) -> int | str:
     """Return the folder, or the target of a link."""
     for _ in range(2):
         try:
             return os.open(name, _FOLDER, dir_fd=above)
         except FileNotFoundError:
+            if not makes_folders:
+                raise
             try:
                 os.mkdir(name, dir_fd=above)
             except FileExistsError:  # made by another process just now
@@ -62,9 +91,9 @@ def _open_folder(name: str, above: int) -> int | str:
     return os.open(name, _FOLDER, dir_fd=above)
 
 
-def _open_file(name: str, folder: int) -> int | str:
+def _open_file(name: str, folder: int, flags: int) -> int | str:
     try:
-        return os.open(name or ".", _FILE, 0o666, dir_fd=folder)
+        return os.open(name or ".", _FILE | flags, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise

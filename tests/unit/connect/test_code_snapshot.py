@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.connect.code_snapshot import SnapshotLimits, take_snapshot
-from gpuyard.connect.submitted_code import code_of, read_commit, work_tree
+from gpuyard.connect.git_folder import read_commit, work_tree
+from gpuyard.connect.submitted_code import code_of
 from gpuyard.errors import EnvironmentFault, UserError
 
 LIMITS = SnapshotLimits(most_mb=1.0, keep_free_mb=0.0)

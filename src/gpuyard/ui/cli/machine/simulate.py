@@ -2,8 +2,9 @@
 
 from importlib import import_module
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -13,6 +14,7 @@ from gpuyard.simulator.compare_policies import Compared, ComparisonRequest, comp
 from gpuyard.simulator.schedule_metrics import PolicyMetrics
 from gpuyard.simulator.timeline_picture import draw_timeline
 from gpuyard.simulator.trace_file import write_trace
+from gpuyard.system.results_file import write_results
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import say_json
 from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
@@ -60,8 +62,9 @@ def command(*, save: Path | None, picture: Path | None, as_json: bool, **request
         _check_ending(picture)
     compared = compare(ComparisonRequest(**request))
     if save is not None:
-        with _open_output(save) as file:
-            write_trace(compared.jobs, file)
+        trace = StringIO(newline="")
+        write_trace(compared.jobs, trace)
+        write_results(str(save), trace.getvalue().encode())
     if picture is not None:
         _draw(compared, picture)
     if as_json:
@@ -123,16 +126,7 @@ def _check_ending(path: Path) -> None:
 def _draw(compared: Compared, path: Path) -> None:
     best = min(panel.metrics.makespan_s for panel in compared.last)
     title = f"{len(compared.jobs):,} jobs on {compared.devices}, done in {format_duration(best)}"
-    svg = draw_timeline(compared.last, title)
-    if path.suffix.lower() == ".svg":
-        with _open_output(path) as file:
-            file.write(svg)
-        return
-    import_module("cairosvg").svg2png(bytestring=svg.encode(), write_to=str(path))
-
-
-def _open_output(path: Path) -> TextIO:
-    try:
-        return path.open("w", encoding="utf-8", newline="")
-    except OSError as error:
-        raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from error
+    picture = draw_timeline(compared.last, title).encode()
+    if path.suffix.lower() == ".png":
+        picture = import_module("cairosvg").svg2png(bytestring=picture)
+    write_results(str(path), picture)

@@ -95,7 +95,7 @@ def _export(typed: Typed, name: str) -> int:
     import json
     import sys
 
-    from gpuyard.system.atomic_files import write_atomically
+    from gpuyard.system.results_file import write_results
 
     answer = request("GET", "/estimates/export")
     found = answer["estimates"]
@@ -106,10 +106,7 @@ def _export(typed: Typed, name: str) -> int:
     if name == "-":
         sys.stdout.write(content)
         return 0
-    try:
-        write_atomically(name, content.encode(), exact_mode=0o600)
-    except OSError as error:
-        raise EnvironmentFault(f"{name} cannot be written: {error.strerror}") from error
+    write_results(name, content.encode(), exact_mode=0o600)
     return say_answer(typed, {"file": name, "estimates": len(found)}, f"wrote {format_count(len(found), 'estimate')}")
 
 

@@ -1,10 +1,9 @@
 """`gpuyard export`: writes a script that submits waiting jobs to Slurm or Ray."""
 
-import os
 import sys
 
 from gpuyard.core.units import format_count
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
@@ -86,15 +85,12 @@ def _write(path: str, text: str, *, is_forced: bool) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
         return
-    mode = os.O_TRUNC if is_forced else os.O_EXCL
+    from gpuyard.system.results_file import write_results
+
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o755), "wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), 0o755)  # a script, executable for everyone who may read it
+        write_results(path, content, exact_mode=0o755, is_new=not is_forced)
     except FileExistsError:
         raise UserError(f"'{path}' exists already", hint="name another file, or give --force") from None
-    except OSError as error:
-        raise EnvironmentFault(f"'{path}' cannot be written: {error.strerror}") from error
 
 
 def _advice(path: str, jobs: "list[ExportedJob]") -> "list[str]":

@@ -1,6 +1,6 @@
 """`gpuyard report`: totals of the last week, or any other time, with a chart."""
 
-from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.terminal import say_lines
 from gpuyard.ui.cli.verb_options import JSON, Answer, Option, Typed, Verb
@@ -40,11 +40,8 @@ def run(typed: Typed) -> int:
 
 
 def _write(path: str, answer: Answer) -> None:
+    from gpuyard.system.results_file import write_results
     from gpuyard.ui.views.report_html import report_page
 
     page = report_page(answer).encode("utf-8", "replace")
-    try:
-        with open(path, "wb") as file:
-            file.write(page)
-    except OSError as error:
-        raise EnvironmentFault(f"'{path}' cannot be written: {error.strerror}") from error
+    write_results(path, page)
