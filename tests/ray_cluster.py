@@ -62,6 +62,20 @@ if argv and argv[0].endswith("/setup_worker.py"):
         rest = [word for word in argv[1:] if not word.startswith(ours)]
         os.execv(context["py_executable"], [context["py_executable"], *rest])
 """
+# As Ray's own tests start further nodes: its command line refuses a second one on loopback.
+_SECOND_NODE = """
+import time
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+node = Node(
+    RayParams(
+        gcs_address="127.0.0.1:{port}", node_ip_address="127.0.0.1", num_cpus={cpus}, num_gpus={gpus},
+        object_store_memory={store}, min_worker_port=0, max_worker_port=0, include_log_monitor=False,
+    ),
+    head=False, shutdown_at_exit=False, spawn_reaper=False,
+)
+time.sleep(1e6)
+"""
 _WARDEN = Path(__file__).with_name("ray_warden.py")
 
 
@@ -150,6 +164,26 @@ class RayCluster:
             )
         except (OSError, http.client.HTTPException):
             return False
+
+    @contextlib.contextmanager
+    def second_node(self, gpus: int) -> Iterator[None]:
+        """Add a node for the time of the block. Ray notices its end late: stop the cluster afterwards."""
+        environment = {**_environment(), "PYTHONPATH": str(self._home / "site")}
+        script = _SECOND_NODE.format(port=self._ports["--port"], cpus=CPUS, gpus=gpus, store=_LEAST_STORE_BYTES)
+        argv = [sys.executable, str(_WARDEN), sys.executable, "-c", script]
+        with self._log.open("ab") as log:
+            warden = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        try:
+            until = time.monotonic() + _UP_WITHIN_S
+            while _get(self.port, "/api/v0/nodes").count(b'"ALIVE"') < 2:
+                assert warden.poll() is None, self._log.read_text(errors="replace")[-3000:]
+                assert time.monotonic() < until, "the second node did not come up"
+                time.sleep(0.1)
+            yield
+        finally:
+            warden.communicate(timeout=_DOWN_WITHIN_S)
 
     def stop(self) -> None:
         """Kill all processes at once, as if the machine had crashed."""

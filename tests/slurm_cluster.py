@@ -123,6 +123,15 @@ class SlurmCluster:
         self._kill_daemon_and_jobs(node)
         self._ask("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
 
+    def set_nodes(self, state: str) -> None:
+        self._ask("scontrol", "update", f"nodename={','.join(NODES)}", f"state={state}", "reason=test")
+
+    def add_partition(self, name: str) -> None:
+        self._ask("scontrol", "create", f"partitionname={name}", "nodes=ALL")
+
+    def remove_partition(self, name: str) -> None:
+        self._ask("scontrol", "delete", f"partitionname={name}")
+
     def _write_files(self) -> None:
         for name in ("munge", "state", "log", *(f"spool.{node}" for node in NODES)):
             (self._folder / name).mkdir(mode=0o700)

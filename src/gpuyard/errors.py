@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CODES: "Final[dict[str, str]]" = {
     "usage": "the request cannot be understood or is not allowed",
     "not_found": "the job, route or file does not exist",
-    "impossible": "the job can never run on this machine",
+    "impossible": "the job can never run on this machine, or on its cluster",
     "conflict": "the present state does not allow it",
     "denied": "the token is missing or wrong, or this client may not do it",
     "too_large": "the request is too large",

@@ -10,7 +10,7 @@ from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.core.health_figures import HealthMark
 from gpuyard.core.job.code_record import CodeSnapshot
 from gpuyard.core.job.container import Container
-from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, OutcomeKind, SiteRequest, Usage
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
@@ -168,6 +168,7 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""
     place: str | None = None
     at: float | None = None
+    request: SiteRequest | None = None  # what the engine was sent
 
 
 class Engine(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
+from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, Site, SiteReport, SiteUnreachable
 from gpuyard.errors import EnvironmentFault
 
@@ -69,6 +70,9 @@ class DistantSite:
     def submit(self, submission: ClusterSubmission) -> str:
         self._ask("submit", submission)
         return ""
+
+    def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:
+        return SiteRequest(text=f"element {number} of {submission.token}")
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         report = self._ask("report", list(live))

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from gpuyard.core.cluster.offer import Amount, Offer
+from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster.site import (
     ClusterSubmission,
     ElementRef,
@@ -55,6 +56,9 @@ class ProcessSite:
         if self.loses_answer:
             raise SiteUnreachable("the answer was lost")
         return ""
+
+    def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:
+        return SiteRequest(text=f"element {number} of {submission.token}")
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         self.calls.append("report")

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 from gpuyard.core.cluster.offer import Amount, Offer, gpu_count
+from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterSubmission,
@@ -162,6 +163,9 @@ class Cluster:
 
     def _in_use(self) -> float:
         return sum(element.gpus for element in self.elements.values() if element.at not in OVER)
+
+    def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:
+        return SiteRequest(text=f"element {number} of {submission.token}")
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         self._answer()

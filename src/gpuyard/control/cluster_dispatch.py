@@ -5,6 +5,7 @@
 - The engine reports where a job runs and since when; the job's time limit counts from then.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -15,11 +16,12 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.running_jobs import list_running
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
-from gpuyard.core.cluster.offer import ClusterTerms
+from gpuyard.core.cluster.offer import Basis, ClusterTerms
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import Verdict, after_loss
-from gpuyard.core.lease import PartOfDevice
+from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
+from gpuyard.core.memory.estimates import estimate
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
@@ -27,9 +29,11 @@ from gpuyard.ports import Ended, SiteStatus
 
 _CLOCK_ERROR_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 5.0, 300.0
-# The next run may need more time and RAM than earlier ones: ask for this much more.
+# What a command needed says little about its next run, and a site ends what exceeds its request: ask for far more.
 _MUCH_LONGER, _LONGER_S = 3.0, 900.0
-_MORE_RAM, _MORE_RAM_MB = 1.5, 512.0
+_MORE_RAM, _MORE_RAM_MB = 2.0, 1024.0
+# Learned amounts are rounded up to these, so that jobs that are alike have equal terms.
+_STEP_S, _RAM_STEP_MB, _MEMORY_STEP_MB = 900.0, 512.0, 256.0
 
 
 class ClusterDispatch:
@@ -54,7 +58,11 @@ class ClusterDispatch:
             if live is None or live.attempt.number != status.attempt:
                 continue
             if status.place is not None or live.attempt.started is None:
-                attempt = replace(live.attempt, site_id=status.site_id or live.attempt.site_id or "")
+                attempt = replace(
+                    live.attempt,
+                    site_id=status.site_id or live.attempt.site_id or "",
+                    request=live.attempt.request or status.request,
+                )
                 if status.place is not None:
                     attempt = _started_at_site(live.job, attempt, status.place, status.at, now)
                 where = " ".join(filter(None, (attempt.engine, attempt.site_id)))
@@ -79,10 +87,10 @@ class ClusterDispatch:
             return after_loss(job, len(lost_before))
         if kind is OutcomeKind.CANCELLED:
             return Verdict(event=JobEvent.CANCEL, text=ended.outcome.reason or f"cancelled on {attempt.engine}")
-        has_learned_limit = job.spec.time_limit_s is None and not job.failures and self._expected_s(job) is not None
+        has_learned_limit = job.spec.time_limit_s is None and attempt.number == 1 and self._longest_s(job) is not None
         if kind is OutcomeKind.TIMED_OUT and has_learned_limit:
-            text = f"took far longer than ever before, and {attempt.engine} ended it; retry without a time limit"
-            return Verdict(event=JobEvent.RETRY, counts=True, text=text)
+            text = f"took far longer than ever before, and {attempt.engine} ended it; runs again without a time limit"
+            return Verdict(event=JobEvent.RETRY, text=text)
         return None
 
     def delay_lane(self, job: Job, why: str, now: float) -> None:
@@ -143,35 +151,65 @@ class ClusterDispatch:
         return min(times, default=None)
 
     def terms(self, job_id: int) -> ClusterTerms:
-        """Return what the job needs from its engine, from its spec and from what was learned."""
+        """Return what the job needs from its engine, from its spec and from what was learned.
+
+        A site ends a job that exceeds the time or the RAM it asked for. So these are learned only from the same
+        command, and left out of later attempts, as the first one may have exceeded them."""
         job = self._store.job(job_id)
         assert job is not None
-        spec, estimates = job.spec, self._transitions.estimates
-        need = estimates.need_elsewhere(job)
-        sharing = spec.tag_sharing
-        if sharing is not None and need.required_mb is None and spec.learns_memory and sharing.most_per_device > 1:
-            need = replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
-        learned_mb = estimates.ram_mb(job)
-        if need.ram_mb is None and learned_mb is not None:
-            learned_mb = learned_mb * _MORE_RAM + _MORE_RAM_MB
+        spec, is_first = job.spec, not job.attempts
+        need, memory_basis = self._need(job)
+        ram_mb, ram_basis = self._ram(job, need, is_first=is_first)
+        longest_s = self._longest_s(job) if is_first else None
         return ClusterTerms(
-            need=need,
+            need=replace(need, host=None, load_percent=None),
             name=spec.name or spec.tag or "gpuyard",
             priority=job.priority,
             cpus=spec.cpus,
-            ram_mb=max(need.ram_mb or learned_mb or 0.0, need.min_host_memory_mb or 0.0) or None,
+            ram_mb=ram_mb,
             limit_s=spec.time_limit_s,
-            expected_s=self._expected_s(job),
+            expected_s=None if longest_s is None else _round_up(longest_s * _MUCH_LONGER + _LONGER_S, _STEP_S),
             group=job.group,
             at_most=job.group_limit,
             options=spec.engine_options,
             warning=spec.warning,
+            memory_basis=memory_basis,
+            ram_basis=ram_basis,
+            time_basis=Basis.LEARNED if spec.time_limit_s is None and spec.duration_s is None else Basis.DECLARED,
         )
 
-    def _expected_s(self, job: Job) -> float | None:
-        """Return a time far longer than the job ever took. None after a failure, which may have been a timeout."""
-        longest_s = self._transitions.estimates.estimate(job).most_s if not job.failures else None
-        return None if longest_s is None else longest_s * _MUCH_LONGER + _LONGER_S
+    def _need(self, job: Job) -> tuple[Need, Basis]:
+        """Return the need of a job whose GPUs are unknown here, and where its memory on each comes from."""
+        need, sharing = self._transitions.estimates.need_elsewhere(job), job.spec.tag_sharing
+        if job.growth.memory_mb is not None or job.growth.is_alone:
+            return need, Basis.GROWN
+        if not job.spec.learns_memory:
+            return need, Basis.DECLARED
+        if isinstance(need.memory, FixedMemory):
+            memory_mb = _round_up(need.memory.required_mb, _MEMORY_STEP_MB)
+            return replace(need, memory=FixedMemory(memory_mb)), Basis.LEARNED
+        if sharing is not None and need.required_mb is None and sharing.most_per_device > 1:
+            need = replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
+        return need, Basis.DEFAULT
+
+    def _ram(self, job: Job, need: Need, *, is_first: bool) -> tuple[float | None, Basis]:
+        declared_mb, least_mb = need.ram_mb, need.min_host_memory_mb or 0.0
+        if declared_mb is not None:
+            has_grown = job.growth.ram_mb is not None
+            ram_mb = _round_up(declared_mb, _RAM_STEP_MB) if has_grown else declared_mb
+            return max(ram_mb, least_mb) or None, Basis.GROWN if has_grown else Basis.DECLARED
+        learned_mb = self._transitions.estimates.own_ram_mb(job) if is_first else None
+        if learned_mb is None:
+            return least_mb or None, Basis.DECLARED if least_mb else Basis.DEFAULT
+        return max(_round_up(learned_mb * _MORE_RAM + _MORE_RAM_MB, _RAM_STEP_MB), least_mb), Basis.LEARNED
+
+    def _longest_s(self, job: Job) -> float | None:
+        """Return how long this very command may take; None if it has not run and its duration was not declared."""
+        return estimate(job.spec, self._transitions.estimates.profiles(job)[0]).most_s
+
+
+def _round_up(figure: float, step: float) -> float:
+    return math.ceil(figure / step) * step
 
 
 def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, now: float) -> Attempt:

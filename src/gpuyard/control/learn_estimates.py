@@ -152,6 +152,11 @@ class LearnedEstimates:
         """Return the RAM that earlier runs used, or None."""
         return next((each.ram_mb for each in self.profiles(job) if each and each.ram_mb is not None), None)
 
+    def own_ram_mb(self, job: Job) -> float | None:
+        """Return the RAM that earlier runs of this very command used, or None."""
+        exact = self.profiles(job)[0]
+        return None if exact is None else exact.ram_mb
+
     def load_percent(self, job: Job) -> float | None:
         """Return how busy earlier runs kept a device, or None."""
         return next((each.load_percent for each in self.profiles(job) if each and each.load_percent is not None), None)

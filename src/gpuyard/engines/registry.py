@@ -24,7 +24,8 @@ from gpuyard.system.user_directories import shared_directory, state_directory
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from gpuyard.engines.cluster.site import Site
+    from gpuyard.engines.cluster.ray_site import RaySite
+    from gpuyard.engines.cluster.slurm_site import SlurmSite
 
 GROUP = "gpuyard.engines"
 LOCAL = "local"
@@ -105,6 +106,16 @@ def check_engines() -> Iterator[Checked]:
                 yield Checked(name=name)
 
 
+def site_to_ask(name: str) -> "SlurmSite | RaySite | None":
+    """Return a site that answers within a few seconds, for `SubmissionCheck`; None for an engine of a plugin, and for
+    Slurm where it is not installed."""
+    from gpuyard.engines.cluster.check_submission import WITHIN_S
+
+    if name not in _OWN or (name == "slurm" and shutil.which("sbatch") is None):
+        return None
+    return _open_site(name, load_config(), WITHIN_S)
+
+
 def _load(name: str) -> Opener:
     if name in _OWN:
         return _open_own
@@ -141,7 +152,7 @@ def _open_own(context: Context) -> Engine:
     return ClusterEngine(site, _folder(context.folder, cluster), context.on_news, poll_s=cluster.poll_s)
 
 
-def _open_site(name: str, config: Config, limit_s: float | None = None) -> "Site":
+def _open_site(name: str, config: Config, limit_s: float | None = None) -> "SlurmSite | RaySite":
     """Open Slurm or Ray; `limit_s` is the most that a request may take, by default the site's own limit."""
     if name == "slurm":
         from gpuyard.engines.cluster.slurm_commands import SlurmSettings

@@ -7,7 +7,7 @@ from msgspec import Struct
 from gpuyard.core.cluster.export import ExportedJob
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, SuspendedBy
+from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, SiteRequest, SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.lease import Need
@@ -136,6 +136,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     engine: str
     place: str | None
     site_id: str | None
+    request: SiteRequest | None
     progress: ProgressRow | None
     figures: dict[str, Figure]
     figure_curves: FigureCurves

@@ -17,7 +17,7 @@ from gpuyard.store.migrations import migrate
 from gpuyard.store.queue_record import SET_GENERATION, QueueProgress, QueueRecord, compare
 
 # No schema was released yet.
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
 _MAX_CHECKED_BYTES = 64 * 1024 * 1024

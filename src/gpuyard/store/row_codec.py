@@ -24,7 +24,7 @@ JOB_COLUMNS = (
 # The columns of the phase, and others that change while an attempt is live.
 PHASE_COLUMNS = "handed_over_at, started_at, keeper_pid, pid, place, ended_at, outcome, lack"
 PROGRESS_COLUMNS = (
-    "stop_at, kill_at, stopping, warned_at, reserved_mb, parked, suspended_at, suspended_s, site_id, usage"
+    "stop_at, kill_at, stopping, warned_at, reserved_mb, parked, suspended_at, suspended_s, site_id, request, usage"
 )
 ATTEMPT_COLUMNS = (
     "job, number, boot_id, lease_id, devices, log, error_log, predicted_mb, engine, cpus, "
@@ -107,8 +107,8 @@ def phase_to_values(attempt: Attempt) -> tuple[Any, ...]:
 
 
 def progress_to_values(attempt: Attempt) -> tuple[Any, ...]:
-    *values, usage = _read_progress(attempt)
-    return (*values, to_json(usage))
+    *values, request, usage = _read_progress(attempt)
+    return (*values, to_json(request), to_json(usage))
 
 
 def phase_to_row(attempt: Attempt) -> tuple[Any, ...]:
@@ -126,7 +126,7 @@ def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
 
 def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
     """Each phase takes its own fields: `convert` ignores the others."""
-    fields = _read_fields(_ATTEMPT_FIELDS, row, ("outcome", "lack", "usage"))
+    fields = _read_fields(_ATTEMPT_FIELDS, row, ("outcome", "lack", "request", "usage"))
     if "started_at" in fields:
         phase = {**fields, "type": "started", "at": fields["started_at"]}
     else:

@@ -184,6 +184,7 @@ CREATE TABLE attempts (
     suspended_s REAL NOT NULL DEFAULT 0,
     engine TEXT NOT NULL DEFAULT '',
     site_id TEXT,
+    request TEXT,
     cpus TEXT,
     peaks_mb TEXT GENERATED ALWAYS AS (json_extract(usage, '$.peaks_mb')) STORED,
     energy TEXT GENERATED ALWAYS AS (json_extract(usage, '$.energy')) STORED,

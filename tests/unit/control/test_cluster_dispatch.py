@@ -7,8 +7,8 @@ import pytest
 
 from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.step_result import Step
-from gpuyard.core.cluster.offer import Amount, Offer
-from gpuyard.core.job.job import Attempt, HandedOver, Job, Outcome, OutcomeKind
+from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, Offer
+from gpuyard.core.job.job import Attempt, HandedOver, Job, Outcome, OutcomeKind, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, PartOfDevice
@@ -304,8 +304,49 @@ def test_a_job_over_its_expected_time_is_rerun_without_an_expected_time(queue: Q
     again = queue.engine.submitted[job_id].terms
     assert again is not None
     assert again.expected_s is None
+    assert queue.job(job_id).failures == 0, "the limit was not the user's"
     queue.end(job_id, OutcomeKind.TIMED_OUT, attempt=2)
     assert queue.job(job_id).state is JobState.FAILED
+
+
+def run_once(queue: QueueUnderTest, *command: str, seconds: float, ram_mb: float) -> ClusterTerms:
+    """Run a job that succeeds, and return the terms it was handed over with."""
+    job_id = queue.submit(*command)
+    queue.step()
+    queue.report(job_id, place="n3", at=queue.world.now)
+    queue.step(after_s=seconds)
+    outcome, usage = Outcome(kind=OutcomeKind.SUCCEEDED, status=0), Usage(ram_mb=ram_mb)
+    queue.engine.ends.append(Ended(job_id=job_id, attempt=1, outcome=outcome, usage=usage))
+    queue.step()
+    terms = queue.engine.submitted[job_id].terms
+    assert terms is not None
+    return terms
+
+
+def test_what_one_command_needed_is_no_limit_for_another(queue: QueueUnderTest) -> None:
+    for argument in ("2", "3", "4"):
+        terms = run_once(queue, "python", "sl.py", argument, seconds=2.0, ram_mb=100.0)
+        assert (terms.expected_s, terms.ram_mb) == (None, None)
+
+
+def test_what_a_command_needed_limits_its_next_run_with_wide_room(queue: QueueUnderTest) -> None:
+    run_once(queue, "python", "sl.py", "2", seconds=2.0, ram_mb=100.0)
+    terms = run_once(queue, "python", "sl.py", "2", seconds=2.1, ram_mb=103.7)
+    assert (terms.expected_s, terms.ram_mb) == (1800.0, 1536.0)
+    assert (terms.time_basis, terms.ram_basis) == (Basis.LEARNED, Basis.LEARNED)
+    assert run_once(queue, "python", "sl.py", "2", seconds=2.0, ram_mb=100.0) == terms, "rounded"
+
+
+def test_no_learned_amount_is_a_limit_of_a_later_attempt(queue: QueueUnderTest) -> None:
+    run_once(queue, "train", seconds=2.0, ram_mb=100.0)
+    job_id = queue.submit("train", retries="1")
+    queue.step()
+    queue.end(job_id, OutcomeKind.LOST)
+    queue.step(after_s=60.0)
+    again = queue.engine.submitted[job_id]
+    assert again.attempt == 2
+    assert again.terms is not None
+    assert (again.terms.expected_s, again.terms.ram_mb) == (None, None)
 
 
 # Refusals

@@ -1,16 +1,26 @@
 """plan_dispatch(view): which jobs go to engines that place work themselves, and the reasons why others wait.
 
 - An engine that reports its free resources (Ray) gets only what fits: its own queue knows no priorities, so the queue
-  order is kept here. The first job that does not fit blocks all later jobs for the same engine, unless it needs more
-  than the engine has in total.
-- An engine with its own queue (Slurm) gets every job, up to its limit of jobs.
+  order is kept here. The first job that does not fit blocks all later jobs for the same engine, unless no node of the
+  engine is large enough for it.
+- An engine with its own queue (Slurm) gets every job, up to its limit of jobs. An array with a limit is handed over
+  whole, in one submission that keeps the limit there, so that its jobs gain age in the engine's queue. While any of its
+  jobs are there, others of it follow one by one, as the limit allows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_needed, subtract
+from gpuyard.core.cluster.offer import (
+    Amount,
+    ClusterTerms,
+    Offer,
+    amount_needed,
+    impossible,
+    subtract,
+    without_learned,
+)
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import RunningJob
@@ -54,6 +64,9 @@ class _Dispatcher:
         self._full: dict[str, Reason] = {}
         self._starts: list[Start] = []
         self._holds: dict[int, WaitingJob] = {}
+        self._whole: dict[
+            int, tuple[ClusterTerms, int]
+        ] = {}  # by array: terms of its one submission, places left in it
         self._line = QueueOrder(list(self._in_reach(view.queues)), view.used, view.now, explained_lane=about)
 
     def _in_reach(self, queues: Sequence[LaneQueue]) -> Iterator[LaneQueue]:
@@ -73,7 +86,7 @@ class _Dispatcher:
         need, refusal = lane.need, self._refuse(lane)
         if not refusal:
             terms = self._view.terms(candidate.job_id)
-            need, refusal = terms.need, self._take(lane, candidate, terms)
+            need, refusal = terms.need, self._refuse_apart(lane, terms) or self._take(lane, candidate, terms)
             if not refusal:
                 self._start(lane, candidate, terms)
                 return
@@ -85,6 +98,7 @@ class _Dispatcher:
 
     def _start(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> None:
         self._line.advance(lane)
+        self._note_array(lane, terms)
         self._live[lane.engine] = self._live.get(lane.engine, 0) + 1
         self._counts.add(lane.tag, lane.group, lane.need.devices, takes_slot=False)
         self._starts.append(Start(job_id=candidate.job_id, lane=lane, claim=Claim(shares=()), terms=terms))
@@ -102,33 +116,53 @@ class _Dispatcher:
             return (Reason(ReasonKind.PAUSED, "its workspace was stopped: `gpuyard workspace start` lets it go on"),)
         if lane.id in view.refused:
             return (view.refused[lane.id],)
-        if reached := self._counts.refusals(lane, self._view.tags):
+        reached = self._counts.refusals(lane, self._view.tags)
+        if reached and not (reached[0].kind is ReasonKind.ARRAY_LIMIT and lane.group in self._whole):
             return reached
         if most is not None and self._live.get(lane.engine, 0) >= most:
             return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", most),)
         return (self._full[lane.engine],) if lane.engine in self._full else ()
 
+    def _note_array(self, lane: Lane, terms: ClusterTerms) -> None:
+        """Count the job in the one submission of its array, which begins with it if the engine has no other job of the
+        array. Called before the job is counted as running."""
+        offer, group = self._offer(lane), lane.group
+        if group is None or lane.group_limit is None or offer.free is not None or offer.most_in_array is None:
+            return
+        if group in self._whole:
+            alike, left = self._whole[group]
+            self._whole[group] = alike, left - 1
+        elif not self._counts.of_group(group):
+            self._whole[group] = without_learned(terms), offer.most_in_array - 1
+
+    def _refuse_apart(self, lane: Lane, terms: ClusterTerms) -> tuple[Reason, ...]:
+        """Refuse a job that would need a second submission of its array in this step: each would keep the limit for
+        itself."""
+        alike, left = self._whole.get(lane.group or 0, (None, 0))
+        if alike is None or (left > 0 and without_learned(terms) == alike):
+            return ()
+        return (limit_reached(ReasonKind.ARRAY_LIMIT, "jobs of its array", lane.group_limit or 0),)
+
     def _take(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> tuple[Reason, ...]:
         """Subtract the job from the free resources of its engine; return the reason if they do not suffice."""
-        free = self._free.get(lane.engine)
+        offer, free = self._offer(lane), self._free.get(lane.engine)
+        wanted = amount_needed(terms, offer.card_mb)
+        never = impossible(lane.engine, offer.nodes, wanted)
+        if never is not None:  # it may never start, so it does not block others
+            return (Reason(ReasonKind.NO_ROOM, never),)
         if free is None:
             return ()
-        offer = self._view.offers[lane.engine]
-        wanted = amount_needed(terms, offer.card_mb)
-        short = _shortage(lane.engine, free, wanted, "free")
+        short = _shortage(lane.engine, free, wanted)
         if short is None:
             self._free[lane.engine] = subtract(free, wanted)
             return ()
-        never = None if offer.total is None else _shortage(lane.engine, offer.total, wanted, "in total")
-        if never is not None:
-            return (never,)  # it may never start, so it does not block others
         self._full[lane.engine] = Reason(
             ReasonKind.BEHIND, f"job {candidate.job_id} is ahead and does not fit on {lane.engine} yet"
         )
         return (short,)
 
 
-def _shortage(engine: str, free: Amount, wanted: Amount, how: str) -> Reason | None:
+def _shortage(engine: str, free: Amount, wanted: Amount) -> Reason | None:
     for name, had, needed in (
         ("GPUs", free.gpus, wanted.gpus or 0.0),
         ("CPUs", free.cpus, wanted.cpus or 0.0),
@@ -138,6 +172,6 @@ def _shortage(engine: str, free: Amount, wanted: Amount, how: str) -> Reason | N
             has, needs = f"{had:g}", f"{needed:g}"
             if name == "RAM":
                 has, needs = format_size(max(0.0, had)), format_size(needed)
-            text = f"{engine} has {has} {name} {how}, {needs} needed"
+            text = f"{engine} has {has} {name} free, {needs} needed"
             return Reason(kind=ReasonKind.NO_ROOM, text=text, had=had, needed=needed)
     return None

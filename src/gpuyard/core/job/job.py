@@ -235,6 +235,14 @@ class MemoryLack(Struct, frozen=True, kw_only=True):
     others: tuple[tuple[str, float | None], ...] = ()
 
 
+class SiteRequest(Struct, frozen=True, kw_only=True):
+    """What an engine that places work itself was sent for an attempt: the exact text, and where figures in it come
+    from, by their names in it."""
+
+    text: str
+    origins: dict[str, str] = {}
+
+
 class HandedOver(Struct, frozen=True, kw_only=True, tag="handed-over"):
     """An engine that places work itself got the attempt `at` this time. It has not started there."""
 
@@ -283,6 +291,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: any
     engine: str = ""  # set if an engine places it, which calls it `site_id`
     site_id: str | None = None
+    request: SiteRequest | None = None  # what that engine was sent
 
     @property
     def key(self) -> str:

@@ -53,6 +53,9 @@ class RunningCounts:
             on_device[device_id] += 1
         self.without_devices += not devices and takes_slot
 
+    def of_group(self, group: int) -> int:
+        return self._by_group[group]
+
     def refusals(self, lane: Lane, tag_limits: Mapping[str, int]) -> tuple[Reason, ...]:
         """Return the limit of the lane's tag, or of its array or batch, that is reached."""
         most = tag_limits.get(lane.tag)

@@ -33,8 +33,9 @@ from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise
 from gpuyard.daemon.server.http_parser import Request
+from gpuyard.engines.cluster.check_submission import SubmissionCheck
 from gpuyard.engines.containers.installed_tools import choose_tool, has_podman_init
-from gpuyard.engines.registry import LOCAL, check_name
+from gpuyard.engines.registry import LOCAL, check_name, site_to_ask
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.leases.neighbour_note import due_note
 from gpuyard.probes.common.kernel_files import vendors_on_pci
@@ -60,6 +61,7 @@ class SubmissionHandler:
         self._user = user_name(os.getuid())
         self._first_reading_by = time.monotonic() + _FIRST_READING_S
         self._shell, self._hard_limits = convert(read_shell_settings(), ShellSettings), hard_limits()
+        self._cluster_check = SubmissionCheck(site_to_ask)
         self._arriving: dict[str, asyncio.Task[SubmitResult]] = {}
 
     async def submit(self, request: Request) -> SubmitResult:
@@ -150,6 +152,8 @@ class SubmissionHandler:
         if is_new:
             self._snapshots.check(submission.spec)
         submission = with_container_tool(submission)
+        if is_new and submission.spec.engine:
+            await asyncio.get_running_loop().run_in_executor(None, self._cluster_check.check, submission.spec)
         pace = submission.spec.pace
         if is_new and submission.spec.need.host is not None and not submission.spec.engine:
             host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host

@@ -230,7 +230,9 @@ class ClusterEngine:
         launches = [launch for launch in launches if launch.key not in cancelled]
         try:
             while launches and self._offer.trouble is None:  # else each call would fail, after a long time
-                batch, launches = split_launches(launches, self._site.most_in_submission)
+                # A site that counts what is free was promised each job's own amounts.
+                merges, most = self._offer.free is None, self._site.most_in_submission
+                batch, launches = split_launches(launches, most, merges_learned=merges)
                 self._submit(batch)
         finally:
             with self._lock:

@@ -11,8 +11,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
+from gpuyard.core.cluster.offer import ClusterTerms, most_of, without_learned
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster import node_supervisor
@@ -56,6 +56,7 @@ class InFlightElement(Struct, eq=False):
     trace: ElementTrace = _NOTHING
     waited: int = 0
     reported: tuple[str, str | None] | None = None
+    request: SiteRequest | None = None
 
     def update(self, sighting: Sighting | None) -> None:
         is_same = (sighting and sighting.at) == (self.sighting and self.sighting.at)
@@ -73,7 +74,15 @@ class InFlightElement(Struct, eq=False):
         reason, place = printable(reason), place and printable(place)  # the site's, or its nodes'
         job_id, _, attempt = self.key.partition(".")
         site_id = self.sighting.id if self.sighting is not None else ""
-        return SiteStatus(job_id=int(job_id), attempt=int(attempt), site_id=site_id, reason=reason, place=place, at=at)
+        return SiteStatus(
+            job_id=int(job_id),
+            attempt=int(attempt),
+            site_id=site_id,
+            reason=reason,
+            place=place,
+            at=at,
+            request=self.request,
+        )
 
 
 class InFlightSubmission(Struct, eq=False):
@@ -102,8 +111,7 @@ class InFlightJobs:
 
         After any other error the site may have taken the submission: the next report shows it.
         """
-        terms = launches[0][0].terms
-        assert terms is not None
+        terms = _terms_of(launches[0][0])
         token = secrets.token_hex(6)
         self._dirs.write(token, [(_on_node(launch), log) for launch, log in launches])
         elements = [
@@ -112,6 +120,7 @@ class InFlightJobs:
         ]
         entry = self._add(token, terms, len(elements), elements)
         try:
+            self._describe(entry)
             known_as = self._site.submit(entry.submission)
         except SiteRefused:
             self._drop(token)
@@ -161,7 +170,9 @@ class InFlightJobs:
             if each.key in wanted and traces.get(number, _NOTHING).started is not VOID
         ]
         if elements:
-            self._add(token, terms, len(written), elements)
+            entry = self._add(token, terms, len(written), elements)
+            with contextlib.suppress(EnvironmentFault):  # settings may have changed since it was sent
+                self._describe(entry)
         else:
             self._remove(token)
 
@@ -182,6 +193,10 @@ class InFlightJobs:
         unrecorded = {element.key for element in elements}
         entry = self._submissions[token] = InFlightSubmission(submission, by_number, unrecorded)
         return entry
+
+    def _describe(self, entry: InFlightSubmission) -> None:
+        for number, element in entry.elements.items():
+            element.request = self._site.request(entry.submission, number)
 
     def cancel(self, keys: Collection[str]) -> set[str]:
         """Cancel at the site. Return those that are done: an element has no id before the site has reported it."""
@@ -330,12 +345,22 @@ class InFlightJobs:
             self._dirs.forget(token)
 
 
-def split_launches(launches: Sequence[Launch], most: int) -> tuple[list[Launch], list[Launch]]:
-    """Return the launches that fit into one submission with the first, and the others."""
-    terms = launches[0].terms
-    same = [launch for launch in launches if launch.terms == terms][:most]
-    taken = {launch.key for launch in same}
-    return same, [launch for launch in launches if launch.key not in taken]
+def split_launches(
+    launches: Sequence[Launch], most: int, *, merges_learned: bool = True
+) -> tuple[list[Launch], list[Launch]]:
+    """Return the launches that fit into one submission with the first, on the same terms, and the others. With
+    `merges_learned`, jobs that differ in learned amounts only are one submission, on the most of their terms."""
+    terms = [_terms_of(launch) for launch in launches]
+    keys = [without_learned(each) if merges_learned else each for each in terms]
+    chosen = [index for index, key in enumerate(keys) if key == keys[0]][:most]
+    shared, taken = most_of([terms[index] for index in chosen]), set(chosen)
+    same = [replace(launches[index], terms=shared) for index in chosen]
+    return same, [launch for index, launch in enumerate(launches) if index not in taken]
+
+
+def _terms_of(launch: Launch) -> ClusterTerms:
+    assert launch.terms is not None
+    return launch.terms
 
 
 def _on_node(launch: Launch) -> Launch:

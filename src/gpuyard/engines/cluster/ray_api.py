@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import Amount, ClusterTerms, amount_needed
-from gpuyard.core.job.job import DEFAULT_GRACE_S
+from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, amount_needed, impossible, whole_gpu_basis
+from gpuyard.core.job.job import DEFAULT_GRACE_S, SiteRequest
 from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster.site import (
     ClusterSubmission,
@@ -74,9 +74,9 @@ class RayJobRecord(Struct, frozen=True, kw_only=True):
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """What the cluster has, and what was in use at the time `at`, if known."""
+    """What each node has, and what was in use on all together at the time `at`, if known."""
 
-    total: Amount
+    nodes: tuple[Amount, ...]
     used: Amount | None = None
     at: float = 0.0
 
@@ -131,6 +131,20 @@ def request_of(submission: ClusterSubmission, index: int, card_mb: float | None)
         **_option_fields(terms),
     }
     return {name: value for name, value in fields.items() if value}
+
+
+def described(submission: ClusterSubmission, index: int, card_mb: float | None) -> SiteRequest:
+    """Return the request as text, and where its figures come from."""
+    terms, fields = submission.terms, request_of(submission, index, card_mb)
+    is_part = float(fields.get("entrypoint_num_gpus", 0)) % 1 > 0
+    origins = {
+        "entrypoint_num_gpus": terms.memory_basis if is_part else whole_gpu_basis(terms),
+        "entrypoint_num_cpus": Basis.DECLARED if terms.cpus else Basis.DEFAULT,
+        "entrypoint_memory": terms.ram_basis,
+    }
+    return SiteRequest(
+        text=json.dumps(fields), origins={name: each for name, each in origins.items() if name in fields}
+    )
 
 
 def _entrypoint(submission: ClusterSubmission, index: int) -> str:
@@ -257,17 +271,31 @@ class _RayNode(Struct, frozen=True):
 
 def capacity_of(nodes: bytes, status: bytes) -> Capacity:
     """Return the capacity, from the list of nodes and the cluster's status, which some clusters do not have."""
-    listed = _read(nodes, list[_RayNode], "data", "result", "result")
-    total = _amount([node.resources_total for node in listed if node.state == "ALIVE"])
+    each_has = tuple(map(_amount, resources_of(nodes)))
     current = _read(status, _StatusData, "data").cluster_status
     if current is None or current.load_metrics_report is None:
-        return Capacity(total=total)
+        return Capacity(nodes=each_has)
     used = {name: used for name, (used, _) in current.load_metrics_report.usage.items()}
-    return Capacity(total=total, used=_amount([used]), at=current.time)
+    return Capacity(nodes=each_has, used=_amount(used), at=current.time)
 
 
-def _amount(resources: Sequence[Mapping[str, float]]) -> Amount:
-    gpus, cpus, memory = (sum(each.get(name, 0.0) for each in resources) for name in ("GPU", "CPU", "memory"))
+def resources_of(nodes: bytes) -> list[dict[str, float]]:
+    """Return the resources that each node has in total, by Ray's names."""
+    listed = _read(nodes, list[_RayNode], "data", "result", "result")
+    return [node.resources_total for node in listed if node.state == "ALIVE"]
+
+
+def never_fits(terms: ClusterTerms, card_mb: float | None, nodes: Sequence[Mapping[str, float]]) -> str | None:
+    """Return why no node can ever run a job on these terms; None if one can, or if there is no node yet."""
+    special: Mapping[str, float] = _option_fields(terms)["entrypoint_resources"]
+    suitable = [each for each in nodes if all(each.get(name, 0.0) >= amount for name, amount in special.items())]
+    if nodes and not suitable:
+        return f"no node of ray has {', '.join(f'{amount:g} {name}' for name, amount in special.items())}"
+    return impossible("ray", [_amount(each) for each in suitable], amount_needed(terms, card_mb))
+
+
+def _amount(resources: Mapping[str, float]) -> Amount:
+    gpus, cpus, memory = (resources.get(name, 0.0) for name in ("GPU", "CPU", "memory"))
     return Amount(gpus=gpus, cpus=cpus, ram_mb=memory / _MB)
 
 
@@ -277,7 +305,7 @@ def free_of(capacity: Capacity, ours: Sequence[tuple[RayJobRecord, Amount]]) -> 
     then = _sum(amount for record, amount in ours if _was_in_use(record, capacity.at))
     now = _sum(amount for record, amount in ours if record.status in ("PENDING", "RUNNING"))
     used = _sum([capacity.used] if capacity.used is not None else [])
-    rows = zip(_sum([capacity.total]), used, then, now, strict=True)
+    rows = zip(_sum(capacity.nodes), used, then, now, strict=True)
     gpus, cpus, ram_mb = (max(0.0, total - max(0.0, used - then) - now) for total, used, then, now in rows)
     return Amount(gpus=gpus, cpus=cpus, ram_mb=ram_mb)
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpuyard.core.cluster.offer import Offer, amount_needed
+from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed
+from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import ray_api
 from gpuyard.engines.cluster.ray_api import Capacity, RaySettings, gist, id_of
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteReport, SiteUnreachable
@@ -81,8 +82,17 @@ class RaySite:
         if status == HTTPStatus.OK or (status >= HTTPStatus.BAD_REQUEST and _TAKEN in text):
             return
         if status == HTTPStatus.BAD_REQUEST or _AGENT_REFUSED in text:
-            raise SiteRefused(f"Ray refused it: {gist(text)}")
+            raise SiteRefused(gist(text))
         raise self._failure(status, body)
+
+    def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:
+        return ray_api.described(submission, number, self._settings.card_mb)
+
+    def check(self, terms: ClusterTerms) -> None:
+        """Raise SiteRefused if none of Ray's nodes is large enough for a job on these terms."""
+        nodes = ray_api.resources_of(self._get(_NODES))
+        if never := ray_api.never_fits(terms, self._settings.card_mb, nodes):
+            raise SiteRefused(never, hint="ask for less, or add a node; `ray status` lists what there is")
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         card_mb = self._settings.card_mb
@@ -101,7 +111,7 @@ class RaySite:
         capacity = self._without_old_use(ray_api.capacity_of(self._get(_NODES), self._get(_STATUS)))
         needed = [(record, amount_needed(terms[ref[0]], card_mb)) for ref, record in ours.items()]
         free = ray_api.free_of(capacity, needed)
-        offer = Offer(free=free, total=capacity.total, most_jobs=self._settings.most_jobs, card_mb=card_mb)
+        offer = Offer(free=free, nodes=capacity.nodes, most_jobs=self._settings.most_jobs, card_mb=card_mb)
         return SiteReport(sightings=sightings, offer=offer)
 
     def _time_pending(self, pending: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], float]:
@@ -116,7 +126,7 @@ class RaySite:
         if capacity.at != self._use_reported[0]:
             self._use_reported = capacity.at, now
         is_old = now - self._use_reported[1] > _STALE_S
-        return Capacity(total=capacity.total) if is_old else capacity
+        return Capacity(nodes=capacity.nodes) if is_old else capacity
 
     def cancel(self, ids: Sequence[str]) -> None:
         until = time.monotonic() + _ALL_WITHIN_S

@@ -7,6 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms, Offer
+from gpuyard.core.job.job import SiteRequest
 from gpuyard.errors import EnvironmentFault
 
 # The submission's token, and the element's number in it.
@@ -87,6 +88,12 @@ class Site(Protocol):
         """Submit all elements. Return the site's name for the submission if that is needed to find it again, else "".
 
         Raises SiteRefused if the site takes none of it.
+        """
+
+    def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:
+        """Return what `submit` sends for this element, as users of the site would read it. Asks nothing.
+
+        Raises SiteRefused if it cannot be sent.
         """
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:

@@ -17,13 +17,15 @@ from itertools import accumulate, groupby, pairwise
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import ClusterTerms
+from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, whole_gpu_basis
+from gpuyard.core.job.job import SiteRequest
 from gpuyard.core.job.stop_warning import signal_name
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
 
 _OURS = "gpuyard:"
+_CONFIGURED = "configured"
 # What the commands need to find their configuration, and defaults that a user may have set for all jobs.
 _KEPT_VARIABLES = frozenset(
     (
@@ -106,8 +108,12 @@ _UNREACHED = re.compile(
     re.IGNORECASE,
 )
 _NO_LONGER_THERE = re.compile(r"invalid job id|already complet", re.IGNORECASE)
+_NEVER = re.compile(r"invalid|unrecognized option", re.IGNORECASE)
+_NOT_AVAILABLE = "node configuration is not available"
+_PARTITION = re.compile(r"^(?:--partition=|-p ?)(.+)$", re.MULTILINE)
+_IN_PARENTHESES = re.compile(r"\([^)]*\)")
 _LIMITED = re.compile(r"policy|limit", re.IGNORECASE)
-_PREFIX = re.compile(r"^\w+: (?:error: |fatal: )?(?:Batch job submission failed: )?")
+_PREFIX = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?(?:Batch job submission failed: |allocation failure: )?")
 _LONGEST = 500
 
 
@@ -159,7 +165,7 @@ def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> li
     array = f"--array=0-{submission.count - 1}" + (f"%{terms.at_most}" if terms.at_most else "")
     named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
-        *("sbatch", "--parsable", "--no-requeue", "--export=ALL", "--nodes=1", "--ntasks=1"),
+        *("sbatch", "--parsable", "--no-requeue", "--export=ALL", "--nodes=1"),
         f"--job-name={name or 'gpuyard'}",
         f"--chdir={submission.folder}",
         f"--output={submission.folder.replace('%', '%%')}/{'%a' if submission.count > 1 else '0'}.out",
@@ -170,6 +176,30 @@ def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> li
         *terms.options,
         f"--comment={_OURS}{submission.token}",  # last, so that it wins: it identifies the job
     ]
+
+
+def request_of(submission: ClusterSubmission, settings: SlurmSettings) -> SiteRequest:
+    command, terms = submit_command(submission, settings), submission.terms
+    is_whole = _shards_of(terms.need, settings) is None
+    origins = {
+        "--gres": whole_gpu_basis(terms) if is_whole else terms.memory_basis,
+        "--mem": terms.ram_basis,
+        "--cpus-per-task": Basis.DECLARED,
+        "--time": terms.time_basis,
+        **dict.fromkeys(("--partition", "--account", "--qos", "--nice"), _CONFIGURED),
+    }
+    given = {argument.partition("=")[0] for argument in command if argument not in terms.options}
+    return SiteRequest(
+        text=shlex.join(command), origins={name: each for name, each in origins.items() if name in given}
+    )
+
+
+def test_command(terms: ClusterTerms, settings: SlurmSettings) -> list[str]:
+    """Return the command that asks whether a job on these terms would be taken, and submits nothing."""
+    program, *arguments = submit_command(
+        ClusterSubmission(token="", terms=terms, count=1, folder="/", supervisor=()), settings
+    )
+    return [program, "--test-only", *arguments]
 
 
 def _resources_of(terms: ClusterTerms, settings: SlurmSettings) -> Iterator[str]:
@@ -213,6 +243,36 @@ def parse_submission(text: str) -> str | None:
     """Return the job's number. At some sites `sbatch` prints more than that."""
     found = _TAKEN.findall(text)
     return found[-1] if found else None
+
+
+# Nodes
+
+
+def nodes_command(terms: ClusterTerms, settings: SlurmSettings) -> list[str]:
+    """List the nodes of the job's partition, in any state; all nodes if none is named."""
+    named = _PARTITION.findall("\n".join(terms.options)) or [settings.partition]
+    partition = [] if named[-1] is None else [f"--partition={named[-1]}"]
+    return ["sinfo", "--noheader", "--Node", "--Format=CPUs:16,Memory:16,Gres:1024", *partition]
+
+
+def parse_nodes(text: str, model: str | None) -> tuple[Amount, ...]:
+    """Return what each node has in total, counting GPUs of this model, or of any."""
+    found = set[Amount]()
+    for line in text.splitlines():
+        cpus, memory, gres = line[:16].strip(), line[16:32].strip(), line[32:].strip()
+        if cpus.isdigit() and memory.isdigit():
+            found.add(Amount(gpus=_count_gpus(gres, model), cpus=float(cpus), ram_mb=float(memory)))
+    return tuple(found)
+
+
+def _count_gpus(gres: str, model: str | None) -> float:
+    """Count the GPUs in a node's generic resources, such as `gpu:a100:2(S:0-1),shard:48`."""
+    count = 0
+    for each in _IN_PARENTHESES.sub("", gres).split(","):
+        name, *words = each.split(":")
+        number = int(words.pop()) if words and words[-1].isdigit() else 1
+        count += number if name == "gpu" and (model is None or model in words) else 0
+    return float(count)
 
 
 # Listing
@@ -372,7 +432,17 @@ def fault_of(program: str, status: int, errors: str) -> SiteUnreachable | SiteRe
     if program != "sbatch" or status < 0 or _UNREACHED.search(errors):
         return SiteUnreachable(message, hint=f"run `{program}` by hand, or `scontrol ping`")
     hint = "lower `most_jobs` in [slurm], if there are too many jobs" if _LIMITED.search(errors) else None
-    return SiteRefused(f"Slurm refused it: {message}", hint=hint)
+    return SiteRefused(message, hint=hint)
+
+
+def is_about_nodes(error: SiteRefused) -> bool:
+    """Return whether Slurm says that no node can take the job. It also says so while all that could are down."""
+    return _NOT_AVAILABLE in str(error)
+
+
+def is_for_ever(error: SiteRefused) -> bool:
+    """Return whether the request itself is wrong."""
+    return _NEVER.search(str(error)) is not None
 
 
 def unanswered(program: str, limit_s: float, errors: str) -> SiteUnreachable:

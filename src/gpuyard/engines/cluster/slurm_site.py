@@ -11,7 +11,8 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpuyard.core.cluster.offer import Offer
+from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed, impossible
+from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import (
     OVER,
@@ -61,6 +62,22 @@ class SlurmSite:
         self._jobs[submission.token] = job
         return job
 
+    def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:  # noqa: ARG002 - one for all
+        return commands.request_of(submission, self._settings)
+
+    def check(self, terms: ClusterTerms) -> None:
+        """Raise SiteRefused if Slurm can never take a job on these terms."""
+        try:
+            self._run(commands.test_command(terms, self._settings), {}, b"#!/bin/sh\n")
+        except SiteRefused as error:
+            if commands.is_about_nodes(error):
+                printed = self._ask(commands.nodes_command(terms, self._settings)).decode("utf-8", "replace")
+                nodes = commands.parse_nodes(printed, terms.need.model)
+                if never := impossible("slurm", nodes, amount_needed(terms, self._settings.card_mb)):
+                    raise SiteRefused(never, hint="ask for less; `sinfo` lists the nodes") from error
+            elif commands.is_for_ever(error):
+                raise SiteRefused(f"Slurm refuses it: {error}", hint="`sinfo` lists partitions and nodes") from error
+
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         rows = commands.parse_listing(self._ask(commands.list_command(os.getuid())))
         submissions = {submission.token: submission for submission in live}
@@ -78,7 +95,9 @@ class SlurmSite:
         self._over.update(self._from_accounting(unseen - self._over.keys(), submissions))
         self._waiting = {ref: each for ref, each in found.items() if each.at is SiteState.PENDING}
         self._reported_at = time.monotonic()
-        offer = Offer(most_jobs=self._settings.most_jobs, card_mb=self._settings.card_mb)
+        offer = Offer(
+            most_jobs=self._settings.most_jobs, card_mb=self._settings.card_mb, most_in_array=self.most_in_submission
+        )
         return SiteReport(sightings={**self._over, **found}, offer=offer)
 
     def cancel(self, ids: Sequence[str]) -> None:

@@ -1,13 +1,17 @@
 """A queue with jobs on a real Slurm behaves as with local jobs."""
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpuyard.errors import UserError
 from tests.executables import write_executable
+from tests.fakes.queue_command import run
 from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -20,12 +24,13 @@ Counting = Callable[[], Counter[str]]
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    """Return a function that counts the calls of each of Slurm's commands so far."""
+    """Return a function that counts the calls of each of Slurm's commands so far, without those that only ask."""
     folder = tmp_path / "counted"
     folder.mkdir()
     for name in ("sbatch", "squeue", "scancel", "scontrol", "sacct"):
         command = folder / name
-        write_executable(command, f'#!/bin/sh\necho {name} >>{folder}/calls\nexec /usr/bin/{name} "$@"\n')
+        count = f'case "$*" in *--test-only*) ;; *) echo {name} >>{folder}/calls;; esac'
+        write_executable(command, f'#!/bin/sh\n{count}\nexec /usr/bin/{name} "$@"\n')
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     (folder / "calls").touch()
     return lambda: Counter((folder / "calls").read_text().split())
@@ -36,6 +41,99 @@ def test_an_array_is_one_sbatch_call_and_every_job_has_its_outcome_and_log(
 ) -> None:
     scenarios.run_an_array(on_slurm, size(30, full=200))
     assert calls()["sbatch"] == 1
+
+
+def test_an_array_is_one_sbatch_call_also_if_its_jobs_have_learned_different_amounts(
+    calls: Counting, on_slurm: QueueUnderTest
+) -> None:
+    script = f"exec {sys.executable} -c 'import time; x = bytearray({{index}} << 23); time.sleep({{index}} / 20)'"
+    for _ in range(2):
+        first = on_slurm.shell(script, array="0-19", gpus=0)
+        on_slurm.wait()
+    assert calls()["sbatch"] == 2
+    lines = {on_slurm.job(first + index)["attempts"][0]["request"]["text"] for index in range(20)}
+    assert len(lines) == 1
+    assert "--mem=" in lines.pop()
+
+
+def test_an_array_with_a_limit_waits_in_slurms_queue_as_a_whole(
+    calls: Counting, on_slurm: QueueUnderTest, tmp_path: Path
+) -> None:
+    count = size(20, full=200)
+    first = on_slurm.shell(
+        f"while ! [ -e {tmp_path}/go ]; do sleep 0.1; done; ls {tmp_path}/up | wc -l; "
+        f"mkdir -p {tmp_path}/up; touch {tmp_path}/up/{{index}}; sleep 0.3; rm {tmp_path}/up/{{index}}",
+        array=f"0-{count - 1}%3", gpus=0,
+    )  # fmt: skip
+    until(lambda: on_slurm.counts() == {"running": 3, "pending": count - 3}, "all of the array in Slurm's queue")
+    assert "JobArrayTaskLimit" in on_slurm.why(first + count - 1)
+    (tmp_path / "go").touch()
+    on_slurm.wait()
+    assert on_slurm.counts() == {"succeeded": count}
+    assert max(int(on_slurm.log_of(first + index).split()[-1]) for index in range(count)) <= 2
+    assert calls()["sbatch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": "8"}, "no node of slurm has 8 GPUs; the largest has 2"),
+        ({"gpus": "0", "ram": "20G"}, "no node of slurm has 20 GB of RAM; the largest has 9.8 GB"),
+        ({"gpus": "1", "gpu_name": "a100"}, "no node of slurm has 1 GPUs; the largest has 0"),
+        ({"gpus": "0", "engine_option": ["--partition=nowhere"]}, "invalid partition specified: nowhere"),
+        ({"gpus": "0", "engine_option": ["--constraint=none"]}, "Invalid feature specification"),
+    ],
+)
+def test_a_job_that_no_node_can_take_is_refused(
+    on_slurm: QueueUnderTest, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        on_slurm.shell("true", **options)
+    assert refused.value.code == "impossible"
+    assert on_slurm.counts() == {}
+
+
+def test_a_refused_submission_exits_with_4(on_slurm: QueueUnderTest) -> None:
+    refused = run("submit", "--gpus", "8", "--", "true")
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert "no node of slurm has 8 GPUs; the largest has 2" in refused.stderr
+
+
+def test_a_job_whose_nodes_are_all_drained_waits(slurm: SlurmCluster, on_slurm: QueueUnderTest) -> None:
+    slurm.set_nodes("drain")
+    try:
+        job_id = on_slurm.shell("true", gpus="2")
+        scenarios.wait_for_reason(on_slurm, job_id, "node configuration is not available")
+    finally:
+        slurm.set_nodes("resume")
+    on_slurm.wait()
+    assert on_slurm.state(job_id) == "succeeded"
+
+
+def test_another_command_is_never_limited_by_what_one_has_taught(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    script = tmp_path / "sl.py"
+    script.write_text("import sys, time; x = bytearray(int(sys.argv[1]) << 20); time.sleep(0.5)\n")
+    requests = []
+    for megabytes in ("10", "10", "300"):
+        job_id = on_slurm.submit(sys.executable, str(script), megabytes, gpus=0)
+        on_slurm.wait()
+        assert on_slurm.state(job_id) == "succeeded"
+        requests.append(on_slurm.job(job_id)["attempts"][0]["request"]["text"])
+    first, again, other = requests
+    assert "--time=" not in first + other
+    assert "--mem=" not in first + other
+    assert "--time=30 " in again, "far longer than it took"
+    assert "--mem=1536M " in again, "far more than it used"
+
+
+def test_show_prints_the_sbatch_line_and_where_each_figure_comes_from(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    for _ in range(2):
+        job_id = on_slurm.shell("sleep 0.2", cpus="2", ram="1G", gpus=0)
+        on_slurm.wait()
+    shown = run("show", str(job_id)).stdout
+    assert "sbatch --parsable --no-requeue --export=ALL --nodes=1 --job-name=gpuyard" in shown
+    assert "--mem: declared" in shown
+    assert "--time: learned" in shown
 
 
 def test_a_thousand_jobs_are_submitted_and_cancelled_in_a_few_calls(calls: Counting, on_slurm: QueueUnderTest) -> None:
@@ -145,9 +243,14 @@ def test_jobs_wait_and_name_the_missing_command_without_slurms_commands(
     assert on_slurm.state(job_id) == "succeeded"
 
 
-def test_a_job_rejected_by_slurm_waits_with_slurms_message_and_others_run(on_slurm: QueueUnderTest) -> None:
-    refused = on_slurm.shell("true", gpus=0, engine_option=["--partition=nowhere"])
-    scenarios.wait_for_reason(on_slurm, refused, "invalid partition")
+def test_a_job_rejected_by_slurm_waits_with_slurms_message_and_others_run(
+    slurm: SlurmCluster, on_slurm: QueueUnderTest
+) -> None:
+    slurm.add_partition("soon")
+    refused = on_slurm.shell("true", gpus=0, hold=True, engine_option=["--partition=soon"])
+    slurm.remove_partition("soon")
+    on_slurm.post("/jobs/release", ids=str(refused))
+    scenarios.wait_for_reason(on_slurm, refused, "slurm refused it: invalid partition specified: soon")
     other = on_slurm.shell("echo fine", gpus=0)
     on_slurm.wait(other)
     assert (on_slurm.state(other), on_slurm.state(refused)) == ("succeeded", "queued")
@@ -155,9 +258,12 @@ def test_a_job_rejected_by_slurm_waits_with_slurms_message_and_others_run(on_slu
 
 def test_jobs_rejected_for_a_wrong_setting_run_after_its_correction(on_slurm: QueueUnderTest) -> None:
     good = (on_slurm.home / "config.toml").read_text()
+    job_id = on_slurm.shell("true", gpus=0, hold=True)
     configure(on_slurm.home, f'{good}partition = "nowhere"\n')
     on_slurm.restart()
-    job_id = on_slurm.shell("true", gpus=0)
+    with pytest.raises(UserError, match="invalid partition"):
+        on_slurm.shell("true", gpus=0)
+    on_slurm.post("/jobs/release", ids=str(job_id))
     scenarios.wait_for_reason(on_slurm, job_id, "invalid partition")
     configure(on_slurm.home, good)
     on_slurm.restart()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.cluster import dispatch
 from gpuyard.core.cluster.dispatch import DispatchView, plan_dispatch
-from gpuyard.core.cluster.offer import Amount, ClusterTerms, Offer, amount_needed
+from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, Offer, amount_needed
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.preemption import RunningJob
@@ -166,6 +166,32 @@ def test_gpuyard_keeps_the_limit_of_an_array_for_an_engine_without_a_queue(queue
     assert (submitted(plan), why(plan)) == ([2, 3], {4: ReasonKind.ARRAY_LIMIT})
 
 
+ARRAY = replace(GPU, group=1, at_most=2)
+WHOLE = {"yonder": Offer(most_in_array=1000)}
+
+
+def test_an_engine_that_keeps_the_limit_of_an_array_gets_it_whole(queue: Queue) -> None:
+    learned = [replace(ARRAY, ram_mb=1024.0 * each, ram_basis=Basis.LEARNED) for each in range(1, 5)]
+    queue.add(2, 3, 4, 5, group=1, group_limit=2)
+    queue.terms.update(zip((2, 3, 4, 5), learned, strict=True))
+    assert submitted(queue.plan(WHOLE)) == [2, 3, 4, 5]
+
+
+def test_jobs_of_an_array_that_has_others_at_the_engine_keep_its_limit_here(queue: Queue) -> None:
+    queue.add(2, 3, 4, group=1, group_limit=2, terms=ARRAY)
+    plan = queue.plan(WHOLE, running=[running(1, group=1)])
+    assert (submitted(plan), why(plan)) == ([2], {3: ReasonKind.ARRAY_LIMIT})
+
+
+def test_an_array_is_one_submission_at_a_time(queue: Queue) -> None:
+    queue.add(2, 3, 4, 5, 6, group=1, group_limit=2, terms=ARRAY)
+    plan = queue.plan({"yonder": Offer(most_in_array=3)})
+    assert (submitted(plan), why(plan)) == ([2, 3, 4], {5: ReasonKind.ARRAY_LIMIT})
+    queue.terms[4] = replace(ARRAY, cpus=4)
+    plan = queue.plan(WHOLE)
+    assert (submitted(plan), why(plan)) == ([2, 3], {4: ReasonKind.ARRAY_LIMIT})
+
+
 def test_gpuyard_keeps_the_limit_of_an_array_that_is_several_submissions_at_the_site(queue: Queue) -> None:
     queue.add(2, 3, 4, group=1, group_limit=2, terms=replace(GPU, group=1, at_most=2))
     plan = queue.plan(running=[running(1, group=1)])
@@ -310,9 +336,17 @@ def test_no_more_than_is_free_is_submitted_and_no_job_overtakes_a_waiting_job(
         )
 
 
-def test_a_job_larger_than_the_whole_site_does_not_hold_up_others(queue: Queue) -> None:
+def test_a_job_larger_than_every_node_does_not_hold_up_others(queue: Queue) -> None:
     queue.add(1, terms=ClusterTerms(need=Need(devices=3), name="wide"))
     queue.add(2)
-    plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0), total=Amount(gpus=2.0))})
+    nodes = (Amount(gpus=1.0), Amount(gpus=2.0))
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=3.0), nodes=nodes)})
     assert submitted(plan) == [2]
-    assert text_of(plan, 1) == "yonder has 2 GPUs in total, 3 needed"
+    assert text_of(plan, 1) == "no node of yonder has 3 GPUs; the largest has 2"
+
+
+def test_a_job_for_which_no_single_node_has_all_it_needs_is_not_submitted(queue: Queue) -> None:
+    queue.add(1, terms=ClusterTerms(need=Need(devices=2), name="wide", cpus=8))
+    nodes = (Amount(gpus=2.0, cpus=4.0), Amount(gpus=0.0, cpus=16.0))
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=2.0, cpus=20.0), nodes=nodes)})
+    assert text_of(plan, 1) == "no node of yonder has 2 GPUs, 8 CPUs together"

@@ -287,7 +287,7 @@ def test_a_traceback_is_shortened_to_its_last_line() -> None:
 
 def test_only_the_resources_of_live_nodes_count() -> None:
     capacity = capacity_of(json.dumps(NODES).encode(), status_of({}))
-    assert capacity.total == Amount(gpus=2.0, cpus=8.0, ram_mb=2048.0)
+    assert capacity.nodes == (Amount(gpus=2.0, cpus=4.0, ram_mb=1024.0), Amount(gpus=0.0, cpus=4.0, ram_mb=1024.0))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_without_a_usage_report_all_is_free_except_our_own_jobs(status: bytes) -
     assert free_of(capacity, ours) == Amount(gpus=1.5, cpus=7.0, ram_mb=2048.0)
 
 
-TWO = Capacity(total=Amount(gpus=2.0, cpus=4.0, ram_mb=100.0), used=Amount(gpus=1.0, cpus=1.0, ram_mb=10.0), at=NOW)
+TWO = Capacity(nodes=(Amount(gpus=2.0, cpus=4.0, ram_mb=100.0),), used=Amount(gpus=1.0, cpus=1.0, ram_mb=10.0), at=NOW)
 ONE = Amount(gpus=1.0, cpus=1.0, ram_mb=10.0)
 
 
@@ -337,7 +337,7 @@ def test_our_own_job_is_counted_once(record: RayJobRecord, gpus: float) -> None:
     st.floats(0, 4),
 )
 def test_the_free_gpus_never_exceed_the_total_minus_our_own(statuses: list[str], total: float, used: float) -> None:
-    capacity = Capacity(total=Amount(gpus=total, cpus=0.0, ram_mb=0.0), used=Amount(gpus=used), at=NOW)
+    capacity = Capacity(nodes=(Amount(gpus=total, cpus=0.0, ram_mb=0.0),), used=Amount(gpus=used), at=NOW)
     ours = [(job_record(status, began=-9, ended=9 if status == "SUCCEEDED" else None), ONE) for status in statuses]
     gpus = free_of(capacity, ours).gpus
     held = len([status for status in statuses if status != "SUCCEEDED"])

@@ -60,7 +60,6 @@ class TestSubmitting:
             "--no-requeue",
             "--export=ALL",
             "--nodes=1",
-            "--ntasks=1",
             "--job-name=train",
             "--chdir=/shared/submissions/t1",
             "--output=/shared/submissions/t1/0.out",
@@ -101,7 +100,7 @@ class TestSubmitting:
             priority=30,
             options=("--reservation=mine",),
         )
-        assert command[9:] == [
+        assert command[8:] == [
             "--gres=gpu:a100:2",
             "--mem=1025M",
             "--cpus-per-task=4",

@@ -101,17 +101,17 @@ class TestFaults:
         [
             (
                 "sbatch: error: no such: nope\nsbatch: error: Batch job submission failed: Invalid partition name\n",
-                "Slurm refused it: no such: nope; Invalid partition name",
+                "no such: nope; Invalid partition name",
             ),
             (
                 "sbatch: error: Batch job submission failed: Requested node configuration is not available\n",
-                "Slurm refused it: Requested node configuration is not available",
+                "Requested node configuration is not available",
             ),
             (
                 "sbatch: unrecognized option '--nonsense'\nTry \"sbatch --help\" for more information\n",
-                "Slurm refused it: unrecognized option '--nonsense'; Try \"sbatch --help\" for more information",
+                "unrecognized option '--nonsense'; Try \"sbatch --help\" for more information",
             ),
-            ("", "Slurm refused it: sbatch exited with status 1"),
+            ("", "sbatch exited with status 1"),
         ],
     )
     def test_a_refusal_quotes_sbatch(self, stderr: str, message: str) -> None:

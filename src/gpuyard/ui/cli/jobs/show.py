@@ -74,6 +74,7 @@ def _lines(job: Answer) -> "Iterator[str]":
     heading, *attempts = attempt_lines(job, width, ellipsis())
     if attempts:
         yield from ("", paint(heading, "dim"), *attempts)
+    yield from request_lines(job)
     yield from memory_lines(job, width, is_unicode=is_unicode())
     yield from advice_lines(job)
 
@@ -216,6 +217,16 @@ def _attempt_cells(attempt: Answer, job: Answer) -> list[str]:
         ",".join(gpu_text(device, job, "") for device in attempt["devices"]) or UNKNOWN,
         job["state"] if attempt["ended_at"] is None else result,
     ]
+
+
+def request_lines(job: Answer) -> "Iterator[str]":
+    """Yield what the engine was sent for each attempt, and where the figures in it come from."""
+    for attempt in job["attempts"]:
+        if attempt["request"] is not None:
+            yield ""
+            yield f"attempt {attempt['number']} was sent to {attempt['engine']} as: {clean(attempt['request']['text'])}"
+            for name, origin in attempt["request"]["origins"].items():
+                yield f"  {name}: {clean(origin)}"
 
 
 # The memory of attempts
