@@ -224,6 +224,42 @@ def test_results_that_cannot_be_brought_back_are_kept_and_announced(queue: Queue
     assert (tree / "result").exists()
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_result_that_cannot_be_brought_back_is_named_kept_and_tried_again(
+    queue: QueueUnderTest, tree: Path, tmp_path: Path, status: int
+) -> None:
+    """The tree has a file where the job has a folder."""
+    (tree / "runs").write_text("in the way")
+    told = tmp_path / "told"
+    hook = f"exec:cat > {told}"
+    script = f"rm -f runs; mkdir runs; echo r > runs/model.pt; echo r > other; exit {status}"
+    job = int(submit("--snapshot", "--notify", f"finished,failed={hook}", "--", "/bin/sh", "-c", script))
+    queue.wait(job)
+    problem = f"{tree}/runs/model.pt: Not a directory"
+    assert (tree / "other").exists(), "all else is brought back"
+    assert f"its results are not in the tree: {problem}" in queue.job(job)["reason"]
+    assert problem in run("show", str(job)).stdout
+    assert problem in run("why", str(job)).stdout
+    until(told.exists, "the notification")
+    until(lambda: problem in told.read_text(), "what it says")
+    for _ in range(2):
+        until(lambda: problem in str(daemon_notices()), "the notice")
+        assert problem in run("summary").stdout
+        queue.restart(signal.SIGKILL)
+    run("clean", "--older-than", "0s")
+    [name] = snapshots(queue)
+    assert (queue.home / "snapshots" / name / "tree" / "runs" / "model.pt").exists()
+    (tree / "runs").unlink()
+    run("clean")
+    assert (tree / "runs" / "model.pt").read_text() == "r\n"
+    assert not any("brought back" in each for each in daemon_notices())
+
+
+def daemon_notices() -> list[str]:
+    notices: list[str] = json.loads(run("daemon", "status", "--json").stdout)["notices"]
+    return notices
+
+
 def test_a_snapshot_that_is_not_of_this_queue_is_refused(queue: QueueUnderTest, tree: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside" / "0123456789abcdef" / "tree"
     outside.mkdir(parents=True)
