@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.deep_folders import DEEP, make_deep
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.queue_fixture import QueueUnderTest, until
 
@@ -224,6 +225,20 @@ def test_results_that_cannot_be_brought_back_are_kept_and_announced(queue: Queue
     assert (tree / "result").exists()
 
 
+def test_folders_nested_1500_deep_are_submitted_brought_back_and_removed(queue: QueueUnderTest, tree: Path) -> None:
+    make_deep(tree)
+    (queue.home / "snapshots" / ".removed-0123456789abcdef").mkdir(parents=True)
+    make_deep(queue.home / "snapshots" / ".removed-0123456789abcdef")
+    bottom = "/".join(["d"] * DEEP)
+    script = f"test -e {bottom}/file && echo r > {bottom}/result"
+    job = int(submit("--snapshot", "--", "/bin/sh", "-c", script))
+    assert queue.wait(job)["succeeded"] == 1
+    assert (tree / bottom / "result").read_text() == "r\n"
+    done = run("clean", "--older-than", "0s")
+    assert done.returncode == 0, done.stderr
+    assert snapshots(queue) == []
+
+
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_result_that_cannot_be_brought_back_is_named_kept_and_tried_again(
     queue: QueueUnderTest, tree: Path, tmp_path: Path, status: int
@@ -231,9 +246,8 @@ def test_a_result_that_cannot_be_brought_back_is_named_kept_and_tried_again(
     """The tree has a file where the job has a folder."""
     (tree / "runs").write_text("in the way")
     told = tmp_path / "told"
-    hook = f"exec:cat > {told}"
     script = f"rm -f runs; mkdir runs; echo r > runs/model.pt; echo r > other; exit {status}"
-    job = int(submit("--snapshot", "--notify", f"finished,failed={hook}", "--", "/bin/sh", "-c", script))
+    job = int(submit("--snapshot", "--notify", f"finished,failed=cat > {told}", "--", "/bin/sh", "-c", script))
     queue.wait(job)
     problem = f"{tree}/runs/model.pt: Not a directory"
     assert (tree / "other").exists(), "all else is brought back"
