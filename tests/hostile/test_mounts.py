@@ -1,4 +1,4 @@
-"""What is mounted in folders that gpuyard copies or removes, such as a job's remote data: real FUSE, and bind mounts."""
+"""Mounts in folders that gpuyard copies or removes, such as the remote data of a job: real FUSE, and bind mounts."""
 
 import json
 import os

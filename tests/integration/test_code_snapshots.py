@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.deep_folders import DEEP, make_deep
+from tests.fakes.deep_folders import deep_folders
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.queue_fixture import QueueUnderTest, until
 
@@ -226,17 +226,16 @@ def test_results_that_cannot_be_brought_back_are_kept_and_announced(queue: Queue
 
 
 def test_folders_nested_1500_deep_are_submitted_brought_back_and_removed(queue: QueueUnderTest, tree: Path) -> None:
-    make_deep(tree)
-    (queue.home / "snapshots" / ".removed-0123456789abcdef").mkdir(parents=True)
-    make_deep(queue.home / "snapshots" / ".removed-0123456789abcdef")
-    bottom = "/".join(["d"] * DEEP)
-    script = f"test -e {bottom}/file && echo r > {bottom}/result"
-    job = int(submit("--snapshot", "--", "/bin/sh", "-c", script))
-    assert queue.wait(job)["succeeded"] == 1
-    assert (tree / bottom / "result").read_text() == "r\n"
-    done = run("clean", "--older-than", "0s")
-    assert done.returncode == 0, done.stderr
-    assert snapshots(queue) == []
+    left = queue.home / "snapshots" / ".removed-0123456789abcdef"
+    left.mkdir(parents=True)
+    with deep_folders(left), deep_folders(tree) as bottom:
+        script = f"test -e {bottom}/file && echo r > {bottom}/result"
+        job = int(submit("--snapshot", "--", "/bin/sh", "-c", script))
+        assert queue.wait(job)["succeeded"] == 1
+        assert (tree / bottom / "result").read_text() == "r\n"
+        done = run("clean", "--older-than", "0s")
+        assert done.returncode == 0, done.stderr
+        assert snapshots(queue) == []
 
 
 @pytest.mark.parametrize("status", [0, 3])

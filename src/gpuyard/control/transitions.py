@@ -271,11 +271,12 @@ class JobTransitions:
         if outcome.kind is not OutcomeKind.NEVER_STARTED:
             self._recent_use.add(Live(job=job, attempt=attempt), now)
             self.estimates.learn(job, attempt, outcome, now)
-        self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now, unbrought)
+        verdict = verdict or judge(job, outcome)
+        if unbrought is not None:
+            verdict = replace(verdict, note=f"; its results are not in the tree: {unbrought}")
+        self._apply_verdict(job, attempt, outcome, verdict, now)
 
-    def _apply_verdict(  # noqa: PLR0913 - everything known about an end
-        self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float, unbrought: str | None
-    ) -> None:
+    def _apply_verdict(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
         never_started = outcome.kind is OutcomeKind.NEVER_STARTED
         is_rerun = verdict.event is JobEvent.RETRY or verdict.growth is not None
         if is_rerun and not never_started and job.spec.tag in self.store.stopped_tags():
@@ -284,9 +285,8 @@ class JobTransitions:
         state = advance(job.state, verdict.event)
         is_back_in_line = never_started and state is JobState.QUEUED and not attempt.engine
         keeps_place = is_back_in_line or verdict.keeps_place
-        reason = None if state is JobState.SUCCEEDED or is_back_in_line else verdict.text
-        if unbrought is not None:
-            reason = f"{reason or verdict.text}; its results are not in the tree: {unbrought}"
+        has_reason = verdict.note or not (state is JobState.SUCCEEDED or is_back_in_line)
+        reason = f"{verdict.text}{verdict.note}" if has_reason else None
         end = EndedJob(
             attempt=attempt,
             is_stored=job.id not in self._unstored,
