@@ -144,6 +144,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     limit: ResourceLimit | None = None  # set if it never started because of a limit that passes
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
     warned_at: float | None = None  # the wall time of the signal before its stop, if the engine sent it itself
+    unbrought: str | None = None  # why its results could not be brought back from its snapshot
 
 
 class Followed(Struct, frozen=True, kw_only=True):

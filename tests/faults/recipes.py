@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         id="recipes-empty-file-counts-as-a-frame",
         file=f"{_RECIPES}/batch/prune_empty_runs.py",
-        old="entry.stat(follow_symlinks=False).st_size > 0",
-        new="entry.stat(follow_symlinks=False).st_size >= 0",
+        old="entry.status.st_size > 0",
+        new="entry.status.st_size >= 0",
         breaks="Runs that wrote only empty files are kept as data.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs.py",),
     ),
@@ -105,6 +105,14 @@ FAULTS = (
         new="            text = text[os.write(descriptor, text) :]\n",
         breaks="After a power failure, runs are moved that are missing from the record.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs_moves.py",),
+    ),
+    Fault(
+        id="recipes-mounts-are-entered",
+        file="src/gpuyard/system/folder_tree.py",
+        old="        if mount_of(place) != mount:\n",
+        new="        if mount_of(place) < 0:\n",
+        breaks="The remote data that a job mounted in its folder is deleted with the folder.",
+        near=("tests/hostile/test_mounts.py",),
     ),
     # Workspaces
     Fault(

@@ -1,4 +1,4 @@
-"""What is mounted in folders that gpuyard copies or removes, such as remote data of jobs: real FUSE and bind mounts."""
+"""Mounts in folders that gpuyard copies or removes, such as the remote data of a job: real FUSE, and bind mounts."""
 
 import json
 import os

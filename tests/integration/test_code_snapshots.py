@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.deep_folders import deep_folders
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.queue_fixture import QueueUnderTest, until
 
@@ -222,6 +223,54 @@ def test_results_that_cannot_be_brought_back_are_kept_and_announced(queue: Queue
     run("clean")
     assert snapshots(queue) == []
     assert (tree / "result").exists()
+
+
+def test_folders_nested_1500_deep_are_submitted_brought_back_and_removed(queue: QueueUnderTest, tree: Path) -> None:
+    left = queue.home / "snapshots" / ".removed-0123456789abcdef"
+    left.mkdir(parents=True)
+    with deep_folders(left), deep_folders(tree) as bottom:
+        script = f"test -e {bottom}/file && echo r > {bottom}/result"
+        job = int(submit("--snapshot", "--", "/bin/sh", "-c", script))
+        assert queue.wait(job)["succeeded"] == 1
+        assert (tree / bottom / "result").read_text() == "r\n"
+        done = run("clean", "--older-than", "0s")
+        assert done.returncode == 0, done.stderr
+        assert snapshots(queue) == []
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_result_that_cannot_be_brought_back_is_named_kept_and_tried_again(
+    queue: QueueUnderTest, tree: Path, tmp_path: Path, status: int
+) -> None:
+    """The tree has a file where the job has a folder."""
+    (tree / "runs").write_text("in the way")
+    told = tmp_path / "told"
+    script = f"rm -f runs; mkdir runs; echo r > runs/model.pt; echo r > other; exit {status}"
+    job = int(submit("--snapshot", "--notify", f"finished,failed=cat > {told}", "--", "/bin/sh", "-c", script))
+    queue.wait(job)
+    problem = f"{tree}/runs/model.pt: Not a directory"
+    assert (tree / "other").exists(), "all else is brought back"
+    assert f"its results are not in the tree: {problem}" in queue.job(job)["reason"]
+    assert problem in run("show", str(job)).stdout
+    assert problem in run("why", str(job)).stdout
+    until(told.exists, "the notification")
+    until(lambda: problem in told.read_text(), "what it says")
+    for _ in range(2):
+        until(lambda: problem in str(daemon_notices()), "the notice")
+        assert problem in run("summary").stdout
+        queue.restart(signal.SIGKILL)
+    run("clean", "--older-than", "0s")
+    [name] = snapshots(queue)
+    assert (queue.home / "snapshots" / name / "tree" / "runs" / "model.pt").exists()
+    (tree / "runs").unlink()
+    run("clean")
+    assert (tree / "runs" / "model.pt").read_text() == "r\n"
+    assert not any("brought back" in each for each in daemon_notices())
+
+
+def daemon_notices() -> list[str]:
+    notices: list[str] = json.loads(run("daemon", "status", "--json").stdout)["notices"]
+    return notices
 
 
 def test_a_snapshot_that_is_not_of_this_queue_is_refused(queue: QueueUnderTest, tree: Path, tmp_path: Path) -> None:

@@ -172,7 +172,9 @@ class AttemptEnds:
             if sample is not None and rules is not None:
                 keeps_place = self._make_way.would_help(live, lack, verdict.growth, sample, rules, now)
                 verdict = keep_place(live.job, verdict) if keeps_place else verdict
-            self._transitions.end(job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack)
+            self._transitions.end(
+                job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack, unbrought=ended.unbrought
+            )
             return
         special_verdict = self._cluster_dispatch.verdict(live, ended, now)
         if special_verdict is None and attempt.stopping is None:
@@ -181,7 +183,9 @@ class AttemptEnds:
             special_verdict = special_verdict or self._set_aside.get(job_id)
             if outcome.kind is OutcomeKind.CANCELLED:  # cancelled at the site
                 self._transitions.stop(job_id, OutcomeKind.CANCELLED, ended_at)
-        self._transitions.end(job_id, outcome, ended_at, verdict=special_verdict, pid=ended.pid)
+        self._transitions.end(
+            job_id, outcome, ended_at, verdict=special_verdict, pid=ended.pid, unbrought=ended.unbrought
+        )
 
     def _judge_device(self, live: Live, ended: Ended, sample: Sample | None) -> tuple[Outcome, Verdict | None]:
         """Return the outcome of a failed program, and a verdict if its GPU is to blame."""

@@ -259,9 +259,10 @@ class JobTransitions:
         verdict: Verdict | None = None,
         pid: int | None = None,
         lack: MemoryLack | None = None,
+        unbrought: str | None = None,
     ) -> None:
         """Record how the live attempt ended, and what becomes of its job. `pid` is the program's; `verdict` replaces
-        the general rules for retries."""
+        the general rules for retries. `unbrought`: why results stay in its snapshot."""
         live = self.live.take(job_id)
         job, attempt = live.job, live.attempt
         outcome = outcome_after_stop(job, attempt, outcome)
@@ -270,7 +271,10 @@ class JobTransitions:
         if outcome.kind is not OutcomeKind.NEVER_STARTED:
             self._recent_use.add(Live(job=job, attempt=attempt), now)
             self.estimates.learn(job, attempt, outcome, now)
-        self._apply_verdict(job, attempt, outcome, verdict or judge(job, outcome), now)
+        verdict = verdict or judge(job, outcome)
+        if unbrought is not None:
+            verdict = replace(verdict, note=f"; its results are not in the tree: {unbrought}")
+        self._apply_verdict(job, attempt, outcome, verdict, now)
 
     def _apply_verdict(self, job: Job, attempt: Attempt, outcome: Outcome, verdict: Verdict, now: float) -> None:
         never_started = outcome.kind is OutcomeKind.NEVER_STARTED
@@ -281,7 +285,8 @@ class JobTransitions:
         state = advance(job.state, verdict.event)
         is_back_in_line = never_started and state is JobState.QUEUED and not attempt.engine
         keeps_place = is_back_in_line or verdict.keeps_place
-        reason = None if state is JobState.SUCCEEDED or is_back_in_line else verdict.text
+        has_reason = verdict.note or not (state is JobState.SUCCEEDED or is_back_in_line)
+        reason = f"{verdict.text}{verdict.note}" if has_reason else None
         end = EndedJob(
             attempt=attempt,
             is_stored=job.id not in self._unstored,

@@ -3,7 +3,8 @@
 Rules:
 - A snapshot with a job that has not ended is never removed.
 - It is removed some time after its last job has ended (`[keep] snapshots`), or when all its jobs are deleted.
-- Before that, results in it are brought back to the tree. One with a result that cannot be brought back stays.
+- Before that, results in it are brought back to the tree. One with a result that cannot be brought back stays, and a
+  file in it says why: it is tried again after the next end of a job, every hour and by `gpuyard clean`.
 - A snapshot whose submission never arrived, as the command was killed, is removed after an hour.
 - What is mounted in a snapshot is never removed, nor what another user owns: it stays, and a notice names it.
 - Files are read and removed in a thread. A snapshot is renamed first: no job finds half of one.
@@ -28,7 +29,7 @@ from gpuyard.control.step_result import Step
 from gpuyard.core.job.code_record import CodeSnapshot
 from gpuyard.core.job.job import JobSpec, PublishedEvent, PublishedEventKind
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.engines.common.bring_results import Brought, bring_results
+from gpuyard.engines.common.bring_results import Brought, bring_results, unbrought_results
 from gpuyard.engines.registry import cluster_folder
 from gpuyard.errors import UserError
 from gpuyard.system.background_thread import BackgroundThread
@@ -43,11 +44,13 @@ Work = Callable[[InPieces[float | None]], Awaitable[float | None]]
 
 
 class FoundFolder(Struct, frozen=True):
-    """`is_old`: it has not changed for an hour. `is_taken`: jobs were submitted with it."""
+    """`is_old`: it has not changed for an hour. `is_taken`: jobs were submitted with it. `unbrought`: the label of a
+    job whose results could not be brought back, and why."""
 
     name: str
     is_old: bool
     is_taken: bool
+    unbrought: tuple[str, str] | None
 
 
 class CodeSnapshots:
@@ -56,7 +59,7 @@ class CodeSnapshots:
         self._queue = queue
         self._thread = BackgroundThread("gpuyard-snapshots")
         self._since = scheduler.clock.now()
-        self._ended: dict[str, str] = {}  # snapshots with ended attempts whose results the engine did not bring back
+        self._ended: dict[str, tuple[str, bool]] = {}  # the label of the last job, and whether the engine brought none
         self._problems: dict[str, str] = {}
         self._staying: dict[str, str] = {}  # folders that could not be removed, and why
         self._sync: asyncio.TimerHandle | None = None
@@ -121,8 +124,8 @@ class CodeSnapshots:
             snapshot = event.job.spec.code.snapshot
             if event.kind is PublishedEventKind.ENDED and snapshot is not None:
                 self.has_ended = True
-                if self._is_ours_to_bring(event):
-                    self._ended[snapshot.name] = f"job-{event.job.id}"
+                is_ours = self._is_ours_to_bring(event) or self._ended.get(snapshot.name, ("", False))[1]
+                self._ended[snapshot.name] = f"job-{event.job.id}", is_ours
 
     def _is_ours_to_bring(self, event: PublishedEvent) -> bool:
         """Return whether the engine did not: the attempt ran elsewhere, or an earlier daemon had started it."""
@@ -130,11 +133,19 @@ class CodeSnapshots:
         return attempt is None or bool(attempt.engine) or attempt.since < self._since
 
     async def bring_results(self) -> None:
-        """Bring back what the engine did not."""
+        """Bring back what the engine did not, or could not."""
         self.has_ended = False
         while self._ended:
-            name, label = self._ended.popitem()
-            await self._bring(name, label)
+            name, (label, is_ours) = self._ended.popitem()
+            if is_ours or await self._thread.run(partial(unbrought_results, f"{self.folder}/{name}")) is not None:
+                await self._bring(name, label)
+
+    def unbrought(self) -> list[str]:
+        """Return a line for each snapshot with results that could not be brought back."""
+        return [
+            f"results of a job are in {self.folder}/{name}/{TREE}, and cannot be brought back: {problem}"
+            for name, problem in self._problems.items()
+        ]
 
     async def _bring(self, name: str, label: str) -> Brought:
         brought = await self._thread.run(partial(bring_results, f"{self.folder}/{name}", label))
@@ -144,17 +155,24 @@ class CodeSnapshots:
         return brought
 
     def _notices(self) -> Iterator[str]:
-        for name, problem in self._problems.items():
-            yield f"results of a job are in {self.folder}/{name}/{TREE}, and cannot be brought back: {problem}"
+        yield from self.unbrought()
         for name, problem in self._staying.items():
             yield f"the code snapshot {self.folder}/{name} cannot be removed: {problem}"
 
     # Removal
 
+    async def read_all(self) -> list[FoundFolder]:
+        """List the snapshots, and read which results an earlier daemon could not bring back."""
+        found = await self._thread.run(partial(_list_folders, self.folder))
+        known = {each.name: self._problems.get(each.name) for each in found}
+        known |= {each.name: each.unbrought[1] for each in found if each.unbrought is not None}
+        self._problems = {name: problem for name, problem in known.items() if problem is not None}
+        return found
+
     async def remove_old(self, keep_s: float | None, work: Work) -> int:
         """Remove the snapshots that are no longer needed; return how many. `work` does pieces of work, with pauses."""
         removed = 0
-        for found in await self._thread.run(partial(_list_folders, self.folder)):
+        for found in await self.read_all():
             self._staying.pop(found.name, None)
             try:
                 if not found.name.startswith((NEW, REMOVED)):
@@ -168,6 +186,8 @@ class CodeSnapshots:
     async def _remove_if_old(self, found: FoundFolder, keep_s: float | None, work: Work) -> bool:
         code, name = self._scheduler.store.specs.code, found.name
         retries = code.retries
+        if found.unbrought is not None and (await self._bring(name, found.unbrought[0])).problem is not None:
+            return False
         if code.is_used(name):
             last = await work(code.last_end(name))
             if last is None or keep_s is None or last > self._scheduler.clock.now() - keep_s:
@@ -217,7 +237,12 @@ def _list_folders(folder: str) -> list[FoundFolder]:
     try:
         with os.scandir(folder) as entries:
             return [
-                FoundFolder(each.name, _is_old(each), os.path.exists(f"{each.path}/{TAKEN}"))
+                FoundFolder(
+                    each.name,
+                    is_old=_is_old(each),
+                    is_taken=os.path.exists(f"{each.path}/{TAKEN}"),
+                    unbrought=unbrought_results(each.path),
+                )
                 for each in entries
                 if _NAME.fullmatch(each.name.removeprefix(NEW).removeprefix(REMOVED)) and each.is_dir()
             ]

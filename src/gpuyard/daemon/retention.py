@@ -61,6 +61,7 @@ class Retention:
         """Apply the limits a minute after the start, then once an hour. Drop secrets after jobs have ended."""
         loop = asyncio.get_running_loop()
         due = loop.time() + _FIRST_AFTER_S
+        await self.snapshots.read_all()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due):

@@ -22,7 +22,8 @@ class SummaryQuery(Struct, frozen=True, kw_only=True):
 class QueueSummary(Struct, frozen=True, kw_only=True):
     """`succeeded`, `failed`, `rejected` and `cancelled` count jobs that ended since then, and are still so.
     `failed_ids` are the failed ones, such as `3-5 9`, which `causes` counts by cause. `energy` is that of the
-    `gpu_hours` since then, with what it cost where a price is configured."""
+    `gpu_hours` since then, with what it cost where a price is configured. `unbrought` has a line for each snapshot with
+    results that could not be brought back to the tree."""
 
     since: Iso
     until: Iso
@@ -36,3 +37,4 @@ class QueueSummary(Struct, frozen=True, kw_only=True):
     now: JobsNow
     gpu_hours: float
     energy: EnergyTotals
+    unbrought: list[str]

@@ -18,6 +18,8 @@ else:
 FOLDER, TREE, FILES = "snapshots", "tree", "files"
 # The list of results that are in the tree already, in the same format.
 BROUGHT = "brought"
+# Exists while results could not be brought back: the label of the job, and why.
+UNBROUGHT = "unbrought"
 # The prefix of a snapshot that is not complete, and of one that is being removed. No name starts with them.
 NEW, REMOVED = ".new-", ".removed-"
 # Exists once the daemon has stored jobs that use the snapshot.

@@ -22,7 +22,7 @@ from gpuyard.recipes.uninstall.find_files import FoundFiles, KeptFile, find
 from gpuyard.recipes.uninstall.uninstall import measure, remove
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
-from tests.fakes.deep_folders import make_deep
+from tests.fakes.deep_folders import deep_folders
 from tests.unit.leases import as_root
 
 pytestmark = pytest.mark.linux("the folders of a user by the conventions of Linux")
@@ -312,9 +312,9 @@ def test_the_root_and_a_link_to_the_home_are_refused(
 def test_folders_nested_1500_deep_are_removed(state: Path) -> None:
     batch = Path(default_root("b"))
     batch.mkdir(parents=True)
-    make_deep(batch)
-    assert not removed()
-    assert not state.exists()
+    with deep_folders(batch):
+        assert not removed()
+        assert not state.exists()
 
 
 # What prevents it

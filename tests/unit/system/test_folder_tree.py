@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.system.folder_tree import FolderTree, LeftAlone, remove_entries, remove_tree
-from tests.fakes.deep_folders import make_deep
+from tests.fakes.deep_folders import deep_folders
 
 
 @pytest.fixture
@@ -97,17 +97,17 @@ def test_files_of_other_users_in_folders_of_ours_stay_if_asked(folder: Path, tmp
 
 
 def test_nested_folders_need_few_descriptors_and_no_recursion(folder: Path, tmp_path: Path) -> None:
-    make_deep(folder, 2000)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, limits[1]))
-    try:
-        with FolderTree(folder) as tree:
-            paths = tree.paths()
-            assert len(paths) == 5 + 4000
-            assert all(tree.status(path) for path in paths)
-        assert remove_tree(folder) == []
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with deep_folders(folder, depth=2500):  # the path is longer than the system takes
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, limits[1]))
+        try:
+            with FolderTree(folder) as tree:
+                paths = tree.paths()
+                assert len(paths) == 5 + 5000
+                assert all(tree.status(path) for path in paths)
+            assert remove_tree(folder) == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert os.listdir(tmp_path) == ["outside"]
 
 

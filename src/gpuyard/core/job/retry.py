@@ -67,6 +67,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     delay_s: float = 0.0
     counts: bool = False  # the attempt uses up one of the job's retries
     text: str = ""
+    note: str = ""  # follows the text in the reason of the job, also if it has succeeded
     growth: Growth | None = None  # what the job gets from now on
     keeps_place: bool = False  # it waits in the queue as if it had never started
 

@@ -141,7 +141,7 @@ def _details(occurrence: Occurrence, job: Job) -> Iterable[str]:
     if occurrence.event is Event.MEMORY_GUARD:
         yield plain(occurrence.text)
         yield _STARTS_AGAIN if job.state is JobState.STOPPING else _GOES_ON
-    elif job.reason and not is_finished:
+    elif job.reason:
         yield plain(job.reason)
     if occurrence.attempt is not None and occurrence.attempt.started is not None:
         yield f"It ran for {format_duration(occurrence.attempt.ran_s(occurrence.at))}."

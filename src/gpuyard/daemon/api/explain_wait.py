@@ -284,7 +284,8 @@ def _state_summary(job: Job) -> str:
     elif job.state is JobState.HELD:
         text = f"is held; `gpuyard release {job.id}` lets it start"
     is_unsuccessful = job.state in FINISHED and job.state is not JobState.SUCCEEDED
-    return _with_reason(text, job.reason or "no reason was recorded") if is_unsuccessful else text
+    reason = job.reason or ("no reason was recorded" if is_unsuccessful else None)
+    return _with_reason(text, reason) if reason is not None and job.state in FINISHED else text
 
 
 def _with_reason(text: str, reason: str) -> str:

@@ -58,7 +58,7 @@ class RareRoutes:
             ("POST", "/estimates/forget"): partial(forget_estimates, scheduler),
             ("GET", "/timeline"): Timeline(scheduler, reader).timeline,
             ("GET", "/report"): self._reports.report,
-            ("GET", "/summary"): SummaryHandler(scheduler, reader).summary,
+            ("GET", "/summary"): SummaryHandler(scheduler, reader, submissions.snapshots.unbrought).summary,
             ("GET", "/web"): web.state,
             ("POST", "/web"): web.open,
             ("POST", "/web/stop"): web.stop,

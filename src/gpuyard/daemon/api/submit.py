@@ -57,7 +57,7 @@ _LONG_TO_STORE = 100
 class SubmissionHandler:
     def __init__(self, scheduler: SchedulerLoop, code: CodeWatch, snapshots: CodeSnapshots) -> None:
         self._scheduler = scheduler
-        self._code, self._snapshots = code, snapshots
+        self._code, self.snapshots = code, snapshots
         self._user = user_name(os.getuid())
         self._first_reading_by = time.monotonic() + _FIRST_READING_S
         self._shell, self._hard_limits = convert(read_shell_settings(), ShellSettings), hard_limits()
@@ -128,7 +128,7 @@ class SubmissionHandler:
             pieces = scheduler.requests.submit(submission, self._user)
             first, last = await run_in_pieces(pieces, scheduler.checkpoints.may_write)
             self._code.note_submission(first, submission.spec.code)
-            self._snapshots.note_submission(submission.spec.code.snapshot)
+            self.snapshots.note_submission(submission.spec.code.snapshot)
             await scheduler.checkpoints.synced()
         finally:
             # To start its jobs, or to delete what is stored of it if it was refused.
@@ -150,7 +150,7 @@ class SubmissionHandler:
         if is_new and fault is not None:
             raise UserError(fault)
         if is_new:
-            self._snapshots.check(submission.spec)
+            self.snapshots.check(submission.spec)
         submission = with_container_tool(submission)
         if is_new and submission.spec.engine:
             await asyncio.get_running_loop().run_in_executor(None, self._cluster_check.check, submission.spec)

@@ -7,6 +7,7 @@ CPU time, as reports are.
 import asyncio
 import sqlite3
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from gpuyard.core.job.lifecycle import JobState
@@ -27,8 +28,9 @@ _CACHE_FACTOR = 10.0
 
 
 class SummaryHandler:
-    def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
+    def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader, unbrought: Callable[[], list[str]]) -> None:
         self._scheduler = scheduler
+        self._unbrought = unbrought
         self._reader = reader
         self._turn = asyncio.Lock()
         # Answers, and until when they are used, by the monotonic clock.
@@ -81,5 +83,6 @@ class SummaryHandler:
             now=count_jobs(self._scheduler.store.counts()),
             gpu_hours=total.gpu_hours,
             energy=total.energy,
+            unbrought=self._unbrought(),
         )
         return answer, busy_s

@@ -12,6 +12,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ from msgspec import Struct
 
 from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.folder_tree import FOLDER, Entry, FolderTree, Mounted, mount_of
-from gpuyard.system.snapshot_files import BROUGHT, FILES, TREE, listing_text, read_listing
+from gpuyard.system.snapshot_files import BROUGHT, FILES, TREE, UNBROUGHT, listing_text, read_listing
 
+_log = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 # Size and time of change.
 Version = tuple[int, int]
@@ -39,11 +41,45 @@ def bring_results(snapshot: str, label: str) -> Brought:
     """Bring back what is new in the snapshot `snapshots/NAME`. `label` names the job, such as `job-17`."""
     try:
         with _locked(snapshot):
-            return _Bringing(snapshot, label).bring()
+            brought = _try_to_bring(snapshot, label)
+            _note_problem(f"{snapshot}/{UNBROUGHT}", label, brought.problem)
+            return brought
+    except FileNotFoundError:
+        return Brought(problem=f"{snapshot} does not exist")
+    except OSError as error:
+        return Brought(problem=f"{error.filename or snapshot}: {error.strerror}")
+
+
+def unbrought_results(snapshot: str) -> tuple[str, str] | None:
+    """Return the label of the job whose results could not be brought back, and why; None if there are none."""
+    try:
+        with open(f"{snapshot}/{UNBROUGHT}", encoding="utf-8", errors="surrogateescape") as file:
+            label, _, problem = file.read().partition("\n")
+    except OSError:
+        return None
+    return label, problem
+
+
+def _try_to_bring(snapshot: str, label: str) -> Brought:
+    try:
+        return _Bringing(snapshot, label).bring()
     except FileNotFoundError as error:
         return Brought(problem=f"{error.filename} does not exist")
     except OSError as error:
         return Brought(problem=f"{error.filename or snapshot}: {error.strerror}")
+
+
+def _note_problem(path: str, label: str, problem: str | None) -> None:
+    """Keep the problem for a later daemon."""
+    try:
+        if problem is None:
+            os.unlink(path)
+        else:
+            write_atomically(path, f"{label}\n{problem}".encode(errors="surrogateescape"), exact_mode=0o600)
+    except FileNotFoundError:
+        return
+    except OSError as error:  # this daemon knows it; a later one only when the snapshot is due
+        _log.warning("%s cannot be written: %s", path, error.strerror)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.common.places_nothing import PlacesNothing
@@ -325,7 +326,8 @@ class LocalEngine(PlacesNothing):
         texts = self._log_reads.take(watched, entry)
         limit = not_taken(name[1], self._keepers.folder) if name in self._unsent else None
         self._unsent.discard(name)
-        return watched.ended(entry, texts, limit, self.cgroups.end(name[0]))
+        ended = watched.ended(entry, texts, limit, self.cgroups.end(name[0]))
+        return replace(ended, unbrought=self.results.take_problem(name[0]))
 
     def _read_journal(self) -> None:
         """Read all of it. Only needed after a daemon or a keeper has died."""

@@ -24,6 +24,7 @@ class _Pass(Struct):
 
     label: str
     done: threading.Event
+    problem: str | None = None
 
 
 class SnapshotResults:
@@ -37,6 +38,7 @@ class SnapshotResults:
         self._next: dict[str, _Pass] = {}  # by snapshot: the pass that has not begun
         self._mutex = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
+        self._problems: dict[str, str] = {}  # by key, of ends that are not held back any more
 
     def note(self, launch: Launch) -> None:
         if launch.snapshot is not None:
@@ -53,7 +55,13 @@ class SnapshotResults:
         if not each.done.is_set() and time.monotonic() < until:
             return True
         del self._passes[key], self._snapshots[key]
+        if each.problem is not None:
+            self._problems[key] = each.problem
         return False
+
+    def take_problem(self, key: str) -> str | None:
+        """Return why results of this attempt could not be brought back."""
+        return self._problems.pop(key, None)
 
     def _join(self, snapshot: str, label: str) -> _Pass:
         with self._mutex:
@@ -74,6 +82,7 @@ class SnapshotResults:
                 with self._mutex:
                     del self._next[snapshot]
                 brought = bring_results(snapshot, each.label)
+            each.problem = brought.problem
             if brought.problem is not None:
                 _log.warning("results of %s stay in %s for now: %s", each.label, snapshot, brought.problem)
             for path in brought.renamed:

@@ -30,6 +30,7 @@ def summary_lines(summary: Answer, frame: Frame) -> Iterator[Line]:
             (f"gpuyard logs {first}", "shows the output of the first"),
         ):
             yield ((command, "cyan"), (f"  {purpose}", "dim"))
+    yield from (((f"warning: {clean(each)}", "yellow"),) for each in summary["unbrought"])
     yield ()
     yield ((cost_text(summary), None),)
 

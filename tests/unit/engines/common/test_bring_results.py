@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.connect.code_snapshot import SnapshotLimits, take_snapshot
-from gpuyard.engines.common.bring_results import Brought, bring_results
+from gpuyard.engines.common.bring_results import Brought, bring_results, unbrought_results
+from tests.fakes.deep_folders import deep_folders
 
 
 class Snapshot:
@@ -90,6 +91,35 @@ def test_results_stay_if_the_tree_is_gone(snapshot: Snapshot) -> None:
     (snapshot.tree / "model.pt").write_text("weights")
     assert "does not exist" in (snapshot.bring().problem or "")
     assert (snapshot.tree / "model.pt").exists()
+
+
+def test_what_is_in_the_way_is_named_nothing_is_left_behind_and_all_else_is_brought(snapshot: Snapshot) -> None:
+    (snapshot.root / "runs").write_text("a file where the job has a folder")
+    for folder in ("model.pt", "model.pt.job-7"):
+        (snapshot.root / folder).mkdir()
+    (snapshot.tree / "runs").mkdir()
+    (snapshot.tree / "runs" / "a").write_text("result")
+    (snapshot.tree / "model.pt").write_text("weights")
+    (snapshot.tree / "other").write_text("result")
+    before = {path.name for path in snapshot.root.iterdir()}
+    brought = snapshot.bring()
+    assert brought.count == 1
+    assert brought.renamed == ()
+    assert brought.problem is not None
+    assert brought.problem.startswith(f"{snapshot.root}/")
+    assert brought.problem.endswith(" (and 1 more)")
+    assert {path.name for path in snapshot.root.iterdir()} == {*before, "other"}
+    assert unbrought_results(str(snapshot.tree.parent)) == ("job-7", brought.problem)
+    (snapshot.root / "runs").unlink()
+    (snapshot.root / "model.pt").rmdir()
+    assert snapshot.bring() == Brought(count=2)
+    assert unbrought_results(str(snapshot.tree.parent)) is None
+
+
+def test_results_in_nested_folders_are_brought_back(snapshot: Snapshot) -> None:
+    with deep_folders(snapshot.tree) as bottom, deep_folders(snapshot.root, depth=1):
+        assert snapshot.bring().problem is None
+        assert (snapshot.root / bottom / "file").exists()
 
 
 def test_a_list_that_was_lost_in_a_crash_brings_nothing_twice(snapshot: Snapshot) -> None:
