@@ -65,8 +65,8 @@ FAULTS = (
     Fault(
         id="store-rolled-back-rows-are-remembered",
         file=f"{_STORE}/job_store.py",
-        old="            self.spec.cache_clear()\n            self._lane.cache_clear()\n            self._settings =",
-        new="            self._settings =",
+        old="        self.spec.cache_clear()\n        self._lane.cache_clear()\n        self._settings =",
+        new="        self._settings =",
         breaks="A job runs the command of a submission that was rolled back.",
         near=(f"{_TESTS}/test_job_store.py",),
     ),
@@ -181,6 +181,22 @@ FAULTS = (
         new="            if unfinished is not None and False:\n",
         breaks="The later jobs of an array start without the token that they were submitted with.",
         near=(f"{_TESTS}/test_specs.py",),
+    ),
+    Fault(
+        id="store-one-bad-row-stops-the-queue",
+        file="src/gpuyard/daemon/loop.py",
+        old="        if self.set_rows_aside(error):\n            self.wake()\n        elif isinstance",
+        new="        if isinstance",
+        breaks="One row of the database that cannot be read keeps all jobs from starting.",
+        near=("tests/integration/test_damaged_rows.py",),
+    ),
+    Fault(
+        id="store-environment-in-an-error",
+        file=f"{_STORE}/database.py",
+        old='why = "a text is not UTF-8" if code is None else str(error)',
+        new="why = str(error)",
+        breaks="A damaged row prints a part of its job's environment to the terminal and to daemon.log.",
+        near=(f"{_TESTS}/test_damaged_rows.py",),
     ),
     Fault(
         id="store-log-is-begun-anew-during-a-checkpoint",

@@ -43,6 +43,7 @@ from gpuyard.ports import Engine
 from gpuyard.probes.disk_watch import DiskWatch
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
+from gpuyard.store.damaged_rows import may_be_a_row, set_aside_in
 from gpuyard.store.database import Database, open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
@@ -105,14 +106,24 @@ def run_daemon(*, is_managed: bool = False) -> int:
             hold_daemon_lock(paths.lock_path()) as has_lock,
             hold_queue(str(folder)) as is_ours,
         ):
-            database, notice = open_database(folder / "queue.db")
-            with contextlib.closing(database):
-                home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
-                with asyncio.Runner(loop_factory=MeteredLoop) as runner:
-                    return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
+            home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
+            try:
+                return _run_on_database(folder, home, open_files, is_managed=is_managed)
+            except Exception as error:
+                if not may_be_a_row(error) or not (notes := set_aside_in(folder / "queue.db")):
+                    raise
+                for note in notes:
+                    _log.error("%s", note)
+                return 1  # who started it starts it again
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
+
+
+def _run_on_database(folder: Path, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
+    database, notice = open_database(folder / "queue.db")
+    with contextlib.closing(database), asyncio.Runner(loop_factory=MeteredLoop) as runner:
+        return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
 
 
 async def _serve(database: Database, notice: str | None, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.errors import EnvironmentFault, StoreFault, UnreadableRow
 from gpuyard.store.migrations import migrate
 from gpuyard.store.queue_record import SET_GENERATION, QueueProgress, QueueRecord, compare
 
@@ -25,6 +25,10 @@ _BUSY_TIMEOUT = "PRAGMA busy_timeout = 5000"
 # SQLite's default.
 _CHECKPOINT_PAGES = 1000
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# A text that is not UTF-8 (an error of Python's module without a code), malformed JSON, a value against a rule of its
+# column.
+_ROW_CODES = (None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH)
+_ROW_CHECKS = ("NULL value in", "CHECK constraint failed in", "TEXT value in", "NUMERIC value in", "non-")
 
 
 class Database:
@@ -41,6 +45,10 @@ class Database:
         self._on_commit: Callable[[], None] | None = None
         self._descriptors: list[int] = []
         self.commits_to_sync = 0
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
 
     @property
     def in_transaction(self) -> bool:
@@ -182,7 +190,12 @@ def convert_sqlite_errors() -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", None)
-        if code is not None and code & 0xFF in _DAMAGE_CODES:
+        code = None if code is None else code & 0xFF
+        if code in _ROW_CODES:
+            # The error of a text that cannot be decoded has all of it.
+            why = "a text is not UTF-8" if code is None else str(error)
+            raise UnreadableRow(f"a row of the queue's database cannot be read: {why}", hint="see daemon.log") from None
+        if code in _DAMAGE_CODES:
             raise StoreFault(
                 f"the queue's database is damaged: {error}",
                 hint="restart the daemon with `gpuyard daemon restart`: it sets the damaged file aside",
@@ -279,15 +292,19 @@ def _closed_on_error(connection: sqlite3.Connection | Database) -> Iterator[None
         raise
 
 
+def are_pages_sound(connection: sqlite3.Connection) -> bool:
+    """Return whether SQLite can read all pages. A row that only breaks a rule of its columns is set aside by itself."""
+    found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    return found == "ok" or found.startswith(_ROW_CHECKS)
+
+
 def _prepare(connection: sqlite3.Connection, name: str) -> None:
     connection.execute(_BUSY_TIMEOUT)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
-    if name != ":memory:" and os.path.getsize(name) < _MAX_CHECKED_BYTES:
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise StoreFault(f"the queue's database is damaged: {found}", is_damage=True)
+    if name != ":memory:" and os.path.getsize(name) < _MAX_CHECKED_BYTES and not are_pages_sound(connection):
+        raise StoreFault("the queue's database is damaged", is_damage=True)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
