@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         id="store-newer-schema-is-used",
         file=f"{_STORE}/database.py",
-        old="    elif version > SCHEMA_VERSION:\n",
-        new="    elif version > SCHEMA_VERSION + 1:\n",
+        old="    if version > SCHEMA_VERSION:\n",
+        new="    if version > SCHEMA_VERSION + 1:\n",
         breaks="An older gpuyard writes to the database of a newer one.",
         near=(f"{_TESTS}/test_database.py",),
     ),
@@ -121,8 +121,8 @@ FAULTS = (
     Fault(
         id="store-older-schema-is-used",
         file=f"{_STORE}/database.py",
-        old="    elif version < SCHEMA_VERSION and not migrate(connection, Path(name), version, SCHEMA_VERSION):\n",
-        new="    elif version < 0:\n",
+        old="    if version and not can_migrate(version, SCHEMA_VERSION):\n",
+        new="    if version < 0:\n",
         breaks="The daemon uses a database with missing columns, and fails at the first change.",
         near=(f"{_TESTS}/test_database.py",),
     ),

@@ -38,7 +38,7 @@ from gpuyard.store.damaged_rows import KEPT_ROWS, may_be_a_row, set_aside
 from gpuyard.store.database import Database, convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
-from gpuyard.system.passing_errors import passes, remedy_of
+from gpuyard.system.passing_errors import passing_limit, remedy_of
 
 _log = logging.getLogger(__name__)
 # A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.
@@ -420,7 +420,7 @@ class SchedulerLoop:
 
 def _problem_of(error: Exception) -> str:
     """Return what to tell people about a failed step. Log a bug with its traceback."""
-    if isinstance(error, OSError) and passes(error):
-        return f"the queue cannot go on: {error.strerror} ({remedy_of(error)})"
+    if (limit := passing_limit(error)) is not None:
+        return f"the queue cannot go on: {limit.strerror} ({remedy_of(limit)})"
     _log.exception("a step failed", exc_info=error)
     return f"a step failed, which is a bug: {type(error).__name__}: {error}"

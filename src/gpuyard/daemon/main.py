@@ -48,7 +48,9 @@ from gpuyard.store.database import Database, open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.kept_from_cleaning import kept_from_cleaning
+from gpuyard.system.memory_limit import spare_address_space
 from gpuyard.system.open_files import raise_open_files_limit
+from gpuyard.system.passing_errors import passing_limit, remedy_of
 from gpuyard.system.private_files import check_entries, make_folder
 from gpuyard.system.process_identity import this_process
 from gpuyard.system.user_directories import find_state_directory
@@ -95,8 +97,11 @@ def run_daemon(*, is_managed: bool = False) -> int:
     handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     tolerate_faults(lambda error: _log.error("%s", error))
+    spare_address_space()
     try:
+        local_machine()  # raises UserError if simulated devices are described in a wrong way
         folder = Path(paths.state_folder())
+        paths.check_state_folder()
         _prepare_folder(folder)
         open_files = raise_open_files_limit()
         refuse_other_machine(str(folder))
@@ -117,6 +122,12 @@ def run_daemon(*, is_managed: bool = False) -> int:
                 return 1  # who started it starts it again
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
+        return 1
+    except (OSError, MemoryError, RuntimeError) as error:
+        limit = passing_limit(error)
+        if limit is None:
+            raise
+        _log.error("the daemon cannot run: %s (%s)", limit.strerror, remedy_of(limit))
         return 1
 
 

@@ -13,11 +13,12 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuyard.errors import EnvironmentFault, StoreFault, UnreadableRow
-from gpuyard.store.migrations import migrate
+from gpuyard.store.migrations import can_migrate, migrate
 from gpuyard.store.queue_record import SET_GENERATION, QueueProgress, QueueRecord, compare
 
 # No schema was released yet.
 SCHEMA_VERSION = 15
+_VERSION_AT = 60  # of `user_version`, in the header of SQLite's file
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
 _MAX_CHECKED_BYTES = 64 * 1024 * 1024
@@ -201,9 +202,10 @@ def convert_sqlite_errors() -> Iterator[None]:
                 hint="restart the daemon with `gpuyard daemon restart`: it sets the damaged file aside",
                 is_damage=True,
             ) from error
-        raise StoreFault(
-            f"the queue's database cannot be written: {error}", hint="free some disk space, then try again"
-        ) from error
+        hint = "free some disk space, then try again"
+        if code == sqlite3.SQLITE_CANTOPEN:
+            hint = "see that `queue.db` in your state folder is a file, and that you can write to the folder"
+        raise StoreFault(f"the queue's database cannot be written: {error}", hint=hint) from error
 
 
 def open_database(path: Path | None) -> tuple[Database, str | None]:
@@ -306,19 +308,31 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
     if name != ":memory:" and os.path.getsize(name) < _MAX_CHECKED_BYTES and not are_pages_sound(connection):
         raise StoreFault("the queue's database is damaged", is_damage=True)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
+    refuse_schema(name, version)
     if version == 0:
         schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
         connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    elif version > SCHEMA_VERSION:
+    elif version < SCHEMA_VERSION:
+        migrate(connection, Path(name), version, SCHEMA_VERSION)
+
+
+def refuse_schema(name: str, version: int | None = None) -> None:
+    """Raise EnvironmentFault if this version of gpuyard cannot read the database. `version` is that of its schema;
+    without it, it is read from the file's header, also while a daemon uses it."""
+    stop = "" if version is not None else "`gpuyard daemon stop`, then "
+    if version is None:
+        try:
+            with open(name, "rb") as file:
+                version = int.from_bytes(file.read(_VERSION_AT + 4)[_VERSION_AT:])
+        except OSError:
+            return  # there is none
+    what = f"it has schema {version}, and this version reads schema {SCHEMA_VERSION}"
+    if version > SCHEMA_VERSION:
+        raise EnvironmentFault(f"a newer gpuyard made {name}: {what}", hint="use the newer gpuyard")
+    if version and not can_migrate(version, SCHEMA_VERSION):
         raise EnvironmentFault(
-            f"a newer gpuyard made {name}: it has schema {version}, and this version reads schema {SCHEMA_VERSION}",
-            hint="use the newer gpuyard",
-        )
-    elif version < SCHEMA_VERSION and not migrate(connection, Path(name), version, SCHEMA_VERSION):
-        raise EnvironmentFault(
-            f"an unreleased gpuyard made {name}: it has schema {version}, and this version reads schema "
-            f"{SCHEMA_VERSION}",
-            hint=f"to start with an empty queue, move it away: mv {name} {name}.schema-{version}",
+            f"an unreleased gpuyard made {name}: {what}",
+            hint=f"to start with an empty queue, {stop}move it away: mv {name} {name}.schema-{version}",
         )
 
 
