@@ -97,6 +97,10 @@ class StoreFault(EnvironmentFault):
         self.is_damage = is_damage
 
 
+class UnreadableRow(StoreFault):
+    """A row of the queue's database cannot be read. The message has nothing of the row, which may be an environment."""
+
+
 class ProbeError(EnvironmentFault):
     """A probe could not read its devices. `source` names the tool or library."""
 

@@ -10,6 +10,22 @@ _TESTS = "tests/integration"
 _FAULTS = "tests/integration/test_queue_faults.py"
 
 FAULTS = (
+    Fault(
+        id="daemon-older-one-is-stopped-for-nothing",
+        file="src/gpuyard/store/database.py",
+        old="    if version and not can_migrate(version, SCHEMA_VERSION):\n",
+        new="    if version and not can_migrate(version, SCHEMA_VERSION) and not stop:\n",
+        breaks="A newer command stops an older daemon, and cannot start the next: its database cannot be read.",
+        near=("tests/integration/test_other_version.py",),
+    ),
+    Fault(
+        id="daemon-waits-for-a-thread-for-ever",
+        file="src/gpuyard/system/memory_limit.py",
+        old="    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)\n",
+        new="",
+        breaks="With a limit on memory, the daemon hangs when it starts a thread.",
+        near=("tests/unit/system/test_memory_limit.py",),
+    ),
     # One daemon per queue, for one user
     Fault(
         id="daemon-two-at-once",

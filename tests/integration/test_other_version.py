@@ -1,8 +1,10 @@
 """A command and a daemon of different versions detect the mismatch and print what to do."""
 
 import asyncio
+import contextlib
 import json
 import logging
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,6 +87,28 @@ def test_it_restarts_an_idle_older_daemon_and_then_submits(home: Path, queue_at:
     status = json.loads(run("daemon", "status", "--json").stdout)
     assert (status["version"], status["pid"]) == (__version__, pid_in(home))
     assert run("queue").stderr == ""
+
+
+def test_it_leaves_a_daemon_alone_whose_database_it_cannot_read(home: Path, queue_at: QueueUnderTest) -> None:
+    daemon = serving(OLD)
+    held = queue_at.submit("true", gpus=0, hold=True)
+    with contextlib.closing(sqlite3.connect(home / "queue.db", isolation_level=None)) as database:
+        database.execute("PRAGMA user_version = 1")
+        database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    result = run("queue", "--json")
+
+    assert result.returncode == 0
+    assert "the daemon stays: an unreleased gpuyard made " in result.stderr
+    assert "it has schema 1, " in result.stderr
+    assert "`gpuyard daemon stop`, then move it away: mv " in result.stderr
+    assert [each["id"] for each in json.loads(result.stdout)["jobs"]] == [held]
+    refused = run("daemon", "restart")
+    assert refused.returncode == 1
+    assert "it has schema 1, " in refused.stderr
+    assert pid_in(home) == daemon.pid
+    assert run("daemon", "stop").returncode == 0
+    assert daemon.wait() == 0
 
 
 def test_it_leaves_a_busy_daemon_alone_and_a_job_survives_a_manual_restart(

@@ -11,6 +11,7 @@ Several callers may start a daemon at the same time. One daemon gets the lock, t
 to the one with the lock.
 """
 
+import fcntl
 import os
 import sys
 import time
@@ -46,6 +47,7 @@ def start_daemon(
         from gpuyard.connect.queue_host import refuse_other_machine
 
         refuse_other_machine(paths.state_folder())
+    paths.check_state_folder()
     not_before = time.monotonic() + wait_for_other_s
     deadline = not_before + timeout_s
     log_start = _log_size()
@@ -83,12 +85,17 @@ def _run_starter(command: list[str], log: int) -> bytes:
     ours, its = os.pipe()
     # Descriptors that others gave us to inherit. Those that Python opened close themselves.
     others = [each for each in map(int, os.listdir("/dev/fd")) if each > 2 and _is_inherited(each)]
+    # `ulimit -n` may be lower than the number of a descriptor that is open already, and then these cannot be named.
+    limit = os.sysconf("SC_OPEN_MAX")
+    above = [each for each in others if each >= limit]
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, its, 1),
         (os.POSIX_SPAWN_DUP2, log, 2),
-        *((os.POSIX_SPAWN_CLOSE, each) for each in others),
+        *((os.POSIX_SPAWN_CLOSE, each) for each in others if each < limit),
     ]
+    for each in above:
+        fcntl.fcntl(each, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     try:
         pid = os.posix_spawn(
             command[0], command, _environment(), file_actions=actions, setsid=True, setsigmask=(), setsigdef=_signals()
@@ -98,6 +105,8 @@ def _run_starter(command: list[str], log: int) -> bytes:
         raise
     finally:
         os.close(its)
+        for each in above:
+            fcntl.fcntl(each, fcntl.F_SETFD, 0)
     with open(ours, "rb") as output:
         printed = output.read()
     try:

@@ -7,6 +7,7 @@ Rules:
 - A web page that was open is opened again at the same address.
 """
 
+import os
 from typing import Any
 
 from gpuyard.connect import paths
@@ -33,10 +34,14 @@ def status_of(path: str) -> Status | None:
 
 
 def replace_daemon(before: Status, reason: str) -> list[str]:
-    """Stop the daemon with this status and start the next. Return notes for the user.
+    """Stop the daemon with this status and start the next. Return notes for the user. Raises EnvironmentFault, and
+    leaves it alone, if the next one could not read its database.
 
     `reason` is written to the log of the daemon that ends.
     """
+    from gpuyard.store.database import refuse_schema
+
+    refuse_schema(os.path.join(paths.state_folder(), "queue.db"))  # the next daemon would end, and none would run
     path, is_managed = paths.socket_path(), before.get("managed", False)
     page = _stop(path, before["pid"], reason)
     await_end(paths.lock_path(), before["pid"])

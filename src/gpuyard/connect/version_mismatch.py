@@ -4,6 +4,7 @@
 daemon then does nothing and says so. If that daemon is idle, it is restarted and the request goes to the new one. If
 not, the request is sent again without the demand, and the user reads what to do."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,13 @@ def _is_replaced(connection: DaemonConnection, version: str | None) -> bool:
     # Only an idle daemon, and none under a service manager: the manager may start the old version again, and then every
     # command would restart it.
     if before.get("managed") or any(before["counts"].get(state) for state in LIVE):
+        return False
+    from gpuyard.store.database import refuse_schema
+
+    try:
+        refuse_schema(os.path.join(os.path.dirname(connection.path), "queue.db"))
+    except EnvironmentFault as error:
+        _notify(connection, f"the daemon stays: {error}; {error.hint}")
         return False
     connection.close()
     notes = replace_daemon(before, f"a newer command, version {__version__} in {sys.prefix}")

@@ -21,6 +21,7 @@ from gpuyard.core.memory.sizing import ram_limit_mb
 from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.errors import UserError
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import HeldClaim, Launch, Prepared
 from gpuyard.visible_devices import visible_variables
@@ -55,6 +56,8 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     pinning: CpuPinning | None = None,
 ) -> Launch:
     """Return the launch of attempt `number`. `pinning` chooses its CPUs, if the rules say so."""
+    if job.is_unreadable:
+        raise UserError("its command could not be read from queue.db: submit it again")
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
     submitted = _submitted_variables(job)
     own = _own_variables(job, number)

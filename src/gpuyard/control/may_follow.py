@@ -26,6 +26,8 @@ def job_may_follow(job: Job) -> bool:
     spec = job.spec
     if spec.container is not None or spec.task is not None or spec.code.snapshot is not None or spec.filled_variables:
         return False
+    if job.is_unreadable:
+        return False
     return spec.output is None and spec.error is None and not spec.split_stderr and job.growth == Growth()
 
 

@@ -31,13 +31,14 @@ from gpuyard.daemon.step_timer import StepTimer, StepWaits
 from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.errors import StoreFault
+from gpuyard.errors import GpuyardError, StoreFault
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import Clock, Engine
+from gpuyard.store.damaged_rows import KEPT_ROWS, may_be_a_row, set_aside
 from gpuyard.store.database import Database, convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
-from gpuyard.system.passing_errors import passes, remedy_of
+from gpuyard.system.passing_errors import passing_limit, remedy_of
 
 _log = logging.getLogger(__name__)
 # A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.
@@ -111,6 +112,7 @@ class SchedulerLoop:
         self._others_until = 0.0  # no step before this time of the loop
         self._is_watching_engine = False
         self._is_closed = False
+        self._next_check = 0.0  # of all rows
         self._config_stamp = config_stamp()
 
     def start(self, sampling: SamplingThread) -> None:
@@ -226,12 +228,9 @@ class SchedulerLoop:
         try:
             with convert_sqlite_errors():
                 step = self._step_controller()
-        except StoreFault as error:
-            self._handle_fault(error)
-            return
         except Exception as error:  # noqa: BLE001 - the outermost place
             # A bug must not end the queue: the controller reads again from the store what was not committed.
-            self._retry_later(_problem_of(error))
+            self._handle_failure(error)
             return
         self.problem = None
         self.step_s = time.perf_counter() - started
@@ -333,6 +332,33 @@ class SchedulerLoop:
 
     # Faults
 
+    def _handle_failure(self, error: Exception) -> None:
+        if self.set_rows_aside(error):
+            self.wake()
+        elif isinstance(error, StoreFault):
+            self._handle_fault(error)
+        else:
+            self._retry_later(_problem_of(error))
+
+    def set_rows_aside(self, error: Exception) -> bool:
+        """After a failure: set rows aside that cannot be read. Return False if there are none, and it had another
+        cause. All rows are read: not again before 20 times as long has passed as that took."""
+        now = time.monotonic()
+        if now < self._next_check or not may_be_a_row(error) or self.checkpoints.is_paused:
+            return False
+        notes: list[str] = []
+        with contextlib.suppress(GpuyardError), convert_sqlite_errors():
+            with self.store.transaction():
+                notes = set_aside(self.database.connection, str(self.database.path.with_name(KEPT_ROWS)))
+            if notes:
+                self.store.forget()
+                self.controller.transitions.reload()
+        self._next_check = now + 20 * (time.monotonic() - now)
+        for note in notes:
+            _log.error("%s", note)
+        self.notices += notes
+        return bool(notes)
+
     def _handle_fault(self, error: StoreFault) -> None:
         """Nothing was committed. Retry after a full disk; end the daemon if the database is damaged."""
         if error.is_damage:
@@ -394,7 +420,7 @@ class SchedulerLoop:
 
 def _problem_of(error: Exception) -> str:
     """Return what to tell people about a failed step. Log a bug with its traceback."""
-    if isinstance(error, OSError) and passes(error):
-        return f"the queue cannot go on: {error.strerror} ({remedy_of(error)})"
+    if (limit := passing_limit(error)) is not None:
+        return f"the queue cannot go on: {limit.strerror} ({remedy_of(limit)})"
     _log.exception("a step failed", exc_info=error)
     return f"a step failed, which is a bug: {type(error).__name__}: {error}"

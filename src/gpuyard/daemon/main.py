@@ -43,11 +43,14 @@ from gpuyard.ports import Engine
 from gpuyard.probes.disk_watch import DiskWatch
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
+from gpuyard.store.damaged_rows import may_be_a_row, set_aside_in
 from gpuyard.store.database import Database, open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.kept_from_cleaning import kept_from_cleaning
+from gpuyard.system.memory_limit import spare_address_space
 from gpuyard.system.open_files import raise_open_files_limit
+from gpuyard.system.passing_errors import passing_limit, remedy_of
 from gpuyard.system.private_files import check_entries, make_folder
 from gpuyard.system.process_identity import this_process
 from gpuyard.system.user_directories import find_state_directory
@@ -94,8 +97,11 @@ def run_daemon(*, is_managed: bool = False) -> int:
     handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     tolerate_faults(lambda error: _log.error("%s", error))
+    spare_address_space()
     try:
+        local_machine()  # raises UserError if simulated devices are described in a wrong way
         folder = Path(paths.state_folder())
+        paths.check_state_folder()
         _prepare_folder(folder)
         open_files = raise_open_files_limit()
         refuse_other_machine(str(folder))
@@ -105,14 +111,30 @@ def run_daemon(*, is_managed: bool = False) -> int:
             hold_daemon_lock(paths.lock_path()) as has_lock,
             hold_queue(str(folder)) as is_ours,
         ):
-            database, notice = open_database(folder / "queue.db")
-            with contextlib.closing(database):
-                home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
-                with asyncio.Runner(loop_factory=MeteredLoop) as runner:
-                    return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
+            home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
+            try:
+                return _run_on_database(folder, home, open_files, is_managed=is_managed)
+            except Exception as error:
+                if not may_be_a_row(error) or not (notes := set_aside_in(folder / "queue.db")):
+                    raise
+                for note in notes:
+                    _log.error("%s", note)
+                return 1  # who started it starts it again
     except GpuyardError as error:
         _log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return 1
+    except (OSError, MemoryError, RuntimeError) as error:
+        limit = passing_limit(error)
+        if limit is None:
+            raise
+        _log.error("the daemon cannot run: %s (%s)", limit.strerror, remedy_of(limit))
+        return 1
+
+
+def _run_on_database(folder: Path, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
+    database, notice = open_database(folder / "queue.db")
+    with contextlib.closing(database), asyncio.Runner(loop_factory=MeteredLoop) as runner:
+        return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
 
 
 async def _serve(database: Database, notice: str | None, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:

@@ -13,7 +13,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from msgspec import Struct
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING
 from gpuyard.errors import EnvironmentFault, StoreFault, UserError
 from gpuyard.store.copy_database import NEW_FILE, copy_database
-from gpuyard.store.database import SCHEMA_VERSION, convert_sqlite_errors, open_reader
+from gpuyard.store.damaged_rows import set_aside_in
+from gpuyard.store.database import SCHEMA_VERSION, are_pages_sound, convert_sqlite_errors, open_reader
 from gpuyard.store.queue_record import QueueProgress, QueueRecord
 from gpuyard.system.private_files import open_trusted
 
@@ -117,14 +118,17 @@ def count_unfinished(database: Path) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def checked_backup(source: Path, folder: Path) -> Iterator[Path]:
+def checked_backup(source: Path, folder: Path, note: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
     """Copy a backup into the queue's folder, and check it there, where no other user can change it any more. Yield the
-    path of the copy, which is removed unless `restore` has used it."""
+    path of the copy, which is removed unless `restore` has used it. All its rows are read: those that cannot be are set
+    aside in the copy, with a `note` of each."""
     draft = folder / f".{os.urandom(8).hex()}.restore"
     try:
         _copy_trusted(source, draft)
         try:
             _check(source, draft)
+            for each in set_aside_in(draft):
+                note(each)
         except sqlite3.DatabaseError as error:
             raise UserError(f"{source} is damaged: {error}", hint="use another backup") from error
         yield draft
@@ -173,7 +177,7 @@ def _check(source: Path, draft: Path) -> None:
                 f"{source} has schema {version}, and this gpuyard reads schema {SCHEMA_VERSION}",
                 hint="restore it with the version of gpuyard that made it",
             )
-        if _tables(copy) != _own_tables() or copy.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+        if _tables(copy) != _own_tables() or not are_pages_sound(copy):
             raise UserError(f"{source} is damaged, or not a backup of gpuyard", hint="use another backup")
 
 

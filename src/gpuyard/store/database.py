@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpuyard.errors import EnvironmentFault, StoreFault
-from gpuyard.store.migrations import migrate
+from gpuyard.errors import EnvironmentFault, StoreFault, UnreadableRow
+from gpuyard.store.migrations import can_migrate, migrate
 from gpuyard.store.queue_record import SET_GENERATION, QueueProgress, QueueRecord, compare
 
 # No schema was released yet.
 SCHEMA_VERSION = 16
+_VERSION_AT = 60  # of `user_version`, in the header of SQLite's file
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 # Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
 _MAX_CHECKED_BYTES = 64 * 1024 * 1024
@@ -25,6 +26,10 @@ _BUSY_TIMEOUT = "PRAGMA busy_timeout = 5000"
 # SQLite's default.
 _CHECKPOINT_PAGES = 1000
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# A text that is not UTF-8 (an error of Python's module without a code), malformed JSON, a value against a rule of its
+# column.
+_ROW_CODES = (None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH)
+_ROW_CHECKS = ("NULL value in", "CHECK constraint failed in", "TEXT value in", "NUMERIC value in", "non-")
 
 
 class Database:
@@ -41,6 +46,10 @@ class Database:
         self._on_commit: Callable[[], None] | None = None
         self._descriptors: list[int] = []
         self.commits_to_sync = 0
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
 
     @property
     def in_transaction(self) -> bool:
@@ -182,15 +191,21 @@ def convert_sqlite_errors() -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", None)
-        if code is not None and code & 0xFF in _DAMAGE_CODES:
+        code = None if code is None else code & 0xFF
+        if code in _ROW_CODES:
+            # The error of a text that cannot be decoded has all of it.
+            why = "a text is not UTF-8" if code is None else str(error)
+            raise UnreadableRow(f"a row of the queue's database cannot be read: {why}", hint="see daemon.log") from None
+        if code in _DAMAGE_CODES:
             raise StoreFault(
                 f"the queue's database is damaged: {error}",
                 hint="restart the daemon with `gpuyard daemon restart`: it sets the damaged file aside",
                 is_damage=True,
             ) from error
-        raise StoreFault(
-            f"the queue's database cannot be written: {error}", hint="free some disk space, then try again"
-        ) from error
+        hint = "free some disk space, then try again"
+        if code == sqlite3.SQLITE_CANTOPEN:
+            hint = "see that `queue.db` in your state folder is a file, and that you can write to the folder"
+        raise StoreFault(f"the queue's database cannot be written: {error}", hint=hint) from error
 
 
 def open_database(path: Path | None) -> tuple[Database, str | None]:
@@ -279,29 +294,45 @@ def _closed_on_error(connection: sqlite3.Connection | Database) -> Iterator[None
         raise
 
 
+def are_pages_sound(connection: sqlite3.Connection) -> bool:
+    """Return whether SQLite can read all pages. A row that only breaks a rule of its columns is set aside by itself."""
+    found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    return found == "ok" or found.startswith(_ROW_CHECKS)
+
+
 def _prepare(connection: sqlite3.Connection, name: str) -> None:
     connection.execute(_BUSY_TIMEOUT)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
-    if name != ":memory:" and os.path.getsize(name) < _MAX_CHECKED_BYTES:
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise StoreFault(f"the queue's database is damaged: {found}", is_damage=True)
+    if name != ":memory:" and os.path.getsize(name) < _MAX_CHECKED_BYTES and not are_pages_sound(connection):
+        raise StoreFault("the queue's database is damaged", is_damage=True)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
+    refuse_schema(name, version)
     if version == 0:
         schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
         connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    elif version > SCHEMA_VERSION:
+    elif version < SCHEMA_VERSION:
+        migrate(connection, Path(name), version, SCHEMA_VERSION)
+
+
+def refuse_schema(name: str, version: int | None = None) -> None:
+    """Raise EnvironmentFault if this version of gpuyard cannot read the database. `version` is that of its schema;
+    without it, it is read from the file's header, also while a daemon uses it."""
+    stop = "" if version is not None else "`gpuyard daemon stop`, then "
+    if version is None:
+        try:
+            with open(name, "rb") as file:
+                version = int.from_bytes(file.read(_VERSION_AT + 4)[_VERSION_AT:])
+        except OSError:
+            return  # there is none
+    what = f"it has schema {version}, and this version reads schema {SCHEMA_VERSION}"
+    if version > SCHEMA_VERSION:
+        raise EnvironmentFault(f"a newer gpuyard made {name}: {what}", hint="use the newer gpuyard")
+    if version and not can_migrate(version, SCHEMA_VERSION):
         raise EnvironmentFault(
-            f"a newer gpuyard made {name}: it has schema {version}, and this version reads schema {SCHEMA_VERSION}",
-            hint="use the newer gpuyard",
-        )
-    elif version < SCHEMA_VERSION and not migrate(connection, Path(name), version, SCHEMA_VERSION):
-        raise EnvironmentFault(
-            f"an unreleased gpuyard made {name}: it has schema {version}, and this version reads schema "
-            f"{SCHEMA_VERSION}",
-            hint=f"to start with an empty queue, move it away: mv {name} {name}.schema-{version}",
+            f"an unreleased gpuyard made {name}: {what}",
+            hint=f"to start with an empty queue, {stop}move it away: mv {name} {name}.schema-{version}",
         )
 
 

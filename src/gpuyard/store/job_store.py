@@ -68,13 +68,16 @@ class JobStore(DependencyStore):
                 self._db.note_last_id(self._new_last_id)
                 self._new_last_id = 0
         except BaseException:
-            # Later rows may get the ids of the rows that were rolled back.
-            self.spec.cache_clear()
-            self._lane.cache_clear()
-            self._settings = self._known_arriving = None
-            self._new_last_id = 0
-            self.has_dependencies = self._has_delayed = True
+            self.forget()
             raise
+
+    def forget(self) -> None:
+        """Read everything anew: later rows may get the ids of rows that were rolled back."""
+        self.spec.cache_clear()
+        self._lane.cache_clear()
+        self._settings = self._known_arriving = None
+        self._new_last_id = 0
+        self.has_dependencies = self._has_delayed = True
 
     # Settings
 

@@ -12,14 +12,16 @@ from gpuyard.store.copy_database import copy_database
 STEPS: dict[int, str] = {}
 
 
-def migrate(connection: sqlite3.Connection, database: Path, version: int, to: int) -> bool:
-    """Bring the database to version `to` in one transaction. Return False, and change nothing, if a step is missing.
+def can_migrate(version: int, to: int) -> bool:
+    return all(each in STEPS for each in range(version, to))
+
+
+def migrate(connection: sqlite3.Connection, database: Path, version: int, to: int) -> None:
+    """Bring the database to version `to` in one transaction, if `can_migrate`.
 
     The copy beside it is named after the version that it has.
     """
-    steps = [STEPS[each] for each in range(version, to) if each in STEPS]
-    if len(steps) != to - version:
-        return False
+    steps = [STEPS[each] for each in range(version, to)]
     aside = database.with_name(f"{database.name}.schema-{version}")
     if not aside.exists():  # it does after a migration that failed: that changed nothing
         copy_database(connection, aside)
@@ -28,4 +30,3 @@ def migrate(connection: sqlite3.Connection, database: Path, version: int, to: in
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-    return True

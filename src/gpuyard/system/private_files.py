@@ -322,6 +322,9 @@ def _descriptor(name: str, flags: int, within: int | None, place: str = "", mode
         path = os.path.join(place, name)
         if os.path.islink(path):
             raise PrivateFileError(f"{path} cannot be written: it is a symbolic link", hint=_HINT) from error
+        if isinstance(error, IsADirectoryError):
+            hint = "move it away: gpuyard has a file of its own there"
+            raise PrivateFileError(f"{path} is a folder", hint=hint) from error
         raise
 
 

@@ -3,11 +3,12 @@
 from contextlib import closing
 from pathlib import Path
 
+from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.store.backup import back_up, checked_backup, restore
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
-from tests.unit.store import QueueDb
+from tests.unit.store import QueueDb, end_attempt
 
 
 def test_attempts_that_have_begun_since_the_backup_count_also_those_of_finished_jobs(tmp_path: Path) -> None:
@@ -15,6 +16,7 @@ def test_attempts_that_have_begun_since_the_backup_count_also_those_of_finished_
     with closing(before.db):
         waiting, finished, other = before.add(3)
         before.run(finished)
+        end_attempt(before.store, finished, 1, Outcome(kind=OutcomeKind.FAILED), 120.0)
         before.finish(finished, 120.0, JobState.FAILED)
         back_up(path, tmp_path / "backup")
     with checked_backup(tmp_path / "backup", tmp_path) as draft:

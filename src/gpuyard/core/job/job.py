@@ -26,6 +26,8 @@ from gpuyard.core.scheduling.tag_sharing import TagSharing
 
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
+# In place of a command that could not be read from the queue's database.
+UNREADABLE = ("(cannot be read)",)
 
 
 class OnReboot(StrEnum):
@@ -185,6 +187,11 @@ class Job(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     growth: Growth = Growth()
     not_before: float | None = None  # the earliest start that the user asked for
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether its command was lost from the queue's database: it never starts."""
+        return (self.command or self.spec.command) == UNREADABLE
 
     @property
     def argv(self) -> tuple[str, ...]:

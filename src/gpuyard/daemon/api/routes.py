@@ -161,6 +161,28 @@ class Routes:
         self._code.close()
 
     def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
+        """Answer a request; once more, if a row of the database could not be read and is set aside now."""
+        try:
+            answer = self._handle(request)
+        except Exception as error:
+            if not self._scheduler.set_rows_aside(error):
+                raise
+            self._scheduler.wake()
+            return self._handle(request)
+        return answer if isinstance(answer, HttpAnswer) else self._answer_again(request, answer)
+
+    async def _answer_again(self, request: Request, answer: Awaitable[HttpAnswer]) -> HttpAnswer:
+        try:
+            return await answer
+        except Exception as error:
+            await self._scheduler.checkpoints.may_write()
+            if not self._scheduler.set_rows_aside(error):
+                raise
+        self._scheduler.wake()
+        again = self._handle(request)
+        return again if isinstance(again, HttpAnswer) else await again
+
+    def _handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         with contextlib.ExitStack() as until_answered:
             until_answered.enter_context(self._failing_on_damage())
             key, numbers = self._router.find(request)

@@ -1,12 +1,10 @@
 """The response to a request whose handler raised an exception."""
 
-import errno
 import logging
-import os
 
 from gpuyard.daemon.server import http_parser as http
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.system.passing_errors import passes, remedy_of
+from gpuyard.system.passing_errors import passing_limit, remedy_of
 
 _log = logging.getLogger(__name__)
 # The status of a UserError with this code; others have 400.
@@ -21,19 +19,10 @@ def failure(request: http.Request, error: BaseException) -> http.Response:
         return http.error_response(_STATUSES.get(error.code, 400), error.message, error.hint, code=error.code)
     if isinstance(error, EnvironmentFault):
         return http.error_response(503, error.message, error.hint, code=error.code)
-    limit = _passing_limit(error)
+    limit = passing_limit(error)
     if limit is not None:
         message = f"the daemon cannot answer {request.method} {request.path} now: {limit.strerror}"
         return http.error_response(503, message, remedy_of(limit), code=EnvironmentFault.code)
     _log.error("%s %s failed", request.method, request.path, exc_info=error)
     message = f"the daemon failed at {request.method} {request.path}: {type(error).__name__}: {error}"
     return http.error_response(500, message, "this is a bug in gpuyard; see daemon.log")
-
-
-def _passing_limit(error: BaseException) -> OSError | None:
-    """Return the error if it is no bug, but a limit of the system that passes; Python reports some without a number."""
-    if isinstance(error, MemoryError):
-        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-    if isinstance(error, RuntimeError) and "start new thread" in str(error):
-        return OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    return error if isinstance(error, OSError) and passes(error) else None

@@ -76,7 +76,8 @@ class RestoreVerb:
         refuse_unfinished()
         logs = log_folders(folder)
         make_folder(str(folder))
-        with checked_backup(source, folder) as draft:
+        damaged: list[str] = []
+        with checked_backup(source, folder, damaged.append) as draft:
             _stop_daemon()
             try:
                 with hold_daemon_lock(lock_path()):
@@ -84,7 +85,7 @@ class RestoreVerb:
                     done = restore(draft, folder / "queue.db", begun_attempts(folder / "journal", logs))
             finally:
                 request("GET", "/status")  # starts the daemon
-        answer = to_builtins(done)
+        answer = {**to_builtins(done), "damaged": damaged}
         return say_answer(typed, answer, *_restored_lines(source, answer))
 
 
@@ -102,6 +103,7 @@ def _restored_lines(source: object, answer: Answer) -> list[str]:
 
         begun = format_ids(answer["begun"])
         lines.append(f"! jobs that have started since the backup: {begun}; `gpuyard show` says more")
+    lines += [f"! {note}" for note in answer["damaged"]]
     if answer["aside"]:
         lines.append(f"the previous queue is in {answer['aside']}")
     return lines
