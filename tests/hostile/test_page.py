@@ -2,6 +2,8 @@
 without the token: of the clients on this machine, the daemon accepts only those of its own user."""
 
 import contextlib
+import hashlib
+import hmac
 import os
 import socket
 import threading
@@ -180,3 +182,19 @@ def test_read_the_token(own_home: Path, page: WebPage) -> None:
         with pytest.raises(PermissionError):
             act_as(BEN, read, str(own_home / name))
         assert os.stat(own_home / name).st_mode & 0o077 == 0
+
+
+@attack(
+    "serve another port of the host that the victim opens the page on, and use the cookie that the browser sends there",
+    before="it was good from any address and port: the attacker submitted jobs as the victim",
+    now="refused: there is no cookie; the token stays in the tab",
+)
+def test_cookie_from_another_port(page: WebPage) -> None:
+    entered = page.ask("GET", f"/?token={page.token}")
+    assert (entered.status, entered.headers.get("set-cookie")) == (200, None)
+    own = hmac.new(page.token.encode(), b"the page of gpuyard", hashlib.sha256).hexdigest()
+    for value in (own, page.token):
+        stolen = {"Cookie": f"gpuyard-{page.port}={value}", **page.from_page}
+        assert page.ask("POST", "/v1/submissions", '{"command": ["true"]}', **stolen).status == 401
+        assert page.ask("GET", "/v1/jobs", **stolen).status == 401
+    assert page.queue.counts() == {}
