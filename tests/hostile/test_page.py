@@ -198,3 +198,25 @@ def test_cookie_from_another_port(page: WebPage) -> None:
         assert page.ask("POST", "/v1/submissions", '{"command": ["true"]}', **stolen).status == 401
         assert page.ask("GET", "/v1/jobs", **stolen).status == 401
     assert page.queue.counts() == {}
+
+
+@attack(
+    "read the values of `--container-option=--env=KEY=VALUE` on a read-only page",
+    before="they were shown",
+    now="refused: only the names are shown",
+)
+def test_values_in_container_options(
+    own_queue: QueueUnderTest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "podman").write_text("#!/bin/sh\n")
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    own_queue.start()
+    options = ["--env=KEY=hidden-value", "--env", "OTHER=hidden-value"]
+    job = own_queue.submit("true", hold=True, image="image", gpus=0, **{"container-option": options})
+    web = WebPage(own_queue, read_only=True)
+    for target in (f"/v1/jobs/{job}", "/v1/jobs", f"/v1/jobs/{job}/history", "/v1/export", f"/v1/jobs/{job}/why"):
+        assert b"hidden-value" not in web.get(target).body, target
+    assert web.get(f"/v1/jobs/{job}").json["container"]["options"] == ["--env=KEY=…", "--env", "OTHER=…"]

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gpuyard.errors import UserError
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.test_queue_users import ANNE, become
 from tests.integration.web_fixture import WebPage, receive_until
@@ -179,6 +180,12 @@ def test_a_read_only_page_shows_jobs_and_changes_nothing(queue: QueueUnderTest) 
     assert web.post("/v1/submissions", {"command": ["true"]}, **web.bearer).status == 403
     assert queue.counts() == {"held": 1}
     assert b"hidden-value" in WebPage(queue, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
+
+
+def test_the_session_is_of_the_page_alone(web: WebPage) -> None:
+    with pytest.raises(UserError, match="there is no GET /v1/session"):
+        web.queue.get("/session")
+    assert web.get("/v1/session").status == 200
 
 
 # Limits
