@@ -105,7 +105,7 @@ FAULTS = (
         file=f"{_DAEMON}/web/peer_user.py",
         old="    return None if owner.uid in (me, 0) else",
         new="    return None if owner.uid >= 0 else",
-        breaks="Another user of the machine who obtains the cookie can use the page.",
+        breaks="Another user of the machine who obtains the token can use the page.",
         near=(f"{_WEB}/test_peer_user.py",),
     ),
     Fault(

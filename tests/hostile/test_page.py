@@ -2,6 +2,8 @@
 without the token: of the clients on this machine, the daemon accepts only those of its own user."""
 
 import contextlib
+import hashlib
+import hmac
 import os
 import socket
 import threading
@@ -180,3 +182,41 @@ def test_read_the_token(own_home: Path, page: WebPage) -> None:
         with pytest.raises(PermissionError):
             act_as(BEN, read, str(own_home / name))
         assert os.stat(own_home / name).st_mode & 0o077 == 0
+
+
+@attack(
+    "serve another port of the host that the victim opens the page on, and use the cookie that the browser sends there",
+    before="it was good from any address and port: the attacker submitted jobs as the victim",
+    now="refused: there is no cookie; the token stays in the tab",
+)
+def test_cookie_from_another_port(page: WebPage) -> None:
+    entered = page.ask("GET", f"/?token={page.token}")
+    assert (entered.status, entered.headers.get("set-cookie")) == (200, None)
+    own = hmac.new(page.token.encode(), b"the page of gpuyard", hashlib.sha256).hexdigest()
+    for value in (own, page.token):
+        stolen = {"Cookie": f"gpuyard-{page.port}={value}", **page.from_page}
+        assert page.ask("POST", "/v1/submissions", '{"command": ["true"]}', **stolen).status == 401
+        assert page.ask("GET", "/v1/jobs", **stolen).status == 401
+    assert page.queue.counts() == {}
+
+
+@attack(
+    "read the values of `--container-option=--env=KEY=VALUE` on a read-only page",
+    before="they were shown",
+    now="refused: only the names are shown",
+)
+def test_values_in_container_options(
+    own_queue: QueueUnderTest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "podman").write_text("#!/bin/sh\n")
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    own_queue.start()
+    options = ["--env=KEY=hidden-value", "--env", "OTHER=hidden-value"]
+    job = own_queue.submit("true", hold=True, image="image", gpus=0, **{"container-option": options})
+    web = WebPage(own_queue, read_only=True)
+    for target in (f"/v1/jobs/{job}", "/v1/jobs", f"/v1/jobs/{job}/history", "/v1/export", f"/v1/jobs/{job}/why"):
+        assert b"hidden-value" not in web.get(target).body, target
+    assert web.get(f"/v1/jobs/{job}").json["container"]["options"] == ["--env=KEY=…", "--env", "OTHER=…"]

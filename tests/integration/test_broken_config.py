@@ -1,5 +1,6 @@
 """A configuration file that cannot be read: what only shows answers, and nothing starts by guessed settings."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.config import check_config
 from gpuyard.errors import UserError
 from tests.integration.queue_fixture import QueueUnderTest, until
 
@@ -70,3 +72,16 @@ def test_a_daemon_that_finds_another_lease_directory_in_the_mended_file_asks_for
     file.write_text(f"[leases]\ndirectory = '{tmp_path / 'leases'}'\n")
     wanted = "names another lease directory: run `gpuyard daemon restart`"
     until(lambda: any(wanted in notice for notice in queue.get("/jobs")["notices"]), "the notice")
+
+
+def test_a_file_that_is_larger_than_the_memory_is_refused_in_one_line(own_queue: QueueUnderTest, file: Path) -> None:
+    file.touch()
+    os.truncate(file, 50 << 30)
+    own_queue.start()
+    line = f"the configuration is not read: {file} is too large: configuration has at most 1 MB"
+    for arguments, status, start in ((("queue",), 0, "warning: "), (("submit", "--gpus", "0", "true"), 2, "gpuyard: ")):
+        command = [sys.executable, "-m", "gpuyard", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (status, start + line)
+    with pytest.raises(UserError, match="is too large"):
+        check_config()

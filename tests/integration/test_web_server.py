@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gpuyard.errors import UserError
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.test_queue_users import ANNE, become
 from tests.integration.web_fixture import WebPage, receive_until
@@ -34,27 +35,21 @@ def held_job(queue: QueueUnderTest, *arguments: str, **options: Any) -> int:
     return queue.submit("true", *arguments, hold=True, **options)
 
 
-def test_the_page_is_served_with_the_token_and_nothing_without_it(web: WebPage) -> None:
-    locked = web.ask("GET", "/")
+def test_without_the_token_only_the_page_and_its_files_are_served(web: WebPage) -> None:
+    locked = web.ask("GET", "/?token=wrong")
     assert (locked.status, locked.headers["content-type"]) == (401, "text/html; charset=utf-8")
     assert b"gpuyard web" in locked.body
     assert b"script" not in locked.body
 
-    entered = web.ask("GET", f"/?token={web.token}")
-    assert (entered.status, entered.headers["set-cookie"].partition("; ")[2]) == (
-        200,
-        "HttpOnly; SameSite=Strict; Path=/",
-    )
-    assert entered.headers["set-cookie"].startswith(f"gpuyard-{web.port}=")
-    assert web.token not in entered.headers["set-cookie"]
-    assert b'http-equiv="refresh" content="0; url=/"' in entered.body
-
+    for target in ("/", f"/?token={web.token}"):
+        page = web.ask("GET", target)
+        assert (page.status, page.headers["cache-control"], "set-cookie" in page.headers) == (200, "no-store", False)
     page = web.get("/")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert b"/static/" in page.body
     user = web.queue.get("/jobs/1")["user"] if web.queue.submit("true") else ""
     assert web.get("/v1/session").json == {"read_only": False, "user": user, "host": socket.gethostname()}
-    for target in ("/v1/status", "/v1/session", "/static/index.html", "/metrics", "/openapi.json", EVENTS, "/nothing"):
+    for target in ("/v1/status", "/v1/session", "/metrics", "/openapi.json", EVENTS, "/nothing"):
         refused = web.ask("GET", target)
         assert (refused.status, refused.json["error"]) == (401, "this page needs its token")
 
@@ -88,15 +83,14 @@ def test_cross_site_requests_are_refused_and_change_nothing(web: WebPage) -> Non
         {"Sec-Fetch-Site": "same-site"},
         {"Sec-Fetch-Site": "cross-site"},
     ]
-    json_sent = {**web.cookie, "Content-Type": "application/json"}
+    json_sent = {**web.bearer, "Content-Type": "application/json"}
     for headers in elsewhere:
         assert web.ask("POST", "/v1/jobs/cancel", cancel, **{**json_sent, **headers}).status == 403, headers
-        assert web.ask("GET", "/v1/jobs", **{**web.cookie, **headers}).status == 403, headers
-        assert web.ask("GET", EVENTS, **{**web.cookie, **headers}).status == 403, headers
-    assert web.ask("POST", "/v1/jobs/cancel", cancel, **json_sent).status == 403
+        assert web.ask("GET", "/v1/jobs", **{**web.bearer, **headers}).status == 403, headers
+        assert web.ask("GET", EVENTS, **{**web.bearer, **headers}).status == 403, headers
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         assert (
-            web.ask("POST", "/v1/jobs/cancel", cancel, **web.cookie, **web.from_page | {"Content-Type": kind}).status
+            web.ask("POST", "/v1/jobs/cancel", cancel, **web.bearer, **web.from_page | {"Content-Type": kind}).status
             == 415
         )
     preflight = web.ask(
@@ -108,12 +102,10 @@ def test_cross_site_requests_are_refused_and_change_nothing(web: WebPage) -> Non
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_the_cookie_of_a_forwarded_page_is_named_by_the_browsers_port(web: WebPage) -> None:
-    forwarded = {"Host": "localhost:9001"}
-    cookie = web.ask("GET", f"/?token={web.token}", **forwarded).headers["set-cookie"].partition(";")[0]
-    assert cookie.startswith("gpuyard-9001=")
-    assert web.ask("GET", "/v1/status", **forwarded, Cookie=cookie).status == 200
-    change = {"Cookie": cookie, "Origin": "http://localhost:9001", "Content-Type": "application/json"}
+def test_a_forwarded_page_has_the_browsers_port(web: WebPage) -> None:
+    forwarded = {"Host": "localhost:9001", **web.bearer}
+    assert web.ask("GET", "/v1/status", **forwarded).status == 200
+    change = {"Origin": "http://localhost:9001", "Content-Type": "application/json"}
     assert web.ask("POST", "/v1/pause", "{}", **forwarded, **change).status == 200
 
 
@@ -138,18 +130,18 @@ def test_every_answer_has_security_headers_and_none_allows_other_origins(web: We
         web.get("/v1/status"),
         web.get("/v1/jobs/999"),
         web.get("/v1/jobs?state=strange"),
-        web.ask("HEAD", "/v1/status", **web.cookie),
+        web.ask("HEAD", "/v1/status", **web.bearer),
         web.ask("OPTIONS", "/v1/status", Origin="http://evil.example"),
         web.ask("GET", "/", Host="evil.example"),
         web.ask("GET", "/v1/status"),
         web.ask("POST", "/v1/submissions", Content_Length=str(2**30)),
-        web.ask("GET", "/v1/status", **web.cookie, Transfer_Encoding="chunked"),
+        web.ask("GET", "/v1/status", **web.bearer, Transfer_Encoding="chunked"),
     ]
     assert [each.status for each in answers] == [200, 200, 200, 404, 400, 200, 405, 403, 401, 413, 411]
     for answer in answers:
         assert HEADERS.items() <= answer.headers.items()
         assert not [name for name in answer.headers if name.startswith("access-control")]
-    assert {answer.headers["cache-control"] for answer in answers[2:]} == {"no-store"}
+    assert {answer.headers["cache-control"] for answer in (answers[0], *answers[2:])} == {"no-store"}
 
 
 def test_only_files_of_the_page_are_served(web: WebPage) -> None:
@@ -190,6 +182,12 @@ def test_a_read_only_page_shows_jobs_and_changes_nothing(queue: QueueUnderTest) 
     assert b"hidden-value" in WebPage(queue, read_only=False).get(f"/v1/jobs/{job}?environment=1").body
 
 
+def test_the_session_is_of_the_page_alone(web: WebPage) -> None:
+    with pytest.raises(UserError, match="there is no GET /v1/session"):
+        web.queue.get("/session")
+    assert web.get("/v1/session").status == 200
+
+
 # Limits
 
 
@@ -198,7 +196,7 @@ def test_the_size_of_a_body_is_limited_and_without_a_token_it_is_not_read(web: W
         connection.sendall(web.head("POST", "/v1/submissions", **web.from_page, Content_Length=str(9 * 2**20)))
         assert b" 413 " in receive_until(connection, b"\r\n\r\n")
     with web.dial() as connection:
-        head = web.head("POST", "/v1/submissions", Cookie="", **web.from_page, Content_Length="1000000")
+        head = web.head("POST", "/v1/submissions", Authorization="", **web.from_page, Content_Length="1000000")
         connection.sendall(head + b"{")
         assert b" 401 " in receive_until(connection, b"\r\n\r\n")
     long = web.post("/v1/submissions", {"command": ["true", "x" * 100_000], "options": {"hold": True}})
@@ -262,7 +260,7 @@ def test_unauthenticated_connections_do_not_exhaust_the_limit(web: WebPage) -> N
     with contextlib.ExitStack() as stack:
         for target, headers in asked * 28:
             unauthenticated = stack.enter_context(web.dial())
-            unauthenticated.sendall(web.head("GET", target, **{"Cookie": "", **headers}))
+            unauthenticated.sendall(web.head("GET", target, **{"Authorization": "", **headers}))
             receive_until(unauthenticated, b"no such text")  # the daemon closes the connection
         assert web.get("/v1/status").status == 200
 
@@ -316,7 +314,14 @@ def test_an_open_page_works_after_a_daemon_restart(web: WebPage) -> None:
 @as_root
 def test_another_user_is_refused_even_with_the_token(web: WebPage) -> None:
     def curl(uid: int, *arguments: str) -> str:
-        command = ["curl", "--silent", "--include", "--header", f"Cookie: {web.cookie['Cookie']}", *arguments]
+        command = [
+            "curl",
+            "--silent",
+            "--include",
+            "--header",
+            f"Authorization: {web.bearer['Authorization']}",
+            *arguments,
+        ]
         return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, user=uid).stdout
 
     address = f"http://127.0.0.1:{web.port}"
@@ -343,7 +348,7 @@ def test_another_user_is_refused_on_every_address_of_the_machine(web: WebPage) -
             "--interface",
             address,
             "--header",
-            f"Cookie: {web.cookie['Cookie']}",
+            f"Authorization: {web.bearer['Authorization']}",
         ]
         command.append(f"http://127.0.0.1:{web.port}/v1/status")
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True, user=ANNE)

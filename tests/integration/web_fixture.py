@@ -33,7 +33,6 @@ class WebPage:
         self.port: int = self.answer["port"]
         self.host = f"127.0.0.1:{self.port}"
         self.bearer = {"Authorization": f"Bearer {self.token}"}
-        self.cookie = {"Cookie": self.ask("GET", f"/?token={self.token}").headers["set-cookie"].partition(";")[0]}
         self.from_page = {"Origin": f"http://{self.host}", "Content-Type": "application/json"}
 
     def ask(self, method: str, target: str, body: str | None = None, **headers: str) -> PageResponse:
@@ -47,10 +46,10 @@ class WebPage:
             return PageResponse(answer.status, lower, answer.read())
 
     def get(self, target: str, **headers: str) -> PageResponse:
-        return self.ask("GET", target, **{**self.cookie, **headers})
+        return self.ask("GET", target, **{**self.bearer, **headers})
 
     def post(self, target: str, body: object = None, **headers: str) -> PageResponse:
-        return self.ask("POST", target, json.dumps(body or {}), **{**self.cookie, **self.from_page, **headers})
+        return self.ask("POST", target, json.dumps(body or {}), **{**self.bearer, **self.from_page, **headers})
 
     @contextlib.contextmanager
     def dial(self, receive_bytes: int | None = None) -> Iterator[socket.socket]:
@@ -62,8 +61,8 @@ class WebPage:
             yield connection
 
     def head(self, method: str, target: str, **headers: str) -> bytes:
-        """Return the head of a request with the cookie."""
-        named = {"Host": self.host, **self.cookie, **headers}
+        """Return the head of a request with the token."""
+        named = {"Host": self.host, **self.bearer, **headers}
         fields = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in named.items())
         return f"{method} {target} HTTP/1.1\r\n{fields}\r\n".encode()
 

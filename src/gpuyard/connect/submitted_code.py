@@ -106,11 +106,8 @@ class RemovedIfRefused:
 
 def _is_configured() -> bool:
     """Whether the configuration may ask for snapshots. Parsing it takes longer than the rest of a submission."""
-    try:
-        with open(f"{user_directory('XDG_CONFIG_HOME', '~/.config')}/config.toml", "rb") as file:
-            return b"snapshot" in file.read()
-    except OSError:
-        return False
+    path = f"{user_directory('XDG_CONFIG_HOME', '~/.config')}/config.toml"
+    return b"snapshot" in (_read_start(path, _MOST_OF_CONFIGURATION) or b"")
 
 
 def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
@@ -222,12 +219,5 @@ def framework_of(command: list[str], cwd: str) -> str:
 
 
 def _read_small(path: str) -> bytes | None:
-    try:
-        # A named pipe with such a name would block.
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_OF_CONFIGURATION:
-            return None
-        with open(path, "rb") as file:
-            return file.read(_MOST_OF_CONFIGURATION)
-    except (OSError, ValueError):
-        return None
+    content = _read_start(path, _MOST_OF_CONFIGURATION + 1)
+    return None if content is None or len(content) > _MOST_OF_CONFIGURATION else content

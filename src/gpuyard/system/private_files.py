@@ -19,9 +19,15 @@ import stat
 
 from gpuyard.errors import EnvironmentFault
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
 APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# A larger file is no configuration, and may be larger than the memory.
+MOST_CONFIGURED = 1 << 20
 _HINT = "remove it, or write to another folder"
 _OTHER_HOME = "set GPUYARD_HOME to another folder"
 # As in the kernel.
@@ -110,10 +116,20 @@ def check_entries(path: str, instead: str = _OTHER_HOME) -> None:
 
 
 def read_trusted(path: str, instead: str = _OTHER_HOME) -> bytes:
-    """Return the content of a file that only this user and root can change, also through links of theirs. Raises
-    FileNotFoundError if it does not exist."""
+    """Return the content of a configuration file that only this user and root can change, also through links of theirs.
+    Raises FileNotFoundError if it does not exist."""
     with open(open_trusted(path, instead), "rb") as file:
-        return file.read()
+        return read_small(file, path)
+
+
+def read_small(file: "BinaryIO", path: str) -> bytes:
+    """Return the content of a configuration file. Raises PrivateFileError if it is too large for one."""
+    content = file.read(MOST_CONFIGURED + 1)
+    if len(content) > MOST_CONFIGURED:
+        raise PrivateFileError(
+            f"{path} is too large: configuration has at most 1 MB", hint="see what is in it; was another file meant?"
+        )
+    return content
 
 
 def open_trusted(path: str, instead: str = _OTHER_HOME) -> int:

@@ -1,9 +1,9 @@
-"""A hostile page in the browser that holds the cookie can read, submit and cancel nothing."""
+"""A hostile page in the browser that holds the token can read, submit and cancel nothing."""
 
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.integration.queue_fixture import until
 from tests.integration.web.conftest import Site
@@ -163,10 +163,11 @@ def test_a_hostile_page_reads_nothing_and_changes_nothing(hostile: Page, page: P
     assert (f"{site.origin}/v1/jobs/cancel", 403) in responses
     assert refused <= {401, 403, 405}, responses
     assert site.queue.counts() == {"held": 1}
-    # The open page still works, with its cookie.
+    # The open page still works, with its token.
     same = """async () => {
-        const sent = {method: "POST", headers: {"Content-Type": "application/json"}, body: '{"ids": "1"}'};
-        return [(await fetch("/v1/session")).status, (await fetch("/v1/jobs/cancel", sent)).status];
+        const headers = {"Content-Type": "application/json", Authorization: `Bearer ${sessionStorage.token}`};
+        const sent = {method: "POST", headers, body: '{"ids": "1"}'};
+        return [(await fetch("/v1/session", {headers})).status, (await fetch("/v1/jobs/cancel", sent)).status];
     }"""
     assert page.evaluate(same) == [200, 200]
     until(lambda: site.queue.counts() == {"cancelled": 1}, "the page's own cancel")
@@ -184,24 +185,43 @@ def test_a_hostile_page_cannot_access_a_window_that_it_opens(hostile: Page, site
 
 
 @pytest.mark.full
-def test_a_link_with_the_token_on_another_site_opens_the_page_and_the_session_stays(
-    context: BrowserContext, site: Site
-) -> None:
+def test_a_link_with_the_token_on_another_site_opens_the_page(context: BrowserContext, site: Site) -> None:
     with another_site() as port:
         tab = context.new_page()
-        tab.goto(f"http://evil.localhost:{port}/")
-        tab.evaluate("(to) => { location.href = to }", site.url)
-        tab.wait_for_url(f"{site.origin}/")
-        assert tab.evaluate("async () => (await fetch('/v1/session')).status") == 200
-        tab.goto(f"http://evil.localhost:{port}/")
-        tab.evaluate("(to) => { location.href = to }", f"{site.origin}/")
-        tab.wait_for_function("() => document.scripts.length > 0")
-    (cookie,) = context.cookies(site.origin)
-    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
+        for to in (site.url, f"{site.origin}/"):
+            tab.goto(f"http://evil.localhost:{port}/")
+            tab.evaluate("(to) => { location.href = to }", to)
+            expect(tab.locator("#host")).not_to_be_empty()
+            assert tab.url == f"{site.origin}/"
+
+
+def test_another_port_of_the_host_gets_nothing(hostile: Page, page: Page, site: Site) -> None:
+    with hostile.expect_request(lambda request: True) as sent:
+        hostile.reload()
+    assert not {"cookie", "authorization"} & sent.value.all_headers().keys()
+    assert page.context.cookies() == []
+    assert hostile.evaluate("() => document.cookie + JSON.stringify({...sessionStorage, ...localStorage})") == "{}"
+    heard = """() => new Promise((done) => {
+        const tabs = new BroadcastChannel("gpuyard");
+        tabs.onmessage = ({data}) => done(data);
+        tabs.postMessage("which token?");
+        setTimeout(() => done(""), 1000);
+    })"""
+    assert hostile.evaluate(heard) == ""
+    assert site.token not in page.url
+
+
+def test_another_tab_gets_the_token_from_an_open_one(page: Page, site: Site, context: BrowserContext) -> None:
+    tab = context.new_page()
+    tab.goto(f"{site.origin}/#/submit")
+    expect(tab.locator("#host")).not_to_be_empty()
+    tab.reload()
+    expect(tab.locator("#host")).not_to_be_empty()
+    expect(tab.locator("#connection")).to_have_text("live")
 
 
 def test_without_the_token_the_page_explains_how_to_get_it(context: BrowserContext, site: Site) -> None:
     tab = context.new_page()
     tab.goto(f"{site.origin}/")
-    assert "gpuyard web" in tab.inner_text("body")
+    expect(tab.locator("#toasts")).to_contain_text("gpuyard web")
     assert tab.evaluate("async () => (await fetch('/v1/status')).status") == 401

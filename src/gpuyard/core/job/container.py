@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 
@@ -25,6 +26,9 @@ _OF_HOST = frozenset(
 )  # fmt: skip
 _OF_HOST_PREFIXES = ("LD_", "CONDA", "_CE_", "DOCKER_", "CONTAINER", "PODMAN_", "STORAGE_", "APPTAINER", "SINGULARITY")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_SETS_VARIABLE = ("--env", "-e")
+_VARIABLE = re.compile(r"([A-Za-z_]\w*=).+", re.DOTALL)
+_SET_VARIABLE = re.compile(rf"((?:--env[= ]|-e[= ]?)\s*{_VARIABLE.pattern[1:]}", re.DOTALL)
 _IMAGE = re.compile(r"[^-\s]\S*")
 # `docker run`, also after options of its own, as in `docker --context lab run`.
 _BARE_RUN = re.compile(
@@ -88,6 +92,16 @@ def parse_container(
     if not all(map(str.isprintable, options)):
         raise UserError("--container-option takes plain text", hint="remove characters that cannot be printed")
     return Container(image=image, mounts=parsed, options=tuple(options))
+
+
+def without_values(container: Container) -> Container:
+    """Return the container as it is shown: without the values of variables that its options set (`--env=A=b`)."""
+    shown, is_value = [], False
+    for option in container.options:
+        match = (_VARIABLE if is_value else _SET_VARIABLE).fullmatch(option)
+        shown.append(option if match is None else f"{match[1]}…")
+        is_value = option in _SETS_VARIABLE
+    return replace(container, options=tuple(shown))
 
 
 def parse_mount(text: str, cwd: str) -> Mount:

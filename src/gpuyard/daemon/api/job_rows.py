@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
+from gpuyard.core.job.container import without_values
 from gpuyard.core.job.dependencies import DependencyOutlook, outlook
 from gpuyard.core.job.job import Attempt, Job, MemoryLack, Usage
 from gpuyard.core.job.lifecycle import LIVE, JobState
@@ -96,6 +97,7 @@ def make_details(scheduler: SchedulerLoop, job: Job, code: JobCode, *, with_envi
         signal=spec.warning and warning_text(spec.warning),
         environment_names=sorted(spec.environment),
         environment=dict(spec.environment) if with_environment else None,
+        container=without_values(spec.container) if spec.container and not with_environment else spec.container,
         notify=[
             schema.NotifyRow(events=each.events, target=each.target and redacted_target(each.target))
             for each in spec.notify

@@ -91,7 +91,7 @@ class Routes:
             ("GET", "/openapi.json"): lambda: Response(body=document()),
             ("GET", "/metrics"): Metrics(scheduler, devices, started_at).metrics,
         }
-        self._router = Router(OPERATIONS)
+        self._router = Router(key for key, each in OPERATIONS.items() if not each.is_of_page)
 
     def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
         requests, jobs, submissions = self._scheduler.requests, self._jobs, self._submissions

@@ -3,14 +3,14 @@
 Rules:
 - The Host header has to be one of the page's own names, which defeats DNS rebinding.
 - Browsers report where a request comes from (`Origin`, `Sec-Fetch-Site`). From another site only a navigation to the
-  page itself is answered, without regard to cookies; that answer leads on to the page, now from the page's own origin.
-- A change has to be JSON, which no HTML form can send; with a cookie it also has to report its origin.
-- A script sends the token. A browser sends the cookie it got in exchange, from which the token cannot be computed.
+  page itself is answered.
+- A change has to be JSON, which no HTML form can send.
+- Scripts and the page send the token as a header. There is no cookie: browsers send those to all ports of a host.
+- The page and its files, which hold nothing of the user, need no token.
 - A target can be watched if a request for it would be allowed.
 """
 
 import enum
-import hashlib
 import hmac
 import ipaddress
 import re
@@ -47,7 +47,6 @@ class Credential(enum.Enum):
     NONE = "none"
     WRONG_TOKEN = "wrong token"  # noqa: S105 - not a secret
     TOKEN = "token"  # noqa: S105 - not a secret
-    COOKIE = "cookie"
 
 
 def check_source(request: Request, rules: AccessRules) -> None:
@@ -59,7 +58,7 @@ def check_source(request: Request, rules: AccessRules) -> None:
         raise HttpError(403, f"this page is not served as '{host[:100]}'", hint=_OPEN_HINT)
     if request.headers.get("origin", f"http://{host}") != f"http://{host}":
         raise HttpError(403, f"requests from {request.headers['origin'][:100]} are refused")
-    if is_cross_site(request) and not _is_navigation(request):
+    if _is_cross_site(request) and not _is_navigation(request):
         raise HttpError(403, "requests from other sites are refused")
 
 
@@ -70,18 +69,12 @@ def credential_of(request: Request, rules: AccessRules) -> Credential:
         token = bearer.strip()
     if token is not None:
         return Credential.TOKEN if _is_same(token, rules.token) else Credential.WRONG_TOKEN
-    if is_cross_site(request):
-        return Credential.NONE
-    own, name = cookie_value(rules.token), cookie_name(request)
-    # A server on another port of this host can set a cookie of the same name: the browser then sends both.
-    pairs = (pair.partition("=") for pair in request.headers.get("cookie", "").split(";"))
-    matches = [_is_same(value.strip(), own) for key, _, value in pairs if key.strip() == name]
-    return Credential.COOKIE if any(matches) else Credential.NONE
+    return Credential.NONE
 
 
 def check_rights(request: Request, credential: Credential, rules: AccessRules) -> None:
     """Refuse a request that this credential does not allow."""
-    if credential in (Credential.NONE, Credential.WRONG_TOKEN):
+    if credential is not Credential.TOKEN:
         raise HttpError(401, "this page needs its token", hint=_OPEN_HINT, headers=(("WWW-Authenticate", "Bearer"),))
     _check_right(request, rules)
     if request.path == API + EVENTS:
@@ -92,28 +85,15 @@ def check_rights(request: Request, credential: Credential, rules: AccessRules) -
     headers = request.headers
     if _JSON.fullmatch(headers.get("content-type", "")) is None:
         raise HttpError(415, "a change has to be sent as JSON", hint="Content-Type: application/json")
-    if credential is Credential.COOKIE and not {"origin", "sec-fetch-site"} & headers.keys():
-        message = "a change with a cookie has to have an Origin header"
-        raise HttpError(403, message, hint="in scripts send `Authorization: Bearer TOKEN`")
 
 
-def is_cross_site(request: Request) -> bool:
+def _is_cross_site(request: Request) -> bool:
     """Return whether the browser reports another site as the origin. `none` is a user who typed the address.
 
     Other programs and old browsers report nothing and count as the same site.
     """
     site = request.headers.get("sec-fetch-site", "same-origin")
     return site != "same-origin" and not (site == "none" and request.method != "POST")
-
-
-def cookie_name(request: Request) -> str:
-    """Return a name with the port that the browser sees: cookies belong to a host, which may forward several pages."""
-    match = _HOST.fullmatch(request.headers.get("host", "").lower())
-    return f"gpuyard-{match[2] or 80 if match else 80}"
-
-
-def cookie_value(token: str) -> str:
-    return hmac.new(token.encode(), b"the page of gpuyard", hashlib.sha256).hexdigest()
 
 
 def _is_own_host(host: str, rules: AccessRules) -> bool:

@@ -52,11 +52,12 @@ HEADERS: http.Headers = (
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
 )
-_PAGE = """<!doctype html>
+_LOCKED = """<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{head}
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <link rel="icon" href="data:,"><title>gpuyard</title></head>
-<body>{body}</body>
+<body><h1>gpuyard</h1>
+<p>This page needs its token. Run <code>gpuyard web</code> on the machine and open the address it prints.</p></body>
 </html>
 """
 MAX_STREAMS = 64
@@ -105,15 +106,16 @@ class PageServer:
         self._streams = 0
 
     def check_head(self, request: http.Request) -> bool:
-        """Refuse a request by its head, before its body has arrived. Return whether it has the token or the cookie."""
+        """Refuse a request by its head, before its body has arrived. Return whether it has the token."""
         access.check_source(request, self.rules)
         credential = access.credential_of(request, self.rules)
         if credential is access.Credential.WRONG_TOKEN:
             self._take(self._wrong_tokens, "too many wrong tokens")
         has_body = request.method == "POST" or request.headers.get("content-length", "0") != "0"
-        if request.path != access.PAGE or has_body:
+        is_file = request.path == access.PAGE or request.path.startswith(_STATIC)
+        if has_body or not is_file:
             access.check_rights(request, credential, self.rules)
-        return credential in (access.Credential.TOKEN, access.Credential.COOKIE)
+        return credential is access.Credential.TOKEN
 
     def handle(self, request: http.Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         """Answer a request that `check_head` has accepted."""
@@ -131,12 +133,11 @@ class PageServer:
 
     def _page(self, request: http.Request) -> http.Response:
         credential = access.credential_of(request, self.rules)
-        if credential is access.Credential.TOKEN:
-            value = f"{access.cookie_name(request)}={access.cookie_value(self.rules.token)}"
-            return forward_page((("Set-Cookie", f"{value}; HttpOnly; SameSite=Strict; Path=/"),))
-        if credential is access.Credential.COOKIE:
-            return answer_file(self._files, INDEX, request)
-        return forward_page() if access.is_cross_site(request) and "token" not in request.query else locked_page()
+        if credential is access.Credential.WRONG_TOKEN:
+            return locked_page()
+        # Not kept: its address may have the token.
+        page, is_last = self._files[INDEX], credential is access.Credential.NONE
+        return http.Response(body=page.body, content_type=page.content_type, is_last=is_last)
 
     def _take(self, bucket: Bucket, refusal: str) -> None:
         wait_s = math.ceil(bucket.take(self._clock()))
@@ -197,23 +198,5 @@ def _read_files(folder: Traversable, at: PurePosixPath) -> Iterator[tuple[str, F
 
 
 def locked_page() -> http.Response:
-    text = (
-        "<h1>gpuyard</h1>"
-        "<p>This page needs its token. Run <code>gpuyard web</code> on the machine and open the address it prints."
-    )
-    return _html(401, "", f"{text}</p>")
-
-
-def forward_page(headers: http.Headers = ()) -> http.Response:
-    """Return a page that loads `/` by itself.
-
-    Not a redirect: after one that started at another site, browsers do not send a strict cookie.
-    """
-    refresh = '<meta http-equiv="refresh" content="0; url=/">'
-    return _html(200, refresh, '<p><a href="/">gpuyard</a></p>', headers)
-
-
-def _html(status: int, head: str, body: str, headers: http.Headers = ()) -> http.Response:
-    """The connection ends: the client has no token, or will connect again."""
-    text, content_type = _PAGE.format(head=head, body=body), "text/html; charset=utf-8"
-    return http.Response(status=status, body=text.encode(), content_type=content_type, headers=headers, is_last=True)
+    body = _LOCKED.encode()
+    return http.Response(status=401, body=body, content_type="text/html; charset=utf-8", is_last=True)

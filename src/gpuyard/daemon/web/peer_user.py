@@ -1,8 +1,7 @@
 """Find the user at the other end of a connection from this machine (Linux only), and refuse other users.
 
-Cookies belong to a host, not to a port: a browser sends ours to any server on 127.0.0.1, also to one of another user.
-So where the kernel reports the user of a connection, only the page's own user and root are accepted; the token or the
-cookie is not enough.
+When the daemon has ended, another user can take its port, and open pages then send the token there. So where the kernel
+reports the user of a connection, only the page's own user and root are accepted; the token is not enough.
 
 The kernel forgets a closed socket, or reports it as root's in older versions. What was sent before can still be read,
 so a peer that cannot be found has gone and is refused. Where the kernel answers neither directly nor by its list, or

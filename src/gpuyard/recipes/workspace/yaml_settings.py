@@ -21,6 +21,7 @@ from gpuyard.core.job.stop_warning import parse_warning
 from gpuyard.core.snapshot import Vendor
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
+from gpuyard.system.private_files import PrivateFileError, read_small
 
 # The C parser is about ten times faster, but PyYAML may be built without it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -62,9 +63,12 @@ class _Mistake(Exception):
 
 def _read_text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = read_small(file, str(path))
     except OSError as error:
         raise cannot_read(path, error) from error
+    except PrivateFileError as error:
+        raise UserError(str(error), hint=error.hint) from error
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

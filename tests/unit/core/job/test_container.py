@@ -2,7 +2,15 @@
 
 import pytest
 
-from gpuyard.core.job.container import Mount, bare_container_tool, parse_container, parse_mount, variables_to_pass
+from gpuyard.core.job.container import (
+    Container,
+    Mount,
+    bare_container_tool,
+    parse_container,
+    parse_mount,
+    variables_to_pass,
+    without_values,
+)
 from gpuyard.errors import UserError
 
 
@@ -77,3 +85,18 @@ def test_variables_of_the_hosts_software_do_not_enter_a_container() -> None:
 )
 def test_a_command_that_starts_a_container_is_recognised(command: tuple[str, ...], tool: str | None) -> None:
     assert bare_container_tool(command) == tool
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (("--env=KEY=s3cret",), ("--env=KEY=…",)),
+        (("--env", "KEY=s3cret", "A=b"), ("--env", "KEY=…", "A=b")),
+        (("-e", "KEY=s3=cret\t"), ("-e", "KEY=…")),
+        (("-eKEY=s3cret", "-e=KEY=s3cret", "--env KEY=s3cret"), ("-eKEY=…", "-e=KEY=…", "--env KEY=…")),
+        (("--env=KEY", "--env", "KEY", "--network=host"), ("--env=KEY", "--env", "KEY", "--network=host")),
+        (("--env-file=/run/keys", "--env="), ("--env-file=/run/keys", "--env=")),
+    ],
+)
+def test_values_of_variables_in_options_are_not_shown(given: tuple[str, ...], shown: tuple[str, ...]) -> None:
+    assert without_values(Container(image="image", options=given)).options == shown
