@@ -73,7 +73,9 @@ class SlurmCluster:
     """A cluster that runs while its `with` block does; `environment` holds the variables of its clients. Commands
     give up on a controller that does not answer after 3 s (default: 9 s)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, limits_memory: bool = False) -> None:
+        """With `limits_memory`, jobs are ended once they use more than their `--mem`, as at sites without cgroups."""
+        self._limits_memory = limits_memory
         self.environment = {"SLURM_CONF": f"{folder}/client.conf"}
         self._daemons_environment = {"SLURM_CONF": f"{folder}/slurm.conf"}  # for jobs too
         self._folder = folder
@@ -146,6 +148,11 @@ class SlurmCluster:
             kill_wait=KILL_WAIT_S,
             shards=2 * SHARDS_PER_CARD,
         )
+        if self._limits_memory:
+            configuration = configuration.replace("CR_Core\n", "CR_Core_Memory\nDefMemPerNode=1000\n").replace(
+                "jobacct_gather/none",
+                "jobacct_gather/linux\nJobAcctGatherFrequency=task=1\nJobAcctGatherParams=OverMemoryKill",
+            )
         (self._folder / "slurm.conf").write_text(configuration)
         (self._folder / "client.conf").write_text(f"{configuration}MessageTimeout=4\n")
         (self._folder / "gres.conf").write_text("".join(_cards_of(node) for node in NODES))

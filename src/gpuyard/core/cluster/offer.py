@@ -104,7 +104,9 @@ def impossible(engine: str, nodes: Sequence[Amount], wanted: Amount) -> str | No
     ):
         largest = max((each for each in most if each is not None), default=None)
         if largest is not None and (needed or 0.0) > largest + _ROUNDING:
-            return f"no node of {engine} has {needed:g} {name}; the largest has {largest:g}"
+            return (
+                f"no node of {engine} has {needed:g} {name if needed != 1 else name[:-1]}; the largest has {largest:g}"
+            )
     ram = max((each.ram_mb for each in nodes if each.ram_mb is not None), default=None)
     if ram is not None and (wanted.ram_mb or 0.0) > ram + _ROUNDING:
         return f"no node of {engine} has {format_size(wanted.ram_mb or 0.0)} of RAM; the largest has {format_size(ram)}"

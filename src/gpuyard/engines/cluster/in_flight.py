@@ -12,11 +12,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.cluster.offer import ClusterTerms, most_of, without_learned
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster import node_supervisor
-from gpuyard.engines.cluster.outcome import decide
+from gpuyard.engines.cluster.outcome import ElementOutcome, decide, out_of_ram
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterSubmission,
@@ -257,6 +257,7 @@ class InFlightJobs:
         if not was_asked and element.sighting is None and element.trace.ended is None:
             return
         decided = decide(self._site.name, element.sighting, element.trace, element.context, waited=element.waited)
+        decided, usage = self._with_usage(element, decided)
         outcome = decided.outcome
         if decided.is_to_be_voided and self._void(element):
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=f"{self._site.name} does not know it")
@@ -266,11 +267,28 @@ class InFlightJobs:
             if outcome.kind is OutcomeKind.LOST:
                 outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
         if outcome is not None:
-            yield self._end(element, outcome, decided.shortage)
+            yield self._end(element, outcome, decided.shortage, usage)
         elif element.trace.ended is not None:
             self.wants_report = not was_asked
 
-    def _end(self, element: InFlightElement, outcome: Outcome, shortage: Shortage | None) -> Ended:
+    def _with_usage(self, element: InFlightElement, decided: ElementOutcome) -> tuple[ElementOutcome, Usage | None]:
+        """Return what the element used, too: as its supervisor says, or the meter if that was killed. An element that
+        was killed near its limit of RAM ran out of it, and used at least that."""
+        (token, number), ended = element.ref, element.trace.ended
+        usage = ended.usage if ended is not None else None
+        if not decided.was_killed or self._dirs.is_gone(token):
+            return decided, usage
+        usage = usage or self._dirs.usage(token, number)
+        limit_mb = self._submissions[token].submission.terms.ram_mb
+        if limit_mb is not None:
+            used_mb = (usage.ram_mb if usage is not None else None) or 0.0
+            output = self._dirs.output(token, number) or b""
+            decided = out_of_ram(self._site.name, decided, limit_mb, used_mb, output)
+        if decided.shortage is not None:
+            usage = replace(usage or Usage(), ram_mb=decided.shortage.held_mb)
+        return decided, usage
+
+    def _end(self, element: InFlightElement, outcome: Outcome, shortage: Shortage | None, usage: Usage | None) -> Ended:
         (token, number), finish, sighting = element.ref, element.trace.ended, element.sighting
         if outcome.kind is OutcomeKind.LOST and not self._dirs.is_gone(token):
             self._dirs.mark_lost(token, number)
@@ -289,7 +307,7 @@ class InFlightJobs:
             at=finish.at if finish is not None else sighting.ended_at if sighting is not None else None,
             shortage=shortage or evidence.shortage,
             device_fault=evidence.device_fault,
-            usage=finish.usage if finish is not None else None,
+            usage=usage,
             warned_at=finish.warned_at if finish is not None else None,
         )
 

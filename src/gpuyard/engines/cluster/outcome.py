@@ -4,13 +4,17 @@
   why. So a failure waits for the site's report, for 3 reports at most, or until the site no longer knows the element.
 - An element that the site does not know and that has not started is voided: it never started.
 - An element that started and left no status is lost. Its files may be late, as on network file systems, so this too
-  takes 3 reports. It is also lost if the site saw its supervisor killed: the program's outcome is unknown.
+  takes 3 reports. It is also lost if the site saw its supervisor killed: the program's outcome is unknown. But if it
+  used nearly all of the RAM that it had asked for, or its site wrote so into its output, it ran out of that.
 """
+
+import re
 
 from msgspec import Struct
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
+from gpuyard.core.units import format_size
 from gpuyard.engines.cluster.node_supervisor import NOT_BEGUN
 from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
 from gpuyard.engines.cluster.submission_dir import VOID, ElementTrace
@@ -20,6 +24,10 @@ from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 LATE_REPORTS = 3
 _BY_SIGNAL = 128
 _KILLED = 137
+# The meter measures once a second, and sees only what the program's own processes use.
+_NEARLY_ALL = 0.8
+# As Slurm writes it where it polls the use itself: it may end a job before the meter has measured it.
+_EXCEEDED = re.compile(rb"exceeded (?:job |step )?memory limit", re.IGNORECASE)
 
 
 class ElementOutcome(Struct, frozen=True, kw_only=True):
@@ -28,6 +36,7 @@ class ElementOutcome(Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     shortage: Shortage | None = None
     is_to_be_voided: bool = False
+    was_killed: bool = False  # by SIGKILL, and nothing says why
 
 
 _NOT_YET = ElementOutcome()
@@ -48,19 +57,34 @@ def decide(
     return _by_site(site, sighting, trace, waited)
 
 
+def out_of_ram(
+    site: str, decided: ElementOutcome, limit_mb: float, used_mb: float, output: bytes = b""
+) -> ElementOutcome:
+    """Return the outcome of an element that was killed, where its RAM was limited and it was measured to use this much.
+    `output` is what its supervisor, or the site, wrote."""
+    if not decided.was_killed or (used_mb < _NEARLY_ALL * limit_mb and not _EXCEEDED.search(output)):
+        return decided
+    used = f"{format_size(used_mb)} of RAM measured, " if used_mb else ""
+    says = f"{site} ended it: out of memory ({used}{format_size(limit_mb)} requested)"
+    outcome = Outcome(kind=OutcomeKind.FAILED, status=_KILLED, reason=says)
+    shortage = Shortage(where=ShortageKind.HOST, says=says, held_mb=max(used_mb, limit_mb), total_mb=limit_mb)
+    return ElementOutcome(outcome=outcome, shortage=shortage)
+
+
 def _over(kind: OutcomeKind, reason: str, status: int | None = None) -> ElementOutcome:
     return ElementOutcome(outcome=Outcome(kind=kind, status=status, reason=reason))
 
 
 def _by_supervisor(site: str, sighting: Sighting | None, outcome: Outcome, waited: int) -> ElementOutcome:
+    decided = ElementOutcome(outcome=outcome, was_killed=outcome.status == _KILLED)
     if outcome.kind is not OutcomeKind.FAILED:
-        return ElementOutcome(outcome=outcome)
+        return decided
     if sighting is None:
-        return ElementOutcome(outcome=outcome) if waited else _NOT_YET
+        return decided if waited else _NOT_YET
     if sighting.at not in OVER:
-        return _NOT_YET if waited < LATE_REPORTS else ElementOutcome(outcome=outcome)
+        return _NOT_YET if waited < LATE_REPORTS else decided
     if sighting.at in (SiteState.SUCCEEDED, SiteState.FAILED):
-        return ElementOutcome(outcome=outcome)
+        return decided
     return _ended_by_site(site, sighting, outcome.status)
 
 
@@ -83,7 +107,8 @@ def _by_site(site: str, sighting: Sighting, trace: ElementTrace, waited: int) ->
         return _without_a_start(site, sighting.status)
     if 0 < (sighting.status or 0) < _BY_SIGNAL:
         return ElementOutcome(outcome=outcome_of(str(sighting.status), StartContext()))
-    return _over(OutcomeKind.LOST, f"over at {site} without a status: its supervisor was killed")
+    outcome = Outcome(kind=OutcomeKind.LOST, reason=f"over at {site} without a status: its supervisor was killed")
+    return ElementOutcome(outcome=outcome, was_killed=True)
 
 
 def _without_a_start(site: str, status: int | None) -> ElementOutcome:

@@ -74,7 +74,9 @@ class SlurmSite:
                 printed = self._ask(commands.nodes_command(terms, self._settings)).decode("utf-8", "replace")
                 nodes = commands.parse_nodes(printed, terms.need.model)
                 if never := impossible("slurm", nodes, amount_needed(terms, self._settings.card_mb)):
-                    raise SiteRefused(never, hint="ask for less; `sinfo` lists the nodes") from error
+                    kind = "" if terms.need.model is None else f" (GPUs named {terms.need.model})"
+                    hint = "ask for less; `sinfo --Node --long` lists the nodes"
+                    raise SiteRefused(f"{never}{kind}", hint=hint) from error
             elif commands.is_for_ever(error):
                 raise SiteRefused(f"Slurm refuses it: {error}", hint="`sinfo` lists partitions and nodes") from error
 

@@ -240,6 +240,14 @@ class SubmissionDirs:
                 return None
             return ElementStart(at=os.stat(path).st_mtime, node="?", pid=0)
 
+    def usage(self, token: str, number: int) -> Usage | None:
+        """Return what the meter has written about the element so far, if it can be read."""
+        path = f"{self.path(token)}/{number}.usage"
+        with _using(path), contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            content = _content(path)
+            return None if content is None else msgspec.json.decode(content, type=Usage)
+        return None
+
     def output(self, token: str, number: int) -> bytes | None:
         """Return the end of the supervisor's own output, if the site wrote it to this folder."""
         path = f"{self.path(token)}/{number}.out"

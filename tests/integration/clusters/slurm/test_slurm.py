@@ -79,7 +79,7 @@ def test_an_array_with_a_limit_waits_in_slurms_queue_as_a_whole(
     [
         ({"gpus": "8"}, "no node of slurm has 8 GPUs; the largest has 2"),
         ({"gpus": "0", "ram": "20G"}, "no node of slurm has 20 GB of RAM; the largest has 9.8 GB"),
-        ({"gpus": "1", "gpu_name": "a100"}, "no node of slurm has 1 GPUs; the largest has 0"),
+        ({"gpus": "1", "gpu_name": "a100"}, "no node of slurm has 1 GPU; the largest has 0"),
         ({"gpus": "0", "engine_option": ["--partition=nowhere"]}, "invalid partition specified: nowhere"),
         ({"gpus": "0", "engine_option": ["--constraint=none"]}, "Invalid feature specification"),
     ],
@@ -103,7 +103,7 @@ def test_a_job_whose_nodes_are_all_drained_waits(slurm: SlurmCluster, on_slurm: 
     slurm.set_nodes("drain")
     try:
         job_id = on_slurm.shell("true", gpus="2")
-        scenarios.wait_for_reason(on_slurm, job_id, "node configuration is not available")
+        on_slurm.until_state(job_id, "pending")
     finally:
         slurm.set_nodes("resume")
     on_slurm.wait()

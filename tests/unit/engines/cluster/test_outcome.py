@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.engines.cluster.outcome import LATE_REPORTS, ElementOutcome, decide
+from gpuyard.engines.cluster.outcome import LATE_REPORTS, ElementOutcome, decide, out_of_ram
 from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
 from gpuyard.engines.cluster.submission_dir import VOID, ElementStart, ElementTrace, Finish
 from gpuyard.engines.common.program_outcome import StartContext
@@ -203,3 +203,30 @@ def test_an_element_that_ended_or_is_no_longer_listed_gets_an_outcome(
         assert short(outcome_of(sighting, trace, LATE_REPORTS)) != NOT_YET
     else:
         assert short(outcome_of(sighting, trace, 1000)) == NOT_YET
+
+
+@pytest.mark.parametrize(
+    ("sighting", "trace", "used_mb", "is_short"),
+    [
+        (sighted(SiteState.FAILED, status=137), BEGAN, 900.0, True),  # its supervisor was killed, too
+        (sighted(SiteState.FAILED, status=137), BEGAN, 700.0, False),
+        (sighted(SiteState.FAILED, status=137), ended_with("137"), 900.0, True),
+        (sighted(SiteState.FAILED, status=1), ended_with("1"), 1000.0, False),
+        (sighted(SiteState.LOST), BEGAN, 1000.0, False),  # with its node
+    ],
+)
+def test_an_element_that_was_killed_near_its_ram_lacked_it(
+    sighting: Sighting, trace: ElementTrace, used_mb: float, *, is_short: bool
+) -> None:
+    decided = out_of_ram("slurm", outcome_of(sighting, trace, ENOUGH), 1000.0, used_mb)
+    assert (decided.shortage is not None) is is_short
+    if decided.shortage is not None:
+        assert short(decided) == (OutcomeKind.FAILED, 137)
+        assert (decided.shortage.held_mb, decided.shortage.total_mb) == (1000.0, 1000.0)
+
+
+def test_an_element_that_was_killed_lacked_ram_if_the_site_wrote_so() -> None:
+    decided = outcome_of(sighted(SiteState.FAILED, status=137), BEGAN, ENOUGH)
+    written = b"slurmstepd: error: Exceeded job memory limit\n"
+    assert out_of_ram("slurm", decided, 1000.0, 0.0, written).shortage is not None
+    assert out_of_ram("slurm", decided, 1000.0, 0.0, b"Killed\n") == decided
