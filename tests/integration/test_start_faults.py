@@ -17,7 +17,7 @@ def _simulated(home: Path) -> None:
 
 
 def said(stderr: str) -> str:
-    assert "Traceback" not in stderr
+    assert 'File "' not in stderr, "a traceback"
     assert "bug" not in stderr
     assert "disk space" not in stderr
     return stderr

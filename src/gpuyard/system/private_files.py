@@ -99,6 +99,9 @@ def open_own(path: str, flags: int = APPEND, instead: str = _OTHER_HOME) -> int:
     folder = open_folder(above, instead)
     try:
         return _checked(_descriptor(name, flags | _SAFELY, folder, above), path)
+    except IsADirectoryError as error:
+        hint = "move it away: gpuyard has a file of its own there"
+        raise PrivateFileError(f"{path} is a folder", hint=hint) from error
     finally:
         os.close(folder)
 
@@ -338,9 +341,6 @@ def _descriptor(name: str, flags: int, within: int | None, place: str = "", mode
         path = os.path.join(place, name)
         if os.path.islink(path):
             raise PrivateFileError(f"{path} cannot be written: it is a symbolic link", hint=_HINT) from error
-        if isinstance(error, IsADirectoryError):
-            hint = "move it away: gpuyard has a file of its own there"
-            raise PrivateFileError(f"{path} is a folder", hint=hint) from error
         raise
 
 
