@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,13 @@ def _find_frames(path: str, suffix: str) -> list[str]:
         return [entry.path for entry in files if entry.name.lower().endswith(suffix)]
     if os.path.lexists(path) or not glob.has_magic(path):
         return [path]
-    return [found for found in glob.glob(path, recursive=True) if os.path.isfile(found)]
+    pattern = Path(path, "*") if path.endswith("**") else Path(path)
+    found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))  # `**` follows no links to folders
+    return [str(each) for each in found if each.is_file() and not _is_hidden(each, pattern)]
+
+
+def _is_hidden(path: Path, pattern: Path) -> bool:
+    return any(name.startswith(".") and name not in pattern.parts for name in path.parts)
 
 
 class _PlySource(Source):

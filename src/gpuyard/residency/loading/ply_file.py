@@ -31,6 +31,7 @@ PART_NBYTES = 1 << 26  # of a file that several threads read at once
 CHUNK_NBYTES = 1 << 20  # fits into a processor's cache: with 16 MB, decoding took up to a third longer
 TEXT_NBYTES = 1 << 16  # numpy holds the GIL while it parses: about a millisecond for this
 LINE_LIMIT = 1 << 22
+_MOST_LISTS = 1_000_000  # each is passed over by itself, in 3 us
 
 _TYPES = {
     "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2",
@@ -251,11 +252,13 @@ def _find_vertices(path: str, form: PlyFormat, elements: list[PlyElement], nbyte
     place = names.index("vertex")
     vertex = elements[place]
     columns = Counter(column.name for column in vertex.properties)
+    lists = 0 if form is PlyFormat.ASCII else sum(element.rows for element in elements[:place] if element.has_lists)
     twice = next((name for name, times in columns.items() if times > 1), None)
     problem = (
         (not vertex.rows and "it has no vertices")
         or (not columns and "its vertices have no properties")
         or (vertex.has_lists and "its vertices have properties that are lists, which is not supported")
+        or (lists > _MOST_LISTS and f"it has {lists:,} rows with lists before its vertices, more than {_MOST_LISTS:,}")
         or (twice is not None and f"its vertices have two properties called {_shown(twice)}")
     )
     if problem:

@@ -121,6 +121,14 @@ def test_a_terabyte_file_is_described_by_reading_its_header_only(tmp_path: Path)
     assert describe(str(path)).nbytes == 400_000_000_000
 
 
+def test_a_file_with_millions_of_lists_before_its_vertices_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.ply"
+    lists = b"ply\nformat binary_little_endian 1.0\nelement face 1000001\nproperty list uchar int v\n"
+    path.write_bytes(lists + b"element vertex 1\nproperty uchar x\nend_header\n" + bytes(1_000_002))
+    with pytest.raises(AssetError, match="1,000,001 rows with lists before its vertices"):
+        describe(str(path))
+
+
 def test_reading_needs_little_memory_beside_the_target(tmp_path: Path) -> None:
     for number, (form, table) in enumerate(
         [("binary_big_endian", splats(60_000)), ("binary_little_endian", points(800_000)), ("ascii", points(30_000))]
