@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         id="leases-unreadable-file-is-passed-over",
         file=f"{_LEASES}/ledger_scan.py",
-        old="                if error.errno not in SKIPPED_ERRORS:\n                    raise  #",
-        new="                if False:\n                    raise  #",
+        old="            if error.errno in _OWN_ERRORS:",
+        new="            if False:",
         breaks="A process that cannot open more files does not see the leases of others, and takes their GPUs.",
         near=(f"{_TESTS}/test_lock_file.py",),
     ),

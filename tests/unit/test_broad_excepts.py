@@ -8,7 +8,9 @@ import gpuyard
 SOURCE = Path(gpuyard.__file__).parent
 ALLOWED = {
     "control/engine_set.py",
+    "daemon/api/routes.py",
     "daemon/loop.py",
+    "daemon/main.py",
     "daemon/monitor/sampling.py",
     "daemon/retention.py",
     "daemon/server/connection.py",

@@ -21,7 +21,17 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import UNREADABLE, Growth, JobSpec, MemoryLack, Outcome, OutcomeKind, SuspendedBy, Usage
+from gpuyard.core.job.job import (
+    UNREADABLE,
+    Growth,
+    JobSpec,
+    MemoryLack,
+    Outcome,
+    OutcomeKind,
+    SiteRequest,
+    SuspendedBy,
+    Usage,
+)
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING, JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Profile
@@ -226,6 +236,7 @@ _CHECKS: dict[str, dict[str, Callable[[Mapping[str, Any]], bool]]] = {
         "handed_over_at": lambda row: (row["handed_over_at"] is None) == (row["started_at"] is not None),
         "outcome": lambda row: _json("outcome", Outcome)(row) and (row["outcome"] is None) == (row["ended_at"] is None),
         "lack": _json("lack", MemoryLack),
+        "request": _json("request", SiteRequest),
         "usage": _json("usage", Usage),
         "stopping": _one_of("stopping", OutcomeKind),
         "parked": _one_of("parked", SuspendedBy),

@@ -48,7 +48,7 @@ class Entry(NamedTuple):
         return stat.S_ISDIR(self.status.st_mode)
 
 
-class _Level(NamedTuple):
+class _FolderLevel(NamedTuple):
     """A folder that the walk is in. `left`: names that it has not come to, and whether they are folders."""
 
     name: str
@@ -184,7 +184,7 @@ class _Walk:
         self._mount = mount_of(root)
         self._here = os.dup(root)
         left = _entries(root) if names is None else [(name, _is_folder(name, root)) for name in names]
-        self.levels = [_Level("", "", os.fstat(root), left)]
+        self.levels = [_FolderLevel("", "", os.fstat(root), left)]
 
     def close(self) -> None:
         os.close(self._here)
@@ -198,7 +198,7 @@ class _Walk:
         except FileNotFoundError:
             return None
         try:
-            self.levels.append(_Level(name, path, os.fstat(inner), _entries(inner)))
+            self.levels.append(_FolderLevel(name, path, os.fstat(inner), _entries(inner)))
         except BaseException:
             os.close(inner)
             raise
@@ -223,7 +223,7 @@ class _Walk:
                 del self.levels[depth:]
                 return
 
-    def _try_to_move(self, name: str, level: _Level) -> bool:
+    def _try_to_move(self, name: str, level: _FolderLevel) -> bool:
         """Return whether the name is the folder of this level."""
         try:
             folder = os.open(name, FOLDER, dir_fd=self._here)

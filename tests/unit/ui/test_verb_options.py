@@ -30,7 +30,7 @@ TO_CONNECT = {
     "connect.fast_http", "connect.fast_json", "connect.paths", "errors", "system.file_systems", "system.private_files",
     "system.user_directories", "system.user_sockets", "ui.cli.verb_options", "version",
 }  # fmt: skip
-TO_SUBMIT = {"connect.submitted_code", "system.submitting_shell", "ui.cli.jobs.submit"}
+TO_SUBMIT = {"connect.git_folder", "connect.submitted_code", "system.submitting_shell", "ui.cli.jobs.submit"}
 
 
 def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
