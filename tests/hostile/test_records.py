@@ -361,7 +361,7 @@ def broken_mount(folder: Path) -> Iterator[None]:
 
 @attack(
     "leave 5,000 files and a mount that does not answer",
-    before="the ledger was closed for all users, and nobody was named",
+    before="the ledger was closed for all users, and no file was named",
     now="ignored: what cannot be read is named and passed over",
 )
 def test_file_on_a_broken_mount(ledger: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Slurm that ends jobs over their `--mem`, and one whose node kills them without a word."""
+"""Two kinds of Slurm: it ends jobs over their `--mem` itself, or the node kills them without a word."""
 
 import os
 import signal
