@@ -42,7 +42,6 @@ class PromisedShare(Struct, frozen=True, kw_only=True):
     measured_mb: float | None = None
     is_reservation: bool = False
     lease_id: str | None = None
-    is_longest: bool = False  # its job decides when all work is over (`longest_job`)
 
 
 class FitMark:
@@ -71,7 +70,7 @@ class DeviceState:
     rank: a sort key: expected load (on an idle device a job slows no other), free memory, index, id. Devices that are
     the last choice come behind all others.
     refusals, reasons: remembered for each need by the placement.
-    members: remembered by `sharing_gain` for each caution.
+    members: remembered by `sharing` for each caution.
     mark: common to states that fit alike.
     """
 
@@ -232,7 +231,6 @@ def fits_alike(before: DeviceState, after: DeviceState, *, limits_load: bool) ->
 def _is_charged_alike(before: PromisedShare, after: PromisedShare, capacity_mb: float) -> bool:
     return before is after or (
         before.share == after.share
-        and before.is_longest == after.is_longest
         and before.is_reservation == after.is_reservation
         and before.lease_id == after.lease_id
         and charged_mb(before, capacity_mb) == charged_mb(after, capacity_mb)

@@ -35,8 +35,6 @@ class MeasuredLeases(Protocol):
     @property
     def lease_loads(self) -> Mapping[str, float]: ...
     @property
-    def longest(self) -> Mapping[str, float]: ...
-    @property
     def packing(self) -> Packing: ...
     @property
     def closed(self) -> Mapping[str, Reason]: ...
@@ -93,9 +91,9 @@ class KnownStates:
         """Return the leased shares by device. An unchanged one is the object of last time, which is fast to compare."""
         known, self._promises = self._promises, {}
         promises: dict[str, list[PromisedShare]] = {}
-        measured, loads, longest = view.measured, view.lease_loads, view.longest
+        measured, loads = view.measured, view.lease_loads
         for lease in view.leases:
-            load, is_longest = loads.get(lease.id), lease.id in longest
+            load = loads.get(lease.id)
             for each in lease.shares:
                 key = lease.id, each.device_id
                 held_mb, promise = measured.get(key), known.get(key)
@@ -104,11 +102,8 @@ class KnownStates:
                     promise.measured_mb == held_mb
                     and (promise.share is share or promise.share == share)
                     and (promise.holder is lease.holder or promise.holder == lease.holder)
-                    and promise.is_longest == is_longest
                 ):
-                    promise = PromisedShare(
-                        share=share, holder=lease.holder, measured_mb=held_mb, lease_id=lease.id, is_longest=is_longest
-                    )
+                    promise = PromisedShare(share=share, holder=lease.holder, measured_mb=held_mb, lease_id=lease.id)
                 self._promises[key] = promise
                 promises.setdefault(each.device_id, []).append(promise)
         return promises

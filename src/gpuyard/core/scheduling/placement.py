@@ -15,15 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
-from gpuyard.core.scheduling.device_availability import (
-    Available,
-    ExpectedEnds,
-    LeaseEnds,
-    available_before,
-    in_order_of_time,
-)
+from gpuyard.core.scheduling.device_availability import Available, LeaseEnds, in_order_of_time
 from gpuyard.core.scheduling.device_choice import DeviceChoice
 from gpuyard.core.scheduling.device_fit import (
     Packing,
@@ -42,7 +37,6 @@ from gpuyard.core.scheduling.host_placement import HostPlacement
 from gpuyard.core.scheduling.known_refusals import FitQuestion
 from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.shared_devices import SharedDevices
-from gpuyard.core.scheduling.sharing_limits import SharingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 
@@ -68,7 +62,6 @@ class PlacementView(Struct, frozen=True, kw_only=True):
     foreign: Mapping[str, ForeignLoad] = {}  # the foreign load of each device
     packing: Packing = Packing()
     lease_loads: Mapping[str, float] = {}  # measured load of leases whose shares do not know it
-    longest: Mapping[str, float] = {}  # leases of jobs that decide when all is over, with the seconds they have left
     closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
     ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
     host: HostView = HostView()  # limits and measured use of RAM and CPUs
@@ -91,7 +84,7 @@ class PlacementState:
         self._suitable: dict[tuple[object, ...], list[str]] = {}
         self._acceptable: dict[tuple[object, ...], list[str]] = {}
         self.shared: dict[tuple[object, ...], SharedDevices] = {}
-        self._sharing_limits = SharingLimits(view.packing, has_longest=bool(view.longest))
+        self._packings: dict[tuple[object, ...], Packing] = {}  # by the kind of need
 
     def copy(self) -> "PlacementState":
         """Return a placement to which the head's reservation is added."""
@@ -187,34 +180,20 @@ class PlacementState:
         elif self._has_waited(ticket):
             self.reserve_host(ticket.need, ticket.holder)
 
-    def reserve(self, need: Need, holder: Holder, ends: ExpectedEnds | None = None) -> bool:
-        """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway. With
-        `ends`: the devices that may become available before it is likely to have enough of them. Without: every device
-        that would serve the head once leases end."""
+    def reserve(self, need: Need, holder: Holder) -> bool:
+        """Reserve for the head of the queue every device that would serve it once leases end. Return False, and reserve
+        none, if it would not fit even then."""
         if self.host.excludes(need):
             return False
-        chosen = [] if ends is None else self._first_devices(need, ends)
+        chosen = sorted(self.links.serving(need, self.fitting_without_leases(need)))
         if len(chosen) < need.devices:
-            later = sorted(self.links.serving(need, self.fitting_without_leases(need)))
-            if len(later) < need.devices:
-                return False
-            others = [device_id for device_id in later if device_id not in chosen]
-            chosen += others if ends is None else others[: need.devices - len(chosen)]
+            return False
         # A job that joined a device with a load limit would keep it loaded.
         is_exclusive = need.is_exclusive or need.limits_device_load
         for device_id in chosen:
             device = self.states[device_id].device
             self._add(self._known.reservation(need, holder, device, is_exclusive=is_exclusive))
         return True
-
-    def _first_devices(self, need: Need, ends: ExpectedEnds) -> list[str]:
-        likely = self.first_available(need, ends.likely)
-        first = [device_id for _, device_id in likely]
-        if len(first) < need.devices:
-            return first
-        sooner = available_before(self._in_order_of_time(need, ends.soonest), likely)
-        serving = self.links.serving(need, [self.states[device_id].device for device_id in sooner])
-        return first + [each for each in sooner if each in serving and each not in first]
 
     def first_available(self, need: Need, ends: LeaseEnds) -> list[Available]:
         """Return the first devices that will have capacity for the need, each with the time: as many as it needs, or
@@ -313,10 +292,6 @@ class PlacementState:
         question = FitQuestion(need, self._unusual_packing(need), is_for_later=True)
         return self._fitting_devices(need, question, lambda each: self.fits(need, each.without()))
 
-    def fitting_now(self, need: Need) -> list[Device]:
-        """Return the devices that fit as they are."""
-        return self._fitting_devices(need, self._question(need), lambda each: self.fits(need, each))
-
     def _fitting_devices(self, need: Need, question: FitQuestion, fits: Callable[[DeviceState], bool]) -> list[Device]:
         """Return the devices that fit. `fits` is asked of those that have changed since it was asked last."""
         states = list(self.states.values())
@@ -377,7 +352,19 @@ class PlacementState:
         return None if packing is self._view.packing else packing
 
     def _packing(self, need: Need) -> Packing:
-        return self._sharing_limits.packing_for(need, self.suitable_devices)
+        """Return the limits of sharing for the need: only devices that suit it count for how deep they are shared."""
+        usual = self._view.packing
+        if usual.depth is None or not need.devices or need.is_exclusive:
+            return usual
+        if need.ignores_depth:
+            return replace(usual, depth=None)
+        kind = kind_of(need)
+        found = self._packings.get(kind)
+        if found is None:
+            count = sum(state.device.healthy for state in self.suitable_devices(need))
+            found = usual if count == usual.depth.devices else replace(usual, depth=usual.depth.on(count))
+            self._packings[kind] = found
+        return found
 
 
 def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:

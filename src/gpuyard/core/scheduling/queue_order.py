@@ -42,8 +42,6 @@ class Lane(Struct, frozen=True, kw_only=True):
     batch: int | None = None  # set for a large submission, which has lanes of its own
     sizes_each: bool = False  # each job has a need of its own, which is learned or has grown
     resumes: bool = False  # the lane has a single job, which is suspended
-    made_way_for: int | None = None  # the job for which it was suspended, and which has not started yet
-    restart: Need | None = None  # what a suspended job needs to start anew on other devices, if it may
     preempts: bool = False  # its jobs may preempt others
     pace: BatchPace | None = None  # when the runs of a batch may start
     tag_sharing: TagSharing | None = None  # how all jobs with the tag share devices
@@ -100,7 +98,6 @@ class QueueOrder:
         """Consider MOST_LANES lanes, and always `explained_lane`."""
         self._now = now
         self._used = dict(used)
-        self.aside: list[tuple[Lane, Candidate]] = []  # jobs that are not considered before another one has started
         first = ((queue, next(queue.jobs, None)) for queue in queues)
         self._heads = {queue.lane.id: (queue, head) for queue, head in first if head is not None}
         if len(self._heads) > MOST_LANES:
@@ -132,17 +129,6 @@ class QueueOrder:
     def drop(self, lane: Lane) -> None:
         """Remove a lane of which no job can start now."""
         del self._heads[lane.id]
-
-    def set_aside(self, lane: Lane) -> None:
-        """Remove a lane whose job made way for another one until that has started."""
-        self.aside.append((lane, self._heads.pop(lane.id)[1]))
-
-    def bring_back(self, started: int) -> None:
-        """Consider the lanes again whose jobs made way for the job that starts now."""
-        back = [each for each in self.aside if each[0].made_way_for == started]
-        for lane, candidate in back:
-            self.aside.remove((lane, candidate))
-            self._heads[lane.id] = LaneQueue(lane=lane, jobs=iter(())), candidate
 
     def _rank(self, entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, int]:
         queue, head = entry

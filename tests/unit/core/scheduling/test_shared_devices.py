@@ -46,10 +46,9 @@ needs = st.builds(
     loads,
 )
 packings = st.builds(
-    lambda jobs, load, gain: Packing(max_jobs_per_device=jobs, max_load_percent=load, min_gain_percent=gain),
+    lambda jobs, load: Packing(max_jobs_per_device=jobs, max_load_percent=load),
     st.none() | st.integers(1, 3),
     st.none() | st.sampled_from([100.0, 150.0]),
-    st.none() | st.sampled_from([5.0, 60.0]),
 )
 
 
