@@ -15,6 +15,7 @@ from gpuyard.connect.git_folder import read_commit, work_tree
 from gpuyard.connect.submitted_code import code_of
 from gpuyard.errors import EnvironmentFault
 from tests.fakes.queue_command import run
+from tests.git_tree import git, make_work_tree
 from tests.hostile.catalogue import attack
 from tests.hostile.users import BEN, act_as
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -23,19 +24,9 @@ LIMITS = SnapshotLimits(most_mb=1.0, keep_free_mb=0.0)
 COMMIT = "5ac812c8" * 5
 
 
-def git(tree: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "protocol.file.allow=always"]
-    return subprocess.run([*command, *arguments], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
-
-
 def make_tree(root: Path) -> Path:
-    root.mkdir()
-    git(root, "init", "--quiet")
-    (root / "train.py").write_text("print('one')\n")
-    (root / ".gitattributes").write_text("* filter=planted diff=planted merge=planted\n")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "--message", "first")
-    return root
+    attributes = "* filter=planted diff=planted merge=planted\n"
+    return make_work_tree(root, {"train.py": "print('one')\n", ".gitattributes": attributes})
 
 
 @pytest.fixture
