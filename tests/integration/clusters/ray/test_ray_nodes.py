@@ -7,7 +7,7 @@ import pytest
 from gpuyard.errors import UserError
 from tests.fakes.queue_command import run
 from tests.integration.clusters import scenarios
-from tests.integration.clusters.conftest import configure
+from tests.integration.clusters.conftest import start_on_ray
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.ray_cluster import GPUS, RayCluster, require_ray
 
@@ -21,10 +21,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def queue_there(two_nodes: RayCluster, own_queue: QueueUnderTest, unmeasured: None) -> QueueUnderTest:
-    settings = f'[queue]\nengine = "ray"\n[ray]\naddress = "{two_nodes.address}"\npoll_s = 1\ngpu_memory = "24G"\n'
-    configure(own_queue.home, settings)
-    own_queue.start()
-    return own_queue
+    return start_on_ray(two_nodes, own_queue)
 
 
 @pytest.mark.parametrize(
