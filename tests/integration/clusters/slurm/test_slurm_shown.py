@@ -44,7 +44,7 @@ def test_a_job_that_slurm_suspends_is_shown_as_suspended(slurm: SlurmCluster, on
 
 def test_a_notification_names_the_node_on_which_the_job_failed(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
     told = tmp_path / "told"
-    submitted = run("submit", "--gpus", "0", "--notify", f"failed=cat > {told}", "--", "false")
+    submitted = run("submit", "--gpus", "0", "--notify", f"failed=echo $GPUYARD_TITLE > {told}", "--", "false")
     assert submitted.returncode == 0, submitted.stderr
     on_slurm.wait()
     job_id = int(submitted.stdout)
