@@ -107,7 +107,7 @@ def program_environment(submitted: Mapping[str, str], own: Mapping[str, str]) ->
 
 
 def _gpus(own: Mapping[str, str]) -> str:
-    """Return the GPUs that the site gave, by its numbers. Where a cgroup hides the others, the program counts from 0."""
+    """Return the GPUs that the site gave, by its numbers: a program in a cgroup counts from 0."""
     given = [own.get(name, "") for name in _GIVEN]
     return next((gpus for gpus in given if gpus not in _NO_DEVICES), "")
 

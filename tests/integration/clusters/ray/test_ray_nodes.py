@@ -93,3 +93,12 @@ def test_show_prints_rays_request(queue_there: QueueUnderTest) -> None:
     assert "entrypoint_num_gpus: declared" in shown
     assert "entrypoint_memory: declared" in shown
     assert "entrypoint_num_cpus: default" in shown
+
+
+def test_the_node_and_the_gpus_of_a_job_are_shown(queue_there: QueueUnderTest) -> None:
+    job_id = queue_there.shell("echo GPU $CUDA_VISIBLE_DEVICES", gpus="2")
+    queue_there.wait()
+    place = f"127.0.0.1 {queue_there.log_of(job_id).strip()}"
+    assert place == "127.0.0.1 GPU 0,1"
+    assert queue_there.job(job_id)["place"] == place
+    assert place in run("show", str(job_id)).stdout

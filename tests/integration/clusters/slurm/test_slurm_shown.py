@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.queue_command import run
 from tests.integration.clusters import scenarios
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -61,6 +63,26 @@ def test_the_node_and_the_gpus_of_a_job_are_shown(on_slurm: QueueUnderTest) -> N
     assert on_slurm.job(job_id)["place"] == where
     [attempt] = [line for line in run("show", str(job_id)).stdout.splitlines() if line.startswith("      1 ")]
     assert where in attempt
+
+
+def test_a_result_that_cannot_be_brought_back_is_named_by_the_job(
+    on_slurm: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "project"
+    (tree / "data").mkdir(parents=True)
+    (tree / "runs").write_text("in the way")
+    monkeypatch.chdir(tree)
+    told = tmp_path / "told"
+    script = "rm -f runs; mkdir runs; echo r > runs/model.pt; echo r > other"
+    submitted = run(
+        "submit", "--gpus", "0", "--snapshot", "--notify", f"finished=cat > {told}", "--", "sh", "-c", script
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    on_slurm.wait()
+    job = on_slurm.job(int(submitted.stdout))
+    assert (job["state"], (tree / "other").exists()) == ("succeeded", True), "all else is there when `wait` returns"
+    assert f"its results are not in the tree: {tree}/runs/model.pt: Not a directory" in job["reason"]
+    until(lambda: told.exists() and "model.pt" in told.read_text(), "the notification")
 
 
 def test_a_job_gets_several_nodes_by_an_option_of_sbatch(on_slurm: QueueUnderTest) -> None:
