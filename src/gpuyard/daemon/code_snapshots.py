@@ -149,11 +149,9 @@ class CodeSnapshots:
 
     async def _bring(self, name: str, label: str) -> Brought:
         brought = await self._thread.run(partial(bring_results, f"{self.folder}/{name}", label))
-        before = self._problems.pop(name, None)
+        self._problems.pop(name, None)
         if brought.problem is not None:
             self._problems[name] = brought.problem
-        if before != brought.problem:  # pages show it after a step
-            self._scheduler.wake()
         return brought
 
     def _notices(self) -> Iterator[str]:

@@ -1,10 +1,12 @@
 """What users see of their jobs on a real Slurm with two nodes."""
 
+import subprocess
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from tests.fakes.queue_command import run
+from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.clusters import scenarios
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.slurm_cluster import SlurmCluster, needs_slurm
@@ -17,17 +19,22 @@ def test_jobs_that_wait_in_slurms_queue_are_pending_and_have_no_output(
 ) -> None:
     slurm.set_nodes("drain")
     try:
-        first = on_slurm.shell("true", gpus=0, array="0-7")
+        first = on_slurm.shell("echo hello", gpus=0, array="0-7")
         until(lambda: on_slurm.counts() == {"pending": 8}, "eight pending jobs")
         assert "0/8 done, 8 pending" in run("queue").stdout
         logs = run("logs", str(first))
         assert (logs.returncode, logs.stdout) == (2, "")
         assert f"job {first} is pending on slurm and has no output" in logs.stderr
         assert "[keep]" not in logs.stderr
+        with subprocess.Popen([*GPUYARD, "logs", "-f", str(first)], stdout=PIPE, stderr=PIPE, text=True) as following:
+            assert following.stderr is not None
+            assert following.stderr.readline() == f"gpuyard: job {first} is pending; waiting for it to start\n"
+            slurm.set_nodes("resume")
+            assert following.communicate(timeout=60)[0] == "hello\n"
     finally:
         slurm.set_nodes("resume")
     on_slurm.wait()
-    assert run("logs", str(first)).returncode == 0
+    assert run("logs", str(first)).stdout == "hello\n"
 
 
 def test_a_job_that_slurm_suspends_is_shown_as_suspended(slurm: SlurmCluster, on_slurm: QueueUnderTest) -> None:

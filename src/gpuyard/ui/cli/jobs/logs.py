@@ -233,7 +233,7 @@ class _LogPrinter:
 def _await_start(watched: _WatchedLog, number: int | None, write_note: "Callable[[str], None]" = note) -> Answer | None:
     """Wait for the attempt to start and return it; None if the job finishes without it."""
     noted = ""
-    while (attempt := watched.attempt(number)) is None:
+    while (attempt := watched.attempt(number)) is None or not _is_begun(attempt):
         if watched.state in FINISHED:
             return None
         if watched.state != noted:
@@ -241,6 +241,11 @@ def _await_start(watched: _WatchedLog, number: int | None, write_note: "Callable
             write_note(f"gpuyard: job {watched.id} is {noted}; waiting for it to start")
         watched.wait_and_refresh()
     return attempt
+
+
+def _is_begun(attempt: Answer) -> bool:
+    """Return whether it has started; or never will, as its site did not take it."""
+    return attempt["started_at"] is not None or attempt["ended_at"] is not None
 
 
 def _number(typed: Typed, name: str) -> int | None:
