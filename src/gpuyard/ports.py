@@ -161,7 +161,7 @@ class Followed(Struct, frozen=True, kw_only=True):
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
     """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since the
-    wall time `at`."""
+    wall time `at`, and may be suspended there."""
 
     job_id: int
     attempt: int
@@ -169,6 +169,7 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""
     place: str | None = None
     at: float | None = None
+    is_suspended: bool = False
     request: SiteRequest | None = None  # what the engine was sent
 
 

@@ -68,6 +68,7 @@ class ClusterDispatch:
                 where = " ".join(filter(None, (attempt.engine, attempt.site_id)))
                 reason = f"{where}: {status.reason}" if status.reason else f"with {where}"
                 self._transitions.update_site(live, attempt, reason)
+                self._transitions.follow_suspension(status.job_id, now, is_suspended=status.is_suspended)
 
     def forget_recorded(self) -> None:
         self._changes.clear()
@@ -221,5 +222,5 @@ def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, n
         return replace(attempt, phase=replace(attempt.started, place=place))
     earliest = attempt.since - (0.0 if attempt.started is None else _CLOCK_ERROR_S)
     limit, started_at = job.spec.time_limit_s, min(now, max(earliest, at or now))
-    stop_at = None if limit is None else started_at + limit
+    stop_at = None if limit is None else started_at + limit + attempt.suspended_s
     return replace(attempt, phase=Started(at=started_at, place=place), stop_at=stop_at)

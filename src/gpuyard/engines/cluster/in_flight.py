@@ -71,6 +71,7 @@ class InFlightElement(Struct, eq=False):
         return self.trace.started is not None or not is_pending
 
     def status(self, reason: str, place: str | None, at: float | None) -> SiteStatus:
+        is_suspended = self.sighting is not None and self.sighting.at is SiteState.SUSPENDED
         reason, place = printable(reason), place and printable(place)  # the site's, or its nodes'
         job_id, _, attempt = self.key.partition(".")
         site_id = self.sighting.id if self.sighting is not None else ""
@@ -81,6 +82,7 @@ class InFlightElement(Struct, eq=False):
             reason=reason,
             place=place,
             at=at,
+            is_suspended=is_suspended,
             request=self.request,
         )
 
@@ -395,13 +397,15 @@ def _status_change(element: InFlightElement) -> SiteStatus | None:
     at: float | None
     if started is not None and started is not VOID:
         place, at, reason = (sighting.place if sighting is not None else "") or started.node, started.at, ""
-    elif sighting is not None and sighting.at is SiteState.RUNNING:
+        place += f" GPU {started.gpus}" if started.gpus else ""
+    elif sighting is not None and sighting.at in (SiteState.RUNNING, SiteState.SUSPENDED):
         place, at, reason = sighting.place or "?", sighting.started_at, ""
     elif sighting is not None and sighting.at is SiteState.PENDING:
         place, at, reason = None, None, sighting.reason
     else:
         return None
-    reported = (f"{sighting.id if sighting is not None else ''} {reason} {at}", place)
+    is_suspended = sighting is not None and sighting.at is SiteState.SUSPENDED
+    reported = (f"{sighting.id if sighting is not None else ''} {reason} {at} {is_suspended}", place)
     if element.reported == reported:
         return None
     element.reported = reported

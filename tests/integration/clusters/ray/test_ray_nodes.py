@@ -1,11 +1,13 @@
 """A queue on a real Ray with two nodes of two GPUs each: jobs are compared with one node, not with the sum."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from gpuyard.errors import UserError
 from tests.fakes.queue_command import run
+from tests.free_ports import free_ports
 from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import start_on_ray
 from tests.integration.queue_fixture import QueueUnderTest
@@ -49,9 +51,28 @@ def test_a_refused_submission_exits_with_4(queue_there: QueueUnderTest) -> None:
     assert "no node of ray has 4 GPUs; the largest has 2" in refused.stderr
 
 
+def test_an_edit_that_no_node_can_take_is_refused_and_changes_nothing(queue_there: QueueUnderTest) -> None:
+    jobs = [queue_there.shell("true", gpus="1", hold=True) for _ in range(2)]
+    here = queue_there.shell("true", gpus="0", hold=True, engine="local")
+    for options in (["--gpus", "4"], ["--gpus", "3", "--engine", "ray"]):
+        refused = run("edit", *map(str, jobs), str(here), *options)
+        assert (refused.returncode, refused.stdout) == (4, "")
+        assert "no node of ray has" in refused.stderr
+    assert [queue_there.job(each)["gpus"] for each in (*jobs, here)] == [1, 1, 0]
+    assert run("edit", str(here), "--gpus", "2", "--engine", "ray").returncode == 0
+    queue_there.post("/jobs/release", ids="all")
+    queue_there.wait()
+    assert queue_there.job(here)["engine"] == "ray"
+    assert queue_there.counts() == {"succeeded": 3}
+
+
 def test_a_job_that_fits_on_no_node_any_more_does_not_stop_the_queue(queue_there: QueueUnderTest) -> None:
-    held = queue_there.shell("true", gpus="2", hold=True)
-    queue_there.post("/jobs/edit", ids=str(held), options={"gpus": "4"})
+    good = (queue_there.home / "config.toml").read_text()
+    configure(queue_there.home, good.replace(re.findall('http[^"]*', good)[0], f"http://127.0.0.1:{free_ports(1)[0]}"))
+    queue_there.restart()
+    held = queue_there.shell("true", gpus="4", hold=True)  # nobody can be asked
+    configure(queue_there.home, good)
+    queue_there.restart()
     queue_there.post("/jobs/release", ids=str(held))
     others = queue_there.shell("true", array="0-3", gpus="2")
     for index in range(4):
@@ -69,3 +90,12 @@ def test_show_prints_rays_request(queue_there: QueueUnderTest) -> None:
     assert "entrypoint_num_gpus: declared" in shown
     assert "entrypoint_memory: declared" in shown
     assert "entrypoint_num_cpus: default" in shown
+
+
+def test_the_node_and_the_gpus_of_a_job_are_shown(queue_there: QueueUnderTest) -> None:
+    job_id = queue_there.shell("echo GPU $CUDA_VISIBLE_DEVICES", gpus="2")
+    queue_there.wait()
+    place = f"127.0.0.1 {queue_there.log_of(job_id).strip()}"
+    assert place == "127.0.0.1 GPU 0,1"
+    assert queue_there.job(job_id)["place"] == place
+    assert place in run("show", str(job_id)).stdout

@@ -99,6 +99,18 @@ def test_a_refused_submission_exits_with_4(on_slurm: QueueUnderTest) -> None:
     assert "no node of slurm has 8 GPUs; the largest has 2" in refused.stderr
 
 
+def test_an_edit_that_no_node_can_take_is_refused_and_changes_nothing(on_slurm: QueueUnderTest) -> None:
+    job_id = on_slurm.shell("echo on $SLURMD_NODENAME", gpus="1", hold=True, engine="local")
+    for options in (["--gpus", "8"], ["--engine-option", "--partition=nowhere"]):
+        refused = run("edit", str(job_id), "--engine", "slurm", *options)
+        assert (refused.returncode, refused.stdout) == (4, "")
+    assert (on_slurm.job(job_id)["engine"], on_slurm.job(job_id)["gpus"]) == ("local", 1)
+    assert run("edit", str(job_id), "--engine", "slurm").returncode == 0
+    on_slurm.post("/jobs/release", ids=str(job_id))
+    on_slurm.wait()
+    assert on_slurm.log_of(job_id).startswith("on n")
+
+
 def test_a_job_whose_nodes_are_all_drained_waits(slurm: SlurmCluster, on_slurm: QueueUnderTest) -> None:
     slurm.set_nodes("drain")
     try:
