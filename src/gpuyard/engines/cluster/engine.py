@@ -53,6 +53,7 @@ class ClusterEngine:
         self._to_adopt: list[Attempt] = []
         self._to_cancel: set[str] = set()
         self._has_new_to_cancel = False
+        self._to_withdraw: set[str] = set()
         self._promised: dict[str, ClusterTerms] = {}
         self._live: set[str] = set()
         self._over: list[Ended] = []
@@ -147,6 +148,13 @@ class ClusterEngine:
         self._wake()
         return 1
 
+    def withdraw(self, attempt: Attempt) -> None:
+        with self._lock:
+            if attempt.key not in self._live:
+                return
+            self._to_withdraw.add(attempt.key)
+        self._wake()
+
     def close(self) -> None:
         """Stop the thread. Submitted jobs continue."""
         self._is_closed = True
@@ -198,6 +206,7 @@ class ClusterEngine:
             self._ask_within(_SOON_S)
             self._cancel()
         try:
+            self._withdraw()
             self._publish(self._in_flight.collect())
         finally:  # also if files cannot be read
             self._ask_if_due()
@@ -224,7 +233,7 @@ class ClusterEngine:
     def _submit_all(self) -> None:
         with self._lock:
             launches, self._to_send = self._to_send, []
-            cancelled = set(self._to_cancel)
+            cancelled = self._to_cancel | self._to_withdraw
         withdrawn = [launch for launch in launches if launch.key in cancelled]
         self._publish(_never_started(launch, "it was withdrawn before it was submitted") for launch in withdrawn)
         launches = [launch for launch in launches if launch.key not in cancelled]
@@ -280,6 +289,23 @@ class ClusterEngine:
             coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
             self._to_cancel -= done - coming
 
+    def _withdraw(self) -> None:
+        """Withdraw at the site. Elements that the site has not reported yet are tried again after the next report."""
+        with self._lock:
+            wanted = set(self._to_withdraw)
+        if not wanted:
+            return
+        try:
+            ended, done = self._in_flight.withdraw(wanted)
+        except SiteUnreachable as error:
+            _log.warning("withdrawing at %s is tried again: %s", self._site.name, error)
+            return
+        self._publish(ended)
+        self._ask_within(_SOON_S)  # some may have begun
+        with self._lock:
+            coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
+            self._to_withdraw -= done - coming
+
     # Reports
 
     def _ask_within(self, seconds: float) -> None:
@@ -307,6 +333,7 @@ class ClusterEngine:
         has_work = bool(self._in_flight.live or self._to_cancel or self._to_send)
         self._ask_at = time.monotonic() + self._interval_s if has_work else None
         self._cancel()
+        self._withdraw()
 
     def _note_trouble(self, error: EnvironmentFault) -> None:
         """Offer nothing while the site or its folder cannot be reached."""

@@ -102,6 +102,7 @@ class InFlightJobs:
         self._submissions: dict[str, InFlightSubmission] = {}
         self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
+        self._voided: set[str] = set()  # attempts of an earlier daemon that can no longer start
         self.wants_report = False
 
     # To the site
@@ -142,6 +143,7 @@ class InFlightJobs:
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it was submitted")
             if attempt.site_id:
                 self._site.cancel([attempt.site_id])  # its end could not be noticed
+            if attempt.site_id and attempt.key not in self._voided:
                 outcome = Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so its outcome is unknown")
             yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=outcome)
 
@@ -164,6 +166,9 @@ class InFlightJobs:
             return
         terms, written = self._dirs.read(token)
         traces = self._dirs.traces(token)
+        self._voided |= {
+            each.key for number, each in enumerate(written) if traces.get(number, _NOTHING).started is VOID
+        } & set(wanted)
         elements = [
             InFlightElement((token, number), each.key, each.outputs, each.context)
             for number, each in enumerate(written)
@@ -205,6 +210,18 @@ class InFlightJobs:
         if ids:
             self._site.cancel(ids)
         return {key for key, each in known.items() if each is None or each.sighting is not None}
+
+    def withdraw(self, keys: Collection[str]) -> tuple[list[Ended], set[str]]:
+        """Take back those that wait at the site: each is voided first, so that it never starts, whatever the site does.
+        Return their ends, and those of `keys` that are done: an element has no id before the site has reported it."""
+        known = {key: self.live.get(key) for key in keys}
+        seen = [(each, each.sighting) for each in known.values() if each is not None and each.sighting is not None]
+        taken = {sighting.id: each for each, sighting in seen if sighting.at is SiteState.PENDING and self._void(each)}
+        if taken:
+            self._site.cancel(list(taken))
+        outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
+        ended = [self._end(each, outcome, None, None) for each in taken.values()]
+        return ended, {key for key, each in known.items() if each is None or each.sighting is not None}
 
     # From the site
 
