@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -203,7 +204,7 @@ def learn_estimates_from_the_cluster(queue: QueueUnderTest, engine: str) -> None
     assert 5.0 <= learned["mean_s"] < 60.0
 
 
-def change_jobs_that_wait_there(queue: QueueUnderTest, folder: Path, gate: Path, **options: str | bool) -> list[int]:
+def change_jobs_that_wait_there(queue: QueueUnderTest, folder: Path, gate: Path, **options: Any) -> list[int]:
     """Jobs that wait at the site are held, edited and moved; they run once, as they were changed. `gate` frees the
     site. Return the ids: of the job that was held, the edited one, and the moved one."""
     jobs = [queue.shell(record_run(folder), **options) for _ in range(3)]
@@ -228,7 +229,7 @@ def change_jobs_that_wait_there(queue: QueueUnderTest, folder: Path, gate: Path,
     return jobs
 
 
-def pause_while_jobs_wait_there(queue: QueueUnderTest, folder: Path, gate: Path, **options: str | bool) -> None:
+def pause_while_jobs_wait_there(queue: QueueUnderTest, folder: Path, gate: Path, **options: Any) -> None:
     """A paused queue starts no job that waits at the site, and counts none of them as running."""
     running = queue.counts().get("running", 0)
     first = queue.shell(record_run(folder), array="0-4", **options)

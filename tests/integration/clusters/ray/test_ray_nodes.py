@@ -1,6 +1,8 @@
 """A queue on a real Ray with two nodes of two GPUs each: jobs are compared with one node, not with the sum."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,7 @@ from gpuyard.errors import UserError
 from tests.fakes.queue_command import run
 from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure
-from tests.integration.queue_fixture import QueueUnderTest
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.ray_cluster import GPUS, RayCluster, require_ray
 
 
@@ -72,3 +74,26 @@ def test_show_prints_rays_request(queue_there: QueueUnderTest) -> None:
     assert "entrypoint_num_gpus: declared" in shown
     assert "entrypoint_memory: declared" in shown
     assert "entrypoint_num_cpus: default" in shown
+
+
+# One job at a time has this resource of the head: the queue does not count it, so that others wait at Ray.
+ONE_AT_A_TIME: dict[str, Any] = {"gpus": "0", "engine_option": ['--entrypoint-resources={"node:__internal_head__": 1}']}
+
+
+@pytest.fixture
+def gate(queue_there: QueueUnderTest, tmp_path: Path) -> Path:
+    """A job has that resource until this file exists."""
+    path = tmp_path / "free"
+    queue_there.shell(f"while ! [ -e {path} ]; do sleep 0.1; done", **ONE_AT_A_TIME)
+    until(lambda: queue_there.counts() == {"running": 1}, "a running job")
+    return path
+
+
+def test_jobs_that_wait_at_ray_are_held_edited_and_moved(
+    queue_there: QueueUnderTest, tmp_path: Path, gate: Path
+) -> None:
+    scenarios.change_jobs_that_wait_there(queue_there, tmp_path, gate, **ONE_AT_A_TIME)
+
+
+def test_a_paused_queue_leaves_nothing_waiting_at_ray(queue_there: QueueUnderTest, tmp_path: Path, gate: Path) -> None:
+    scenarios.pause_while_jobs_wait_there(queue_there, tmp_path, gate, **ONE_AT_A_TIME)
