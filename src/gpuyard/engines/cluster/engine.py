@@ -290,21 +290,22 @@ class ClusterEngine:
             self._to_cancel -= done - coming
 
     def _withdraw(self) -> None:
-        """Withdraw at the site. Elements that the site has not reported yet are tried again after the next report."""
+        """Keep elements from starting that wait at the site, and cancel them there, which is tried again after the next
+        report; so are elements that the site has not reported yet."""
         with self._lock:
             wanted = set(self._to_withdraw)
-        if not wanted:
-            return
-        try:
+        if wanted:
             ended, done = self._in_flight.withdraw(wanted)
-        except SiteUnreachable as error:
-            _log.warning("withdrawing at %s is tried again: %s", self._site.name, error)
-            return
-        self._publish(ended)
-        self._ask_within(_SOON_S)  # some may have begun
-        with self._lock:
-            coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
-            self._to_withdraw -= done - coming
+            self._publish(ended)
+            self._ask_within(_SOON_S)  # some may have begun
+            with self._lock:
+                coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
+                self._to_withdraw -= done - coming
+        if self._offer.trouble is None:
+            try:
+                self._in_flight.cancel_withdrawn()
+            except SiteUnreachable as error:
+                _log.warning("cancelling what was withdrawn at %s is tried again: %s", self._site.name, error)
 
     # Reports
 
@@ -330,7 +331,7 @@ class ClusterEngine:
         has_changed = self._publish(self._in_flight.collect(report)) or before != report.offer
         self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
         self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
-        has_work = bool(self._in_flight.live or self._to_cancel or self._to_send)
+        has_work = bool(self._in_flight.live or self._in_flight.has_withdrawn or self._to_cancel or self._to_send)
         self._ask_at = time.monotonic() + self._interval_s if has_work else None
         self._cancel()
         self._withdraw()
@@ -351,7 +352,7 @@ class ClusterEngine:
             self._has_news = True
             self._publish(self._in_flight.report_trouble(trouble))
         self._interval_s = min(_LONGEST_PAUSE_S, self._interval_s * 2)
-        has_reason = is_awaited or bool(self._in_flight.live)
+        has_reason = is_awaited or self._in_flight.has_withdrawn or bool(self._in_flight.live)
         self._ask_at = time.monotonic() + self._interval_s if has_reason else None
 
     def _publish(self, changes: Iterable[SiteStatus | Ended]) -> bool:

@@ -102,6 +102,7 @@ class InFlightJobs:
         self._submissions: dict[str, InFlightSubmission] = {}
         self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
+        self._withdrawn: set[str] = set()  # ids at the site
         self._voided: set[str] = set()  # attempts of an earlier daemon that can no longer start
         self.wants_report = False
 
@@ -212,16 +213,26 @@ class InFlightJobs:
         return {key for key, each in known.items() if each is None or each.sighting is not None}
 
     def withdraw(self, keys: Collection[str]) -> tuple[list[Ended], set[str]]:
-        """Take back those that wait at the site: each is voided first, so that it never starts, whatever the site does.
-        Return their ends, and those of `keys` that are done: an element has no id before the site has reported it."""
+        """Void those that wait at the site: they never start, whatever the site does. `cancel_withdrawn` removes them
+        there. Return their ends, and those of `keys` that are done: an element has no id before the site has reported
+        it."""
         known = {key: self.live.get(key) for key in keys}
         seen = [(each, each.sighting) for each in known.values() if each is not None and each.sighting is not None]
         taken = {sighting.id: each for each, sighting in seen if sighting.at is SiteState.PENDING and self._void(each)}
-        if taken:
-            self._site.cancel(list(taken))
+        self._withdrawn |= taken.keys()
         outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
         ended = [self._end(each, outcome, None, None) for each in taken.values()]
         return ended, {key for key, each in known.items() if each is None or each.sighting is not None}
+
+    @property
+    def has_withdrawn(self) -> bool:
+        """Whether the site may still list elements that were withdrawn."""
+        return bool(self._withdrawn)
+
+    def cancel_withdrawn(self) -> None:
+        if self._withdrawn:
+            self._site.cancel(sorted(self._withdrawn))
+            self._withdrawn.clear()
 
     # From the site
 

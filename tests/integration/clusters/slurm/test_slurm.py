@@ -178,10 +178,10 @@ def test_what_was_taken_back_is_gone_from_slurms_queue(on_slurm: QueueUnderTest,
     until(lambda: on_slurm.counts().get("pending") == 1000, "the array in Slurm's queue")
     on_slurm.post("/jobs/hold", ids=f"{first}-{first + 499}")
     assert on_slurm.counts() == {"running": 4, "pending": 500, "held": 500}
-    assert in_slurms_queue() == 504
+    until(lambda: in_slurms_queue() == 504, "that half of the array is gone from Slurm's queue")
     on_slurm.post("/pause")
     assert on_slurm.counts() == {"running": 4, "queued": 500, "held": 500}
-    assert in_slurms_queue() == 4
+    until(lambda: in_slurms_queue() == 4, "that all of it is gone")
     on_slurm.post("/jobs/cancel", ids="all")
 
 
