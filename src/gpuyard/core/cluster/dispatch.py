@@ -94,7 +94,8 @@ class _Dispatcher:
         need, refusal = lane.need, self._refuse(lane)
         if not refusal:
             terms = self._view.terms(candidate.job_id)
-            need, refusal = terms.need, self._refuse_apart(lane, terms) or self._take(lane, candidate, terms)
+            need, refusal = terms.need, self._refuse_apart(lane, terms) or self._refuse_buffered(lane, terms)
+            refusal = refusal or self._take(lane, candidate, terms)
             if not refusal:
                 self._start(lane, candidate, terms)
                 return
@@ -107,10 +108,10 @@ class _Dispatcher:
     def _start(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> None:
         self._line.advance(lane)
         self._note_array(lane, terms)
-        if lane.group is None or not self._counts.of_group(lane.group):
+        if not self._has_array(terms):
             self._buffered.setdefault(lane.engine, []).append(lane.priority)
         self._live[lane.engine] = self._live.get(lane.engine, 0) + 1
-        self._counts.add(lane.tag, lane.group, lane.need.devices, takes_slot=False)
+        self._counts.add(lane.tag, terms.group, lane.need.devices, takes_slot=False)
         self._starts.append(Start(job_id=candidate.job_id, lane=lane, claim=Claim(shares=()), terms=terms))
 
     def _offer(self, lane: Lane) -> Offer:
@@ -131,15 +132,18 @@ class _Dispatcher:
             return reached
         if most is not None and self._live.get(lane.engine, 0) >= most:
             return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", most),)
-        if self._is_buffer_full(lane):
-            return (Reason(ReasonKind.ENGINE_LIMIT, f"enough jobs wait at {lane.engine}: others follow as they start"),)
         return (self._full[lane.engine],) if lane.engine in self._full else ()
 
-    def _is_buffer_full(self, lane: Lane) -> bool:
-        if self._offer(lane).free is not None or (lane.group is not None and self._counts.of_group(lane.group)):
-            return False
+    def _refuse_buffered(self, lane: Lane, terms: ClusterTerms) -> tuple[Reason, ...]:
+        if self._offer(lane).free is not None or self._has_array(terms):
+            return ()
         ahead = sum(priority >= lane.priority for priority in self._buffered.get(lane.engine, ()))
-        return ahead >= max(_LEAST_BUFFER, _BUFFER_PER_RUNNING * self._view.started.get(lane.engine, 0))
+        if ahead < max(_LEAST_BUFFER, _BUFFER_PER_RUNNING * self._view.started.get(lane.engine, 0)):
+            return ()
+        return (Reason(ReasonKind.ENGINE_LIMIT, f"enough jobs wait at {lane.engine}: others follow as they start"),)
+
+    def _has_array(self, terms: ClusterTerms) -> bool:
+        return terms.group is not None and bool(self._counts.of_group(terms.group))
 
     def _note_array(self, lane: Lane, terms: ClusterTerms) -> None:
         """Count the job in the one submission of its array, which begins with it if the engine has no other job of the

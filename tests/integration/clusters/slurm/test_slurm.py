@@ -185,6 +185,13 @@ def test_what_was_taken_back_is_gone_from_slurms_queue(on_slurm: QueueUnderTest,
     on_slurm.post("/jobs/cancel", ids="all")
 
 
+def test_a_priority_that_slurm_cannot_tell_apart_is_said_at_submit(on_slurm: QueueUnderTest) -> None:
+    assert "Slurm gets it as 0 (`nice_base` under [slurm])" in run("submit", "--priority", "5", "--", "true").stderr
+    for value in ("0", "-3"):
+        assert "nice_base" not in run("submit", "--priority", value, "--", "true").stderr
+    on_slurm.wait()
+
+
 def test_jobs_are_taken_back_from_slurm_as_they_begin(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
     scenarios.take_jobs_back_as_they_begin(on_slurm, tmp_path, size(12, full=60))
 
@@ -195,7 +202,7 @@ def test_only_a_buffer_of_jobs_waits_at_slurm(on_slurm: QueueUnderTest, tmp_path
     assert "enough jobs wait at slurm" in on_slurm.why(jobs[-1])
     urgent = on_slurm.shell(scenarios.record_run(tmp_path), exclusive=True, priority="1")
     on_slurm.until_state(urgent, "pending")
-    assert in_slurms_queue() == 4 + 16 + 1
+    until(lambda: in_slurms_queue() == 4 + 16 + 1, "the urgent job in Slurm's queue")
     gate.touch()
     on_slurm.wait()
     assert [scenarios.runs_of(tmp_path, each) for each in (*jobs, urgent)] == [1] * 31

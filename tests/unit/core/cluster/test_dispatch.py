@@ -29,6 +29,7 @@ class Queue:
         self.terms: dict[int, ClusterTerms] = {}
 
     def add(self, *job_ids: int, terms: ClusterTerms = GPU, waited_s: float = 100.0, **lane: Any) -> Lane:
+        terms = replace(terms, group=lane.get("group", terms.group))
         fields = {"id": len(self.lanes) + 1, "priority": 0, "user": "me", "tag": "", "engine": "yonder", **lane}
         made = Lane(need=terms.need, **fields)
         self.lanes.append((made, [Candidate(job_id=each, queued_at=NOW - waited_s + each / 10) for each in job_ids]))
@@ -166,7 +167,7 @@ def test_the_buffer_is_twice_what_runs_there(queue: Queue) -> None:
 
 
 def test_an_array_is_handed_over_whole_and_counts_as_one(queue: Queue) -> None:
-    queue.add(*range(1, 101), group=1)
+    queue.add(*range(1, 101), terms=replace(GPU, group=1))
     queue.add(*range(201, 231), waited_s=50.0)
     plan = queue.plan(buffered={"yonder": [0] * 6})
     assert len([each for each in submitted(plan) if each <= 100]) == 100
@@ -174,7 +175,7 @@ def test_an_array_is_handed_over_whole_and_counts_as_one(queue: Queue) -> None:
 
 
 def test_the_rest_of_an_array_follows_though_the_buffer_is_full(queue: Queue) -> None:
-    queue.add(1, 2, 3, group=9)
+    queue.add(1, 2, 3, terms=replace(GPU, group=9))
     plan = queue.plan(buffered={"yonder": [0] * 16}, running=[running(90, group=9)])
     assert submitted(plan) == [1, 2, 3]
 
