@@ -343,7 +343,7 @@ class InFlightJobs:
         """Use the site's output as the log if no supervisor has opened one; append it to a file of the user."""
         path, cap = element.outputs[0]
         has_log = os.path.exists(path) if cap else element.trace.started is not None
-        if has_log or element.sighting is None:
+        if has_log or element.sighting is None or element.sighting.at is SiteState.PENDING:
             return
         written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
         with contextlib.suppress(SiteUnreachable):
