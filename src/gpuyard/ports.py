@@ -203,6 +203,10 @@ class Engine(Protocol):
         """Send a signal to every process of the attempt except its keeper, and return to how many. For an attempt on
         another machine, ask the site to end it and return a number above zero."""
 
+    def withdraw(self, attempt: Attempt) -> None:
+        """Let an attempt that waits at its site not start: `ended` reports it as NEVER_STARTED, when it is certain. One
+        that has begun goes on. Never blocks."""
+
     def site_changes(self) -> list[SiteStatus]:
         """Return what changed since the last call for attempts that this engine places itself. Never blocks. Where an
         attempt ran is reported before `ended` reports its end."""

@@ -41,7 +41,7 @@ class EditHandler:
             body.options,
             lambda submission: self._fit(submission, snapshot),
         )
-        result = await self._jobs.change(editor.edit, body)
+        result = await self._jobs.change(editor.edit, body, takes_back=True)
         await scheduler.checkpoints.may_write()
         with scheduler.store.transaction():
             editor.finish()

@@ -55,6 +55,7 @@ class ClusterEngine:
         self._to_adopt: list[Attempt] = []
         self._to_cancel: set[str] = set()
         self._has_new_to_cancel = False
+        self._to_withdraw: set[str] = set()
         self._promised: dict[str, ClusterTerms] = {}
         self._live: set[str] = set()
         self._over: list[Ended] = []
@@ -151,6 +152,13 @@ class ClusterEngine:
         self._wake()
         return 1
 
+    def withdraw(self, attempt: Attempt) -> None:
+        with self._lock:
+            if attempt.key not in self._live:
+                return
+            self._to_withdraw.add(attempt.key)
+        self._wake()
+
     def close(self) -> None:
         """Stop the thread. Submitted jobs continue."""
         self._is_closed = True
@@ -202,6 +210,7 @@ class ClusterEngine:
             self._ask_within(_SOON_S)
             self._cancel()
         try:
+            self._withdraw()
             self._publish(self._in_flight.collect())
         finally:  # also if files cannot be read
             self._ask_if_due()
@@ -228,7 +237,7 @@ class ClusterEngine:
     def _submit_all(self) -> None:
         with self._lock:
             launches, self._to_send = self._to_send, []
-            cancelled = set(self._to_cancel)
+            cancelled = self._to_cancel | self._to_withdraw
         for launch in launches:
             self._results.note(launch)
         withdrawn = [launch for launch in launches if launch.key in cancelled]
@@ -286,6 +295,24 @@ class ClusterEngine:
             coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
             self._to_cancel -= done - coming
 
+    def _withdraw(self) -> None:
+        """Keep elements from starting that wait at the site, and cancel them there, which is tried again after the next
+        report; so are elements that the site has not reported yet."""
+        with self._lock:
+            wanted = set(self._to_withdraw)
+        if wanted:
+            ended, done = self._in_flight.withdraw(wanted)
+            self._publish(ended)
+            self._ask_within(_SOON_S)  # some may have begun
+            with self._lock:
+                coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
+                self._to_withdraw -= done - coming
+        if self._offer.trouble is None:
+            try:
+                self._in_flight.cancel_withdrawn()
+            except SiteUnreachable as error:
+                _log.warning("cancelling what was withdrawn at %s is tried again: %s", self._site.name, error)
+
     # Reports
 
     def _ask_within(self, seconds: float) -> None:
@@ -310,9 +337,10 @@ class ClusterEngine:
         has_changed = self._publish(self._in_flight.collect(report)) or before != report.offer
         self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
         self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
-        has_work = bool(self._in_flight.live or self._to_cancel or self._to_send)
+        has_work = bool(self._in_flight.live or self._in_flight.has_withdrawn or self._to_cancel or self._to_send)
         self._ask_at = time.monotonic() + self._interval_s if has_work else None
         self._cancel()
+        self._withdraw()
 
     def _note_trouble(self, error: EnvironmentFault) -> None:
         """Offer nothing while the site or its folder cannot be reached."""
@@ -330,7 +358,7 @@ class ClusterEngine:
             self._has_news = True
             self._publish(self._in_flight.report_trouble(trouble))
         self._interval_s = min(_LONGEST_PAUSE_S, self._interval_s * 2)
-        has_reason = is_awaited or bool(self._in_flight.live)
+        has_reason = is_awaited or self._in_flight.has_withdrawn or bool(self._in_flight.live)
         self._ask_at = time.monotonic() + self._interval_s if has_reason else None
 
     def _publish(self, changes: Iterable[SiteStatus | Ended]) -> bool:

@@ -104,6 +104,8 @@ class InFlightJobs:
         self._submissions: dict[str, InFlightSubmission] = {}
         self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
+        self._withdrawn: set[str] = set()  # ids at the site
+        self._voided: set[str] = set()  # attempts of an earlier daemon that can no longer start
         self.wants_report = False
 
     # To the site
@@ -144,6 +146,7 @@ class InFlightJobs:
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it was submitted")
             if attempt.site_id:
                 self._site.cancel([attempt.site_id])  # its end could not be noticed
+            if attempt.site_id and attempt.key not in self._voided:
                 outcome = Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so its outcome is unknown")
             yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=outcome)
 
@@ -166,6 +169,9 @@ class InFlightJobs:
             return
         terms, written = self._dirs.read(token)
         traces = self._dirs.traces(token)
+        self._voided |= {
+            each.key for number, each in enumerate(written) if traces.get(number, _NOTHING).started is VOID
+        } & set(wanted)
         elements = [
             InFlightElement((token, number), each.key, each.outputs, each.context)
             for number, each in enumerate(written)
@@ -207,6 +213,28 @@ class InFlightJobs:
         if ids:
             self._site.cancel(ids)
         return {key for key, each in known.items() if each is None or each.sighting is not None}
+
+    def withdraw(self, keys: Collection[str]) -> tuple[list[Ended], set[str]]:
+        """Void those that wait at the site: they never start, whatever the site does. `cancel_withdrawn` removes them
+        there. Return their ends, and those of `keys` that are done: an element has no id before the site has reported
+        it."""
+        known = {key: self.live.get(key) for key in keys}
+        seen = [(each, each.sighting) for each in known.values() if each is not None and each.sighting is not None]
+        taken = {sighting.id: each for each, sighting in seen if sighting.at is SiteState.PENDING and self._void(each)}
+        self._withdrawn |= taken.keys()
+        outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
+        ended = [self._end(each, outcome, None, None) for each in taken.values()]
+        return ended, {key for key, each in known.items() if each is None or each.sighting is not None}
+
+    @property
+    def has_withdrawn(self) -> bool:
+        """Whether the site may still list elements that were withdrawn."""
+        return bool(self._withdrawn)
+
+    def cancel_withdrawn(self) -> None:
+        if self._withdrawn:
+            self._site.cancel(sorted(self._withdrawn))
+            self._withdrawn.clear()
 
     # From the site
 
@@ -317,7 +345,7 @@ class InFlightJobs:
         """Use the site's output as the log if no supervisor has opened one; append it to a file of the user."""
         path, cap = element.outputs[0]
         has_log = os.path.exists(path) if cap else element.trace.started is not None
-        if has_log or element.sighting is None:
+        if has_log or element.sighting is None or element.sighting.at is SiteState.PENDING:
             return
         written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
         with contextlib.suppress(SiteUnreachable):

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,8 +11,8 @@ from gpuyard.errors import UserError
 from tests.fakes.queue_command import run
 from tests.free_ports import free_ports
 from tests.integration.clusters import scenarios
-from tests.integration.clusters.conftest import start_on_ray
-from tests.integration.queue_fixture import QueueUnderTest
+from tests.integration.clusters.conftest import configure, start_on_ray
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.ray_cluster import GPUS, RayCluster, require_ray
 
 
@@ -99,3 +101,26 @@ def test_the_node_and_the_gpus_of_a_job_are_shown(queue_there: QueueUnderTest) -
     assert place == "127.0.0.1 GPU 0,1"
     assert queue_there.job(job_id)["place"] == place
     assert place in run("show", str(job_id)).stdout
+
+
+# One job at a time has this resource of the head: the queue does not count it, so that others wait at Ray.
+ONE_AT_A_TIME: dict[str, Any] = {"gpus": "0", "engine_option": ['--entrypoint-resources={"node:__internal_head__": 1}']}
+
+
+@pytest.fixture
+def gate(queue_there: QueueUnderTest, tmp_path: Path) -> Path:
+    """A job has that resource until this file exists."""
+    path = tmp_path / "free"
+    queue_there.shell(f"while ! [ -e {path} ]; do sleep 0.1; done", **ONE_AT_A_TIME)
+    until(lambda: queue_there.counts() == {"running": 1}, "a running job")
+    return path
+
+
+def test_jobs_that_wait_at_ray_are_held_edited_and_moved(
+    queue_there: QueueUnderTest, tmp_path: Path, gate: Path
+) -> None:
+    scenarios.change_jobs_that_wait_there(queue_there, tmp_path, gate, **ONE_AT_A_TIME)
+
+
+def test_a_paused_queue_leaves_nothing_waiting_at_ray(queue_there: QueueUnderTest, tmp_path: Path, gate: Path) -> None:
+    scenarios.pause_while_jobs_wait_there(queue_there, tmp_path, gate, **ONE_AT_A_TIME)
