@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from tests.free_ports import free_ports
+from tests.slurm_cluster import hidden_from
 
 CPUS, GPUS = 4, 2
 _STARTS = 3
@@ -166,11 +167,13 @@ class RayCluster:
             return False
 
     @contextlib.contextmanager
-    def second_node(self, gpus: int) -> Iterator[None]:
-        """Add a node for the time of the block. Ray notices its end late: stop the cluster afterwards."""
+    def second_node(self, gpus: int, *, hidden: Path | None = None) -> Iterator[None]:
+        """Add a node for the time of the block, which sees an empty folder in place of `hidden`. Ray notices its end
+        late: stop the cluster afterwards."""
         environment = {**_environment(), "PYTHONPATH": str(self._home / "site")}
         script = _SECOND_NODE.format(port=self._ports["--port"], cpus=CPUS, gpus=gpus, store=_LEAST_STORE_BYTES)
-        argv = [sys.executable, str(_WARDEN), sys.executable, "-c", script]
+        node = [sys.executable, "-c", script]
+        argv = [sys.executable, str(_WARDEN), *(node if hidden is None else hidden_from(hidden, *node))]
         with self._log.open("ab") as log:
             warden = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True

@@ -16,7 +16,7 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.running_jobs import list_running
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
-from gpuyard.core.cluster.offer import Basis, ClusterTerms
+from gpuyard.core.cluster.offer import LEAVE_OUT_S, Basis, ClusterTerms
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import Verdict, after_loss
@@ -25,6 +25,7 @@ from gpuyard.core.memory.estimates import estimate
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.units import format_duration
 from gpuyard.ports import Ended, SiteStatus
 
 _CLOCK_ERROR_S = 10.0
@@ -43,6 +44,7 @@ class ClusterDispatch:
         self._store = transitions.store
         self._engines = engines
         self._changes: list[SiteStatus] = []
+        self._bad_nodes: dict[tuple[str, str], tuple[str, float]] = {}  # by engine and node: why, and when
         self._delayed: dict[int, tuple[Reason, float, float]] = {}  # by lane: reason, until when, delay in seconds
 
     # Status of attempts
@@ -79,8 +81,11 @@ class ClusterDispatch:
             return None
         if kind is OutcomeKind.NEVER_STARTED:
             why = f"{attempt.engine} refused it: {ended.outcome.reason}"
+            if ended.node is not None:
+                why = f"{ended.outcome.reason}; queued again without {ended.node}"
+                self._bad_nodes[attempt.engine, ended.node] = (ended.outcome.reason or "", now)
             self.delay_lane(job, why, now)
-            return Verdict(event=JobEvent.REQUEUE, text=why)
+            return Verdict(event=JobEvent.REQUEUE, text=why, keeps_place=ended.node is not None)
         if kind is OutcomeKind.LOST:
             outcomes = [each.outcome for each in self._store.attempts(job.id)]
             lost_before = [each for each in outcomes if each is not None and each.kind is OutcomeKind.LOST]
@@ -92,6 +97,15 @@ class ClusterDispatch:
             text = f"took far longer than ever before, and {attempt.engine} ended it; runs again without a time limit"
             return Verdict(event=JobEvent.RETRY, text=text)
         return None
+
+    def notices(self, now: float) -> list[str]:
+        """Name the nodes that could not start jobs."""
+        return [
+            f"{engine}: {why}; {node} gets no jobs for {format_duration(LEAVE_OUT_S)}"
+            f" (`gpuyard doctor --engine {engine}` checks all nodes)"
+            for (engine, node), (why, at) in self._bad_nodes.items()
+            if now < at + LEAVE_OUT_S
+        ]
 
     def delay_lane(self, job: Job, why: str, now: float) -> None:
         """Offer no job of this lane for a while, as the engine refused one or could not prepare it."""

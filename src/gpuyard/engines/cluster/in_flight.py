@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import ClusterTerms, most_of, without_learned
+from gpuyard.core.cluster.offer import LEAVE_OUT_S, ClusterTerms, most_of, without_learned
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.printable_text import printable
@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()
 # A supervisor checks every few seconds whether its element was given up, and network file systems show files late.
 _KEEP_LOST_S = 120.0
+_LONGEST_FAULT = 300
 # A site may still start an element for a moment after it gave it up.
 _MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED, OutcomeKind.NEVER_STARTED)
 
@@ -102,6 +103,9 @@ class InFlightJobs:
         self._submissions: dict[str, InFlightSubmission] = {}
         self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
+        # Until when nodes are left out, by the options of the jobs that could not start there (which may be at fault),
+        # the node and its place.
+        self._left_out: dict[tuple[tuple[str, ...], str, str], float] = {}
         self.wants_report = False
 
     # To the site
@@ -119,11 +123,16 @@ class InFlightJobs:
             for number, (launch, log) in enumerate(launches)
         ]
         entry = self._add(token, terms, len(elements), elements)
+        left_out = self._nodes_left_out(terms)
+        entry.submission = replace(entry.submission, without=tuple(left_out))
         try:
             self._describe(entry)
             known_as = self._site.submit(entry.submission)
-        except SiteRefused:
+        except SiteRefused as error:
             self._drop(token)
+            if left_out:
+                why = f"{error}; left out, as jobs could not start there: {', '.join(left_out.values())}"
+                raise SiteRefused(why, hint=error.hint) from error
             raise
         with contextlib.suppress(EnvironmentFault):  # the site has it, also if that cannot be noted
             self._dirs.mark_submitted(token, known_as)
@@ -267,7 +276,12 @@ class InFlightJobs:
             if outcome.kind is OutcomeKind.LOST:
                 outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
         if outcome is not None:
-            yield self._end(element, outcome, decided.shortage, usage)
+            node = self._leave_out(element) if decided.is_fault_of_node else None
+            if node is None:
+                self._keep_output(element)
+            else:
+                outcome = replace(outcome, reason=f"{outcome.reason}: {self._fault_of(element)}")
+            yield replace(self._end(element, outcome, decided.shortage, usage), node=node)
         elif element.trace.ended is not None:
             self.wants_report = not was_asked
 
@@ -292,7 +306,6 @@ class InFlightJobs:
         (token, number), finish, sighting = element.ref, element.trace.ended, element.sighting
         if outcome.kind is OutcomeKind.LOST and not self._dirs.is_gone(token):
             self._dirs.mark_lost(token, number)
-        self._keep_output(element)
         del self._submissions[token].elements[number]
         del self.live[element.key]
         job_id, _, attempt = element.key.partition(".")
@@ -311,16 +324,41 @@ class InFlightJobs:
             warned_at=finish.warned_at if finish is not None else None,
         )
 
+    def _leave_out(self, element: InFlightElement) -> str:
+        """Leave the element's node out of submissions with the same options for 10 minutes. Return its place."""
+        sighting, terms = element.sighting, self._submissions[element.ref[0]].submission.terms
+        assert sighting is not None
+        if node := sighting.node or sighting.place:
+            self._left_out[terms.options, node, sighting.place or node] = time.monotonic() + LEAVE_OUT_S
+        return sighting.place or node or f"a node of {self._site.name}"
+
+    def _nodes_left_out(self, terms: ClusterTerms) -> dict[str, str]:
+        """Return the place of each node that jobs with these options must not get now."""
+        now = time.monotonic()
+        self._left_out = {key: until for key, until in self._left_out.items() if now < until}
+        return {node: place for options, node, place in self._left_out if options == terms.options}
+
+    def _fault_of(self, element: InFlightElement) -> str:
+        """Return the last line of what was written instead of the supervisor's start, or what to check."""
+        lines = (self._output_of(element) or b"").decode("utf-8", "replace").split("\n")
+        says = next((line.strip() for line in reversed(lines) if line.strip()), None)
+        folder = self._submissions[element.ref[0]].submission.folder
+        return printable(says, _LONGEST_FAULT) if says else f"it may not see {os.path.dirname(folder)}"
+
+    def _output_of(self, element: InFlightElement) -> bytes | None:
+        """Return what the site or the supervisor itself wrote."""
+        written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
+        with contextlib.suppress(SiteUnreachable):
+            written = written or (self._site.output(element.sighting) if element.sighting is not None else None)
+        return written
+
     def _keep_output(self, element: InFlightElement) -> None:
         """Use the site's output as the log if no supervisor has opened one; append it to a file of the user."""
         path, cap = element.outputs[0]
         has_log = os.path.exists(path) if cap else element.trace.started is not None
         if has_log or element.sighting is None:
             return
-        written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
-        with contextlib.suppress(SiteUnreachable):
-            written = written or self._site.output(element.sighting)
-        if written:
+        if written := self._output_of(element):
             with contextlib.suppress(OSError, UnsafePathError):
                 if cap:
                     Path(path).touch(0o600)

@@ -3,6 +3,8 @@
 - The supervisor's files count most. But a program that the site ended has ended by a signal, and only the site knows
   why. So a failure waits for the site's report, for 3 reports at most, or until the site no longer knows the element.
 - An element that the site does not know and that has not started is voided: it never started.
+- An element that the site ran, but whose supervisor could not start, never started either: its node may not see our
+  files. Its node is left out for a while.
 - An element that started and left no status is lost. Its files may be late, as on network file systems, so this too
   takes 3 reports. It is also lost if the site saw its supervisor killed: the program's outcome is unknown. But if it
   used nearly all of the RAM that it had asked for, or its site wrote so into its output, it ran out of that.
@@ -37,6 +39,7 @@ class ElementOutcome(Struct, frozen=True, kw_only=True):
     shortage: Shortage | None = None
     is_to_be_voided: bool = False
     was_killed: bool = False  # by SIGKILL, and nothing says why
+    is_fault_of_node: bool = False  # it never started, because its supervisor could not
 
 
 _NOT_YET = ElementOutcome()
@@ -104,18 +107,19 @@ def _by_site(site: str, sighting: Sighting, trace: ElementTrace, waited: int) ->
     if sighting.at is SiteState.SUCCEEDED:  # its supervisor could not write the end, but exited with this status
         return ElementOutcome(outcome=Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
     if trace.started is None:
-        return _without_a_start(site, sighting.status)
+        return _without_a_start(site, sighting)
     if 0 < (sighting.status or 0) < _BY_SIGNAL:
         return ElementOutcome(outcome=outcome_of(str(sighting.status), StartContext()))
     outcome = Outcome(kind=OutcomeKind.LOST, reason=f"over at {site} without a status: its supervisor was killed")
     return ElementOutcome(outcome=outcome, was_killed=True)
 
 
-def _without_a_start(site: str, status: int | None) -> ElementOutcome:
-    if status == NOT_BEGUN:
+def _without_a_start(site: str, sighting: Sighting) -> ElementOutcome:
+    if sighting.status == NOT_BEGUN:
         return _over(OutcomeKind.NEVER_STARTED, "a limit of its node kept it from starting: see its log")
-    reason = f"{site} ran it, but its supervisor could not start: see its log, and whether the nodes see its folder"
-    return _over(OutcomeKind.CANNOT_START, reason, status)
+    reason = f"its supervisor could not start on {sighting.place or f'a node of {site}'}"
+    outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
+    return ElementOutcome(outcome=outcome, is_fault_of_node=True)
 
 
 def _ended_by_site(site: str, sighting: Sighting, status: int | None) -> ElementOutcome:

@@ -65,6 +65,8 @@ class RaySite:
 
     def submit(self, submission: ClusterSubmission) -> str:
         until = time.monotonic() + _ALL_WITHIN_S
+        if submission.without:  # Ray would keep a job pending that no other node can take
+            self.check(submission.terms, submission.without)
         for index in range(submission.count):
             try:
                 self._submit(ray_api.request_of(submission, index, self._settings.card_mb))
@@ -88,9 +90,11 @@ class RaySite:
     def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:
         return ray_api.described(submission, number, self._settings.card_mb)
 
-    def check(self, terms: ClusterTerms) -> None:
-        """Raise SiteRefused if none of Ray's nodes is large enough for a job on these terms."""
-        nodes = ray_api.resources_of(self._get(_NODES))
+    def check(self, terms: ClusterTerms, without: Sequence[str] = ()) -> None:
+        """Raise SiteRefused if none of Ray's nodes, but for those left out, is large enough for a job on these terms."""
+        nodes = ray_api.resources_of(self._get(_NODES), without)
+        if without and not nodes:
+            raise SiteRefused("no other node is alive", hint="`ray status` lists what there is")
         if never := ray_api.never_fits(terms, self._settings.card_mb, nodes):
             raise SiteRefused(never, hint="ask for less, or add a node; `ray status` lists what there is")
 

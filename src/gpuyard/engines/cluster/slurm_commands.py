@@ -170,6 +170,7 @@ def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> li
         f"--chdir={submission.folder}",
         f"--output={submission.folder.replace('%', '%%')}/{'%a' if submission.count > 1 else '0'}.out",
         *([array] if submission.count > 1 else ()),
+        *([f"--exclude={','.join(submission.without)}"] if submission.without else ()),
         *_resources_of(terms, settings),
         *(f"--{option}={value}" for option, value in named.items() if value is not None),
         *settings.options,

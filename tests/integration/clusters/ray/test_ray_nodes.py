@@ -1,6 +1,7 @@
 """A queue on a real Ray with two nodes of two GPUs each: jobs are compared with one node, not with the sum."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +9,10 @@ from gpuyard.errors import UserError
 from tests.fakes.queue_command import run
 from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure
-from tests.integration.queue_fixture import QueueUnderTest
+from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.ray_cluster import GPUS, RayCluster, require_ray
+from tests.scale import size
+from tests.slurm_cluster import needs_root
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +75,21 @@ def test_show_prints_rays_request(queue_there: QueueUnderTest) -> None:
     assert "entrypoint_num_gpus: declared" in shown
     assert "entrypoint_memory: declared" in shown
     assert "entrypoint_num_cpus: default" in shown
+
+
+@needs_root
+def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
+    own_queue: QueueUnderTest, unmeasured: None, tmp_path: Path
+) -> None:
+    require_ray()
+    own_queue.home.mkdir()
+    with RayCluster(tmp_path) as cluster, cluster.second_node(GPUS, hidden=own_queue.home):
+        configure(own_queue.home, f'[queue]\nengine = "ray"\n[ray]\naddress = "{cluster.address}"\npoll_s = 1\n')
+        own_queue.start()
+        count = size(8, full=20)
+        first = own_queue.shell(scenarios.record_run(tmp_path), array=f"0-{count - 1}", gpus=0)
+        until(lambda: own_queue.counts() == {"succeeded": count}, "the end of all jobs")
+        [notice] = [each for each in own_queue.get("/status")["notices"] if "could not start" in each]
+        assert "this node has no " in notice
+        assert [scenarios.runs_of(tmp_path, first + index) for index in range(count)] == [1] * count
+        own_queue.stop()

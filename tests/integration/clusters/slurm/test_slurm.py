@@ -16,7 +16,7 @@ from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.scale import size
-from tests.slurm_cluster import SlurmCluster, needs_slurm
+from tests.slurm_cluster import SlurmCluster, needs_root, needs_slurm
 
 pytestmark = needs_slurm
 Counting = Callable[[], Counter[str]]
@@ -209,6 +209,39 @@ def test_a_job_on_a_dead_node_runs_again_on_another(
     assert (job["state"], [each["outcome"] for each in job["attempts"]]) == ("succeeded", ["lost", "succeeded"])
     [other] = {"n0", "n1"} - {node}
     assert (job["place"], on_slurm.log_of(job_id, 2)) == (other, f"on {other}\n")
+
+
+@needs_root
+def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
+    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path
+) -> None:
+    with slurm.hiding(on_slurm.home, "n1"):
+        first = on_slurm.shell(f"{scenarios.record_run(tmp_path)} echo on $SLURMD_NODENAME", array="0-39", gpus=0)
+        reasons = set()
+
+        def are_done() -> bool:
+            reasons.update(on_slurm.job(first + index)["reason"] for index in range(0, 40, 5))
+            return on_slurm.counts() == {"succeeded": 40}
+
+        until(are_done, "the end of all jobs")
+        [notice] = [each for each in on_slurm.get("/status")["notices"] if "n1" in each]
+    assert "its supervisor could not start on n1: it may not see" in notice
+    assert "`gpuyard doctor --engine slurm`" in notice
+    assert [on_slurm.log_of(first + index) for index in range(40)] == ["on n0\n"] * 40
+    assert [scenarios.runs_of(tmp_path, first + index) for index in range(40)] == [1] * 40
+    assert any("queued again without n1" in (each or "") for each in reasons), reasons
+
+
+def test_a_job_that_can_start_on_no_node_waits_and_blames_no_node_for_others(
+    on_slurm: QueueUnderTest,
+) -> None:
+    broken = on_slurm.shell("true", gpus=0, engine_option=["--output=/nowhere/%j"])
+    scenarios.wait_for_reason(on_slurm, broken, "left out, as jobs could not start there: n")
+    others = [on_slurm.shell("true", gpus=2, exclusive=True) for _ in range(2)]
+    for each in others:
+        on_slurm.until_state(each, "succeeded")
+    on_slurm.post("/jobs/cancel", ids=str(broken))
+    on_slurm.wait()
 
 
 def test_jobs_wait_while_the_controller_is_down(slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path) -> None:
