@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import time
@@ -57,6 +58,8 @@ class InFlightElement(Struct, eq=False):
     trace: ElementTrace = _NOTHING
     waited: int = 0
     reported: tuple[str, str | None] | None = None
+    given_up: ElementOutcome | None = None  # its outcome once its supervisor has stopped
+    stops_by: float = math.inf  # by the monotonic clock
     request: SiteRequest | None = None
 
     def update(self, sighting: Sighting | None) -> None:
@@ -237,7 +240,7 @@ class InFlightJobs:
                 continue
             for number, element in list(entry.elements.items()):
                 trace = traces.get(number, element.trace)
-                if report is None and trace is element.trace:
+                if report is None and trace is element.trace and time.monotonic() < element.stops_by:
                     continue
                 element.trace = trace
                 if report is not None:
@@ -263,10 +266,15 @@ class InFlightJobs:
         change = _status_change(element)
         if change is not None:
             yield change
-        if not was_asked and element.sighting is None and element.trace.ended is None:
+        is_given_up = element.given_up is not None
+        if not was_asked and element.sighting is None and element.trace.ended is None and not is_given_up:
             return
         decided = decide(self._site.name, element.sighting, element.trace, element.context, waited=element.waited)
         decided, usage = self._with_usage(element, decided)
+        if decided.may_still_run and not self._has_stopped(element, decided):
+            return
+        if element.given_up is not None and decided.outcome is not None and decided.outcome.kind is OutcomeKind.LOST:
+            decided = element.given_up  # it knows why
         outcome = decided.outcome
         if decided.is_to_be_voided and self._void(element):
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=f"{self._site.name} does not know it")
@@ -284,6 +292,16 @@ class InFlightJobs:
             yield replace(self._end(element, outcome, decided.shortage, usage), node=node)
         elif element.trace.ended is not None:
             self.wants_report = not was_asked
+
+    def _has_stopped(self, element: InFlightElement, decided: ElementOutcome) -> bool:
+        """Give up the element, and return whether its supervisor has had the time to stop its program; if it says so
+        earlier, that is its end."""
+        if self._dirs.is_gone(element.ref[0]):
+            return True
+        if element.given_up is None:
+            self._dirs.mark_lost(*element.ref)
+            element.given_up, element.stops_by = decided, time.monotonic() + self._dirs.stops_within_s()
+        return time.monotonic() >= element.stops_by
 
     def _with_usage(self, element: InFlightElement, decided: ElementOutcome) -> tuple[ElementOutcome, Usage | None]:
         """Return what the element used, too: as its supervisor says, or the meter if that was killed. An element that
@@ -304,8 +322,6 @@ class InFlightJobs:
 
     def _end(self, element: InFlightElement, outcome: Outcome, shortage: Shortage | None, usage: Usage | None) -> Ended:
         (token, number), finish, sighting = element.ref, element.trace.ended, element.sighting
-        if outcome.kind is OutcomeKind.LOST and not self._dirs.is_gone(token):
-            self._dirs.mark_lost(token, number)
         del self._submissions[token].elements[number]
         del self.live[element.key]
         job_id, _, attempt = element.key.partition(".")
