@@ -196,6 +196,22 @@ class RayCluster:
             self._warden = None
         shutil.rmtree(self._home, ignore_errors=True)
 
+    def crash(self) -> None:
+        """Kill all processes but those that supervise jobs and their programs, as a head that crashes leaves them."""
+        assert self._warden is not None
+        left = self.processes()
+        ours = {each.pid for each in left if any("node_supervisor" in word for word in _words(each)[:6])}
+        spared = ours | {child.pid for each in left if each.pid in ours for child in each.children(recursive=True)}
+        self._warden.kill()
+        self._warden.wait(_DOWN_WITHIN_S)
+        self._warden = None
+        for each in left:
+            if each.pid not in spared:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        psutil.wait_procs([each for each in left if each.pid not in spared], _DOWN_WITHIN_S)
+        shutil.rmtree(self._home, ignore_errors=True)
+
     def restart(self) -> None:
         """Start a new head at the same address, without the old one's jobs."""
         self.stop()
@@ -209,6 +225,13 @@ class RayCluster:
         """Kill Ray's supervisor of the job that process `pid` belongs to."""
         [actor] = [each for each in psutil.Process(pid).parents() if each.name().startswith("ray::JobSup")]
         actor.kill()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 def _environment() -> dict[str, str]:

@@ -430,7 +430,8 @@ def test_a_job_that_succeeds_after_the_site_lost_it_has_succeeded(harness: Engin
             os.write(pipe, b"go\n")
             os.close(pipe)
     ends = harness.until_ended(*range(1, 5))
-    assert ends == [SUCCEEDED if (folder / f"done{each}").exists() else (OutcomeKind.LOST, None) for each in range(1, 5)]
+    are_done = [(folder / f"done{each}").exists() for each in range(1, 5)]
+    assert ends == [SUCCEEDED if is_done else (OutcomeKind.LOST, None) for is_done in are_done]
 
 
 def test_a_job_whose_supervisor_says_nothing_is_lost_after_a_while(

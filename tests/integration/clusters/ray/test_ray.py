@@ -87,6 +87,24 @@ def test_jobs_lost_in_a_restart_of_the_cluster_run_again(
     assert [scenarios.runs_of(tmp_path, each) for each in (job_id, waits)] == [2, 1]
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_lost_job_has_stopped_before_its_next_attempt_begins(
+    ray_cluster: RayCluster, on_ray: QueueUnderTest, tmp_path: Path, *, is_restarted: bool
+) -> None:
+    """Its supervisor outlives Ray's own processes."""
+    beats = f"while :; do date +%s%N >{tmp_path}/beat; sleep 0.02; done"
+    job_id = on_ray.shell(f"[ $GPUYARD_ATTEMPT -gt 1 ] || {beats}; date +%s%N >{tmp_path}/again; sleep 3", gpus=0)
+    until((tmp_path / "beat").exists, "its start")
+    if is_restarted:
+        ray_cluster.crash()
+        ray_cluster.start()
+    else:
+        ray_cluster.kill_actor_above(scenarios.pids_of(job_id)[0])
+    on_ray.wait()
+    assert [each["outcome"] for each in on_ray.job(job_id)["attempts"]] == ["lost", "succeeded"]
+    assert int((tmp_path / "beat").read_text()) < int((tmp_path / "again").read_text())
+
+
 @pytest.mark.full
 def test_a_program_is_warned_before_the_time_limit(on_ray: QueueUnderTest, tmp_path: Path) -> None:
     scenarios.save_before_the_time_limit(on_ray, tmp_path / "space", "ray", "1h", "USR1@3598s")
