@@ -203,7 +203,7 @@ class RayCluster:
         ours = {each.pid for each in left if any("node_supervisor" in word for word in _words(each)[:6])}
         spared = ours | {child.pid for each in left if each.pid in ours for child in each.children(recursive=True)}
         self._warden.kill()
-        self._warden.wait(_DOWN_WITHIN_S)
+        self._warden.communicate(timeout=_DOWN_WITHIN_S)
         self._warden = None
         for each in left:
             if each.pid not in spared:

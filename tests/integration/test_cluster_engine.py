@@ -422,6 +422,7 @@ def test_a_job_that_succeeds_after_the_site_lost_it_has_succeeded(harness: Engin
     harness.hand_over(*launches)
     harness.until_runs(*range(1, 5))
     site.lose_track()
+    mine = [process for process in psutil.process_iter(["cmdline"]) if f"{folder}/pipe" in _line(process)]
     given_up = folder / "shared" / site.name / "submissions"
     harness.until(lambda: any(given_up.glob("*/0.lost")), "that the engine gives it up")
     for each in range(1, 5):
@@ -430,6 +431,7 @@ def test_a_job_that_succeeds_after_the_site_lost_it_has_succeeded(harness: Engin
             os.write(pipe, b"go\n")
             os.close(pipe)
     ends = harness.until_ended(*range(1, 5))
+    harness.until(lambda: not any(map(_is_alive, mine)), "the end of all of them")
     are_done = [(folder / f"done{each}").exists() for each in range(1, 5)]
     assert ends == [SUCCEEDED if is_done else (OutcomeKind.LOST, None) for is_done in are_done]
 
