@@ -416,7 +416,9 @@ def test_a_job_that_the_site_lost_track_of_is_killed_before_its_end_is_reported(
 def test_a_job_that_succeeds_after_the_site_lost_it_has_succeeded(harness: EngineHarness, site: ProcessSite) -> None:
     """Whether its supervisor kills it in time or not, it does not complete twice."""
     folder = harness.folder
-    launches = [harness.launch(each, f"read word <{folder}/pipe{each}; touch {folder}/done{each}") for each in range(1, 5)]
+    launches = [
+        harness.launch(each, f"read word <{folder}/pipe{each}; touch {folder}/done{each}") for each in range(1, 5)
+    ]
     for each in range(1, 5):
         os.mkfifo(folder / f"pipe{each}")
     harness.hand_over(*launches)

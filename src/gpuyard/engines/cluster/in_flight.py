@@ -275,23 +275,33 @@ class InFlightJobs:
             return
         if element.given_up is not None and decided.outcome is not None and decided.outcome.kind is OutcomeKind.LOST:
             decided = element.given_up  # it knows why
-        outcome = decided.outcome
-        if decided.is_to_be_voided and self._void(element):
-            outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=f"{self._site.name} does not know it")
-        elif outcome is not None and outcome.kind in _MAY_START_YET and element.trace.started is None:
-            if not self._void(element):
-                return  # it started at the last moment
-            if outcome.kind is OutcomeKind.LOST:
-                outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
+        outcome = self._voided(element, decided)
         if outcome is not None:
-            node = self._leave_out(element) if decided.is_fault_of_node else None
-            if node is None:
-                self._keep_output(element)
-            else:
-                outcome = replace(outcome, reason=f"{outcome.reason}: {self._fault_of(element)}")
-            yield replace(self._end(element, outcome, decided.shortage, usage), node=node)
+            yield self._ended(element, decided, outcome, usage)
         elif element.trace.ended is not None:
             self.wants_report = not was_asked
+
+    def _voided(self, element: InFlightElement, decided: ElementOutcome) -> Outcome | None:
+        """Return the outcome, once the element cannot start any more if it has not yet. None if it has by now."""
+        outcome = decided.outcome
+        if decided.is_to_be_voided:
+            is_voided = self._void(element)
+            reason = f"{self._site.name} does not know it"
+            return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason) if is_voided else None
+        if outcome is not None and outcome.kind in _MAY_START_YET and element.trace.started is None:
+            if not self._void(element):
+                return None  # it started at the last moment
+            if outcome.kind is OutcomeKind.LOST:
+                return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
+        return outcome
+
+    def _ended(self, element: InFlightElement, decided: ElementOutcome, outcome: Outcome, usage: Usage | None) -> Ended:
+        if not decided.is_fault_of_node:
+            self._keep_output(element)
+            return self._end(element, outcome, decided.shortage, usage)
+        node = self._leave_out(element)
+        outcome = replace(outcome, reason=f"{outcome.reason}: {self._fault_of(element)}")
+        return replace(self._end(element, outcome, None, usage), node=node)
 
     def _has_stopped(self, element: InFlightElement, decided: ElementOutcome) -> bool:
         """Give up the element, and return whether its supervisor has had the time to stop its program; if it says so

@@ -22,6 +22,7 @@ from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, amount_neede
 from gpuyard.core.job.job import DEFAULT_GRACE_S, SiteRequest
 from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster.site import (
+    ClusterNode,
     ClusterSubmission,
     ElementRef,
     Sighting,
@@ -270,6 +271,7 @@ class _StatusData(Struct, frozen=True, rename="camel"):
 class _RayNode(Struct, frozen=True):
     state: str
     node_id: str = ""
+    node_ip: str = ""
     resources_total: dict[str, float] = {}
 
 
@@ -287,6 +289,25 @@ def resources_of(nodes: bytes, without: Sequence[str] = ()) -> list[dict[str, fl
     """Return the resources that each node has in total, by Ray's names, but for the nodes with these ids."""
     listed = _read(nodes, list[_RayNode], "data", "result", "result")
     return [node.resources_total for node in listed if node.state == "ALIVE" and node.node_id not in without]
+
+
+def nodes_of(nodes: bytes) -> list[ClusterNode]:
+    """Return the nodes that are alive. Several may have the same address."""
+    alive = [each for each in _read(nodes, list[_RayNode], "data", "result", "result") if each.state == "ALIVE"]
+    return [ClusterNode(name=each.node_id, place=f"{each.node_ip} ({each.node_id[:8]})") for each in alive]
+
+
+def check_request(node: ClusterNode, script: str, id_: str) -> dict[str, Any]:
+    """Return the request that runs a script on this node."""
+    return {
+        "entrypoint": shlex.join(("env", "-u", "CUDA_VISIBLE_DEVICES", "sh", "-c", script)),
+        "submission_id": id_,
+        "entrypoint_label_selector": {_NODE_LABEL: node.name},
+    }
+
+
+def record_of(body: bytes) -> RayJobRecord:
+    return _read(body, RayJobRecord)
 
 
 def never_fits(terms: ClusterTerms, card_mb: float | None, nodes: Sequence[Mapping[str, float]]) -> str | None:

@@ -53,6 +53,15 @@ class Sighting(Struct, frozen=True, kw_only=True):
     status: int | None = None
 
 
+class ClusterNode(Struct, frozen=True, kw_only=True):
+    """A node: the site's `name` for it, and people's `place`. `trouble` is why no job can run there now."""
+
+    name: str
+    place: str
+    trouble: str = ""
+    has_gpus: bool = False
+
+
 class ClusterSubmission(Struct, frozen=True, kw_only=True):
     """Elements that are submitted in one call, on the same terms.
 

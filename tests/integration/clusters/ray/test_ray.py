@@ -93,7 +93,9 @@ def test_a_lost_job_has_stopped_before_its_next_attempt_begins(
 ) -> None:
     """Its supervisor outlives Ray's own processes."""
     beats = f"echo $$ >{tmp_path}/pid; while :; do date +%s%N >>{tmp_path}/beats; sleep 0.02; done"
-    job_id = on_ray.shell(f"[ $GPUYARD_ATTEMPT -gt 1 ] || {{ {beats}; }}; date +%s%N >{tmp_path}/again; sleep 3", gpus=0)
+    job_id = on_ray.shell(
+        f"[ $GPUYARD_ATTEMPT -gt 1 ] || {{ {beats}; }}; date +%s%N >{tmp_path}/again; sleep 3", gpus=0
+    )
     until((tmp_path / "beats").exists, "its start")
     if is_restarted:
         ray_cluster.crash()

@@ -1,5 +1,6 @@
 """A queue with jobs on a real Slurm behaves as with local jobs."""
 
+import json
 import os
 import sys
 from collections import Counter
@@ -230,6 +231,28 @@ def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
     assert [on_slurm.log_of(first + index) for index in range(40)] == ["on n0\n"] * 40
     assert [scenarios.runs_of(tmp_path, first + index) for index in range(40)] == [1] * 40
     assert any("queued again without n1" in (each or "") for each in reasons), reasons
+
+
+@needs_root
+def test_doctor_says_what_is_wrong_on_each_node(
+    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    checked = run("doctor", "--engine", "slurm")
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+    assert checked.stdout == "n0 works, 2 GPUs of 24.0 GB\nn1 works, 2 GPUs of 24.0 GB\nNo problems found.\n"
+    configure(on_slurm.home, '[slurm]\ngpu_memory = "40G"\n')
+    with slurm.hiding(on_slurm.home, "n1"):
+        checked = run("doctor", "--engine", "slurm")
+        answer = json.loads(run("doctor", "--engine", "slurm", "--json").stdout)
+    too_small = "has a GPU of 24.0 GB, but `gpu_memory` in [slurm] is 40.0 GB: lower that"
+    hidden = "mount the same file system there, or name a folder that all nodes see as `folder` in [slurm]"
+    assert checked.returncode == 1
+    assert {each["node"]: each["problems"] for each in answer["nodes"]} == {
+        "n0": [too_small], "n1": [f"does not see {on_slurm.home} ({hidden})", too_small],
+    }  # fmt: skip
+    assert f"n1\n  ! does not see {on_slurm.home}" in checked.stdout
 
 
 def test_a_job_that_can_start_on_no_node_waits_and_blames_no_node_for_others(
