@@ -6,6 +6,7 @@ may not see our folder. All nodes are asked at once, each within a minute.
 """
 
 import contextlib
+import os
 import secrets
 import shlex
 import tempfile
@@ -26,6 +27,7 @@ from gpuyard.system.python_command import python_command
 
 WITHIN_S = 40.0
 _REPORT = "gpuyard.cluster_node.node_report"
+_SIMULATE = "GPUYARD_SIMULATE"
 _CLOCK_ERROR_S = 2.0
 # Drivers report a little less than what is sold.
 _LEAST_PART = 0.98
@@ -107,11 +109,11 @@ def _clock_problems(off_s: float) -> list[str]:
 
 def _script(folder: Path, cwd: str) -> str:
     token, mark = shlex.quote(f"{folder}/token"), shlex.quote(f"{folder}/written-")
-    # A program that gets one GPU shall see it, and one that gets none all of them.
-    report = shlex.join(python_command(_REPORT, cwd))
+    simulated = f"{_SIMULATE}={shlex.quote(os.environ[_SIMULATE])} " if _SIMULATE in os.environ else ""
+    report = simulated + shlex.join(python_command(_REPORT, cwd))
     return (
         f'exec 2>&1; cd /; echo "folder=$(cat {token} 2>/dev/null)"; '
-        f"(: >{mark}$$) 2>/dev/null && echo folder=written; exec {report}"
+        f"(: >{mark}$$) 2>/dev/null && echo folder=written; {report}"
     )
 
 

@@ -1,5 +1,6 @@
 """A queue on a real Ray with two nodes of two GPUs each: jobs are compared with one node, not with the sum."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,17 @@ def test_show_prints_rays_request(queue_there: QueueUnderTest) -> None:
     assert "entrypoint_num_cpus: default" in shown
 
 
+def test_doctor_checks_every_node(queue_there: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x16GB")
+    answer = json.loads(run("doctor", "--engine", "ray", "--json").stdout)
+    first, second = answer["nodes"]
+    assert first["node"] != second["node"]
+    too_small = "has a GPU of 16 GB, but `gpu_memory` in [ray] is 24 GB: lower that"
+    assert first["problems"] == second["problems"] == [too_small]
+    assert not answer["healthy"]
+
+
 @needs_root
 def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
     own_queue: QueueUnderTest, unmeasured: None, tmp_path: Path
@@ -92,4 +104,6 @@ def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
         [notice] = [each for each in own_queue.get("/status")["notices"] if "could not start" in each]
         assert "this node has no " in notice
         assert [scenarios.runs_of(tmp_path, first + index) for index in range(count)] == [1] * count
+        checked = run("doctor", "--engine", "ray")
+        assert checked.stdout.count(f"does not see {own_queue.home}") == 1, checked.stdout
         own_queue.stop()

@@ -241,12 +241,12 @@ def test_doctor_says_what_is_wrong_on_each_node(
     monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
     checked = run("doctor", "--engine", "slurm")
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
-    assert checked.stdout == "n0 works, 2 GPUs of 24.0 GB\nn1 works, 2 GPUs of 24.0 GB\nNo problems found.\n"
+    assert checked.stdout == "n0 works, 2 GPUs of 24 GB\nn1 works, 2 GPUs of 24 GB\nNo problems found.\n"
     configure(on_slurm.home, '[slurm]\ngpu_memory = "40G"\n')
     with slurm.hiding(on_slurm.home, "n1"):
         checked = run("doctor", "--engine", "slurm")
         answer = json.loads(run("doctor", "--engine", "slurm", "--json").stdout)
-    too_small = "has a GPU of 24.0 GB, but `gpu_memory` in [slurm] is 40.0 GB: lower that"
+    too_small = "has a GPU of 24 GB, but `gpu_memory` in [slurm] is 40 GB: lower that"
     hidden = "mount the same file system there, or name a folder that all nodes see as `folder` in [slurm]"
     assert checked.returncode == 1
     assert {each["node"]: each["problems"] for each in answer["nodes"]} == {
