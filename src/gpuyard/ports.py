@@ -145,6 +145,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
     warned_at: float | None = None  # the wall time of the signal before its stop, if the engine sent it itself
     unbrought: str | None = None  # why its results could not be brought back from its snapshot
+    node: str | None = None  # the node of a cluster that could not start it, which its engine leaves out for a while
 
 
 class Followed(Struct, frozen=True, kw_only=True):

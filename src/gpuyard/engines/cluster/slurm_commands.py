@@ -22,7 +22,15 @@ from gpuyard.core.job.job import SiteRequest
 from gpuyard.core.job.stop_warning import signal_name
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.printable_text import printable
-from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
+from gpuyard.engines.cluster.site import (
+    OVER,
+    ClusterNode,
+    ClusterSubmission,
+    Sighting,
+    SiteRefused,
+    SiteState,
+    SiteUnreachable,
+)
 
 _OURS = "gpuyard:"
 _CONFIGURED = "configured"
@@ -113,6 +121,7 @@ _NO_LONGER_THERE = re.compile(r"invalid job id|already complet", re.IGNORECASE)
 _NEVER = re.compile(r"invalid|unrecognized option", re.IGNORECASE)
 _NOT_AVAILABLE = "node configuration is not available"
 _PARTITION = re.compile(r"^(?:--partition=|-p ?)(.+)$", re.MULTILINE)
+_UP = frozenset(("idle", "mixed", "allocated", "completing", "planned"))
 _IN_PARENTHESES = re.compile(r"\([^)]*\)")
 _LIMITED = re.compile(r"policy|limit", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?(?:Batch job submission failed: |allocation failure: )?")
@@ -172,6 +181,7 @@ def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> li
         f"--chdir={submission.folder}",
         f"--output={submission.folder.replace('%', '%%')}/{'%a' if submission.count > 1 else '0'}.out",
         *([array] if submission.count > 1 else ()),
+        *([f"--exclude={','.join(submission.without)}"] if submission.without else ()),
         *_resources_of(terms, settings),
         *(f"--{option}={value}" for option, value in named.items() if value is not None),
         *settings.options,
@@ -265,6 +275,36 @@ def parse_nodes(text: str, model: str | None) -> tuple[Amount, ...]:
         if cpus.isdigit() and memory.isdigit():
             found.add(Amount(gpus=_count_gpus(gres, model), cpus=float(cpus), ram_mb=float(memory)))
     return tuple(found)
+
+
+def states_command(settings: SlurmSettings) -> list[str]:
+    """List the nodes of the configured partition with their states; all nodes if none is named."""
+    partition = [] if settings.partition is None else [f"--partition={settings.partition}"]
+    return ["sinfo", "--noheader", "--Node", "--Format=NodeList:128,StateLong:64,Gres:1024", *partition]
+
+
+def parse_states(text: str) -> list[ClusterNode]:
+    """Return each node once, though it may be in several partitions."""
+    nodes = {}
+    for line in text.splitlines():
+        name, state, gres = line[:128].strip(), line[128:192].strip(), line[192:].strip()
+        is_up = state.rstrip("*+#~!%$@^-") in _UP and not state.endswith("*")
+        trouble = "" if is_up else f"Slurm says that it is {state}: `scontrol show node {name}` says why"
+        if name:
+            nodes[name] = ClusterNode(name=name, place=name, trouble=trouble, has_gpus=_count_gpus(gres, None) > 0)
+    return list(nodes.values())
+
+
+def run_command(node: ClusterNode, script: str, settings: SlurmSettings, within_s: float) -> list[str]:
+    """Return the command that runs a script on this node, prints its output, and gives up if the node is busy."""
+    named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
+    return [
+        *("srun", "--quiet", f"--nodelist={node.name}", "--nodes=1", "--ntasks=1", "--time=1", "--mpi=none"),
+        *("--export=ALL", "--chdir=/", "--job-name=gpuyard-doctor", f"--immediate={math.ceil(within_s)}"),
+        *(["--gres=gpu:1"] if node.has_gpus else []),
+        *(f"--{option}={value}" for option, value in named.items() if value is not None),
+        *("sh", "-c", script),
+    ]
 
 
 def _count_gpus(gres: str, model: str | None) -> float:

@@ -1,5 +1,6 @@
 """A queue on a real Ray with two nodes of two GPUs each: jobs are compared with one node, not with the sum."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure, start_on_ray
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.ray_cluster import GPUS, RayCluster, require_ray
+from tests.scale import size
+from tests.slurm_cluster import needs_root
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +127,34 @@ def test_jobs_that_wait_at_ray_are_held_edited_and_moved(
 
 def test_a_paused_queue_leaves_nothing_waiting_at_ray(queue_there: QueueUnderTest, tmp_path: Path, gate: Path) -> None:
     scenarios.pause_while_jobs_wait_there(queue_there, tmp_path, gate, **ONE_AT_A_TIME)
+
+
+def test_doctor_checks_every_node(queue_there: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUYARD_SIMULATE", "1x16GB")
+    answer = json.loads(run("doctor", "--engine", "ray", "--json").stdout)
+    first, second = answer["nodes"]
+    assert first["node"] != second["node"]
+    too_small = "has a GPU of 16 GB, but `gpu_memory` in [ray] is 24 GB: lower that"
+    assert first["problems"] == second["problems"] == [too_small]
+    assert not answer["healthy"]
+
+
+@needs_root
+def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
+    own_queue: QueueUnderTest, unmeasured: None, tmp_path: Path
+) -> None:
+    require_ray()
+    own_queue.home.mkdir()
+    with RayCluster(tmp_path) as cluster, cluster.second_node(GPUS, hidden=own_queue.home):
+        configure(own_queue.home, f'[queue]\nengine = "ray"\n[ray]\naddress = "{cluster.address}"\npoll_s = 1\n')
+        own_queue.start()
+        count = size(8, full=20)
+        first = own_queue.shell(scenarios.record_run(tmp_path), array=f"0-{count - 1}", gpus=0)
+        until(lambda: own_queue.counts() == {"succeeded": count}, "the end of all jobs")
+        [notice] = [each for each in own_queue.get("/status")["notices"] if "could not start" in each]
+        assert "this node has no " in notice
+        assert [scenarios.runs_of(tmp_path, first + index) for index in range(count)] == [1] * count
+        checked = run("doctor", "--engine", "ray")
+        assert checked.stdout.count(f"does not see {own_queue.home}") == 1, checked.stdout
+        own_queue.stop()
