@@ -1,8 +1,8 @@
 """Find rows of the queue's database that cannot be read, and set them aside: all other jobs go on.
 
 Readers of rows do not check them. Where one fails, the daemon calls `set_aside`, which reads every row of every table
-as its readers do. In one transaction it replaces what cannot be read of a job, an attempt or a spec, and deletes such a
-row of any other table.
+as its readers do. In one transaction it replaces what cannot be read of a job, an attempt, a spec or a submission, and
+deletes such a row of any other table.
 
 Rules:
 - The row as it was is kept in a file that only this user can read, and is shown nowhere: it may hold an environment.
