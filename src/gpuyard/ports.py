@@ -162,7 +162,7 @@ class Followed(Struct, frozen=True, kw_only=True):
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
     """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since the
-    wall time `at`, and may be suspended there."""
+    wall time `at`, and may be suspended there; None: unknown."""
 
     job_id: int
     attempt: int
@@ -170,7 +170,7 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""
     place: str | None = None
     at: float | None = None
-    is_suspended: bool = False
+    is_suspended: bool | None = None
     request: SiteRequest | None = None  # what the engine was sent
 
 

@@ -79,7 +79,8 @@ class ClusterDispatch:
                 where = " ".join(filter(None, (attempt.engine, attempt.site_id)))
                 reason = f"{where}: {status.reason}" if status.reason else f"with {where}"
                 self._transitions.update_site(live, attempt, reason)
-                self._transitions.follow_suspension(status.job_id, now, is_suspended=status.is_suspended)
+                if status.is_suspended is not None:
+                    self._transitions.follow_suspension(status.job_id, now, is_suspended=status.is_suspended)
         self._take_back_stopped()
 
     def forget_recorded(self) -> None:

@@ -219,8 +219,10 @@ def test_a_job_that_its_site_suspends_is_suspended_and_its_time_limit_waits(queu
         queue.step(after_s=150.0)
         queue.report(job_id, place="n3", at=began, is_suspended=True)
         assert (queue.job(job_id).state, queue.engine.signals) == (JobState.SUSPENDED, [])
-    queue.report(job_id, place="n3", at=began)
-    queue.report(job_id, place="n4", at=began)
+    queue.report(job_id, place="n3", at=began)  # the site was not asked yet
+    assert queue.job(job_id).state is JobState.SUSPENDED
+    queue.report(job_id, place="n3", at=began, is_suspended=False)
+    queue.report(job_id, place="n4", at=began, is_suspended=False)
     attempt = queue.attempt(job_id)
     assert (queue.job(job_id).state, queue.job(job_id).reason) == (JobState.RUNNING, None)
     assert attempt.ran_s(queue.world.now) < 10.0

@@ -75,7 +75,7 @@ class InFlightElement(Struct, eq=False):
         return self.trace.started is not None or not is_pending
 
     def status(self, reason: str, place: str | None, at: float | None) -> SiteStatus:
-        is_suspended = self.sighting is not None and self.sighting.at is SiteState.SUSPENDED
+        is_suspended = None if self.sighting is None else self.sighting.at is SiteState.SUSPENDED
         reason, place = printable(reason), place and printable(place)  # the site's, or its nodes'
         job_id, _, attempt = self.key.partition(".")
         site_id = self.sighting.id if self.sighting is not None else ""

@@ -1,5 +1,6 @@
 """Two kinds of Slurm: it ends jobs over their `--mem` itself, or the node kills them without a word."""
 
+import json
 import os
 import signal
 import sys
@@ -56,7 +57,7 @@ def test_a_supervisor_that_is_killed_near_its_mem_lacked_memory(queue_there: Que
 
     until(is_measured, "a measurement of its RAM")
     [started] = shared.glob("*/0.started")
-    supervisor = int(started.read_text().partition('"pid": ')[2].partition("}")[0])
+    supervisor = json.loads(started.read_text())["pid"]
     os.kill(supervisor, signal.SIGKILL)
     queue_there.until_state(job_id, "queued", "pending", "running", "succeeded", "failed")
     until(lambda: queue_there.job(job_id)["attempts"][0]["outcome"] is not None, "the end of its first attempt")

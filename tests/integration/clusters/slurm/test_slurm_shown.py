@@ -44,11 +44,23 @@ def test_a_job_that_slurm_suspends_is_shown_as_suspended(slurm: SlurmCluster, on
     on_slurm.until_state(job_id, "suspended")
     assert "slurm has suspended it" in on_slurm.why(job_id)
     assert "slurm has suspended it" in run("resume", str(job_id)).stderr
+    on_slurm.kill9()
+    on_slurm.start()
+    assert on_slurm.state(job_id) == "suspended"
     slurm.resume(site_id)
     on_slurm.until_state(job_id, "running")
     gate.write_text("go\n")
     on_slurm.wait()
     assert on_slurm.state(job_id) == "succeeded"
+
+
+def test_a_job_that_slurm_has_suspended_can_be_cancelled(slurm: SlurmCluster, on_slurm: QueueUnderTest) -> None:
+    job_id, _ = on_slurm.start_gated(gpus=0)
+    slurm.suspend(str(on_slurm.job(job_id)["attempts"][0]["site_id"]))
+    on_slurm.until_state(job_id, "suspended")
+    on_slurm.post("/jobs/cancel", ids=str(job_id))
+    on_slurm.wait()
+    assert on_slurm.state(job_id) == "cancelled"
 
 
 def test_a_notification_names_the_node_on_which_the_job_failed(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
