@@ -145,6 +145,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
     warned_at: float | None = None  # the wall time of the signal before its stop, if the engine sent it itself
     unbrought: str | None = None  # why its results could not be brought back from its snapshot
+    node: str | None = None  # the node of a cluster that could not start it, which its engine leaves out for a while
 
 
 class Followed(Struct, frozen=True, kw_only=True):
@@ -161,7 +162,7 @@ class Followed(Struct, frozen=True, kw_only=True):
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
     """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since the
-    wall time `at`."""
+    wall time `at`, and may be suspended there."""
 
     job_id: int
     attempt: int
@@ -169,6 +170,7 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""
     place: str | None = None
     at: float | None = None
+    is_suspended: bool = False
     request: SiteRequest | None = None  # what the engine was sent
 
 

@@ -1,5 +1,7 @@
 """The cluster engine with a site of real processes: after any failure or kill, each job runs once or never started."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -498,7 +500,7 @@ def test_after_a_cluster_restart_running_jobs_are_lost_and_waiting_jobs_never_st
     assert harness.until_ended(4) == [SUCCEEDED]
 
 
-def test_a_job_that_the_site_lost_track_of_is_killed_though_its_end_is_recorded_at_once(
+def test_a_job_that_the_site_lost_track_of_is_killed_before_its_end_is_reported(
     harness: EngineHarness, site: ProcessSite
 ) -> None:
     """No process of it may run beside its next attempt."""
@@ -508,7 +510,44 @@ def test_a_job_that_the_site_lost_track_of_is_killed_though_its_end_is_recorded_
     assert mine
     site.lose_track()
     assert harness.until_ended(1) == [(OutcomeKind.LOST, None)]
-    harness.until(lambda: not any(map(_is_alive, mine)), "the end of what was lost")
+    assert not any(map(_is_alive, mine))
+
+
+def test_a_job_that_succeeds_after_the_site_lost_it_has_succeeded(harness: EngineHarness, site: ProcessSite) -> None:
+    """Whether its supervisor kills it in time or not, it does not complete twice."""
+    folder = harness.folder
+    launches = [
+        harness.launch(each, f"read word <{folder}/pipe{each}; touch {folder}/done{each}") for each in range(1, 5)
+    ]
+    for each in range(1, 5):
+        os.mkfifo(folder / f"pipe{each}")
+    harness.hand_over(*launches)
+    harness.until_runs(*range(1, 5))
+    site.lose_track()
+    mine = [process for process in psutil.process_iter(["cmdline"]) if f"{folder}/pipe" in _line(process)]
+    given_up = folder / "shared" / site.name / "submissions"
+    harness.until(lambda: any(given_up.glob("*/0.lost")), "that the engine gives it up")
+    for each in range(1, 5):
+        with contextlib.suppress(OSError):
+            pipe = os.open(folder / f"pipe{each}", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b"go\n")
+            os.close(pipe)
+    ends = harness.until_ended(*range(1, 5))
+    harness.until(lambda: not any(map(_is_alive, mine)), "the end of all of them")
+    are_done = [(folder / f"done{each}").exists() for each in range(1, 5)]
+    assert ends == [SUCCEEDED if is_done else (OutcomeKind.LOST, None) for is_done in are_done]
+
+
+def test_a_job_whose_supervisor_says_nothing_is_lost_after_a_while(
+    harness: EngineHarness, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.hand_over(harness.waiting(1))
+    harness.until_runs(1)
+    site.forget_all()
+    begun = time.monotonic()
+    assert harness.until_ended(1) == [(OutcomeKind.LOST, None)]
+    assert "no longer knows it" in (harness.ends[1].outcome.reason or "")
+    assert time.monotonic() - begun > SubmissionDirs(harness.folder).stops_within_s()
 
 
 def _line(process: psutil.Process) -> str:

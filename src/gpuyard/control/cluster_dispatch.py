@@ -21,7 +21,7 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.running_jobs import list_running
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
-from gpuyard.core.cluster.offer import Basis, ClusterTerms
+from gpuyard.core.cluster.offer import LEAVE_OUT_S, Basis, ClusterTerms
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, Started
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.job.retry import Verdict, after_loss
@@ -30,6 +30,7 @@ from gpuyard.core.memory.estimates import estimate
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.units import format_duration
 from gpuyard.ports import Ended, SiteStatus
 
 _BEING_CHANGED = Reason(ReasonKind.PAUSED, "jobs that wait at a cluster are being changed")
@@ -49,6 +50,7 @@ class ClusterDispatch:
         self._store = transitions.store
         self._engines = engines
         self._changes: list[SiteStatus] = []
+        self._bad_nodes: dict[tuple[str, str], tuple[str, float]] = {}  # by engine and node: why, and when
         self._delayed: dict[int, tuple[Reason, float, float]] = {}  # by lane: reason, until when, delay in seconds
         self._changes_under_way = 0
         self._asked_back: set[str] = set()  # attempts that their engine was asked to give back
@@ -77,6 +79,7 @@ class ClusterDispatch:
                 where = " ".join(filter(None, (attempt.engine, attempt.site_id)))
                 reason = f"{where}: {status.reason}" if status.reason else f"with {where}"
                 self._transitions.update_site(live, attempt, reason)
+                self._transitions.follow_suspension(status.job_id, now, is_suspended=status.is_suspended)
         self._take_back_stopped()
 
     def forget_recorded(self) -> None:
@@ -135,12 +138,26 @@ class ClusterDispatch:
         return None
 
     def _after_no_start(self, live: Live, ended: Ended, now: float) -> Verdict:
-        if live.attempt.key in self._asked_back:
-            self._given_back.add(live.attempt.key)
-            return Verdict(event=JobEvent.REQUEUE, text=f"taken back from {live.attempt.engine}", keeps_place=True)
-        why = f"{live.attempt.engine} refused it: {ended.outcome.reason}"
-        self.delay_lane(live.job, why, now)
-        return Verdict(event=JobEvent.REQUEUE, text=why)
+        attempt, why = live.attempt, ended.outcome.reason or ""
+        if attempt.key in self._asked_back:
+            self._given_back.add(attempt.key)
+            return Verdict(event=JobEvent.REQUEUE, text=f"taken back from {attempt.engine}", keeps_place=True)
+        if ended.node is not None:
+            self._bad_nodes[attempt.engine, ended.node] = (why, now)
+        text = (
+            f"{attempt.engine} refused it: {why}" if ended.node is None else f"{why}; queued again without {ended.node}"
+        )
+        self.delay_lane(live.job, text, now)
+        return Verdict(event=JobEvent.REQUEUE, text=text, keeps_place=ended.node is not None)
+
+    def notices(self, now: float) -> list[str]:
+        """Name the nodes that could not start jobs."""
+        return [
+            f"{engine}: {why}; {node} gets no jobs for {format_duration(LEAVE_OUT_S)}"
+            f" (`gpuyard doctor --engine {engine}` checks all nodes)"
+            for (engine, node), (why, at) in self._bad_nodes.items()
+            if now < at + LEAVE_OUT_S
+        ]
 
     def delay_lane(self, job: Job, why: str, now: float) -> None:
         """Offer no job of this lane for a while, as the engine refused one or could not prepare it."""
@@ -278,5 +295,5 @@ def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, n
         return replace(attempt, phase=replace(attempt.started, place=place))
     earliest = attempt.since - (0.0 if attempt.started is None else _CLOCK_ERROR_S)
     limit, started_at = job.spec.time_limit_s, min(now, max(earliest, at or now))
-    stop_at = None if limit is None else started_at + limit
+    stop_at = None if limit is None else started_at + limit + attempt.suspended_s
     return replace(attempt, phase=Started(at=started_at, place=place), stop_at=stop_at)

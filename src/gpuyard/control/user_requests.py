@@ -137,13 +137,13 @@ class UserRequests:
 
     def suspend(self, job: Job, now: float, sample: Sample) -> None:
         self._controller.usage_tracker.note(sample, now)
+        if job.spec.engine:
+            raise UserError(f"it runs on {job.spec.engine}, and only local jobs can be suspended")
         if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):
             self._transitions.stay_suspended(job.id, now)
             return
         if job.state is not JobState.RUNNING:
             raise UserError(f"it is {job.state}: only running jobs can be suspended")
-        if job.spec.engine:
-            raise UserError(f"it runs on {job.spec.engine}, and only local jobs can be suspended")
         why_not = self._controller.suspend_control.refusal(
             self._transitions.live[job.id], sample, self._controller.rules
         )
@@ -154,6 +154,8 @@ class UserRequests:
     def resume(self, job: Job, now: float) -> None:
         if job.state not in (JobState.SUSPENDED, JobState.SUSPENDING):
             raise UserError(f"it is {job.state}, not suspended")
+        if job.spec.engine:
+            raise UserError(f"{job.spec.engine} has suspended it, and resumes it")
         self._transitions.resume_when_memory_is_free(job.id, now)
 
     def change(

@@ -214,7 +214,8 @@ class SchedulerLoop:
         drains = (drain_notice(each, labels.get(each.device_id, each.device_id)) for each in self.ledger.read_drains())
         disks = self.controller.disk_gate.notices(self.controller.rules.min_free_disk_mb)
         pauses = (*self.controller.start_pauses.notices(), *disks)
-        return [*self.notices, *now, *drains, *more, *pauses, *self._engine.problems()]
+        nodes = self.controller.cluster_dispatch.notices(self.clock.now())
+        return [*self.notices, *now, *drains, *more, *pauses, *nodes, *self._engine.problems()]
 
     @property
     def home_problem(self) -> str | None:

@@ -48,7 +48,7 @@ class JobHandler:
         self._scheduler = scheduler
         self._code = code
         self._reader = reader
-        self._selection = SelectionReader(scheduler, reader)
+        self.selection = SelectionReader(scheduler, reader)
         self.folded = FoldedJobs(scheduler, reader)
 
     async def page(self, query: requests.JobsQuery) -> JobPage:
@@ -56,7 +56,7 @@ class JobHandler:
         is_whole = not query.ids and query.order == "queue" and read_filter(query) == JobFilter()
         if query.fold and is_whole and self._scheduler.queries.has_groups():
             return await self._folded_page(PageRange(offset=offset, count=limit), show_all=query.all)
-        ranges = tuple(await self._selection.find(query.ids)) if query.ids else None
+        ranges = tuple(await self.selection.find(query.ids)) if query.ids else None
         wanted = replace(read_filter(query), ranges=ranges)
         # The first matches are found at once, unless they are few among many finished jobs.
         finished = FINISHED & set(wanted.states)
@@ -131,7 +131,7 @@ class JobHandler:
         scheduler, store, queries = self._scheduler, self._scheduler.store, self._scheduler.queries
         ranges, states = [(1, queries.last_id())], sorted(WAITING)
         if query.ids:
-            ranges, states = await self._selection.ranges(query.ids), []
+            ranges, states = await self.selection.ranges(query.ids), []
         found = (queries.ids(max(first, query.after + 1), last, states or None) for first, last in ranges)
         ids = list(islice(chain.from_iterable(found), _EXPORT_PAGE + 1))
         jobs = [
@@ -156,9 +156,9 @@ class JobHandler:
         unless it says otherwise."""
         ask = self._scheduler.requests
         act = ask.retry_only if body.only else ask.retry
-        if body.all or (body.where is not None and body.where.state) or not self._selection.is_broad(body):
+        if body.all or (body.where is not None and body.where.state) or not self.selection.is_broad(body):
             return await self.change(act, body)
-        left = await self._selection.count_finished(body)
+        left = await self.selection.count_finished(body)
         result = await self.change(act, body, only=UNSUCCESSFUL)
         return replace(result, left_alone={state: count for state, count in left.items() if state not in UNSUCCESSFUL})
 
@@ -167,7 +167,7 @@ class JobHandler:
     ) -> ChangeSummary:
         """Change the jobs that the body selects; those in other states than `only` stay as they are. With `takes_back`,
         those that wait at a cluster are taken back before, and can be changed as jobs that wait here."""
-        pieces = await self._selection.pieces(body, only)
+        pieces = await self.selection.pieces(body, only)
         with self._scheduler.controller.cluster_dispatch.during_change():
             result = await self._change(act, body, await self._take_back(pieces) if takes_back else pieces)
         self._scheduler.wake()

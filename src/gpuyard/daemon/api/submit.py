@@ -61,7 +61,7 @@ class SubmissionHandler:
         self._user = user_name(os.getuid())
         self._first_reading_by = time.monotonic() + _FIRST_READING_S
         self._shell, self._hard_limits = convert(read_shell_settings(), ShellSettings), hard_limits()
-        self._cluster_check = SubmissionCheck(site_to_ask)
+        self.cluster_check = SubmissionCheck(site_to_ask)
         self._arriving: dict[str, asyncio.Task[SubmitResult]] = {}
 
     async def submit(self, request: Request) -> SubmitResult:
@@ -153,7 +153,7 @@ class SubmissionHandler:
             self.snapshots.check(submission.spec)
         submission = with_container_tool(submission)
         if is_new and submission.spec.engine:
-            await asyncio.get_running_loop().run_in_executor(None, self._cluster_check.check, submission.spec)
+            await asyncio.get_running_loop().run_in_executor(None, self.cluster_check.check, submission.spec)
         pace = submission.spec.pace
         if is_new and submission.spec.need.host is not None and not submission.spec.engine:
             host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host

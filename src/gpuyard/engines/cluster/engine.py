@@ -8,6 +8,7 @@ A thread does everything that may take time; the controller's calls never wait.
 - One report covers all submissions, and none is asked for while there are none. Supervisors also leave files when
   elements end; reading these costs the site nothing.
 - While the site cannot be reached, everything waits.
+- What an attempt wrote in its snapshot is brought back before its end is reported (`SnapshotResults`).
 """
 
 import logging
@@ -26,6 +27,7 @@ from gpuyard.engines.cluster.site import Site, SiteUnreachable
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.common import job_logs
 from gpuyard.engines.common.program_outcome import check_arguments
+from gpuyard.engines.common.snapshot_results import SnapshotResults
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 
@@ -69,6 +71,8 @@ class ClusterEngine:
         self._ask_at: float | None = 0.0
         self._interval_s = _FIRST_PAUSE_S
         self._has_news = False
+        self._results = SnapshotResults(self._wakeup.set)
+        self._held: list[Ended] = []  # ends whose results are being brought back
         self._explained: dict[str, str] = {}  # why each launch that is not submitted yet has to wait
 
     # Calls of the controller
@@ -190,7 +194,7 @@ class ClusterEngine:
 
     def _pause_s(self) -> float | None:
         waits = [] if self._ask_at is None else [max(0.0, self._ask_at - time.monotonic())]
-        if self._in_flight.live:
+        if self._in_flight.live or self._held:
             waits.append(_TICK_S)
         return min(waits, default=None)
 
@@ -234,6 +238,8 @@ class ClusterEngine:
         with self._lock:
             launches, self._to_send = self._to_send, []
             cancelled = self._to_cancel | self._to_withdraw
+        for launch in launches:
+            self._results.note(launch)
         withdrawn = [launch for launch in launches if launch.key in cancelled]
         self._publish(_never_started(launch, "it was withdrawn before it was submitted") for launch in withdrawn)
         launches = [launch for launch in launches if launch.key not in cancelled]
@@ -359,13 +365,25 @@ class ClusterEngine:
         """Add the changes one by one, so that an error keeps those before it. Return whether there were any."""
         has_changed = False
         for change in changes:
-            with self._lock:
-                if isinstance(change, SiteStatus):
+            if isinstance(change, SiteStatus):
+                with self._lock:
                     self._changes.append(change)
-                else:
-                    self._over.append(change)
+            else:
+                self._held.append(change)
             self._has_news = has_changed = True
+        self._report_ends()
         return has_changed
+
+    def _report_ends(self) -> None:
+        held, self._held = self._held, []
+        for ended in held:
+            key = f"{ended.job_id}.{ended.attempt}"
+            if self._results.holds(key):
+                self._held.append(ended)
+                continue
+            with self._lock:
+                self._over.append(replace(ended, unbrought=self._results.take_problem(key)))
+            self._has_news = True
 
 
 def _with_hint(error: EnvironmentFault) -> str:

@@ -87,6 +87,27 @@ def test_jobs_lost_in_a_restart_of_the_cluster_run_again(
     assert [scenarios.runs_of(tmp_path, each) for each in (job_id, waits)] == [2, 1]
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_lost_job_has_stopped_before_its_next_attempt_begins(
+    ray_cluster: RayCluster, on_ray: QueueUnderTest, tmp_path: Path, *, is_restarted: bool
+) -> None:
+    """Its supervisor outlives Ray's own processes."""
+    beats = f"echo $$ >{tmp_path}/pid; while :; do date +%s%N >>{tmp_path}/beats; sleep 0.02; done"
+    job_id = on_ray.shell(
+        f"[ $GPUYARD_ATTEMPT -gt 1 ] || {{ {beats}; }}; date +%s%N >{tmp_path}/again; sleep 3", gpus=0
+    )
+    until((tmp_path / "beats").exists, "its start")
+    if is_restarted:
+        ray_cluster.crash()
+        ray_cluster.start()
+    else:
+        ray_cluster.kill_actor_above(int((tmp_path / "pid").read_text()))
+    on_ray.wait()
+    assert [each["outcome"] for each in on_ray.job(job_id)["attempts"]] == ["lost", "succeeded"]
+    last = max(map(int, (tmp_path / "beats").read_text().split()))
+    assert last < int((tmp_path / "again").read_text())
+
+
 @pytest.mark.full
 def test_a_program_is_warned_before_the_time_limit(on_ray: QueueUnderTest, tmp_path: Path) -> None:
     scenarios.save_before_the_time_limit(on_ray, tmp_path / "space", "ray", "1h", "USR1@3598s")

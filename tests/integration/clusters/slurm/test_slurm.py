@@ -1,5 +1,6 @@
 """A queue with jobs on a real Slurm behaves as with local jobs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.scale import size
-from tests.slurm_cluster import SlurmCluster, needs_slurm
+from tests.slurm_cluster import SlurmCluster, needs_root, needs_slurm
 
 pytestmark = needs_slurm
 Counting = Callable[[], Counter[str]]
@@ -98,6 +99,18 @@ def test_a_refused_submission_exits_with_4(on_slurm: QueueUnderTest) -> None:
     refused = run("submit", "--gpus", "8", "--", "true")
     assert (refused.returncode, refused.stdout) == (4, "")
     assert "no node of slurm has 8 GPUs; the largest has 2" in refused.stderr
+
+
+def test_an_edit_that_no_node_can_take_is_refused_and_changes_nothing(on_slurm: QueueUnderTest) -> None:
+    job_id = on_slurm.shell("echo on $SLURMD_NODENAME", gpus="1", hold=True, engine="local")
+    for options in (["--gpus", "8"], ["--engine-option", "--partition=nowhere"]):
+        refused = run("edit", str(job_id), "--engine", "slurm", *options)
+        assert (refused.returncode, refused.stdout) == (4, "")
+    assert (on_slurm.job(job_id)["engine"], on_slurm.job(job_id)["gpus"]) == ("local", 1)
+    assert run("edit", str(job_id), "--engine", "slurm").returncode == 0
+    on_slurm.post("/jobs/release", ids=str(job_id))
+    on_slurm.wait()
+    assert on_slurm.log_of(job_id).startswith("on n")
 
 
 def test_a_job_whose_nodes_are_all_drained_waits(slurm: SlurmCluster, on_slurm: QueueUnderTest) -> None:
@@ -269,6 +282,61 @@ def test_a_job_on_a_dead_node_runs_again_on_another(
     assert (job["state"], [each["outcome"] for each in job["attempts"]]) == ("succeeded", ["lost", "succeeded"])
     [other] = {"n0", "n1"} - {node}
     assert (job["place"], on_slurm.log_of(job_id, 2)) == (other, f"on {other}\n")
+
+
+@needs_root
+def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
+    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path
+) -> None:
+    with slurm.hiding(on_slurm.home, "n1"):
+        first = on_slurm.shell(f"{scenarios.record_run(tmp_path)} echo on $SLURMD_NODENAME", array="0-39", gpus=0)
+        reasons: set[str] = set()
+
+        def are_done() -> bool:
+            reasons.update(on_slurm.job(first + index)["reason"] for index in range(0, 40, 5))
+            return on_slurm.counts() == {"succeeded": 40}
+
+        until(are_done, "the end of all jobs")
+        [notice] = [each for each in on_slurm.get("/status")["notices"] if "n1" in each]
+    assert "its supervisor could not start on n1: it may not see" in notice
+    assert "`gpuyard doctor --engine slurm`" in notice
+    assert [on_slurm.log_of(first + index) for index in range(40)] == ["on n0\n"] * 40
+    assert [scenarios.runs_of(tmp_path, first + index) for index in range(40)] == [1] * 40
+    assert any("queued again without n1" in (each or "") for each in reasons), reasons
+
+
+@needs_root
+def test_doctor_says_what_is_wrong_on_each_node(
+    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    checked = run("doctor", "--engine", "slurm")
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+    assert checked.stdout == "n0 works, 2 GPUs of 24 GB\nn1 works, 2 GPUs of 24 GB\nNo problems found.\n"
+    configure(on_slurm.home, '[slurm]\ngpu_memory = "40G"\n')
+    with slurm.hiding(on_slurm.home, "n1"):
+        checked = run("doctor", "--engine", "slurm")
+        answer = json.loads(run("doctor", "--engine", "slurm", "--json").stdout)
+    too_small = "has a GPU of 24 GB, but `gpu_memory` in [slurm] is 40 GB: lower that"
+    hidden = "mount the same file system there, or name a folder that all nodes see as `folder` in [slurm]"
+    assert checked.returncode == 1
+    assert {each["node"]: each["problems"] for each in answer["nodes"]} == {
+        "n0": [too_small], "n1": [f"does not see {on_slurm.home} ({hidden})", too_small],
+    }  # fmt: skip
+    assert f"n1\n  ! does not see {on_slurm.home}" in checked.stdout
+
+
+def test_a_job_that_can_start_on_no_node_waits_and_blames_no_node_for_others(
+    on_slurm: QueueUnderTest,
+) -> None:
+    broken = on_slurm.shell("true", gpus=0, engine_option=["--output=/nowhere/%j"])
+    scenarios.wait_for_reason(on_slurm, broken, "left out, as jobs could not start there: n")
+    others = [on_slurm.shell("true", gpus=2, exclusive=True) for _ in range(2)]
+    for each in others:
+        on_slurm.until_state(each, "succeeded")
+    on_slurm.post("/jobs/cancel", ids=str(broken))
+    on_slurm.wait()
 
 
 def test_jobs_wait_while_the_controller_is_down(slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path) -> None:
