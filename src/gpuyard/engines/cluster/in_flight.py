@@ -226,7 +226,7 @@ class InFlightJobs:
             self._site.cancel(ids)
         return {key for key, each in known.items() if each is None or each.sighting is not None}
 
-    def withdraw(self, keys: Collection[str]) -> tuple[list[Ended], set[str]]:
+    def withdraw(self, keys: Collection[str]) -> tuple[Iterator[Ended], set[str]]:
         """Void those that wait at the site: they never start, whatever the site does. `cancel_withdrawn` removes them
         there. Return their ends, and those of `keys` that are done: an element has no id before the site has reported
         it."""
@@ -235,7 +235,7 @@ class InFlightJobs:
         taken = {sighting.id: each for each, sighting in seen if sighting.at is SiteState.PENDING and self._void(each)}
         self._withdrawn |= taken.keys()
         outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
-        ended = [self._end(each, outcome, None, None) for each in taken.values()]
+        ended = (self._end(each, outcome, None, None) for each in taken.values())
         return ended, {key for key, each in known.items() if each is None or each.sighting is not None}
 
     @property
