@@ -71,7 +71,7 @@ def test_a_missing_working_directory_and_a_small_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("off_s", "words"), [(600.0, "10m ahead of"), (-600.0, "10m behind")])
 def test_a_wrong_clock(tmp_path: Path, off_s: float, words: str) -> None:
     [problem] = problems_at(tmp_path, NodesHere(GOOD, says=report(at=time.time() + off_s)))
-    assert re.sub(r"(9m59s|10m) ", "10m ", problem) == f"its clock is {words} this machine's: set it by NTP"
+    assert re.sub(r"(9m 59s|10m) ", "10m ", problem) == f"its clock is {words} this machine's: set it by NTP"
 
 
 def test_a_python_that_cannot_be_run(tmp_path: Path) -> None:
