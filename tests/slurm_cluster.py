@@ -141,6 +141,12 @@ class SlurmCluster:
     def set_nodes(self, state: str) -> None:
         self._ask("scontrol", "update", f"nodename={','.join(NODES)}", f"state={state}", "reason=test")
 
+    def suspend(self, job: str) -> None:
+        self._ask("scontrol", "suspend", job)
+
+    def resume(self, job: str) -> None:
+        self._ask("scontrol", "resume", job)
+
     def add_partition(self, name: str) -> None:
         self._ask("scontrol", "create", f"partitionname={name}", "nodes=ALL")
 

@@ -162,7 +162,7 @@ class Followed(Struct, frozen=True, kw_only=True):
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
     """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since the
-    wall time `at`."""
+    wall time `at`, and may be suspended there."""
 
     job_id: int
     attempt: int
@@ -170,6 +170,7 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""
     place: str | None = None
     at: float | None = None
+    is_suspended: bool = False
     request: SiteRequest | None = None  # what the engine was sent
 
 
@@ -202,6 +203,10 @@ class Engine(Protocol):
     def signal(self, attempt: Attempt, signum: int) -> int:
         """Send a signal to every process of the attempt except its keeper, and return to how many. For an attempt on
         another machine, ask the site to end it and return a number above zero."""
+
+    def withdraw(self, attempt: Attempt) -> None:
+        """Let an attempt that waits at its site not start: `ended` reports it as NEVER_STARTED, when it is certain. One
+        that has begun goes on. Never blocks."""
 
     def site_changes(self) -> list[SiteStatus]:
         """Return what changed since the last call for attempts that this engine places itself. Never blocks. Where an

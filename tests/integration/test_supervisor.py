@@ -25,6 +25,7 @@ from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
 from tests.scale import size
+from tests.small_disk import mounted_disk
 from tests.unit.leases import as_root
 
 Supervisor = subprocess.Popen[str]
@@ -238,12 +239,9 @@ def test_without_a_log_nothing_runs(node: Node, tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a small disk without inodes; removing `ballast` frees one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=2", "tmpfs", str(folder)], check=True)
-    (folder / "ballast").touch()
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted_disk(tmp_path / "small", "size=64k,nr_inodes=2") as folder:
+        (folder / "ballast").touch()
+        yield folder
 
 
 @as_root

@@ -23,7 +23,7 @@ def list_tree(root: str) -> tuple[list[str], list[str]]:
     while pending:
         at = pending.pop()
         with open_git(f"{root}/{at}".rstrip("/")) as git:
-            copied, ignored = git.list(*_COPIED), git.list(*_IGNORED)
+            copied, ignored = git.lists(_COPIED, _IGNORED)
         linked += [f"{at}{name}" for name in ignored]
         for name in dict.fromkeys(copied):
             # A submodule, or an untracked work tree, which git lists as a folder.
@@ -42,8 +42,9 @@ def has_changes(root: str) -> bool:
     while pending:
         at = pending.pop()
         with open_git(at) as git:
-            if git.list(*_CHANGED):
-                return True
-            submodules = [line.partition("\t")[2] for line in git.list(*_INDEX) if line.startswith(_SUBMODULE)]
+            changed, index = git.lists(_CHANGED, _INDEX)
+        if changed:
+            return True
+        submodules = [line.partition("\t")[2] for line in index if line.startswith(_SUBMODULE)]
         pending += [f"{at}/{name}" for name in submodules if git_folder(f"{at}/{name}") is not None]
     return False

@@ -94,22 +94,36 @@ class Git:
     def __init__(self, program: str, root: str, environment: "dict[str, str]") -> None:
         self._program, self._root, self._environment = program, root, environment
 
-    def list(self, *arguments: str) -> "list[str]":
-        """Return what a command prints, each item ended by a zero byte. Raises EnvironmentFault if it fails."""
+    def lists(self, *commands: "tuple[str, ...]") -> "list[list[str]]":
+        """Return what commands print that run side by side, each item ended by a zero byte. Raises EnvironmentFault if
+        one fails."""
+        started: list[tuple[int, int]] = []
+        try:
+            started.extend(self._start(command) for command in commands)
+            return [self._read(command, *started.pop(0)) for command in commands]
+        finally:
+            for pid, reading in started:
+                os.close(reading)
+                _kill(pid)
+
+    def _start(self, command: "tuple[str, ...]") -> "tuple[int, int]":
+        """Return the process, and where to read what it prints."""
         reading, writing = os.pipe()
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, writing, 1),
             (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
         ]
-        command = ("git", "-C", self._root, *_OFF, *arguments)
+        arguments = ("git", "-C", self._root, *_OFF, *command)
         try:
-            pid = os.posix_spawn(self._program, command, self._environment, file_actions=actions)
+            return os.posix_spawn(self._program, arguments, self._environment, file_actions=actions), reading
         except OSError:
             os.close(reading)
             raise
         finally:
             os.close(writing)
+
+    def _read(self, command: "tuple[str, ...]", pid: int, reading: int) -> "list[str]":
         status = None
         try:
             output = _read(reading)
@@ -117,14 +131,16 @@ class Git:
         finally:
             os.close(reading)
             if status is None:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                _kill(pid)
         if status:
             code = os.waitstatus_to_exitcode(status)
-            raise EnvironmentFault(
-                f"`git {arguments[0]}` failed in {printable(self._root)} (status {code})", hint=_HINT
-            )
+            raise EnvironmentFault(f"`git {command[0]}` failed in {printable(self._root)} (status {code})", hint=_HINT)
         return [name for name in os.fsdecode(output).split("\0") if name]
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _find_git() -> str:

@@ -75,6 +75,7 @@ class InFlightElement(Struct, eq=False):
         return self.trace.started is not None or not is_pending
 
     def status(self, reason: str, place: str | None, at: float | None) -> SiteStatus:
+        is_suspended = self.sighting is not None and self.sighting.at is SiteState.SUSPENDED
         reason, place = printable(reason), place and printable(place)  # the site's, or its nodes'
         job_id, _, attempt = self.key.partition(".")
         site_id = self.sighting.id if self.sighting is not None else ""
@@ -85,6 +86,7 @@ class InFlightElement(Struct, eq=False):
             reason=reason,
             place=place,
             at=at,
+            is_suspended=is_suspended,
             request=self.request,
         )
 
@@ -106,6 +108,8 @@ class InFlightJobs:
         self._submissions: dict[str, InFlightSubmission] = {}
         self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
+        self._withdrawn: set[str] = set()  # ids at the site
+        self._voided: set[str] = set()  # attempts of an earlier daemon that can no longer start
         # Until when nodes are left out, by the options of the jobs that could not start there (which may be at fault),
         # the node and its place.
         self._left_out: dict[tuple[tuple[str, ...], str, str], float] = {}
@@ -154,6 +158,7 @@ class InFlightJobs:
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it was submitted")
             if attempt.site_id:
                 self._site.cancel([attempt.site_id])  # its end could not be noticed
+            if attempt.site_id and attempt.key not in self._voided:
                 outcome = Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so its outcome is unknown")
             yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=outcome)
 
@@ -176,6 +181,9 @@ class InFlightJobs:
             return
         terms, written = self._dirs.read(token)
         traces = self._dirs.traces(token)
+        self._voided |= {
+            each.key for number, each in enumerate(written) if traces.get(number, _NOTHING).started is VOID
+        } & set(wanted)
         elements = [
             InFlightElement((token, number), each.key, each.outputs, each.context)
             for number, each in enumerate(written)
@@ -217,6 +225,28 @@ class InFlightJobs:
         if ids:
             self._site.cancel(ids)
         return {key for key, each in known.items() if each is None or each.sighting is not None}
+
+    def withdraw(self, keys: Collection[str]) -> tuple[list[Ended], set[str]]:
+        """Void those that wait at the site: they never start, whatever the site does. `cancel_withdrawn` removes them
+        there. Return their ends, and those of `keys` that are done: an element has no id before the site has reported
+        it."""
+        known = {key: self.live.get(key) for key in keys}
+        seen = [(each, each.sighting) for each in known.values() if each is not None and each.sighting is not None]
+        taken = {sighting.id: each for each, sighting in seen if sighting.at is SiteState.PENDING and self._void(each)}
+        self._withdrawn |= taken.keys()
+        outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
+        ended = [self._end(each, outcome, None, None) for each in taken.values()]
+        return ended, {key for key, each in known.items() if each is None or each.sighting is not None}
+
+    @property
+    def has_withdrawn(self) -> bool:
+        """Whether the site may still list elements that were withdrawn."""
+        return bool(self._withdrawn)
+
+    def cancel_withdrawn(self) -> None:
+        if self._withdrawn:
+            self._site.cancel(sorted(self._withdrawn))
+            self._withdrawn.clear()
 
     # From the site
 
@@ -275,13 +305,13 @@ class InFlightJobs:
             return
         if element.given_up is not None and decided.outcome is not None and decided.outcome.kind is OutcomeKind.LOST:
             decided = element.given_up  # it knows why
-        outcome = self._voided(element, decided)
+        outcome = self._final_outcome(element, decided)
         if outcome is not None:
             yield self._ended(element, decided, outcome, usage)
         elif element.trace.ended is not None:
             self.wants_report = not was_asked
 
-    def _voided(self, element: InFlightElement, decided: ElementOutcome) -> Outcome | None:
+    def _final_outcome(self, element: InFlightElement, decided: ElementOutcome) -> Outcome | None:
         """Return the outcome, once the element cannot start any more if it has not yet. None if it has by now."""
         outcome = decided.outcome
         if decided.is_to_be_voided:
@@ -382,7 +412,7 @@ class InFlightJobs:
         """Use the site's output as the log if no supervisor has opened one; append it to a file of the user."""
         path, cap = element.outputs[0]
         has_log = os.path.exists(path) if cap else element.trace.started is not None
-        if has_log or element.sighting is None:
+        if has_log or element.sighting is None or element.sighting.at is SiteState.PENDING:
             return
         if written := self._output_of(element):
             with contextlib.suppress(OSError, UnsafePathError):
@@ -459,13 +489,15 @@ def _status_change(element: InFlightElement) -> SiteStatus | None:
     at: float | None
     if started is not None and started is not VOID:
         place, at, reason = (sighting.place if sighting is not None else "") or started.node, started.at, ""
-    elif sighting is not None and sighting.at is SiteState.RUNNING:
+        place += f" GPU {started.gpus}" if started.gpus else ""
+    elif sighting is not None and sighting.at in (SiteState.RUNNING, SiteState.SUSPENDED):
         place, at, reason = sighting.place or "?", sighting.started_at, ""
     elif sighting is not None and sighting.at is SiteState.PENDING:
         place, at, reason = None, None, sighting.reason
     else:
         return None
-    reported = (f"{sighting.id if sighting is not None else ''} {reason} {at}", place)
+    is_suspended = sighting is not None and sighting.at is SiteState.SUSPENDED
+    reported = (f"{sighting.id if sighting is not None else ''} {reason} {at} {is_suspended}", place)
     if element.reported == reported:
         return None
     element.reported = reported

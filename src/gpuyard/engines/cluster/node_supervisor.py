@@ -73,6 +73,7 @@ _DEVICES = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
 )  # fmt: skip
+_GIVEN = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NO_DEVICES = ("", "-1", "none", "void", "NoDevFiles")
 
 
@@ -106,6 +107,12 @@ def program_environment(submitted: Mapping[str, str], own: Mapping[str, str]) ->
     return {**environment, **from_site}
 
 
+def _gpus(own: Mapping[str, str]) -> str:
+    """Return the GPUs that the site gave, by its numbers: a program in a cgroup counts from 0."""
+    given = [own.get(name, "") for name in _GIVEN]
+    return next((gpus for gpus in given if gpus not in _NO_DEVICES), "")
+
+
 class Supervisor:
     """Runs one element. Its files are `path` with a suffix, such as `.started`."""
 
@@ -137,6 +144,7 @@ class Supervisor:
                 "at": self._started_at,
                 "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
                 "pid": os.getpid(),
+                "gpus": _gpus(os.environ),
             }
         )
         try:

@@ -27,6 +27,7 @@ class SiteState(StrEnum):
 
     PENDING = "pending"
     RUNNING = "running"
+    SUSPENDED = "suspended"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     TIMED_OUT = "timed-out"
@@ -36,7 +37,7 @@ class SiteState(StrEnum):
     LOST = "lost"
 
 
-OVER = frozenset(SiteState) - {SiteState.PENDING, SiteState.RUNNING}
+OVER = frozenset(SiteState) - {SiteState.PENDING, SiteState.RUNNING, SiteState.SUSPENDED}
 
 
 class Sighting(Struct, frozen=True, kw_only=True):

@@ -67,6 +67,8 @@ _BY_SIGNAL = 128
 _WAITING = frozenset(
     ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 )
+# `scontrol suspend`, gang scheduling, and SIGSTOP by Slurm.
+_SUSPENDED = frozenset(("SUSPENDED", "STOPPED"))
 _ENDS = {
     "COMPLETED": SiteState.SUCCEEDED,
     "FAILED": SiteState.FAILED,
@@ -361,7 +363,7 @@ def _row(id_: str, cells: Mapping[str, str]) -> SlurmJobRow | None:
     sighting = Sighting(
         id=id_,
         at=at,
-        reason=reason_of(state, cells.get("reason", "")),
+        reason=reason_of(cells.get("reason", "")),
         place=place,
         # For a waiting job Slurm has the expected start, and for a running one the latest end.
         started_at=_time(cells["start"]) if place and at is not SiteState.PENDING else None,
@@ -390,14 +392,15 @@ def state_of(state: str, place: str) -> SiteState:
     """Translate a state. An unknown one does not count as an end: jobs that are over leave Slurm's list."""
     if state in _ENDS:
         return _ENDS[state]
-    known_to_run = state not in _WAITING and bool(place)
-    return SiteState.RUNNING if known_to_run else SiteState.PENDING
+    if state in _WAITING or not place:
+        return SiteState.PENDING
+    return SiteState.SUSPENDED if state in _SUSPENDED else SiteState.RUNNING
 
 
-def reason_of(state: str, reason: str) -> str:
+def reason_of(reason: str) -> str:
     """Return Slurm's own word, which manuals and administrators use, followed by an explanation."""
     if reason in _REDUNDANT_REASONS:
-        return "suspended by Slurm" if state == "SUSPENDED" else ""
+        return ""
     explanation = next((text for start, text in _REASONS.items() if reason.startswith(start)), None)
     return reason if explanation is None else f"{reason}: {explanation}"
 

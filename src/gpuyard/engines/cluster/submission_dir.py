@@ -59,11 +59,12 @@ class SubmittedElement(Struct, frozen=True, kw_only=True):
 
 
 class ElementStart(Struct, frozen=True, kw_only=True):
-    """`pid` is the supervisor's."""
+    """`pid` is the supervisor's; `gpus` are those that the site gave, such as `0,1`."""
 
     at: float
     node: str
     pid: int
+    gpus: str = ""
 
 
 # Stands for an element that the engine has voided: it has not started, and never will.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -100,6 +101,18 @@ def test_a_refused_submission_exits_with_4(on_slurm: QueueUnderTest) -> None:
     assert "no node of slurm has 8 GPUs; the largest has 2" in refused.stderr
 
 
+def test_an_edit_that_no_node_can_take_is_refused_and_changes_nothing(on_slurm: QueueUnderTest) -> None:
+    job_id = on_slurm.shell("echo on $SLURMD_NODENAME", gpus="1", hold=True, engine="local")
+    for options in (["--gpus", "8"], ["--engine-option", "--partition=nowhere"]):
+        refused = run("edit", str(job_id), "--engine", "slurm", *options)
+        assert (refused.returncode, refused.stdout) == (4, "")
+    assert (on_slurm.job(job_id)["engine"], on_slurm.job(job_id)["gpus"]) == ("local", 1)
+    assert run("edit", str(job_id), "--engine", "slurm").returncode == 0
+    on_slurm.post("/jobs/release", ids=str(job_id))
+    on_slurm.wait()
+    assert on_slurm.log_of(job_id).startswith("on n")
+
+
 def test_a_job_whose_nodes_are_all_drained_waits(slurm: SlurmCluster, on_slurm: QueueUnderTest) -> None:
     slurm.set_nodes("drain")
     try:
@@ -147,6 +160,65 @@ def test_a_thousand_jobs_are_submitted_and_cancelled_in_a_few_calls(calls: Count
     assert on_slurm.counts() == {"cancelled": 1000}
     assert calls()["sbatch"] == 1
     assert calls()["scancel"] <= 6
+
+
+@pytest.fixture
+def gate(on_slurm: QueueUnderTest, tmp_path: Path) -> Path:
+    """Jobs have all four GPUs until this file exists."""
+    path = tmp_path / "free"
+    on_slurm.shell(f"while ! [ -e {path} ]; do sleep 0.1; done", array="0-3", exclusive=True)
+    until(lambda: on_slurm.counts() == {"running": 4}, "four running jobs")
+    return path
+
+
+def in_slurms_queue() -> int:
+    return len(subprocess.run(["squeue", "--noheader", "--array"], capture_output=True, check=True).stdout.splitlines())
+
+
+def test_jobs_that_wait_at_slurm_are_held_edited_and_moved(
+    on_slurm: QueueUnderTest, tmp_path: Path, gate: Path
+) -> None:
+    _, edited, _ = scenarios.change_jobs_that_wait_there(on_slurm, tmp_path, gate, exclusive=True)
+    assert "--job-name=later" in on_slurm.job(edited)["attempts"][0]["request"]["text"]
+
+
+def test_a_paused_queue_leaves_nothing_in_slurms_queue(on_slurm: QueueUnderTest, tmp_path: Path, gate: Path) -> None:
+    scenarios.pause_while_jobs_wait_there(on_slurm, tmp_path, gate, exclusive=True)
+
+
+def test_what_was_taken_back_is_gone_from_slurms_queue(on_slurm: QueueUnderTest, gate: Path) -> None:
+    first = on_slurm.shell("true", array="0-999", exclusive=True)
+    until(lambda: on_slurm.counts().get("pending") == 1000, "the array in Slurm's queue")
+    on_slurm.post("/jobs/hold", ids=f"{first}-{first + 499}")
+    assert on_slurm.counts() == {"running": 4, "pending": 500, "held": 500}
+    until(lambda: in_slurms_queue() == 504, "that half of the array is gone from Slurm's queue")
+    on_slurm.post("/pause")
+    assert on_slurm.counts() == {"running": 4, "queued": 500, "held": 500}
+    until(lambda: in_slurms_queue() == 4, "that all of it is gone")
+    on_slurm.post("/jobs/cancel", ids="all")
+
+
+def test_a_priority_that_slurm_cannot_tell_apart_is_said_at_submit(on_slurm: QueueUnderTest) -> None:
+    assert "Slurm gets it as 0 (`nice_base` under [slurm])" in run("submit", "--priority", "5", "--", "true").stderr
+    for value in ("0", "-3"):
+        assert "nice_base" not in run("submit", "--priority", value, "--", "true").stderr
+    on_slurm.wait()
+
+
+def test_jobs_are_taken_back_from_slurm_as_they_begin(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    scenarios.take_jobs_back_as_they_begin(on_slurm, tmp_path, size(12, full=60))
+
+
+def test_only_a_buffer_of_jobs_waits_at_slurm(on_slurm: QueueUnderTest, tmp_path: Path, gate: Path) -> None:
+    jobs = [on_slurm.shell(scenarios.record_run(tmp_path), exclusive=True) for _ in range(30)]
+    until(lambda: on_slurm.counts() == {"running": 4, "pending": 16, "queued": 14}, "a buffer")
+    assert "enough jobs wait at slurm" in on_slurm.why(jobs[-1])
+    urgent = on_slurm.shell(scenarios.record_run(tmp_path), exclusive=True, priority="1")
+    on_slurm.until_state(urgent, "pending")
+    until(lambda: in_slurms_queue() == 4 + 16 + 1, "the urgent job in Slurm's queue")
+    gate.touch()
+    on_slurm.wait()
+    assert [scenarios.runs_of(tmp_path, each) for each in (*jobs, urgent)] == [1] * 31
 
 
 def test_a_workspace_is_swept_on_slurm(on_slurm: QueueUnderTest, tmp_path: Path) -> None:

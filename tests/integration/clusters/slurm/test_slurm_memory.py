@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.clusters.conftest import configure
+from tests.integration.clusters.conftest import start_on_slurm
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.slurm_cluster import SlurmCluster, needs_slurm
 
@@ -26,11 +26,7 @@ def limiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]
 def queue_there(
     limiting: SlurmCluster, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch, unmeasured: None
 ) -> QueueUnderTest:
-    for name, value in limiting.environment.items():
-        monkeypatch.setenv(name, value)
-    configure(own_queue.home, '[queue]\nengine = "slurm"\n[slurm]\npoll_s = 1\n')
-    own_queue.start()
-    return own_queue
+    return start_on_slurm(limiting, own_queue, monkeypatch)
 
 
 def requests_of(queue: QueueUnderTest, job_id: int) -> list[str]:
