@@ -153,7 +153,7 @@ def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
         first = own_queue.shell(scenarios.record_run(tmp_path), array=f"0-{count - 1}", gpus=0)
         until(lambda: own_queue.counts() == {"succeeded": count}, "the end of all jobs")
         [notice] = [each for each in own_queue.get("/status")["notices"] if "could not start" in each]
-        assert "this node has no " in notice
+        assert "its supervisor could not start on 127.0.0.1: " in notice
         assert [scenarios.runs_of(tmp_path, first + index) for index in range(count)] == [1] * count
         checked = run("doctor", "--engine", "ray")
         assert checked.stdout.count(f"does not see {own_queue.home}") == 1, checked.stdout

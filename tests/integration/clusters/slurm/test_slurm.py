@@ -290,7 +290,7 @@ def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
 ) -> None:
     with slurm.hiding(on_slurm.home, "n1"):
         first = on_slurm.shell(f"{scenarios.record_run(tmp_path)} echo on $SLURMD_NODENAME", array="0-39", gpus=0)
-        reasons: set[str] = set()
+        reasons = set[str | None]()
 
         def are_done() -> bool:
             reasons.update(on_slurm.job(first + index)["reason"] for index in range(0, 40, 5))
