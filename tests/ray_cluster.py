@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from tests.free_ports import free_ports
+from tests.slurm_cluster import hidden_from
 
 CPUS, GPUS = 4, 2
 _STARTS = 3
@@ -166,11 +167,13 @@ class RayCluster:
             return False
 
     @contextlib.contextmanager
-    def second_node(self, gpus: int) -> Iterator[None]:
-        """Add a node for the time of the block. Ray notices its end late: stop the cluster afterwards."""
+    def second_node(self, gpus: int, *, hidden: Path | None = None) -> Iterator[None]:
+        """Add a node for the time of the block, which sees an empty folder in place of `hidden`. Ray notices its end
+        late: stop the cluster afterwards."""
         environment = {**_environment(), "PYTHONPATH": str(self._home / "site")}
         script = _SECOND_NODE.format(port=self._ports["--port"], cpus=CPUS, gpus=gpus, store=_LEAST_STORE_BYTES)
-        argv = [sys.executable, str(_WARDEN), sys.executable, "-c", script]
+        node = [sys.executable, "-c", script]
+        argv = [sys.executable, str(_WARDEN), *(node if hidden is None else hidden_from(hidden, *node))]
         with self._log.open("ab") as log:
             warden = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -193,6 +196,22 @@ class RayCluster:
             self._warden = None
         shutil.rmtree(self._home, ignore_errors=True)
 
+    def crash(self) -> None:
+        """Kill all processes but those that supervise jobs and their programs, as a head that crashes leaves them."""
+        assert self._warden is not None
+        left = self.processes()
+        ours = {each.pid for each in left if any("node_supervisor" in word for word in _words(each)[:6])}
+        spared = ours | {child.pid for each in left if each.pid in ours for child in each.children(recursive=True)}
+        self._warden.kill()
+        self._warden.communicate(timeout=_DOWN_WITHIN_S)
+        self._warden = None
+        for each in left:
+            if each.pid not in spared:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        psutil.wait_procs([each for each in left if each.pid not in spared], _DOWN_WITHIN_S)
+        shutil.rmtree(self._home, ignore_errors=True)
+
     def restart(self) -> None:
         """Start a new head at the same address, without the old one's jobs."""
         self.stop()
@@ -206,6 +225,13 @@ class RayCluster:
         """Kill Ray's supervisor of the job that process `pid` belongs to."""
         [actor] = [each for each in psutil.Process(pid).parents() if each.name().startswith("ray::JobSup")]
         actor.kill()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 def _environment() -> dict[str, str]:

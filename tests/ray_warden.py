@@ -19,7 +19,7 @@ def _ward(command: list[str]) -> int:
     """Run the command; return at once if it fails, else wait for the end of stdin."""
     if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         return 1
-    starter = os.posix_spawn(command[0], command, os.environ)
+    starter = os.posix_spawnp(command[0], command, os.environ)
     while not select.select([0], [], [], 0.1)[0]:
         if (starter, True) in _reap():
             break

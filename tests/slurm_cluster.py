@@ -20,6 +20,7 @@ import pytest
 
 from tests.free_ports import free_ports
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system over a folder")
 needs_slurm = pytest.mark.needs("munged", "slurmctld", "slurmd", "sbatch")
 NODES = {"n0": ("/dev/null", "/dev/zero"), "n1": ("/dev/full", "/dev/random")}
 SHARDS_PER_CARD = 24
@@ -85,7 +86,7 @@ class SlurmCluster:
     def __enter__(self) -> Self:
         try:
             self._write_files()
-            self._spawn("munged", "--foreground", "--force", *self._munge_options())
+            self._spawn("munged", "munged", "--foreground", "--force", *self._munge_options())
             self._wait_for("munged", (self._folder / "munge" / "sock").exists)
             self.start_controller()
             for node in NODES:
@@ -108,7 +109,7 @@ class SlurmCluster:
             self._end(name, psutil.Process.kill)
 
     def start_controller(self) -> None:
-        self._spawn("slurmctld", "-D")
+        self._spawn("slurmctld", "slurmctld", "-D")
         self._wait_for("slurmctld", lambda: _is_answering(self._ports[0]))
 
     def stop_controller(self) -> None:
@@ -119,6 +120,18 @@ class SlurmCluster:
         self._spawn_node(node)
         self._wait_for_node(node)
 
+    @contextlib.contextmanager
+    def hiding(self, folder: Path, node: str) -> Iterator[None]:
+        """For the time of the block, the node sees an empty folder in place of this one. Only root can do that."""
+        self.kill_node(node)
+        try:
+            self._spawn(node, *hidden_from(folder, "slurmd", "-D", "-N", node))
+            self._wait_for_node(node)
+            yield
+        finally:
+            self.kill_node(node)
+            self.start_node(node)
+
     def kill_node(self, node: str) -> None:
         """Kill all that runs there at once, as a power failure would, and mark the node as down: the controller's own
         timeout is so high that a busy machine does not reach it by accident."""
@@ -127,6 +140,12 @@ class SlurmCluster:
 
     def set_nodes(self, state: str) -> None:
         self._ask("scontrol", "update", f"nodename={','.join(NODES)}", f"state={state}", "reason=test")
+
+    def suspend(self, job: str) -> None:
+        self._ask("scontrol", "suspend", job)
+
+    def resume(self, job: str) -> None:
+        self._ask("scontrol", "resume", job)
 
     def add_partition(self, name: str) -> None:
         self._ask("scontrol", "create", f"partitionname={name}", "nodes=ALL")
@@ -163,11 +182,11 @@ class SlurmCluster:
         yield f"--socket={self._folder}/munge/sock"
 
     def _spawn_node(self, node: str) -> None:
-        self._spawn(node, "-D", "-N", node, program="slurmd")
+        self._spawn(node, "slurmd", "-D", "-N", node)
 
-    def _spawn(self, name: str, *arguments: str, program: str | None = None) -> None:
+    def _spawn(self, name: str, *command: str) -> None:
         self._daemons[name] = subprocess.Popen(
-            [program or name, *arguments],
+            command,
             env={**os.environ, **self._daemons_environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -240,6 +259,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Yield one cluster for all tests of a process: each leaves no job running and every node up."""
     with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+def hidden_from(folder: Path, *command: str) -> list[str]:
+    """Return the command that runs this one where an empty file system covers the folder."""
+    covered = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", covered, str(folder), *command]
 
 
 def _cards_of(node: str) -> str:

@@ -286,9 +286,10 @@ class Client(Closeable):
     def drain(self, *, wait: bool = False) -> PauseResult:
         """Start no more jobs; with `wait`, return when no job runs any more."""
         result = self._post("/drain", {}, PauseResult)
-        while wait and result.running:
+        while wait and (result.running or result.counts.get("pending")):
             time.sleep(_POLL_S)
-            result = replace(result, running=self.status().under_way)
+            status = self.status()
+            result = replace(result, running=status.under_way, counts=status.counts)
         return result
 
     def clean(self, older_than: float | str | None = None) -> CleanResult:

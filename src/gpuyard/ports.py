@@ -145,6 +145,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     usage: Usage | None = None  # set by engines whose programs cannot be measured from this machine
     warned_at: float | None = None  # the wall time of the signal before its stop, if the engine sent it itself
     unbrought: str | None = None  # why its results could not be brought back from its snapshot
+    node: str | None = None  # the node of a cluster that could not start it, which its engine leaves out for a while
 
 
 class Followed(Struct, frozen=True, kw_only=True):
@@ -161,7 +162,7 @@ class Followed(Struct, frozen=True, kw_only=True):
 
 class SiteStatus(Struct, frozen=True, kw_only=True):
     """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since the
-    wall time `at`."""
+    wall time `at`, and may be suspended there; None: unknown."""
 
     job_id: int
     attempt: int
@@ -169,6 +170,7 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""
     place: str | None = None
     at: float | None = None
+    is_suspended: bool | None = None
     request: SiteRequest | None = None  # what the engine was sent
 
 
@@ -201,6 +203,10 @@ class Engine(Protocol):
     def signal(self, attempt: Attempt, signum: int) -> int:
         """Send a signal to every process of the attempt except its keeper, and return to how many. For an attempt on
         another machine, ask the site to end it and return a number above zero."""
+
+    def withdraw(self, attempt: Attempt) -> None:
+        """Let an attempt that waits at its site not start: `ended` reports it as NEVER_STARTED, when it is certain. One
+        that has begun goes on. Never blocks."""
 
     def site_changes(self) -> list[SiteStatus]:
         """Return what changed since the last call for attempts that this engine places itself. Never blocks. Where an

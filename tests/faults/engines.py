@@ -21,9 +21,17 @@ FAULTS = (
         id="engines-log-of-a-begun-attempt-stays-unused",
         file=f"{_ENGINES}/common/spawn_program.py",
         old="        begin_log(log)\n",
-        new="",
+        new="        pass\n",
         breaks="A short job that printed nothing runs a second time after a start with an older database.",
         near=("tests/unit/engines/common/test_spawn_program.py",),
+    ),
+    Fault(
+        id="engines-unspawned-job-counts-as-lost",
+        file=f"{_ENGINES}/local/engine.py",
+        old="entry.word == BEGAN and is_unused(",
+        new="entry.word == HELLO and is_unused(",
+        breaks="A job whose keeper is killed before its program starts has failed, and does not run.",
+        near=(f"{_TESTS}/test_keeper.py",),
     ),
     Fault(
         id="engines-unused-log-counts-as-begun",
@@ -35,11 +43,11 @@ FAULTS = (
     ),
     Fault(
         id="engines-unused-log-blocks-its-job",
-        file=f"{_ENGINES}/common/prefetched_log.py",
+        file=f"{_ENGINES}/common/unused_log.py",
         old="        return is_unused(path)\n",
         new="        return False\n",
         breaks="After a crash of the daemon, the next short jobs start one by one, at a fifth of the speed.",
-        near=("tests/unit/engines/common/test_prefetched_log.py",),
+        near=("tests/unit/engines/common/test_unused_log.py",),
     ),
     Fault(
         id="engines-container-of-a-killed-client-stays",

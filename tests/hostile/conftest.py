@@ -15,7 +15,12 @@ from tests.integration.queue_fixture import (
     own_queue,  # noqa: F401 - fixtures are found where they are named
     queue,  # noqa: F401 - fixtures are found where they are named
 )
-from tests.unit.leases import DEADLINE_S, nothing
+from tests.unit.leases import DEADLINE_S, nothing, start_fork_server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> None:
+    start_fork_server()
 
 
 @pytest.fixture

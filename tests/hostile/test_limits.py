@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -20,6 +19,7 @@ from gpuyard.system.process_identity import this_process
 from tests.hostile.catalogue import attack
 from tests.hostile.users import ANNE, BEN, act_as, become
 from tests.integration.queue_fixture import QueueUnderTest, until
+from tests.small_disk import mounted_disk
 from tests.unit.leases import child
 
 COUNT = 10
@@ -29,11 +29,10 @@ PIDS = Path("/sys/fs/cgroup/pids")
 @pytest.fixture
 def shared_disk(place: Path) -> Iterator[Path]:
     """A small disk on which both users have files: 2 MB and 150 inodes."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=150,mode=1777", "tmpfs", str(place)], check=True)
-    (place / "home").mkdir(mode=0o700)
-    (place / "home" / "config.toml").write_text("[host]\nmin_free_disk = '0'\n")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with mounted_disk(place, "size=2m,nr_inodes=150,mode=1777"):
+        (place / "home").mkdir(mode=0o700)
+        (place / "home" / "config.toml").write_text("[host]\nmin_free_disk = '0'\n")
+        yield place
 
 
 def use_up_inodes(folder: str) -> None:

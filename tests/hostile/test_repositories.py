@@ -15,6 +15,7 @@ from gpuyard.connect.git_folder import read_commit, work_tree
 from gpuyard.connect.submitted_code import code_of
 from gpuyard.errors import EnvironmentFault
 from tests.fakes.queue_command import run
+from tests.git_tree import git, make_work_tree
 from tests.hostile.catalogue import attack
 from tests.hostile.users import BEN, act_as
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -23,19 +24,9 @@ LIMITS = SnapshotLimits(most_mb=1.0, keep_free_mb=0.0)
 COMMIT = "5ac812c8" * 5
 
 
-def git(tree: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "protocol.file.allow=always"]
-    return subprocess.run([*command, *arguments], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
-
-
 def make_tree(root: Path) -> Path:
-    root.mkdir()
-    git(root, "init", "--quiet")
-    (root / "train.py").write_text("print('one')\n")
-    (root / ".gitattributes").write_text("* filter=planted diff=planted merge=planted\n")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "--message", "first")
-    return root
+    attributes = "* filter=planted diff=planted merge=planted\n"
+    return make_work_tree(root, {"train.py": "print('one')\n", ".gitattributes": attributes})
 
 
 @pytest.fixture
@@ -146,7 +137,7 @@ def test_programs_in_settings(tree: Path, place: Path, plant: Callable[[Path, st
     copy = take_snapshot(str(tree), str(place / "snapshots"), LIMITS)["folder"]
     assert Path(copy, "train.py").read_text() == "print('one')\n"
     assert not mark.exists()
-    subprocess.run(["git", "status"], cwd=tree, capture_output=True, check=False)
+    run_git_status(tree)
     assert mark.exists(), "git itself runs what was planted"
 
 
@@ -166,6 +157,49 @@ def test_submit_among_planted_settings(queue: QueueUnderTest, tree: Path, place:
     queue.wait(job)
     assert queue.log_of(job) == "print('one')\n"
     assert not mark.exists()
+
+
+def run_git_status(tree: Path) -> None:
+    subprocess.run(["git", "status"], cwd=tree, capture_output=True, check=False)
+
+
+def make_planted_tree(root: Path, mark: Path) -> str:
+    """Make a repository whose settings name programs, and return its commit."""
+    make_tree(root)
+    in_config(root, settings(mark))
+    os.utime(root / "train.py", (1, 1))
+    return (root / ".git" / "refs" / "heads" / "master").read_text().strip()
+
+
+@attack(
+    "put a repository that names programs in its settings into a tree of the victim, who takes a snapshot of it",
+    before="none was run, and the folder was missing in the snapshot",
+    now="harmless: none is run; the repository does not count, and its files are copied as those of any folder",
+)
+@pytest.mark.parametrize("outer", ["untracked", "submodule", "without git"])
+def test_repository_within_the_victims_tree(queue: QueueUnderTest, tree: Path, place: Path, outer: str) -> None:
+    (place / "bens").mkdir()
+    for folder in (place / "bens", tree):
+        folder.chmod(0o777)
+    mark = place / "bens" / "mark"
+    commit = act_as(BEN, make_planted_tree, tree / "inner", mark)
+    if outer == "submodule":
+        git(tree, "update-index", "--add", "--cacheinfo", f"160000,{commit},inner")
+        git(tree, "commit", "--quiet", "--message", "second")
+    if outer == "without git":
+        (tree / ".git").rename(place / "aside")
+    done = run("submit", "--gpus", "0", "--snapshot", "--cwd", str(tree), "--", "ls", "-A", "inner")
+    assert done.returncode == 0, done.stderr
+    job = int(done.stdout)
+    queue.wait(job)
+    assert queue.log_of(job).split() == [".gitattributes", "train.py"]
+    if outer != "without git":
+        until(lambda: queue.job(job)["code"]["dirty"] is not None, "what git says")
+    code = queue.job(job)["code"]
+    assert code["commit"] == (None if outer == "without git" else git(tree, "rev-parse", "HEAD"))
+    assert not mark.exists()
+    act_as(BEN, run_git_status, tree / "inner")
+    assert mark.exists(), "git itself runs what was planted"
 
 
 @attack(

@@ -1,10 +1,12 @@
 """The cluster engine with a site of real processes: after any failure or kill, each job runs once or never started."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.core.cluster.offer import Amount
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.core.lease import Need
-from gpuyard.engines.cluster.site import ClusterSubmission, Site
+from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, Site, SiteState
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.contract.cluster_engines import DAEMON, ROOT, hasten
@@ -312,6 +314,106 @@ def test_a_job_cancelled_while_the_site_is_down_ends_once_it_is_back(harness: En
     assert harness.until_ended(1) == [(OutcomeKind.FAILED, 128 + signal.SIGTERM)]
 
 
+# Taking back
+
+
+@pytest.fixture
+def narrow(sites: Callable[..., GatedSite]) -> GatedSite:
+    """A site that runs one element at a time."""
+    return sites(most=1)
+
+
+@pytest.fixture
+def running_and_waiting(narrow: GatedSite, post_at: Callable[[Site], EngineHarness]) -> tuple[EngineHarness, Attempt]:
+    """Job 1 runs until it is let go, and job 2 waits at the site. Return its attempt, too."""
+    harness = post_at(narrow)
+    _, waiting = harness.hand_over(harness.waiting(1), harness.launch(2))
+    harness.until_runs(1)
+    harness.until(lambda: any(each.job_id == 2 and each.site_id for each in harness.statuses), "job 2 at the site")
+    return harness, waiting
+
+
+def test_a_job_that_waits_is_taken_back_and_one_that_runs_goes_on(
+    running_and_waiting: tuple[EngineHarness, Attempt], narrow: GatedSite
+) -> None:
+    harness, waiting = running_and_waiting
+    harness.engine.withdraw(attempt_of(1))
+    harness.engine.withdraw(waiting)
+    assert harness.until_ended(2) == [NEVER_STARTED]
+    harness.let_go(1)
+    assert harness.until_ended(1) == [SUCCEEDED]
+    harness.hand_over(harness.launch(2))
+    assert harness.until_ended(2) == [NEVER_STARTED], "the end before"
+    harness.ends.clear()
+    assert harness.until_ended(2) == [SUCCEEDED], "handed over again under its key"
+    assert (harness.runs(1), harness.runs(2)) == (1, 1)
+
+
+def test_a_job_that_begins_as_it_is_taken_back_runs_once(
+    running_and_waiting: tuple[EngineHarness, Attempt], narrow: GatedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, waiting = running_and_waiting
+    [token] = [folder.name for folder in harness.submissions()]
+    states = (SiteState.RUNNING, SiteState.PENDING)
+    sightings = {(token, number): Sighting(id=str(number), at=at) for number, at in enumerate(states)}
+    current = narrow.report
+    monkeypatch.setattr(narrow, "report", lambda live: replace(current(live), sightings=sightings))
+    harness.let_go(1)
+    until(lambda: harness.runs(2), "its program, of which the site does not tell yet")
+    harness.engine.withdraw(waiting)
+    monkeypatch.setattr(narrow, "report", current)
+    assert harness.until_ended(1, 2) == [SUCCEEDED, SUCCEEDED]
+    assert harness.runs(2) == 1
+
+
+def test_the_site_cannot_begin_a_job_that_is_being_taken_back(
+    running_and_waiting: tuple[EngineHarness, Attempt], narrow: GatedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, waiting = running_and_waiting
+    narrow_cancel = narrow.cancel
+
+    def begin_it_first(ids: Sequence[str]) -> None:
+        monkeypatch.setattr(narrow, "_most", 2)
+        GatedSite.report(narrow, ())
+        narrow_cancel(ids)
+
+    monkeypatch.setattr(narrow, "cancel", begin_it_first)
+    harness.engine.withdraw(waiting)
+    assert harness.until_ended(2) == [NEVER_STARTED]
+    harness.let_go(1)
+    assert harness.until_ended(1) == [SUCCEEDED]
+    assert harness.runs(2) == 0
+
+
+def test_a_job_is_taken_back_while_the_site_is_down(
+    running_and_waiting: tuple[EngineHarness, Attempt], narrow: GatedSite
+) -> None:
+    harness, waiting = running_and_waiting
+    narrow.down = True
+    harness.engine.withdraw(waiting)
+    assert harness.until_ended(2) == [NEVER_STARTED]
+    harness.until(harness.trouble, "that the site is missed")
+    narrow.calls.clear()
+    narrow.down = False
+    harness.until(lambda: "cancel 1" in narrow.calls, "that it is cancelled there, too")
+    harness.let_go(1)
+    harness.until_ended(1)
+    assert harness.runs(2) == 0
+
+
+def test_a_job_that_a_killed_daemon_took_back_never_started(
+    running_and_waiting: tuple[EngineHarness, Attempt], narrow: GatedSite
+) -> None:
+    harness, waiting = running_and_waiting
+    harness.engine.withdraw(waiting)
+    until(lambda: list(harness.submissions()[0].glob("1.started")), "that it is kept from starting")
+    harness.take_over(attempt_of(1), replace(waiting, site_id="its name there"))
+    assert harness.until_ended(2) == [NEVER_STARTED]
+    harness.let_go(1)
+    assert harness.until_ended(1) == [SUCCEEDED]
+    assert harness.runs(2) == 0
+
+
 def test_a_site_that_is_down_is_asked_less_and_less_often(harness: EngineHarness, site: ProcessSite) -> None:
     [attempt] = harness.hand_over(harness.waiting(1))
     harness.until(lambda: any(each.place for each in harness.statuses), "that it runs")
@@ -398,7 +500,7 @@ def test_after_a_cluster_restart_running_jobs_are_lost_and_waiting_jobs_never_st
     assert harness.until_ended(4) == [SUCCEEDED]
 
 
-def test_a_job_that_the_site_lost_track_of_is_killed_though_its_end_is_recorded_at_once(
+def test_a_job_that_the_site_lost_track_of_is_killed_before_its_end_is_reported(
     harness: EngineHarness, site: ProcessSite
 ) -> None:
     """No process of it may run beside its next attempt."""
@@ -408,7 +510,44 @@ def test_a_job_that_the_site_lost_track_of_is_killed_though_its_end_is_recorded_
     assert mine
     site.lose_track()
     assert harness.until_ended(1) == [(OutcomeKind.LOST, None)]
-    harness.until(lambda: not any(map(_is_alive, mine)), "the end of what was lost")
+    assert not any(map(_is_alive, mine))
+
+
+def test_a_job_that_succeeds_after_the_site_lost_it_has_succeeded(harness: EngineHarness, site: ProcessSite) -> None:
+    """Whether its supervisor kills it in time or not, it does not complete twice."""
+    folder = harness.folder
+    launches = [
+        harness.launch(each, f"read word <{folder}/pipe{each}; touch {folder}/done{each}") for each in range(1, 5)
+    ]
+    for each in range(1, 5):
+        os.mkfifo(folder / f"pipe{each}")
+    harness.hand_over(*launches)
+    harness.until_runs(*range(1, 5))
+    site.lose_track()
+    mine = [process for process in psutil.process_iter(["cmdline"]) if f"{folder}/pipe" in _line(process)]
+    given_up = folder / "shared" / site.name / "submissions"
+    harness.until(lambda: any(given_up.glob("*/0.lost")), "that the engine gives it up")
+    for each in range(1, 5):
+        with contextlib.suppress(OSError):
+            pipe = os.open(folder / f"pipe{each}", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b"go\n")
+            os.close(pipe)
+    ends = harness.until_ended(*range(1, 5))
+    harness.until(lambda: not any(map(_is_alive, mine)), "the end of all of them")
+    are_done = [(folder / f"done{each}").exists() for each in range(1, 5)]
+    assert ends == [SUCCEEDED if is_done else (OutcomeKind.LOST, None) for is_done in are_done]
+
+
+def test_a_job_whose_supervisor_says_nothing_is_lost_after_a_while(
+    harness: EngineHarness, site: ProcessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.hand_over(harness.waiting(1))
+    harness.until_runs(1)
+    site.forget_all()
+    begun = time.monotonic()
+    assert harness.until_ended(1) == [(OutcomeKind.LOST, None)]
+    assert "no longer knows it" in (harness.ends[1].outcome.reason or "")
+    assert time.monotonic() - begun > SubmissionDirs(harness.folder).stops_within_s()
 
 
 def _line(process: psutil.Process) -> str:

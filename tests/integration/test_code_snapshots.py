@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,24 +11,18 @@ import pytest
 
 from tests.fakes.deep_folders import deep_folders
 from tests.fakes.queue_command import GPUYARD, run
+from tests.git_tree import git, make_work_tree
 from tests.integration.queue_fixture import QueueUnderTest, until
-
-
-def git(tree: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments]
-    return subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "project"
-    root.mkdir()
-    git(root, "init", "--quiet")
-    (root / "train.py").write_text("import helper; print(helper.VERSION)\n")
-    (root / "helper.py").write_text("VERSION = 'old'\n")
-    (root / ".gitignore").write_text("data/\n__pycache__\n")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "--message", "first")
+    files = {
+        "train.py": "import helper; print(helper.VERSION)\n",
+        "helper.py": "VERSION = 'old'\n",
+        ".gitignore": "data/\n__pycache__\n",
+    }
+    root = make_work_tree(tmp_path / "project", files)
     (root / "data").mkdir()
     monkeypatch.chdir(root)
     return root

@@ -73,6 +73,17 @@ def test_a_damaged_job_is_held_and_cancelled_by_its_id_and_the_others_run(
         run("daemon", "stop")
 
 
+def test_without_a_request_the_jobs_behind_a_damaged_one_run(queue: QueueUnderTest, tmp_path: Path) -> None:
+    (queue.home / "config.toml").write_text("[queue]\ncpu_jobs = 1\n")
+    _, gate = queue.start_gated(gpus=0)
+    queue.submit("true", gpus=0)
+    queue.submit("touch", str(tmp_path / "ran"), gpus=0)
+    change(queue.home, DAMAGES["a text for a number"])
+    gate.write_text("go\n")
+    until((tmp_path / "ran").exists, "the job behind it")
+    assert queue.state(2) == "held"
+
+
 def test_a_job_whose_command_is_lost_never_starts(queue: QueueUnderTest) -> None:
     queue.post("/pause")
     lost = queue.submit("true", gpus=0)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.engines.local import keeper_connection
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Ended
+from gpuyard.system.python_command import python_command
 from tests.integration.engine_fixture import (
     daemon,
     is_gone,
@@ -203,6 +205,60 @@ def test_an_attempt_prepared_for_a_dead_keeper_never_started(engine: LocalEngine
     assert {one.kind for one in outcomes(engine, 2).values()} == {OutcomeKind.NEVER_STARTED}
     assert outcome_of(engine, launch_of(1, "sh", "-c", "exit 4")).status == 4
     assert not (tmp_path / "ran").exists()
+
+
+def _have_keepers_die(monkeypatch: pytest.MonkeyPatch, *, at: str, first: str = "") -> None:
+    """Have keepers kill themselves when they call this function of `os`; `first` is carried out right before that."""
+    dies = f"def {at}(*arguments, **options):\n    {first or 'pass'}\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    patch = f"import os, signal\nusual = os.{at}\n{dies}os.{at} = {at}\n"
+
+    def dying(*arguments: str, options: tuple[str, ...]) -> tuple[str, ...]:
+        command = python_command(*arguments, options=options)
+        return tuple(f"{patch}{part}" if part.startswith("import sys") else part for part in command)
+
+    monkeypatch.setattr(keeper_connection, "python_command", dying)
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("at", ["chdir", "fchmod"])
+def test_what_a_keeper_was_killed_before_it_started_never_started(
+    engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """It has written to its journal that the first of them began."""
+    launches = [launch_of(n, "sh", "-c", f"echo ran >> {tmp_path}/ran{n}") for n in range(1, 19)]
+    with monkeypatch.context() as patched:
+        _have_keepers_die(patched, at=at)
+        for launch in launches:
+            engine.prepare(launch, None)
+        engine.start_prepared()
+        assert {one.kind for one in outcomes(engine, 18).values()} == {OutcomeKind.NEVER_STARTED}
+    for launch in launches:
+        engine.prepare(launch, None)
+    engine.start_prepared()
+    assert {one.kind for one in outcomes(engine, 18).values()} == {OutcomeKind.SUCCEEDED}
+    assert [(tmp_path / f"ran{n}").read_text() for n in range(1, 19)] == ["ran\n"] * 18
+
+
+@pytest.mark.linux
+def test_the_next_daemon_knows_as_well_what_never_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = LocalEngine(folder)
+    _have_keepers_die(monkeypatch, at="chdir")
+    attempt = started(first, 1, "true")
+    wait_until_gone(attempt.keeper_pid, "the keeper")
+    first.close()
+    engine = LocalEngine(folder)
+    engine.adopt([attempt])
+    assert outcomes(engine)[1].kind is OutcomeKind.NEVER_STARTED
+    engine.close()
+
+
+@pytest.mark.linux
+def test_a_silent_program_whose_keeper_is_killed_as_it_starts_is_lost(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _have_keepers_die(monkeypatch, at="posix_spawn", first="usual(*arguments, **options)")
+    started(engine, 1, "true")
+    assert outcomes(engine)[1].kind is OutcomeKind.LOST
 
 
 def test_an_adopting_daemon_notices_a_killed_keeper(folder: Path, tmp_path: Path, pipe: Path) -> None:

@@ -13,6 +13,7 @@ from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_directory import make_shared_directory
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
+from tests.small_disk import mounted_disk
 
 # A card has 24 GB.
 MOST_OF_A_CARD = "20G"
@@ -31,11 +32,9 @@ def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, 
 @pytest.fixture
 def other_disk(tmp_path: Path) -> Iterator[Path]:
     """A shared lease directory on another file system."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
-    yield make_shared_directory(folder / "leases")
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted_disk(tmp_path / "disk", "size=1m") as folder:
+        folder.chmod(0o755)
+        yield make_shared_directory(folder / "leases")
 
 
 def leases(folder: Path) -> dict[str, float | None]:

@@ -389,10 +389,11 @@ def test_a_selection_without_jobs_is_an_error(daemon: StandIn) -> None:
 
 
 def test_pause_unpause_and_drain_count_the_remaining_jobs(daemon: StandIn) -> None:
-    left = iter([2, 0])
-    daemon.answers["POST /pause"] = daemon.answers["POST /drain"] = {"paused": True, "draining": False, "running": 2}
+    left = iter([(2, {}), (0, {"pending": 1}), (0, {})])
+    answer = {"paused": True, "draining": False, "counts": {}, "running": 2}
+    daemon.answers["POST /pause"] = daemon.answers["POST /drain"] = answer
     daemon.answers["POST /unpause"] = {"paused": False, "draining": False, "running": 2}
-    daemon.answers["GET /status"] = lambda _: {"under_way": next(left)}
+    daemon.answers["GET /status"] = lambda _: dict(zip(("under_way", "counts"), next(left), strict=True))
     assert run("pause").stdout.startswith("paused: 2 still running")
     assert run("unpause").stdout == "jobs start again\n"
     assert run("drain").stdout.startswith("draining: 2 still running")

@@ -5,7 +5,6 @@ import fcntl
 import os
 import signal
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import Daemon, QueueUnderTest, is_gone, until
+from tests.small_disk import mounted_disk
 from tests.unit.leases import as_root
 
 SOON_S = 1.0
@@ -190,19 +190,9 @@ def test_a_state_directory_below_a_file_is_reported(tmp_path: Path, monkeypatch:
     assert f"{tmp_path}/file cannot be created: File exists (set GPUYARD_HOME to another folder)" in failed_start_log()
 
 
-@contextlib.contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 @as_root
 def test_a_read_only_state_directory_is_reported(own_home: Path) -> None:
-    with mounted(own_home, "ro,size=1m,mode=700"):
+    with mounted_disk(own_home, "ro,size=1m,mode=700"):
         assert f"{own_home}/daemon.lock cannot be opened: Read-only file system" in failed_start_log()
 
 
@@ -211,7 +201,7 @@ def test_a_read_only_state_directory_is_reported(own_home: Path) -> None:
 
 @pytest.fixture
 def small_disk(own_home: Path) -> Iterator[Path]:
-    with mounted(own_home, "size=3m,mode=0700"):
+    with mounted_disk(own_home, "size=3m,mode=0700"):
         (own_home / "config.toml").write_text("[host]\nmin_free_disk = '0'\n")
         yield own_home
 

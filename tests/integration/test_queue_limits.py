@@ -12,6 +12,7 @@ import pytest
 
 from gpuyard.leases.ledger import open_ledger
 from tests.integration.queue_fixture import DAEMON, QueueUnderTest, until
+from tests.small_disk import mounted_disk
 from tests.unit.leases import as_root
 
 COUNT = 40
@@ -112,22 +113,12 @@ def test_jobs_wait_while_no_program_can_be_started_and_run_once_when_it_can(
         assert ([attempt["number"] for attempt in job["attempts"]], job["failures"]) == ([1], 0)
 
 
-@contextlib.contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 @pytest.fixture
 def few_inodes(own_home: Path) -> Iterator[Path]:
     logs = own_home / "logs"
     own_home.mkdir(mode=0o700, exist_ok=True)
     (own_home / "config.toml").write_text("[host]\nmin_free_disk = '0'\n")
-    with mounted(logs, "size=1m,nr_inodes=12,mode=0700"):
+    with mounted_disk(logs, "size=1m,nr_inodes=12,mode=0700"):
         yield logs
 
 

@@ -25,6 +25,7 @@ from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
 from tests.scale import size
+from tests.small_disk import mounted_disk
 from tests.unit.leases import as_root
 
 Supervisor = subprocess.Popen[str]
@@ -238,12 +239,9 @@ def test_without_a_log_nothing_runs(node: Node, tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a small disk without inodes; removing `ballast` frees one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=2", "tmpfs", str(folder)], check=True)
-    (folder / "ballast").touch()
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted_disk(tmp_path / "small", "size=64k,nr_inodes=2") as folder:
+        (folder / "ballast").touch()
+        yield folder
 
 
 @as_root
@@ -467,7 +465,7 @@ def test_an_element_given_up_by_the_engine_is_killed_with_its_session(node: Node
     assert process.wait(60) == 137
     wait_until_gone(int(_content(tmp_path / "pid")), "the program")
     wait_for(lambda: not _writers_of(tmp_path / "logs/0"), "the end of its child")
-    assert node.trace().ended is None
+    assert node.end_of().word == node_supervisor.GIVEN_UP
 
 
 def test_a_submission_directory_missing_for_a_while_ends_nothing_and_gets_the_end_later(
@@ -475,7 +473,7 @@ def test_a_submission_directory_missing_for_a_while_ends_nothing_and_gets_the_en
 ) -> None:
     """The whole directory is missing, not only the file by which the supervisor knows that it is still wanted."""
     node.write(shell(f"echo $$ > {tmp_path}/pid; sleep 0.5; exit 4"))
-    process = node.start(_CHECK_LOST_EVERY_S=0.01, _TRY_AGAIN_S=0.05)
+    process = node.start(CHECK_LOST_EVERY_S=0.01, _TRY_AGAIN_S=0.05)
     wait_for(lambda: _content(tmp_path / "pid"), "the program")
     (tmp_path / "shared").rename(tmp_path / "away")
     wait_until_gone(int(_content(tmp_path / "pid")), "the program")

@@ -24,7 +24,7 @@ from gpuyard.system.snapshot_files import FILES, NEW, TREE, Listed, write_listin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 _FICLONE = 0x40049409  # from linux/fs.h: share the blocks of another file
 _LEFT_OUT = ("__pycache__", ".git")
@@ -93,7 +93,10 @@ def _list(root: str, folder: str, limits: SnapshotLimits, *, is_git: bool) -> "t
     inner = os.path.relpath(folder, root) if os.path.commonpath([root, folder]) == root else None
     if is_git:
         names, linked = git_files.list_tree(root)
-        files = _status_of(root, (name for name in names if not _is_within(name, inner)))
+        files: list[Listed] = []
+        for name in names:
+            if not _is_within(name, inner):
+                files += _find(root, name, inner, limits)
         return files, [name for name in linked if not _is_left_out(name) and not _is_within(name, inner)]
     return _walk(root, inner, limits), []
 
@@ -107,22 +110,21 @@ def _is_left_out(name: str) -> bool:
     return name.rstrip("/").rpartition("/")[2] in _LEFT_OUT or name.endswith(".pyc")
 
 
-def _status_of(root: str, names: "Iterable[str]") -> "list[Listed]":
-    files = []
-    for name in names:
-        try:
-            found = os.lstat(f"{root}/{name}")
-        except (FileNotFoundError, NotADirectoryError):  # deleted in the work tree
-            continue
-        if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
-            files.append((name, found))
-    return files
+def _find(root: str, name: str, inner: str | None, limits: SnapshotLimits) -> "list[Listed]":
+    """Return a file with its status; of a folder all files: it is a work tree whose repository does not count."""
+    try:
+        found = os.lstat(f"{root}/{name}")
+    except (FileNotFoundError, NotADirectoryError):  # deleted in the work tree
+        return []
+    if stat.S_ISDIR(found.st_mode):
+        return _walk(root, inner, limits, f"{name.rstrip('/')}/")
+    return [(name, found)] if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode) else []
 
 
-def _walk(root: str, inner: str | None, limits: SnapshotLimits) -> "list[Listed]":
-    """Return all files of a folder without Git. Stops early if they are too many."""
+def _walk(root: str, inner: str | None, limits: SnapshotLimits, at: str = "") -> "list[Listed]":
+    """Return all files of a folder without Git, `at` in the root. Stops early if they are too many."""
     files: list[Listed] = []
-    size, pending = 0, [""]
+    size, pending = 0, [at]
     while pending:
         at = pending.pop()
         with os.scandir(f"{root}/{at}") as entries:

@@ -3,10 +3,15 @@
 - A job is recorded as *pending* before its engine gets it. If the engine then refuses it, it never started and is
   queued again; its lane is not offered again for a while, which gets longer each time.
 - The engine reports where a job runs and since when; the job's time limit counts from then.
+- Jobs that wait at their site are taken back for a change, such as `hold`, and while the queue or their workspace is
+  stopped. Then they are queued here, in their place, as if they had never been handed over. A job that has begun
+  meanwhile goes on: its engine reports that.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -16,17 +21,19 @@ from gpuyard.control.rules import Rules
 from gpuyard.control.running_jobs import list_running
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
-from gpuyard.core.cluster.offer import Basis, ClusterTerms
+from gpuyard.core.cluster.offer import LEAVE_OUT_S, Basis, ClusterTerms
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, Started
-from gpuyard.core.job.lifecycle import JobEvent
+from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.job.retry import Verdict, after_loss
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.memory.estimates import estimate
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.units import format_duration
 from gpuyard.ports import Ended, SiteStatus
 
+_BEING_CHANGED = Reason(ReasonKind.PAUSED, "jobs that wait at a cluster are being changed")
 _CLOCK_ERROR_S = 10.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 5.0, 300.0
 # What a command needed says little about its next run, and a site ends what exceeds its request: ask for far more.
@@ -43,7 +50,11 @@ class ClusterDispatch:
         self._store = transitions.store
         self._engines = engines
         self._changes: list[SiteStatus] = []
+        self._bad_nodes: dict[tuple[str, str], tuple[str, float]] = {}  # by engine and node: why, and when
         self._delayed: dict[int, tuple[Reason, float, float]] = {}  # by lane: reason, until when, delay in seconds
+        self._changes_under_way = 0
+        self._asked_back: set[str] = set()  # attempts that their engine was asked to give back
+        self._given_back: set[str] = set()  # of these, those whose ends are recorded in this step
 
     # Status of attempts
 
@@ -68,9 +79,45 @@ class ClusterDispatch:
                 where = " ".join(filter(None, (attempt.engine, attempt.site_id)))
                 reason = f"{where}: {status.reason}" if status.reason else f"with {where}"
                 self._transitions.update_site(live, attempt, reason)
+                if status.is_suspended is not None:
+                    self._transitions.follow_suspension(status.job_id, now, is_suspended=status.is_suspended)
+        self._take_back_stopped()
 
     def forget_recorded(self) -> None:
         self._changes.clear()
+        if self._asked_back:
+            waiting = {each.attempt.key for each in self.waiting_there()}
+            self._asked_back = (self._asked_back - self._given_back) & waiting
+        self._given_back.clear()
+
+    # Jobs that wait at their site
+
+    def waiting_there(self) -> Iterator[Live]:
+        """Yield the jobs that wait at a site, as far as is known."""
+        return (each for each in self._transitions.live.without_devices.values() if each.job.state is JobState.PENDING)
+
+    @contextlib.contextmanager
+    def during_change(self) -> Iterator[None]:
+        """Wrap a change of jobs that are taken back for it: meanwhile no job is handed over."""
+        self._changes_under_way += 1
+        try:
+            yield
+        finally:
+            self._changes_under_way -= 1
+
+    def take_back(self, job_ids: Collection[int]) -> None:
+        """Ask for these jobs: each is queued in a later step, unless it has begun."""
+        lives = [self._transitions.live[job_id] for job_id in job_ids if job_id in self._transitions.live]
+        wanted = [each.attempt for each in lives if each.attempt.key not in self._asked_back]
+        self._asked_back.update(attempt.key for attempt in wanted)
+        self._engines.withdraw(wanted)
+
+    def _take_back_stopped(self) -> None:
+        """Ask for the jobs that wait at a site while they may not start: the queue or their workspace was stopped."""
+        is_paused, stopped = bool(self._store.setting("paused")), self._store.stopped_tags()
+        if is_paused or stopped:
+            waiting = self.waiting_there()
+            self.take_back([each.job.id for each in waiting if is_paused or each.job.spec.tag in stopped])
 
     def verdict(self, live: Live, ended: Ended, now: float) -> Verdict | None:
         """Return the verdict on an end for which an engine has its own rules, or None for the general rules."""
@@ -78,9 +125,7 @@ class ClusterDispatch:
         if not attempt.engine or attempt.stopping is not None:
             return None
         if kind is OutcomeKind.NEVER_STARTED:
-            why = f"{attempt.engine} refused it: {ended.outcome.reason}"
-            self.delay_lane(job, why, now)
-            return Verdict(event=JobEvent.REQUEUE, text=why)
+            return self._after_no_start(live, ended, now)
         if kind is OutcomeKind.LOST:
             outcomes = [each.outcome for each in self._store.attempts(job.id)]
             lost_before = [each for each in outcomes if each is not None and each.kind is OutcomeKind.LOST]
@@ -92,6 +137,28 @@ class ClusterDispatch:
             text = f"took far longer than ever before, and {attempt.engine} ended it; runs again without a time limit"
             return Verdict(event=JobEvent.RETRY, text=text)
         return None
+
+    def _after_no_start(self, live: Live, ended: Ended, now: float) -> Verdict:
+        attempt, why = live.attempt, ended.outcome.reason or ""
+        if attempt.key in self._asked_back:
+            self._given_back.add(attempt.key)
+            return Verdict(event=JobEvent.REQUEUE, text=f"taken back from {attempt.engine}", keeps_place=True)
+        if ended.node is not None:
+            self._bad_nodes[attempt.engine, ended.node] = (why, now)
+        text = (
+            f"{attempt.engine} refused it: {why}" if ended.node is None else f"{why}; queued again without {ended.node}"
+        )
+        self.delay_lane(live.job, text, now)
+        return Verdict(event=JobEvent.REQUEUE, text=text, keeps_place=ended.node is not None)
+
+    def notices(self, now: float) -> list[str]:
+        """Name the nodes that could not start jobs."""
+        return [
+            f"{engine}: {why}; {node} gets no jobs for {format_duration(LEAVE_OUT_S)}"
+            f" (`gpuyard doctor --engine {engine}` checks all nodes)"
+            for (engine, node), (why, at) in self._bad_nodes.items()
+            if now < at + LEAVE_OUT_S
+        ]
 
     def delay_lane(self, job: Job, why: str, now: float) -> None:
         """Offer no job of this lane for a while, as the engine refused one or could not prepare it."""
@@ -120,9 +187,15 @@ class ClusterDispatch:
         """Return the plan for lanes of cluster engines. `closed` are reasons why no job at all may start; lane `about`
         is always considered."""
         names = {queue.lane.engine for queue in queues}
-        live: dict[str, int] = {}
+        live, started = Counter[str](), Counter[str]()
+        buffered: dict[str, dict[int, int]] = {}
         for each in self._transitions.live.values():
-            live[each.attempt.engine] = live.get(each.attempt.engine, 0) + 1
+            job, engine = each.job, each.attempt.engine
+            live[engine] += 1
+            if each.attempt.started is not None:
+                started[engine] += 1
+            elif engine:
+                buffered.setdefault(engine, {})[job.group or -job.id] = job.priority  # an array counts as one
         return plan_dispatch(
             DispatchView(
                 now=now,
@@ -130,9 +203,11 @@ class ClusterDispatch:
                 offers={name: self._engines.offer_of(name) for name in names},
                 live=live,
                 terms=self.terms,
+                buffered={name: tuple(priorities.values()) for name, priorities in buffered.items()},
+                started=started,
                 running=list_running(self._transitions.live),
                 used=self._transitions.used(now),
-                shut=tuple(closed),
+                shut=(*closed, *([_BEING_CHANGED] if self._changes_under_way else [])),
                 stopped=self._store.stopped_tags(),
                 tags=rules.limits.tags,
                 refused={lane_id: reason for lane_id, (reason, until, _) in self._delayed.items() if now < until},
@@ -221,5 +296,5 @@ def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, n
         return replace(attempt, phase=replace(attempt.started, place=place))
     earliest = attempt.since - (0.0 if attempt.started is None else _CLOCK_ERROR_S)
     limit, started_at = job.spec.time_limit_s, min(now, max(earliest, at or now))
-    stop_at = None if limit is None else started_at + limit
+    stop_at = None if limit is None else started_at + limit + attempt.suspended_s
     return replace(attempt, phase=Started(at=started_at, place=place), stop_at=stop_at)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.start_time import read_start_time
 from gpuyard.control.transitions import JobTransitions
+from gpuyard.control.user_requests import refuse_pending
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import WAITING, JobEvent, JobState
 from gpuyard.core.job.resubmit import edited
@@ -41,6 +42,7 @@ class JobEditor:
     def edit(self, job: Job, now: float) -> None:
         if not self._options:
             raise UserError("no option is given to change")
+        refuse_pending(job)
         if job.state not in WAITING:
             raise UserError(f"it is {job.state}: only waiting jobs can be edited; `gpuyard resubmit` makes a new one")
         spec_id, submission = self._edited(job)

@@ -122,6 +122,11 @@ class EngineSet:
         """Signal the processes of attempts on this machine that handle the signal; None while that is under way."""
         return self._local.warn_each(attempts, signum)
 
+    def withdraw(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            with contextlib.suppress(EnvironmentFault):  # the engine cannot be opened now, and its attempts wait for it
+                self._engine(attempt.engine).withdraw(attempt)
+
     def site_changes(self) -> list[SiteStatus]:
         return self._in_queue_time(self._ask_clusters(lambda engine: engine.site_changes()))
 

@@ -323,7 +323,8 @@ class SuspendControl:
 
 
 def _waits_for_memory(live: Live) -> bool:
-    return live.job.state is JobState.SUSPENDED and live.attempt.parked is not SuspendedBy.BY_PERSON
+    is_left_to_others = live.attempt.parked in (SuspendedBy.BY_PERSON, SuspendedBy.BY_SITE)
+    return live.job.state is JobState.SUSPENDED and not is_left_to_others
 
 
 def resume_need(live: Live, left_mb: Mapping[str, float]) -> Need:

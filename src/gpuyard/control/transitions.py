@@ -146,6 +146,17 @@ class JobTransitions:
                 self._publish(PublishedEventKind.STARTED, job, attempt.since, attempt)
         self.live[job.id] = Live(job=job, attempt=attempt)
 
+    def follow_suspension(self, job_id: int, now: float, *, is_suspended: bool) -> None:
+        """Record that its site has suspended or resumed a job. One that is asked to stop goes on stopping."""
+        live = self.live[job_id]
+        if is_suspended and live.job.state is JobState.RUNNING:
+            text = f"{live.attempt.engine} has suspended it"
+            self.suspend(job_id, SuspendedBy.BY_SITE, now, text)
+            self.move_suspension(job_id, JobEvent.MOVED_OUT, now, text)
+        elif not is_suspended and live.job.state is JobState.SUSPENDED:
+            self.move_suspension(job_id, JobEvent.RESUME, now, f"{live.attempt.engine} has resumed it")
+            self.move_suspension(job_id, JobEvent.CONTINUE, now)
+
     def stop(self, job_id: int, kind: OutcomeKind, now: float, why: str | None = None) -> None:
         """Record that the attempt is asked to stop, and when it will be killed. `why` replaces the text of `kind`."""
         live = self.live[job_id]

@@ -87,8 +87,7 @@ class UserRequests:
 
     def prioritise(self, job: Job, now: float, priority: int) -> None:
         _refuse_finished(job.state)
-        if job.state is JobState.PENDING:
-            raise UserError(f"{job.spec.engine} already has it, and keeps its own order")
+        refuse_pending(job)
         self._transitions.prioritise(job, priority, now)
 
     def cancel(self, job: Job, now: float) -> None:
@@ -101,9 +100,9 @@ class UserRequests:
             self._transitions.apply(job, JobEvent.CANCEL, now, CANCEL.reason)
 
     def hold(self, job: Job, now: float) -> None:
+        refuse_pending(job)
         if job.state in LIVE:
-            what = f"{job.spec.engine} already has it" if job.state is JobState.PENDING else "it has already started"
-            raise UserError(f"{what}: `gpuyard cancel` stops it")
+            raise UserError("it has already started: `gpuyard cancel` stops it")
         _refuse_finished(job.state)
         self._transitions.apply(job, JobEvent.HOLD, now, HOLD.reason)
 
@@ -138,13 +137,13 @@ class UserRequests:
 
     def suspend(self, job: Job, now: float, sample: Sample) -> None:
         self._controller.usage_tracker.note(sample, now)
+        if job.spec.engine:
+            raise UserError(f"it runs on {job.spec.engine}, and only local jobs can be suspended")
         if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):
             self._transitions.stay_suspended(job.id, now)
             return
         if job.state is not JobState.RUNNING:
             raise UserError(f"it is {job.state}: only running jobs can be suspended")
-        if job.spec.engine:
-            raise UserError(f"it runs on {job.spec.engine}, and only local jobs can be suspended")
         why_not = self._controller.suspend_control.refusal(
             self._transitions.live[job.id], sample, self._controller.rules
         )
@@ -155,6 +154,8 @@ class UserRequests:
     def resume(self, job: Job, now: float) -> None:
         if job.state not in (JobState.SUSPENDED, JobState.SUSPENDING):
             raise UserError(f"it is {job.state}, not suspended")
+        if job.spec.engine:
+            raise UserError(f"{job.spec.engine} has suspended it, and resumes it")
         self._transitions.resume_when_memory_is_free(job.id, now)
 
     def change(
@@ -409,6 +410,12 @@ def _lacking_text(names: Sequence[str]) -> str:
         f"the values of secret variables were deleted, and this job lacks {', '.join(names)}: set them in a shell and "
         "run `gpuyard retry` or `release` there, or add --allow-missing"
     )
+
+
+def refuse_pending(job: Job) -> None:
+    """Refuse a job that its site has not given back in time (`SchedulerLoop.take_back`)."""
+    if job.state is JobState.PENDING:
+        raise UserError(f"it waits at {job.spec.engine}, which has not given it back yet: try again in a moment")
 
 
 def _refuse_finished(state: JobState) -> None:

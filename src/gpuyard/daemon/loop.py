@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
 from msgspec.structs import replace
@@ -51,6 +51,8 @@ _LONG_STEP_S, _FOR_OTHERS_S = 0.01, 0.002
 _PIECE_PAUSE_S = 0.001
 # A keeper reports within some 10 ms what it has begun by itself; on a machine that does more than it can, later.
 _KEEPER_ANSWERS_S, _LOOK_AGAIN_S = 2.0, 0.002
+# For the clusters where jobs wait that are to be changed.
+_SITE_ANSWERS_S, _ASK_SITE_AGAIN_S = 10.0, 0.02
 
 
 class SchedulerLoop:
@@ -180,6 +182,16 @@ class SchedulerLoop:
             self.wake()
             await asyncio.sleep(_LOOK_AGAIN_S)
 
+    async def take_back(self, job_ids: Collection[int]) -> None:
+        """Wait until these jobs, which wait at a cluster, are queued here or have begun. A cluster that does not answer
+        is not waited for any longer."""
+        until = self._loop.time() + _SITE_ANSWERS_S
+        dispatch, left = self.controller.cluster_dispatch, set(job_ids)
+        dispatch.take_back(left)
+        while left and self._loop.time() < until:
+            await asyncio.sleep(_ASK_SITE_AGAIN_S)
+            left &= {each.job.id for each in dispatch.waiting_there()}
+
     def fail(self, error: StoreFault) -> None:
         """End the daemon because its database is damaged, which the next daemon sets aside, or its folder is gone."""
         if not self.fatal_fault.done():
@@ -202,7 +214,8 @@ class SchedulerLoop:
         drains = (drain_notice(each, labels.get(each.device_id, each.device_id)) for each in self.ledger.read_drains())
         disks = self.controller.disk_gate.notices(self.controller.rules.min_free_disk_mb)
         pauses = (*self.controller.start_pauses.notices(), *disks)
-        return [*self.notices, *now, *drains, *more, *pauses, *self._engine.problems()]
+        nodes = self.controller.cluster_dispatch.notices(self.clock.now())
+        return [*self.notices, *now, *drains, *more, *pauses, *nodes, *self._engine.problems()]
 
     @property
     def home_problem(self) -> str | None:

@@ -24,6 +24,7 @@ from gpuyard.system.user_directories import shared_directory, state_directory
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from gpuyard.engines.cluster.node_check import NodeCheck
     from gpuyard.engines.cluster.ray_site import RaySite
     from gpuyard.engines.cluster.slurm_site import SlurmSite
 
@@ -114,6 +115,16 @@ def site_to_ask(name: str) -> "SlurmSite | RaySite | None":
     if name not in _OWN or (name == "slurm" and shutil.which("sbatch") is None):
         return None
     return _open_site(name, load_config(), WITHIN_S)
+
+
+def check_cluster_nodes(name: str, queue: Path, cwd: str) -> "list[NodeCheck]":
+    """Run one job on every node of Slurm or Ray, and return what is wrong there."""
+    from gpuyard.engines.cluster.node_check import WITHIN_S, check_nodes
+
+    config = load_config()
+    cluster: ClusterConfig = config.slurm if name == "slurm" else config.ray
+    limit_s = 2 * WITHIN_S if name == "slurm" else None
+    return check_nodes(partial(_open_site, name, config, limit_s), _folder(queue, cluster), cwd, cluster.card_mb)
 
 
 def _load(name: str) -> Opener:

@@ -43,8 +43,8 @@ class KeptFiles(Struct, frozen=True, kw_only=True):
 
 
 class DaemonStatus(QueueState, frozen=True, kw_only=True):
-    """`managed`: a service manager or a terminal runs the daemon in the foreground. `under_way` counts live jobs,
-    without those that a user suspended; `viewers` the open event streams. `step_us` is the duration of the last
+    """`managed`: a service manager or a terminal runs the daemon in the foreground. `under_way` counts jobs that have
+    begun, without those that a user suspended; `viewers` the open event streams. `step_us` is the duration of the last
     scheduling step in microseconds."""
 
     pid: int
@@ -61,7 +61,7 @@ class DaemonStatus(QueueState, frozen=True, kw_only=True):
 
 
 class PauseResult(QueueState, frozen=True, kw_only=True):
-    """`running` counts live jobs, without those that a user suspended."""
+    """`running` counts jobs that have begun, without those that a user suspended."""
 
     running: int
 

@@ -1,7 +1,8 @@
 """Find rows of the queue's database that cannot be read, and set them aside: all other jobs go on.
 
 Readers of rows do not check them. Where one fails, the daemon calls `set_aside`, which reads every row of every table
-as its readers do. It replaces what cannot be read by a value that can, or deletes the row, in one transaction.
+as its readers do. In one transaction it replaces what cannot be read of a job, an attempt, a spec or a submission, and
+deletes such a row of any other table.
 
 Rules:
 - The row as it was is kept in a file that only this user can read, and is shown nowhere: it may hold an environment.
@@ -15,8 +16,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -47,21 +49,19 @@ _MOST_NAMED = 5
 # Mending one row may show that another one does not fit: a job whose live attempt is lost.
 _ROUNDS = 3
 _TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
-# Columns that only people read: what can be read of them stays, and their jobs go on.
-_SHOWN = {"jobs": {"reason", "command", "name"}, "events": {"kind", "text"}, "specs": {"command"}}
+_STATES = frozenset(map(str, JobState))
 _LOST = json.dumps({"kind": "lost", "reason": "its record in queue.db could not be read"})
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "jobs": {"details": json.dumps({"command": UNREADABLE}), "user": "", "tag": "", "failures": 0, "priority": 0},
-    "attempts": {"keeper_pid": 0, "suspended_s": 0.0, "engine": ""},
-    "submissions": {"is_complete": 1},
-    "specs": {"command": " ".join(UNREADABLE)},
-}
-# In these tables a row without these columns is of no use.
-_NEEDED = {"events": {"job", "at"}, "submissions": {"first_id", "last_id"}, "attempts": {"job", "number"}}
-_MENDED = frozenset({"jobs", "attempts", "specs", "events", "submissions"})
-# Tables before those that are mended with their help.
-_ORDER = ("settings", "specs", "secrets", "submissions", "attempts", "jobs")
-T = TypeVar("T")
+# Tables whose rows are mended, after those that they refer to; rows of others are deleted. All columns that are not in
+# _DEFAULTS become NULL.
+_MENDED = ("submissions", "specs", "attempts", "jobs")
+# Without these columns, a row is deleted all the same.
+_NEEDED = frozenset({"id", "job", "number", "first_id", "last_id"})
+_DEFAULTS: dict[str, Any] = {
+    "details": json.dumps({"command": UNREADABLE}), "user": "", "tag": "", "failures": 0, "priority": 0, "command": "",
+    "keeper_pid": 0, "suspended_s": 0.0, "engine": "", "is_complete": 1,
+}  # fmt: skip
+# Columns whose loss changes nothing of what a job does.
+_SHOWN = frozenset({"reason", "command", "name", "lane"})
 
 
 class _BadText(bytes):
@@ -74,17 +74,16 @@ class _Row(NamedTuple):
     table: str
     key: dict[str, Any]
     values: dict[str, Any]
-    bad: tuple[str, ...]
-
-    @property
-    def job(self) -> int | None:
-        job = self.values.get("id" if self.table == "jobs" else "job")
-        return job if isinstance(job, int) else None
+    bad: frozenset[str]
 
     @property
     def text(self) -> str:
         number = next((each for each in self.key.values() if isinstance(each, int)), "")
-        return f"{self.table} {number}".rstrip() + f" ({', '.join(self.bad)})"
+        return f"{self.table} {number}".rstrip() + f" ({', '.join(sorted(self.bad))})"
+
+    def where(self) -> str:
+        marks = (f"{name} IS {_mark(value)}" for name, value in self.key.items())
+        return f"{self.table} {{}} WHERE {' AND '.join(marks)}"
 
 
 def may_be_a_row(error: Exception) -> bool:
@@ -106,6 +105,7 @@ def set_aside(connection: sqlite3.Connection, kept: str) -> list[str]:
     """Mend or delete all rows that cannot be read, after writing them to the file `kept`. Return what was done, for
     people; nothing if all rows can be read. Call it in a transaction."""
     connection.text_factory = _text
+    connection.execute("PRAGMA defer_foreign_keys = ON")
     named: list[str] = []
     notes: list[str] = []
     try:
@@ -135,8 +135,9 @@ def _find(connection: sqlite3.Connection) -> list[_Row]:
     names = [name for (name,) in tables if name not in {"counts", "group_counts"} and "sqlite_" not in name]
     found = [row for name in names for row in _find_in(connection, name)]
     if connection.execute("SELECT 1 FROM settings WHERE name = 'next_id'").fetchone() is None:
-        found.append(_Row("settings", {"name": "next_id"}, {}, ("value",)))
-    return sorted(found, key=lambda row: _ORDER.index(row.table) if row.table in _ORDER else len(_ORDER))
+        found.append(_Row("settings", {"name": "next_id"}, {}, frozenset({"value"})))
+    order = (*_MENDED, "spec_code")  # the code of a spec is read again when the spec can be
+    return sorted(found, key=lambda row: order.index(row.table) if row.table in order else -1)
 
 
 def _text(value: bytes) -> str | bytes:
@@ -146,61 +147,52 @@ def _text(value: bytes) -> str | bytes:
         return _BadText(value)
 
 
+def _mark(value: object) -> str:
+    return "CAST(? AS TEXT)" if isinstance(value, _BadText) else "?"
+
+
 def _find_in(connection: sqlite3.Connection, table: str) -> Iterator[_Row]:
     # A generated column is hidden.
     columns = [each[1:] for each in connection.execute(f"PRAGMA table_xinfo({table})").fetchall() if each[6] == 0]
-    names = [each[0] for each in columns]
-    wanted = [_TYPES[kind] if needed or key else (*_TYPES[kind], type(None)) for _, kind, needed, _, key, _ in columns]
+    wanted = {
+        name: _TYPES[kind] + (() if needed or key else (type(None),)) for name, kind, needed, _, key, _ in columns
+    }
     keys = [name for name, *_, key, _ in columns if key]
     specs, lanes = _ids(connection, "id FROM specs"), _ids(connection, "id FROM lanes")
     live = _ids(connection, "job FROM attempts WHERE ended_at IS NULL")
-    for row in connection.execute(f"SELECT {', '.join(names)} FROM {table}").fetchall():  # noqa: S608 - of the schema
-        values = dict(zip(names, row, strict=True))
-        bad = {name for name, value, types in zip(names, row, wanted, strict=True) if not isinstance(value, types)}
-        bad |= {name for name, check in _CHECKS.get(table, {}).items() if name not in bad and not check(values)}
+    for row in connection.execute(f"SELECT {', '.join(wanted)} FROM {table}").fetchall():  # noqa: S608 - of the schema
+        values = dict(zip(wanted, row, strict=True))
+        bad = {
+            name
+            for name, value in values.items()
+            if not isinstance(value, wanted[name]) or not _can_read(table, name, value, values)
+        }
+        if not bad:
+            bad = {name for name, fits in _FITS.get(table, {}).items() if not fits(values)}
         if table == "jobs":
             bad |= {name for name, known in (("spec", specs), ("lane", lanes)) if values[name] not in known}
             bad |= {"state"} if (values["state"] in LIVE) != (values["id"] in live) else set()
         if bad:
-            yield _Row(table, {name: values[name] for name in keys}, values, tuple(sorted(bad)))
+            yield _Row(table, {name: values[name] for name in keys}, values, frozenset(bad))
 
 
 def _ids(connection: sqlite3.Connection, query: str) -> set[int]:
     return {number for (number,) in connection.execute(f"SELECT {query}")}
 
 
-def _can(read: Callable[[T], object], value: T) -> bool:
+def _can_read(table: str, column: str, value: Any, row: Mapping[str, Any]) -> bool:
+    name = f"{row['name']!s}.value" if (table, column) == ("settings", "value") else f"{table}.{column}"
+    read = _READERS.get(name)
     try:
-        read(value)
+        if read is not None and value is not None:
+            read(value)
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         return False
     return True
 
 
-def _json(column: str, kind: Any) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a check of a column that may be NULL, and holds JSON of this type."""
-
-    def read(text: str) -> object:
-        return msgspec.convert(json.loads(text), kind)
-
-    return lambda row: row[column] is None or _can(read, row[column])
-
-
-def _one_of(column: str, kind: Any) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda row: row[column] is None or _can(kind, row[column])
-
-
-def _is_due(row: Mapping[str, Any]) -> bool:
-    return row["state"] not in _STATES or (row["state"] == JobState.DELAYED) == (row["due_at"] is not None)
-
-
-def _is_ended(row: Mapping[str, Any]) -> bool:
-    return row["state"] not in _STATES or (row["state"] in FINISHED) == (row["ended_at"] is not None)
-
-
-def _is_setting(row: Mapping[str, Any]) -> bool:
-    kind = _SETTINGS.get(row["name"])
-    return kind is None or _can(lambda text: msgspec.convert(json.loads(text), kind), row["value"])
+def _json(kind: Any) -> Callable[[Any], object]:
+    return lambda text: msgspec.convert(json.loads(text), kind)
 
 
 class _Details(msgspec.Struct):
@@ -208,39 +200,28 @@ class _Details(msgspec.Struct):
     values: dict[str, str] | None = None
 
 
-_STATES = frozenset(map(str, JobState))
-_SETTINGS: dict[Any, Any] = {
-    "next_id": int, "generation": int, "stopped_tags": list[str], "asleep": tuple[str | None, float],
+# How columns are read that are more than a number or a text; of settings, their values.
+_READERS: dict[str, Callable[[Any], object]] = {
+    "next_id.value": int, "generation.value": int, "stopped_tags.value": _json(list[str]),
+    "asleep.value": _json(tuple[str | None, float]), "specs.body": row_codec.spec_from_text,
+    "secrets.body": _json(dict[str, str]), "lanes.body": lambda text: row_codec.lane_from_text(0, text),
+    "profiles.body": _json(Profile), "batches.body": _json(dict[str, Any]),
+    "dependencies.kind": ("ok", "any", "failed").index, "jobs.state": JobState,
+    "jobs.details": _json(_Details), "jobs.outcome": _json(Outcome),
+    "jobs.growth": _json(Growth), "attempts.outcome": _json(Outcome), "attempts.lack": _json(MemoryLack),
+    "attempts.request": _json(SiteRequest), "attempts.usage": _json(Usage), "attempts.stopping": OutcomeKind,
+    "attempts.parked": SuspendedBy, "attempts.cpus": lambda text: list(map(int, text.split())),
 }  # fmt: skip
-# Each gets a row, and returns whether the column can be read. Columns with a wrong type are not checked.
-_CHECKS: dict[str, dict[str, Callable[[Mapping[str, Any]], bool]]] = {
-    "settings": {"value": _is_setting},
-    "specs": {"body": lambda row: _can(row_codec.spec_from_text, row["body"])},
-    "secrets": {"body": _json("body", dict[str, str])},
-    "lanes": {"body": lambda row: _can(lambda text: row_codec.lane_from_text(0, text), row["body"])},
-    "profiles": {"body": _json("body", Profile)},
-    "batches": {"body": _json("body", dict[str, Any])},
-    "dependencies": {
-        "kind": lambda row: row["kind"] in {"ok", "any", "failed"},
-        "on_job": lambda row: isinstance(row["job"], int) and row["on_job"] < row["job"],
-    },
+# What holds between columns that can be read.
+_FITS: dict[str, dict[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "dependencies": {"on_job": lambda row: bool(row["on_job"] < row["job"])},
     "jobs": {
-        "state": _one_of("state", JobState),
-        "due_at": _is_due,
-        "ended_at": _is_ended,
-        "details": _json("details", _Details),
-        "outcome": _json("outcome", Outcome),
-        "growth": _json("growth", Growth),
+        "due_at": lambda row: (row["state"] == JobState.DELAYED) == (row["due_at"] is not None),
+        "ended_at": lambda row: (row["state"] in FINISHED) == (row["ended_at"] is not None),
     },
     "attempts": {
         "handed_over_at": lambda row: (row["handed_over_at"] is None) == (row["started_at"] is not None),
-        "outcome": lambda row: _json("outcome", Outcome)(row) and (row["outcome"] is None) == (row["ended_at"] is None),
-        "lack": _json("lack", MemoryLack),
-        "request": _json("request", SiteRequest),
-        "usage": _json("usage", Usage),
-        "stopping": _one_of("stopping", OutcomeKind),
-        "parked": _one_of("parked", SuspendedBy),
-        "cpus": lambda row: _can(lambda text: [int(each) for each in (text or "").split()], row["cpus"]),
+        "outcome": lambda row: (row["outcome"] is None) == (row["ended_at"] is None),
     },
 }
 
@@ -254,7 +235,9 @@ def _keep(found: Sequence[_Row], path: str) -> None:
             for row in found:
                 names = row.key if row.table == "secrets" else row.values  # secrets are kept in no other place
                 values = {name: _shown(row.values.get(name)) for name in names}
-                file.write(json.dumps({"at": time.time(), "table": row.table, "bad": row.bad, "row": values}) + "\n")
+                file.write(
+                    json.dumps({"at": time.time(), "table": row.table, "bad": sorted(row.bad), "row": values}) + "\n"
+                )
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -269,7 +252,7 @@ def _shown(value: object) -> object:
 
 
 class _Mending:
-    """One mending. Tables are mended in the order in which they refer to each other."""
+    """One mending."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
@@ -281,124 +264,93 @@ class _Mending:
 
     def mend(self, found: Sequence[_Row]) -> list[str]:
         for row in found:
-            self._mend(row)
-        lanes = [row.key["id"] for row in found if row.table == "lanes"]
-        for lane in {*lanes, *(row.values["lane"] for row in found if row.table == "jobs" and "lane" in row.bad)}:
-            self._make_lanes_anew(lane)
-        for lane in lanes:
-            self._execute("DELETE FROM lanes WHERE id = ?", (lane,))
+            if row.table in _MENDED and not row.bad & _NEEDED:
+                self._update(row)
+            else:
+                self._delete(row)
+        self._make_lanes_anew()
         for job_id, names in sorted(self._lost.items()):
             self._note_loss(job_id, names)
         return self._notes
 
-    def _mend(self, row: _Row) -> None:
-        """Mend a row, or delete it."""
-        if row.table == "lanes":
-            return
-        if row.table not in _MENDED or _NEEDED.get(row.table, set()) & set(row.bad):
-            self._delete(row)
-        else:
-            self._update(row)
-        lost = set(row.bad) - _SHOWN.get(row.table, set())
-        if row.table == "specs" and lost:
-            self._lose_all("spec", row.key["id"], "command")
-        elif row.table in {"jobs", "dependencies"} and row.job is not None and lost - {"lane"}:
-            self._lost.setdefault(row.job, set()).update(lost - {"lane"})
-
     def _delete(self, row: _Row) -> None:
-        where = " AND ".join(f"{name} IS {_mark(value)}" for name, value in row.key.items())
-        self._execute(f"DELETE FROM {row.table} WHERE {where}", tuple(row.key.values()))  # noqa: S608 - of the schema
-        if row.table == "settings":
-            self._reset_setting(row.key["name"])
-        elif row.table == "submissions":
-            self._execute(
-                "UPDATE jobs SET group_id = NULL, group_limit = NULL WHERE group_id IS NOT NULL "
-                "AND group_id NOT IN (SELECT first_id FROM submissions)"
-            )
-        elif row.table == "secrets":
-            self._execute("INSERT OR IGNORE INTO dropped_secrets VALUES (?)", (row.key["spec"],))
-            self._lose_all("spec", row.key["spec"], "secret variables")
-        elif row.table == "spec_code":
-            with contextlib.suppress(ValueError, TypeError, msgspec.ValidationError):
-                self._store.specs.code.add(row.key["spec"], self._store.spec(row.key["spec"]).code)
-
-    def _reset_setting(self, name: Any) -> None:
-        if name == "next_id":
-            query = (
-                "INSERT INTO settings SELECT 'next_id', CAST(1 + max((SELECT coalesce(max(id), 0) FROM jobs), "
-                "(SELECT coalesce(max(last_id), 0) FROM submissions WHERE typeof(last_id) = 'integer')) AS TEXT)"
-            )
-            self._execute(query)
-        elif name == "stopped_tags":
+        self._execute(f"DELETE FROM {row.where().format('')}", (*row.key.values(),))  # noqa: S608 - of the schema
+        if row.key == {"name": "next_id"}:
+            last = "SELECT max(last_id) FROM submissions WHERE typeof(last_id) = 'integer'"
+            query = f"SELECT 1 + max(coalesce(max(id), 0), coalesce(({last}), 0)) FROM jobs"  # noqa: S608
+            self._execute("INSERT INTO settings VALUES ('next_id', ?)", (str(self._execute(query).fetchone()[0]),))
+        elif row.key == {"name": "stopped_tags"}:
             self._execute("INSERT OR REPLACE INTO settings VALUES ('paused', '1')")
             self._notes.append(
                 "which tags were stopped could not be read, so the queue is paused: stop them again with `gpuyard "
                 "workspace stop`, then `gpuyard unpause`"
             )
+        elif row.table == "submissions":
+            known = "SELECT first_id FROM submissions"
+            self._execute(f"UPDATE jobs SET group_id = NULL, group_limit = NULL WHERE group_id NOT IN ({known})")  # noqa: S608
+        elif row.table == "secrets":
+            self._execute("INSERT OR IGNORE INTO dropped_secrets VALUES (?)", (row.key["spec"],))
+            self._lose("spec", row.key["spec"], {"secret variables"})
+        elif row.table == "spec_code":
+            with contextlib.suppress(ValueError, TypeError):
+                self._store.specs.code.add(row.key["spec"], self._store.spec(row.key["spec"]).code)
+        elif row.table == "dependencies":
+            self._lose("id", row.values["job"], {"dependencies"})
 
     def _update(self, row: _Row) -> None:
-        new = {name: self._mended(row, name) for name in row.bad if (row.table, name) != ("jobs", "lane")}
-        if row.table == "jobs" and row.values["state"] in _STATES:
-            new["state"] = row.values["state"]  # whether it fits is seen when its attempts are mended
-        if row.table == "jobs":
-            new |= self._job_values({**row.values, **new}, row.bad)
+        new = {name: _DEFAULTS.get(name) for name in row.bad - {"lane"}}
+        if row.table == "specs":
+            if "body" in row.bad:
+                new["body"] = row_codec.spec_to_text(self._unreadable(row.key["id"]))
+                self._lose("spec", row.key["id"], {"command"})
+        elif row.table == "jobs":
+            new |= self._job_values({**row.values, **new}, row)
+            self._lose("id", row.key["id"], row.bad - _SHOWN)
         elif row.table == "attempts":
             new |= _attempt_values({**row.values, **new}, self._now)
         columns = ", ".join(f"{name} = ?" for name in new)
-        where = " AND ".join(f"{name} IS {_mark(value)}" for name, value in row.key.items())
-        query = f"UPDATE {row.table} SET {columns} WHERE {where}"  # noqa: S608 - names of the schema
-        self._execute(query, (*new.values(), *row.key.values()))
+        self._execute(f"UPDATE {row.where().format(f'SET {columns}')}", (*new.values(), *row.key.values()))
 
-    def _mended(self, row: _Row, name: str) -> Any:
-        if name in _SHOWN.get(row.table, ()) and isinstance(row.values[name], bytes):
-            return _shown(row.values[name])
-        if row.table == "specs" and name == "body":
-            return row_codec.spec_to_text(_unreadable_spec(*self._names(row.key["id"])))
-        return _DEFAULTS.get(row.table, {}).get(name)
+    def _unreadable(self, spec: int) -> JobSpec:
+        """Return a spec in place of one that cannot be read, with the name and the tag of its jobs."""
+        names = self._execute("SELECT name, tag FROM jobs WHERE spec = ? LIMIT 1", (spec,)).fetchone() or (None, "")
+        name, tag = (each if isinstance(each, str) else None for each in names)
+        return JobSpec(command=UNREADABLE, cwd="/", environment={}, need=Need(), name=name, tag=tag or "")
 
-    def _names(self, spec: int) -> tuple[str | None, str]:
-        """Return the name and the tag of the jobs with this spec, as far as they can be read."""
-        with contextlib.suppress(sqlite3.OperationalError):
-            for name, tag in self._execute("SELECT name, tag FROM jobs WHERE spec = ? LIMIT 1", (spec,)).fetchall():
-                return name if isinstance(name, str) else None, tag if isinstance(tag, str) else ""
-        return None, ""
-
-    def _job_values(self, job: dict[str, Any], bad: Sequence[str]) -> dict[str, Any]:
+    def _job_values(self, job: dict[str, Any], row: _Row) -> dict[str, Any]:
         """Return the columns that follow from others, so that the job is consistent."""
         new: dict[str, Any] = {}
-        if "spec" in bad:
-            new["spec"] = self._store.add_spec(_unreadable_spec(job["name"], job["tag"]))
-        if "submitted_at" in bad:
+        if "spec" in row.bad:
+            new["spec"] = self._store.add_spec(self._unreadable(row.values["spec"]))
+        if "submitted_at" in row.bad:
             new["submitted_at"] = self._now
-        if "attempts" in bad:
-            count = self._execute("SELECT max(number) FROM attempts WHERE job = ?", (job["id"],)).fetchone()[0]
-            new["attempts"] = count if isinstance(count, int) else 0
-        state = self._state(job)
+        if "attempts" in row.bad:
+            query = "SELECT max(number) FROM attempts WHERE job = ? AND typeof(number) = 'integer'"
+            new["attempts"] = self._execute(query, (job["id"],)).fetchone()[0] or 0
+        state = self._state({**job, "state": row.values["state"]})
         ended_at = (job["ended_at"] or self._now) if state in FINISHED else None
         due_at = (job["due_at"] or self._now) if state is JobState.DELAYED else None
         return {**new, "state": state, "due_at": due_at, "ended_at": ended_at}
 
     def _state(self, job: Mapping[str, Any]) -> JobState:
         """Return the state of the job, or the one that fits what is known of it."""
-        live = self._execute(
-            "SELECT typeof(started_at) FROM attempts WHERE job = ? AND ended_at IS NULL", (job["id"],)
-        ).fetchone()
+        query = "SELECT started_at IS NULL FROM attempts WHERE job = ? AND ended_at IS NULL"
+        live = self._execute(query, (job["id"],)).fetchone()
         if job["state"] in _STATES and (job["state"] in LIVE) == (live is not None):
             return JobState(job["state"])
         if live is not None:
-            return JobState.PENDING if live[0] == "null" else JobState.RUNNING
+            return JobState.PENDING if live[0] else JobState.RUNNING
         if job["ended_at"] is None:
             return JobState.HELD
         kind = json.loads(job["outcome"])["kind"] if job["outcome"] else None
         return JobState(kind) if kind in {JobState.SUCCEEDED, JobState.CANCELLED} else JobState.FAILED
 
-    def _make_lanes_anew(self, lane: Any) -> None:
-        """Put the jobs of a lane into lanes that are made from the jobs."""
+    def _make_lanes_anew(self) -> None:
+        """Put jobs without a lane into lanes that are made from the jobs."""
         known: dict[tuple[Any, ...], int] = {}
         alike = "spec, priority, user, group_id, group_limit, growth IS NULL"
-        number = lane if isinstance(lane, int) else 0
-        query = f"SELECT id, {alike} FROM jobs WHERE lane = ? OR lane NOT IN (SELECT id FROM lanes)"  # noqa: S608
-        for job_id, *key in self._execute(query, (number,)).fetchall():
+        query = f"SELECT id, {alike} FROM jobs WHERE lane NOT IN (SELECT id FROM lanes)"  # noqa: S608
+        for job_id, *key in self._execute(query).fetchall():
             if tuple(key) not in known and (job := self._store.job(job_id)) is not None:
                 new = row_codec.lane_of(job)
                 new = replace(new, sizes_each=new.sizes_each or bool(job.growth.count))
@@ -407,10 +359,11 @@ class _Mending:
 
     # What was lost
 
-    def _lose_all(self, column: str, number: Any, what: str) -> None:
-        query = f"SELECT id FROM jobs WHERE {column} = ? AND typeof(state) = 'text' AND ended_at IS NULL"  # noqa: S608
-        for (job_id,) in self._execute(query, (number,)).fetchall():
-            self._lost.setdefault(job_id, set()).add(what)
+    def _lose(self, column: str, number: Any, names: AbstractSet[str]) -> None:
+        """Note what was lost of the jobs with this value, if they have not ended."""
+        query = f"SELECT id FROM jobs WHERE {column} = ? AND ended_at IS NULL"  # noqa: S608
+        for (job_id,) in self._execute(query, (number,)).fetchall() if names else ():
+            self._lost.setdefault(job_id, set()).update(names)
 
     def _note_loss(self, job_id: int, names: set[str]) -> None:
         """Hold the job if it waits, and note the loss in its history."""
@@ -430,14 +383,6 @@ class _Mending:
         self._execute(query, (job_id, self._now, "held" if is_waiting else "damaged", lost))
 
 
-def _unreadable_spec(name: str | None, tag: str) -> JobSpec:
-    return JobSpec(command=UNREADABLE, cwd="/", environment={}, need=Need(), name=name, tag=tag)
-
-
-def _mark(value: object) -> str:
-    return "CAST(? AS TEXT)" if isinstance(value, _BadText) else "?"
-
-
 def _attempt_values(attempt: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Return the columns that make the attempt consistent."""
     started_at, handed_over_at = attempt["started_at"], attempt["handed_over_at"]
@@ -454,31 +399,19 @@ def _attempt_values(attempt: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 def _count_anew(connection: sqlite3.Connection) -> bool:
     """Count the jobs of each state and of each group anew; return whether the numbers were wrong."""
-    states = "SELECT state, count(*) FROM jobs GROUP BY state"
-    true = {**dict.fromkeys(map(str, JobState), 0), **_texts(connection.execute(states).fetchall())}
-    known = _texts(connection.execute("SELECT state, jobs FROM counts").fetchall())
-    groups = "SELECT group_id, state, count(*) FROM jobs WHERE group_id IS NOT NULL GROUP BY group_id, state"
-    counted = "SELECT group_id, state, jobs FROM group_counts WHERE jobs > 0"
-    no_time = "SELECT 1 FROM group_counts WHERE typeof(ended_at) IN ('text', 'blob') LIMIT 1"
-    is_wrong = set(connection.execute(groups).fetchall()) != set(connection.execute(counted).fetchall())
-    if is_wrong or connection.execute(no_time).fetchone() is not None:
-        connection.execute("DELETE FROM group_counts")
-        connection.execute(
-            "INSERT INTO group_counts SELECT group_id, state, count(*), max(ended_at) FROM jobs "
-            "WHERE group_id IS NOT NULL GROUP BY group_id, state"
-        )
-        is_wrong = True
-    if known == true:
+    execute = connection.execute
+    counted = dict(execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+    states = {(state, counted.get(state, 0)) for state in _STATES}
+    is_wrong = set(execute("SELECT state, jobs FROM counts").fetchall()) != states
+    if is_wrong:
+        execute("DELETE FROM counts")
+        connection.executemany("INSERT INTO counts VALUES (?, ?)", states)
+    groups = "FROM jobs WHERE group_id IS NOT NULL GROUP BY group_id, state"
+    true = execute(f"SELECT group_id, state, count(*), 0 {groups}").fetchall()
+    no_time = "typeof(ended_at) IN ('text', 'blob')"
+    known = execute(f"SELECT group_id, state, jobs, {no_time} FROM group_counts WHERE jobs IS NOT 0").fetchall()  # noqa: S608
+    if set(known) == set(true):
         return is_wrong
-    for state in JobState:
-        connection.execute("INSERT OR IGNORE INTO counts VALUES (?, 0)", (state,))
-        connection.execute("UPDATE counts SET jobs = ? WHERE state = ?", (true[state], state))
-    connection.execute("DELETE FROM counts WHERE state NOT IN (SELECT value FROM json_each(?))", (_ALL_STATES,))
+    execute("DELETE FROM group_counts")
+    execute(f"INSERT INTO group_counts SELECT group_id, state, count(*), max(ended_at) {groups}")
     return True
-
-
-_ALL_STATES = json.dumps(list(JobState))
-
-
-def _texts(rows: Sequence[tuple[Any, Any]]) -> dict[str, int]:
-    return {state: jobs for state, jobs in rows if isinstance(state, str)}

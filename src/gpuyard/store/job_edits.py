@@ -1,11 +1,11 @@
 """JobEdits: gives waiting jobs another spec. Jobs of a submission that had one spec share the new one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Job, JobSpec
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.lifecycle import WAITING, JobState
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
@@ -22,6 +22,15 @@ class JobEdits:
     def spec_of(self, job_id: int) -> int:
         """Return the number of the job's spec."""
         return int(self._db.value("SELECT spec FROM jobs WHERE id = ?", (job_id,)))
+
+    def one_of_each_spec(self, ranges: Iterable[tuple[int, int]]) -> Iterator[Job]:
+        """Yield a waiting job of each spec in these ranges of ids."""
+        waiting = ", ".join(f"'{state}'" for state in sorted(WAITING))
+        query = f"SELECT min(id) FROM jobs WHERE id BETWEEN ? AND ? AND state IN ({waiting}) GROUP BY spec"  # noqa: S608
+        for each in ranges:
+            for job_id in self._db.column(query, each):
+                if (job := self._store.job(job_id)) is not None:
+                    yield job
 
     def add_spec(self, spec: JobSpec) -> int:
         return self._store.add_spec(spec)

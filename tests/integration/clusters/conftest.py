@@ -23,21 +23,31 @@ def on_slurm(
     slurm: SlurmCluster, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch, unmeasured: None
 ) -> QueueUnderTest:
     """A queue that sends its jobs to the cluster by default."""
-    for name, value in slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    configure(own_queue.home, '[queue]\nengine = "slurm"\n[slurm]\npoll_s = 1\ngpu_memory = "24G"\nshard_mb = 1024\n')
-    own_queue.start()
-    return own_queue
+    return start_on_slurm(slurm, own_queue, monkeypatch, 'gpu_memory = "24G"\nshard_mb = 1024\n')
 
 
 @pytest.fixture
 def on_ray(ray_cluster: RayCluster, own_queue: QueueUnderTest, unmeasured: None) -> QueueUnderTest:
-    configure(
-        own_queue.home,
-        f'[queue]\nengine = "ray"\n[ray]\naddress = "{ray_cluster.address}"\npoll_s = 1\ngpu_memory = "24G"\n',
-    )
-    own_queue.start()
-    return own_queue
+    return start_on_ray(ray_cluster, own_queue)
+
+
+def start_on_slurm(
+    cluster: SlurmCluster, queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch, settings: str = ""
+) -> QueueUnderTest:
+    """Start a queue that sends its jobs to this Slurm, with further settings of `[slurm]`."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    configure(queue.home, f'[queue]\nengine = "slurm"\n[slurm]\npoll_s = 1\n{settings}')
+    queue.start()
+    return queue
+
+
+def start_on_ray(cluster: RayCluster, queue: QueueUnderTest) -> QueueUnderTest:
+    """Start a queue that sends its jobs to this Ray."""
+    address = f'[ray]\naddress = "{cluster.address}"\npoll_s = 1\ngpu_memory = "24G"\n'
+    configure(queue.home, f'[queue]\nengine = "ray"\n{address}')
+    queue.start()
+    return queue
 
 
 def configure(home: Path, text: str) -> None:

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
@@ -201,3 +202,68 @@ def learn_estimates_from_the_cluster(queue: QueueUnderTest, engine: str) -> None
     [learned] = [each for each in queue.get("/estimates")["estimates"] if each["kind"] == "command"]
     assert (learned["runs"], learned["measured_runs"]) == (2, 2)
     assert 5.0 <= learned["mean_s"] < 60.0
+
+
+def change_jobs_that_wait_there(queue: QueueUnderTest, folder: Path, gate: Path, **options: Any) -> list[int]:
+    """Jobs that wait at the site are held, edited and moved; they run once, as they were changed. `gate` frees the
+    site. Return the ids: of the job that was held, the edited one, and the moved one."""
+    jobs = [queue.shell(record_run(folder), **options) for _ in range(3)]
+    held, edited, moved = jobs
+    until(lambda: [queue.state(each) for each in jobs] == ["pending"] * 3, "all of them at the site")
+    for verb, job_id, body in (
+        ("hold", held, {}),
+        ("edit", edited, {"options": {"time-limit": "1h", "name": "later"}}),
+        ("priority", moved, {"priority": 7}),
+    ):
+        done = queue.post(f"/jobs/{verb}", ids=str(job_id), **body)
+        assert (done["changed"], done["unchanged"]) == (str(job_id), []), verb
+    assert (queue.state(held), queue.job(edited)["name"], queue.job(moved)["priority"]) == ("held", "later", 7)
+    gate.touch()
+    queue.wait(f"{edited} {moved}")
+    assert (queue.state(held), runs_of(folder, held)) == ("held", 0)
+    queue.post("/jobs/release", ids=str(held))
+    queue.wait()
+    assert [(queue.state(each), runs_of(folder, each), queue.job(each)["attempt"]) for each in jobs] == [
+        ("succeeded", 1, 1)
+    ] * 3
+    return jobs
+
+
+def pause_while_jobs_wait_there(queue: QueueUnderTest, folder: Path, gate: Path, **options: Any) -> None:
+    """A paused queue starts no job that waits at the site, and counts none of them as running."""
+    running = queue.counts().get("running", 0)
+    first = queue.shell(record_run(folder), array="0-4", **options)
+    until(lambda: queue.counts().get("pending") == 5, "the array at the site")
+    paused = run("pause")
+    assert paused.stdout == f"paused: {running} still running. `gpuyard unpause` starts jobs again\n"
+    assert queue.counts() == ({"running": running} if running else {}) | {"queued": 5}
+    gate.touch()
+    until(lambda: not queue.counts().get("running"), "the end of all that ran")
+    assert queue.counts().get("queued") == 5
+    queue.post("/unpause")
+    queue.wait()
+    assert [runs_of(folder, first + index) for index in range(5)] == [1] * 5
+
+
+def take_jobs_back_as_they_begin(queue: QueueUnderTest, folder: Path, count: int) -> None:
+    """While short jobs begin, they are held, moved, paused and let go again, and the daemon is killed: each runs
+    once."""
+    first = queue.shell(f"{record_run(folder)} sleep 0.2", array=f"0-{count - 1}", gpus=0)
+    others = [queue.shell(f"{record_run(folder)} sleep 0.2", gpus=0) for _ in range(count)]
+    jobs = [*range(first, first + count), *others]
+    turn = 0
+    while not set(queue.counts()) <= {"succeeded"}:
+        turn += 1
+        assert turn < 200, queue.counts()
+        if turn % 3 == 0 and turn < 12:
+            queue.post("/jobs/priority", ids="all", priority=turn)
+        elif turn % 3 == 1 and turn < 12:
+            queue.post("/jobs/hold", ids="all")
+            queue.post("/jobs/release", ids="all")
+        elif turn < 12:
+            queue.post("/pause")
+            if turn == 5:
+                queue.restart()
+            queue.post("/unpause")
+        until(lambda: queue.counts().get("running") or set(queue.counts()) <= {"succeeded"}, "a job that begins")
+    assert [(runs_of(folder, each), queue.job(each)["attempt"]) for each in jobs] == [(1, 1)] * len(jobs)

@@ -1,8 +1,12 @@
 """The summary on the page: causes of failures, and a button that retries exactly the jobs that it shows."""
 
+import re
+from pathlib import Path
+
 import pytest
 from playwright.sync_api import Request, expect
 
+from tests.fakes.queue_command import run
 from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.usefixtures("unmeasured")]
@@ -76,3 +80,23 @@ def test_a_hidden_summary_stays_hidden_until_another_job_fails(shown: Shown) -> 
     expect(banner).to_be_hidden()
     fail(shown, "KeyError: 1", 1)
     expect(banner).to_be_visible()
+
+
+def test_results_that_cannot_be_brought_back_are_named_until_they_are(
+    shown: Shown,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUYARD_HOME", str(shown.queue.home))
+    page = shown.at()
+    script = "rm -f runs; mkdir runs; echo r > runs/model.pt"
+    submitted = run("submit", "--gpus", "0", "--snapshot", "--", "/bin/sh", "-c", script)
+    assert submitted.returncode == 0, submitted.stderr
+    lines = page.locator(".summary .warnings li")
+    expect(lines).to_have_text([re.compile(f"cannot be brought back: {tmp_path}/runs/model.pt: Not a directory")])
+    expect(page.locator(".summary")).to_have_attribute("data-tone", "bad")
+    (tmp_path / "runs").unlink()
+    assert run("clean").returncode == 0
+    expect(lines).to_have_count(0)

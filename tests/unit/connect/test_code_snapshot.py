@@ -2,7 +2,6 @@
 
 import os
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,17 @@ from gpuyard.connect.code_snapshot import SnapshotLimits, take_snapshot
 from gpuyard.connect.git_folder import read_commit, work_tree
 from gpuyard.connect.submitted_code import code_of
 from gpuyard.errors import EnvironmentFault, UserError
+from tests.git_tree import git, make_work_tree
 
 LIMITS = SnapshotLimits(most_mb=1.0, keep_free_mb=0.0)
-
-
-def git(tree: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "protocol.file.allow=always"]
-    return subprocess.run([*command, *arguments], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A Git work tree with tracked, new and ignored files."""
-    root = tmp_path / "project"
-    (root / "package").mkdir(parents=True)
-    git(root, "init", "--quiet")
-    (root / "train.py").write_text("print('one')\n")
-    (root / "package" / "model.py").write_text("x = 1\n")
-    (root / ".gitignore").write_text("data/\n*.secret\n__pycache__\n")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "--message", "first")
+    ignored = "data/\n*.secret\n__pycache__\n"
+    files = {"train.py": "print('one')\n", "package/model.py": "x = 1\n", ".gitignore": ignored}
+    root = make_work_tree(tmp_path / "project", files)
     (root / "new.py").write_text("new\n")
     (root / "data").mkdir()
     (root / "data" / "set.bin").write_text("data")
@@ -93,12 +83,7 @@ def test_links_are_never_followed_out_of_the_tree(tree: Path, folder: Path, tmp_
 
 
 def test_files_of_submodules_and_of_work_trees_within_are_copied(tree: Path, folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "library"
-    other.mkdir()
-    git(other, "init", "--quiet")
-    (other / "lib.py").write_text("lib\n")
-    git(other, "add", ".")
-    git(other, "commit", "--quiet", "--message", "lib")
+    other = make_work_tree(tmp_path / "library", {"lib.py": "lib\n"})
     git(tree, "submodule", "--quiet", "add", str(other), "library")
     (tree / "library" / "edited.py").write_text("edited\n")
     git(tree, "clone", "--quiet", str(other), "untracked")

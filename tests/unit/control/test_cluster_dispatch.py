@@ -208,6 +208,30 @@ def test_a_running_job_does_not_become_pending_and_keeps_its_name_at_the_site(qu
     assert (queue.attempt(job_id).place, queue.attempt(job_id).site_id) == ("n4", "77")
 
 
+def test_a_job_that_its_site_suspends_is_suspended_and_its_time_limit_waits(queue: QueueUnderTest) -> None:
+    job_id = queue.submit("train", time_limit="100s")
+    queue.step()
+    began = queue.world.now
+    queue.report(job_id, place="n3", at=began)
+    queue.report(job_id, place="n3", at=began, is_suspended=True)
+    assert (queue.job(job_id).state, queue.job(job_id).reason) == (JobState.SUSPENDED, "yonder has suspended it")
+    for _ in range(2):  # also if it is reported again
+        queue.step(after_s=150.0)
+        queue.report(job_id, place="n3", at=began, is_suspended=True)
+        assert (queue.job(job_id).state, queue.engine.signals) == (JobState.SUSPENDED, [])
+    queue.report(job_id, place="n3", at=began)  # the site was not asked yet
+    assert queue.job(job_id).state is JobState.SUSPENDED
+    queue.report(job_id, place="n3", at=began, is_suspended=False)
+    queue.report(job_id, place="n4", at=began, is_suspended=False)
+    attempt = queue.attempt(job_id)
+    assert (queue.job(job_id).state, queue.job(job_id).reason) == (JobState.RUNNING, None)
+    assert attempt.ran_s(queue.world.now) < 10.0
+    queue.step(after_s=90.0)
+    assert queue.job(job_id).state is JobState.RUNNING
+    queue.step(after_s=20.0)
+    assert queue.job(job_id).state is JobState.STOPPING
+
+
 def test_a_report_about_an_earlier_attempt_changes_nothing(queue: QueueUnderTest) -> None:
     job_id = queue.submit("train", retries="1")
     queue.step()

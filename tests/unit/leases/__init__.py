@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,6 +20,12 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become anot
 # A fork server: each process starts in milliseconds, and none inherits a thread of the test run.
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([__name__, "psutil", "gpuyard.wait_for_devices", "gpuyard.probes.simulated_devices"])
+
+
+def start_fork_server() -> None:
+    """Start the fork server before a test replaces functions that its start calls, such as `tempfile.mkdtemp`: its lock
+    is held then, and a replacement that starts a child would wait for it for ever."""
+    forkserver.ensure_running()
 
 
 class Child:

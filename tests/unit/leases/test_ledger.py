@@ -1,7 +1,6 @@
 import contextlib
 import os
 import resource
-import shutil
 import subprocess
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.system import owner_locks
 from gpuyard.system.process_identity import this_process, user_name
+from tests.small_disk import mounted_disk
 from tests.unit.leases import DEADLINE_S, ME, as_root, child, nothing, take, wait_for_message
 
 A_RECORD = b'{"holder": {"uid": 0, "user": "root", "pid": 1}, "shares": [{"device_id": "G0"}]}'
@@ -271,15 +271,8 @@ def test_a_process_without_descriptors_does_not_take_held_devices_for_free(ledge
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32k,nr_inodes=8", "none", str(place)]
-    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no small disk can be mounted here")
-    try:
+    with mounted_disk(tmp_path / "disk", "size=32k,nr_inodes=8") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @as_root

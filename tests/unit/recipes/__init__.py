@@ -6,9 +6,8 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -91,18 +90,6 @@ def another_file_system(folder: Path) -> Path | None:
     places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
     device = folder.stat().st_dev
     return next((place for place in places if os.access(place, os.W_OK) and place.stat().st_dev != device), None)
-
-
-@contextlib.contextmanager
-def mounted(folder: Path, options: str) -> Iterator[Path]:
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no disk can be mounted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def rename_within_folders_only(source: str | Path, target: str | Path) -> None:

@@ -3,9 +3,11 @@
 - An engine that reports its free resources (Ray) gets only what fits: its own queue knows no priorities, so the queue
   order is kept here. The first job that does not fit blocks all later jobs for the same engine, unless no node of the
   engine is large enough for it.
-- An engine with its own queue (Slurm) gets every job, up to its limit of jobs. An array with a limit is handed over
-  whole, in one submission that keeps the limit there, so that its jobs gain age in the engine's queue. While any of its
-  jobs are there, others of it follow one by one, as the limit allows.
+- An engine with its own queue (Slurm) gets a buffer, up to its limit of jobs: as many wait there as twice what runs
+  there, and at least 16. The others wait here, where their order can change. An array is handed over whole, so that its
+  jobs gain age in the engine's queue, and counts as one. A job is never kept back by jobs of lower priority.
+- An array with a limit is one submission that keeps the limit there. While any of its jobs are there, others of it
+  follow one by one, as the limit allows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +33,8 @@ from gpuyard.core.units import format_size
 
 # If a step reaches this limit, the next step follows at once.
 MAX_STARTS_PER_STEP = 2000
+# Jobs and arrays that wait at an engine with its own queue: for each one that runs there, and at least.
+_BUFFER_PER_RUNNING, _LEAST_BUFFER = 2, 16
 _ROUNDING = 1e-6
 
 
@@ -42,6 +46,9 @@ class DispatchView(Struct, frozen=True, kw_only=True):
     offers: Mapping[str, Offer]
     live: Mapping[str, int]  # number of live attempts of each engine
     terms: Callable[[int], ClusterTerms]  # called only for jobs that may start
+    # Of each engine: the priorities of the jobs that wait there, one for each array, and the number of those that run.
+    buffered: Mapping[str, Sequence[int]] = {}
+    started: Mapping[str, int] = {}
     running: Sequence[RunningJob] = ()  # all live attempts, here and on other machines
     used: Mapping[Party, float] = {}
     shut: tuple[Reason, ...] = ()
@@ -60,6 +67,7 @@ class _Dispatcher:
         self._view = view
         self._counts = RunningCounts(view.running)
         self._live = dict(view.live)
+        self._buffered = {name: list(priorities) for name, priorities in view.buffered.items()}
         self._free = {name: offer.free for name, offer in view.offers.items()}
         self._full: dict[str, Reason] = {}
         self._starts: list[Start] = []
@@ -86,7 +94,8 @@ class _Dispatcher:
         need, refusal = lane.need, self._refuse(lane)
         if not refusal:
             terms = self._view.terms(candidate.job_id)
-            need, refusal = terms.need, self._refuse_apart(lane, terms) or self._take(lane, candidate, terms)
+            need, refusal = terms.need, self._refuse_apart(lane, terms) or self._refuse_buffered(lane, terms)
+            refusal = refusal or self._take(lane, candidate, terms)
             if not refusal:
                 self._start(lane, candidate, terms)
                 return
@@ -99,8 +108,10 @@ class _Dispatcher:
     def _start(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> None:
         self._line.advance(lane)
         self._note_array(lane, terms)
+        if not self._has_array(terms):
+            self._buffered.setdefault(lane.engine, []).append(lane.priority)
         self._live[lane.engine] = self._live.get(lane.engine, 0) + 1
-        self._counts.add(lane.tag, lane.group, lane.need.devices, takes_slot=False)
+        self._counts.add(lane.tag, terms.group, lane.need.devices, takes_slot=False)
         self._starts.append(Start(job_id=candidate.job_id, lane=lane, claim=Claim(shares=()), terms=terms))
 
     def _offer(self, lane: Lane) -> Offer:
@@ -122,6 +133,17 @@ class _Dispatcher:
         if most is not None and self._live.get(lane.engine, 0) >= most:
             return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", most),)
         return (self._full[lane.engine],) if lane.engine in self._full else ()
+
+    def _refuse_buffered(self, lane: Lane, terms: ClusterTerms) -> tuple[Reason, ...]:
+        if self._offer(lane).free is not None or self._has_array(terms):
+            return ()
+        ahead = sum(priority >= lane.priority for priority in self._buffered.get(lane.engine, ()))
+        if ahead < max(_LEAST_BUFFER, _BUFFER_PER_RUNNING * self._view.started.get(lane.engine, 0)):
+            return ()
+        return (Reason(ReasonKind.ENGINE_LIMIT, f"enough jobs wait at {lane.engine}: others follow as they start"),)
+
+    def _has_array(self, terms: ClusterTerms) -> bool:
+        return terms.group is not None and bool(self._counts.of_group(terms.group))
 
     def _note_array(self, lane: Lane, terms: ClusterTerms) -> None:
         """Count the job in the one submission of its array, which begins with it if the engine has no other job of the

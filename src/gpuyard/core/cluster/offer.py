@@ -14,6 +14,8 @@ from gpuyard.core.units import format_size
 # Ray counts GPUs with four decimal places.
 _PARTS = 10_000
 _ROUNDING = 1e-6
+# For how long a node gets no jobs after one could not start there.
+LEAVE_OUT_S = 600.0
 
 
 class Amount(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ _IN_ORDER = (
 # States that a line of progress names; a job that waits is one that it does not name.
 _NAMED = (
     (JobState.FAILED, "failed"), (JobState.REJECTED, "rejected"), (JobState.CANCELLED, "cancelled"),
-    (JobState.SUSPENDED, "suspended"), (JobState.HELD, "held"),
+    (JobState.SUSPENDED, "suspended"), (JobState.HELD, "held"), (JobState.PENDING, "pending"),
 )  # fmt: skip
 
 
@@ -24,9 +24,9 @@ def group_state(counts: Mapping[JobState, int]) -> JobState:
 
 def progress_text(counts: Mapping[JobState, int]) -> str:
     """Return a text such as `12/40 done, 2 failed, 4 running`. Done are jobs that have finished, also those that
-    failed."""
+    failed; pending ones wait at their site."""
     done = sum(count for state, count in counts.items() if state in FINISHED)
-    running = sum(count for state, count in counts.items() if state in LIVE and state is not JobState.SUSPENDED)
+    running = sum(count for state, count in counts.items() if state in LIVE - {JobState.SUSPENDED, JobState.PENDING})
     named = [f"{counts[state]:,} {word}" for state, word in _NAMED if counts.get(state)]
     if running:
         named.append(f"{running:,} running")

@@ -46,11 +46,13 @@ class OnPreempt(StrEnum):
 
 class SuspendedBy(StrEnum):
     """Why a job is suspended: a person asked for it, and it stays suspended until a person resumes it; or it was
-    preempted, or its GPU was about to run out of memory, and it continues as soon as there is enough free memory."""
+    preempted, or its GPU was about to run out of memory, and it continues as soon as there is enough free memory; or
+    its site did, and resumes it."""
 
     BY_PERSON = "by-person"
     FOR_ROOM = "for-room"
     MEMORY_GUARD = "memory-guard"
+    BY_SITE = "by-site"
 
 
 class RetryCause(StrEnum):

@@ -103,9 +103,10 @@ def message_of(occurrence: Occurrence, host: str) -> Message:
     if job is None:
         return Message(events=str(event), title=f"The queue is empty{at_host(host)}", body=plain(occurrence.text))
     name = f" ({plain(job.spec.name)})" if job.spec.name else ""
+    where = (occurrence.attempt.place if occurrence.attempt is not None else None) or job.spec.engine or host
     return Message(
         events=str(event),
-        title=f"Job {job.id}{name} {_what_happened(event, job)}{at_host(host)}",
+        title=f"Job {job.id}{name} {_what_happened(event, job)}{at_host(where)}",
         body="\n".join(_details(occurrence, job)),
         jobs=str(job.id),
         name=plain(job.spec.name or ""),

@@ -1,6 +1,7 @@
 """Routes that read and change jobs: those with given ids, or all that match."""
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
@@ -11,7 +12,7 @@ from gpuyard.control.user_requests import Act, Supply
 from gpuyard.core.cluster.export import pack
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, WAITING, JobState
-from gpuyard.core.job.selection import format_ids
+from gpuyard.core.job.selection import JobSelection, format_ids
 from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.daemon.api.codec import MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
@@ -47,7 +48,7 @@ class JobHandler:
         self._scheduler = scheduler
         self._code = code
         self._reader = reader
-        self._selection = SelectionReader(scheduler, reader)
+        self.selection = SelectionReader(scheduler, reader)
         self.folded = FoldedJobs(scheduler, reader)
 
     async def page(self, query: requests.JobsQuery) -> JobPage:
@@ -55,7 +56,7 @@ class JobHandler:
         is_whole = not query.ids and query.order == "queue" and read_filter(query) == JobFilter()
         if query.fold and is_whole and self._scheduler.queries.has_groups():
             return await self._folded_page(PageRange(offset=offset, count=limit), show_all=query.all)
-        ranges = tuple(await self._selection.find(query.ids)) if query.ids else None
+        ranges = tuple(await self.selection.find(query.ids)) if query.ids else None
         wanted = replace(read_filter(query), ranges=ranges)
         # The first matches are found at once, unless they are few among many finished jobs.
         finished = FINISHED & set(wanted.states)
@@ -130,7 +131,7 @@ class JobHandler:
         scheduler, store, queries = self._scheduler, self._scheduler.store, self._scheduler.queries
         ranges, states = [(1, queries.last_id())], sorted(WAITING)
         if query.ids:
-            ranges, states = await self._selection.ranges(query.ids), []
+            ranges, states = await self.selection.ranges(query.ids), []
         found = (queries.ids(max(first, query.after + 1), last, states or None) for first, last in ranges)
         ids = list(islice(chain.from_iterable(found), _EXPORT_PAGE + 1))
         jobs = [
@@ -146,28 +147,56 @@ class JobHandler:
         return await self.change(lambda job, now: self._scheduler.requests.suspend(job, now, sample), body)
 
     async def prioritise(self, body: requests.PriorityRequest) -> ChangeSummary:
-        return await self.change(lambda job, now: self._scheduler.requests.prioritise(job, now, body.priority), body)
+        return await self.change(
+            lambda job, now: self._scheduler.requests.prioritise(job, now, body.priority), body, takes_back=True
+        )
 
     async def retry(self, body: requests.RetryRequest) -> ChangeSummary:
         """Retry the jobs that are named one by one; of a larger selection only those that failed or were rejected,
         unless it says otherwise."""
         ask = self._scheduler.requests
         act = ask.retry_only if body.only else ask.retry
-        if body.all or (body.where is not None and body.where.state) or not self._selection.is_broad(body):
+        if body.all or (body.where is not None and body.where.state) or not self.selection.is_broad(body):
             return await self.change(act, body)
-        left = await self._selection.count_finished(body)
+        left = await self.selection.count_finished(body)
         result = await self.change(act, body, only=UNSUCCESSFUL)
         return replace(result, left_alone={state: count for state, count in left.items() if state not in UNSUCCESSFUL})
 
-    async def change(self, act: Act, body: requests.ChangeRequest, only: tuple[JobState, ...] = ()) -> ChangeSummary:
-        """Change the jobs that the body selects; those in other states than `only` stay as they are."""
+    async def change(
+        self, act: Act, body: requests.ChangeRequest, only: tuple[JobState, ...] = (), *, takes_back: bool = False
+    ) -> ChangeSummary:
+        """Change the jobs that the body selects; those in other states than `only` stay as they are. With `takes_back`,
+        those that wait at a cluster are taken back before, and can be changed as jobs that wait here."""
+        pieces = await self.selection.pieces(body, only)
+        with self._scheduler.controller.cluster_dispatch.during_change():
+            result = await self._change(act, body, await self._take_back(pieces) if takes_back else pieces)
+        self._scheduler.wake()
+        return result
+
+    async def _take_back(self, pieces: Sequence[JobSelection]) -> list[JobSelection]:
+        """Take back the selected jobs that wait at a cluster. Return the same selection: they are queued now."""
+        waiting = sorted(each.job.id for each in self._scheduler.controller.cluster_dispatch.waiting_there())
+        selected = [
+            job_id
+            for piece in (each for each in pieces if waiting and (not each.states or JobState.PENDING in each.states))
+            for first, last in piece.ranges
+            for job_id in waiting[bisect_left(waiting, first) : bisect_right(waiting, last)]
+        ]
+        await self._scheduler.take_back(selected)
+        if not selected:
+            return list(pieces)
+        return [
+            replace(each, states=(*each.states, JobState.QUEUED)) if JobState.PENDING in each.states else each
+            for each in pieces
+        ]
+
+    async def _change(self, act: Act, body: requests.ChangeRequest, pieces: Sequence[JobSelection]) -> ChangeSummary:
         ids: list[int] = []
         unchanged: list[UnchangedJob] = []
         revived: list[int] = []
         supply = None
         if isinstance(body, requests.RunAgainRequest):
             supply = Supply(values=body.environment, allow_missing=body.allow_missing)
-        pieces = await self._selection.pieces(body, only)
         for place, selection in enumerate(pieces, 1):
             is_last = place == len(pieces)
             change = self._scheduler.requests.change(selection, act, supply, is_last=is_last)
@@ -176,7 +205,6 @@ class JobHandler:
             unchanged += changed.unchanged
             revived += changed.revived
         self._scheduler.finish_signal.announce()
-        self._scheduler.wake()
         if len(ids) + len(unchanged) + len(revived) > _MANY:
             return await asyncio.to_thread(_summary, ids, unchanged, revived)
         return _summary(ids, unchanged, revived)

@@ -115,7 +115,7 @@ class Routes:
             ("POST", "/submissions/preview"): submissions.preview,
             ("POST", "/jobs/{id}/resubmit"): submissions.resubmit,
             ("POST", "/jobs/cancel"): partial(jobs.change, requests.cancel),
-            ("POST", "/jobs/hold"): partial(jobs.change, requests.hold),
+            ("POST", "/jobs/hold"): partial(jobs.change, requests.hold, takes_back=True),
             ("POST", "/jobs/release"): partial(jobs.change, requests.release),
             ("POST", "/jobs/retry"): jobs.retry,
             ("POST", "/jobs/suspend"): jobs.suspend,
@@ -245,9 +245,12 @@ class Routes:
             kept=self.retention.kept_files(),
         )
 
-    def _pause(self, *, paused: bool, draining: bool = False) -> PauseResult:
+    async def _pause(self, *, paused: bool, draining: bool = False) -> PauseResult:
         self._scheduler.requests.set_paused(paused=paused, draining=draining)
         self._scheduler.wake()
+        if paused:
+            waiting = self._scheduler.controller.cluster_dispatch.waiting_there()
+            await self._scheduler.take_back({each.job.id for each in waiting})
         return PauseResult(**asdict(queue_state(self._scheduler)), running=self._count_under_way())
 
     def _set_tag_stopped(self, body: TagRequest, *, stopped: bool) -> TagState:
@@ -272,9 +275,11 @@ class Routes:
         return await self.retention.apply(seconds, is_urgent=True)
 
     def _count_under_way(self) -> int:
-        """Return the number of live jobs that will end without a user's help: not those that a user suspended."""
+        """Return the number of jobs that have begun and will end without a user's help: not those that a user
+        suspended."""
         return sum(
-            each.job.state is not JobState.SUSPENDED or each.attempt.parked is not SuspendedBy.BY_PERSON
+            each.job.state is not JobState.PENDING
+            and (each.job.state is not JobState.SUSPENDED or each.attempt.parked is not SuspendedBy.BY_PERSON)
             for each in self._scheduler.controller.transitions.live.values()
         )
 

@@ -61,7 +61,7 @@ class SubmissionHandler:
         self._user = user_name(os.getuid())
         self._first_reading_by = time.monotonic() + _FIRST_READING_S
         self._shell, self._hard_limits = convert(read_shell_settings(), ShellSettings), hard_limits()
-        self._cluster_check = SubmissionCheck(site_to_ask)
+        self.cluster_check = SubmissionCheck(site_to_ask)
         self._arriving: dict[str, asyncio.Task[SubmitResult]] = {}
 
     async def submit(self, request: Request) -> SubmitResult:
@@ -135,7 +135,7 @@ class SubmissionHandler:
             call_after_answer(scheduler.wake)
         notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
         notes += [*_notify_warnings(submission.spec), *_container_notes(submission.spec)]
-        notes += self._shell_notes(submission.spec)
+        notes += [*self._shell_notes(submission.spec), *_priority_notes(submission)]
         if submission.dependencies or submission.after_each:
             job = scheduler.store.job(first)
             if job is not None and job.state is JobState.REJECTED:
@@ -153,7 +153,7 @@ class SubmissionHandler:
             self.snapshots.check(submission.spec)
         submission = with_container_tool(submission)
         if is_new and submission.spec.engine:
-            await asyncio.get_running_loop().run_in_executor(None, self._cluster_check.check, submission.spec)
+            await asyncio.get_running_loop().run_in_executor(None, self.cluster_check.check, submission.spec)
         pace = submission.spec.pace
         if is_new and submission.spec.need.host is not None and not submission.spec.engine:
             host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host
@@ -220,6 +220,14 @@ def with_container_tool(submission: Submission) -> Submission:
     given = tuple(option for option in spec.container.options if option not in config.options)
     container = replace(spec.container, tool=tool, options=(*config.options, *given))
     return replace(submission, spec=replace(spec, container=container))
+
+
+def _priority_notes(submission: Submission) -> list[str]:
+    if submission.spec.engine != "slurm" or submission.priority <= (most := load_config().slurm.nice_base):
+        return []
+    order = f"priority {submission.priority} puts it before jobs that wait here"
+    at_slurm = f"Slurm gets it as {most} (`nice_base` under [slurm])"
+    return [f"{order}; {at_slurm}. `gpuyard priority JOBS -10` puts other jobs behind it there, too"]
 
 
 def _container_notes(spec: JobSpec) -> list[str]:

@@ -8,6 +8,7 @@ A thread does everything that may take time; the controller's calls never wait.
 - One report covers all submissions, and none is asked for while there are none. Supervisors also leave files when
   elements end; reading these costs the site nothing.
 - While the site cannot be reached, everything waits.
+- What an attempt wrote in its snapshot is brought back before its end is reported (`SnapshotResults`).
 """
 
 import logging
@@ -26,6 +27,7 @@ from gpuyard.engines.cluster.site import Site, SiteUnreachable
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.common import job_logs
 from gpuyard.engines.common.program_outcome import check_arguments
+from gpuyard.engines.common.snapshot_results import SnapshotResults
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 
@@ -53,6 +55,7 @@ class ClusterEngine:
         self._to_adopt: list[Attempt] = []
         self._to_cancel: set[str] = set()
         self._has_new_to_cancel = False
+        self._to_withdraw: set[str] = set()
         self._promised: dict[str, ClusterTerms] = {}
         self._live: set[str] = set()
         self._over: list[Ended] = []
@@ -68,6 +71,8 @@ class ClusterEngine:
         self._ask_at: float | None = 0.0
         self._interval_s = _FIRST_PAUSE_S
         self._has_news = False
+        self._results = SnapshotResults(self._wakeup.set)
+        self._held: list[Ended] = []  # ends whose results are being brought back
         self._explained: dict[str, str] = {}  # why each launch that is not submitted yet has to wait
 
     # Calls of the controller
@@ -147,6 +152,13 @@ class ClusterEngine:
         self._wake()
         return 1
 
+    def withdraw(self, attempt: Attempt) -> None:
+        with self._lock:
+            if attempt.key not in self._live:
+                return
+            self._to_withdraw.add(attempt.key)
+        self._wake()
+
     def close(self) -> None:
         """Stop the thread. Submitted jobs continue."""
         self._is_closed = True
@@ -182,7 +194,7 @@ class ClusterEngine:
 
     def _pause_s(self) -> float | None:
         waits = [] if self._ask_at is None else [max(0.0, self._ask_at - time.monotonic())]
-        if self._in_flight.live:
+        if self._in_flight.live or self._held:
             waits.append(_TICK_S)
         return min(waits, default=None)
 
@@ -198,6 +210,7 @@ class ClusterEngine:
             self._ask_within(_SOON_S)
             self._cancel()
         try:
+            self._withdraw()
             self._publish(self._in_flight.collect())
         finally:  # also if files cannot be read
             self._ask_if_due()
@@ -224,7 +237,9 @@ class ClusterEngine:
     def _submit_all(self) -> None:
         with self._lock:
             launches, self._to_send = self._to_send, []
-            cancelled = set(self._to_cancel)
+            cancelled = self._to_cancel | self._to_withdraw
+        for launch in launches:
+            self._results.note(launch)
         withdrawn = [launch for launch in launches if launch.key in cancelled]
         self._publish(_never_started(launch, "it was withdrawn before it was submitted") for launch in withdrawn)
         launches = [launch for launch in launches if launch.key not in cancelled]
@@ -280,6 +295,24 @@ class ClusterEngine:
             coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
             self._to_cancel -= done - coming
 
+    def _withdraw(self) -> None:
+        """Keep elements from starting that wait at the site, and cancel them there, which is tried again after the next
+        report; so are elements that the site has not reported yet."""
+        with self._lock:
+            wanted = set(self._to_withdraw)
+        if wanted:
+            ended, done = self._in_flight.withdraw(wanted)
+            self._publish(ended)
+            self._ask_within(_SOON_S)  # some may have begun
+            with self._lock:
+                coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
+                self._to_withdraw -= done - coming
+        if self._offer.trouble is None:
+            try:
+                self._in_flight.cancel_withdrawn()
+            except SiteUnreachable as error:
+                _log.warning("cancelling what was withdrawn at %s is tried again: %s", self._site.name, error)
+
     # Reports
 
     def _ask_within(self, seconds: float) -> None:
@@ -304,9 +337,10 @@ class ClusterEngine:
         has_changed = self._publish(self._in_flight.collect(report)) or before != report.offer
         self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
         self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
-        has_work = bool(self._in_flight.live or self._to_cancel or self._to_send)
+        has_work = bool(self._in_flight.live or self._in_flight.has_withdrawn or self._to_cancel or self._to_send)
         self._ask_at = time.monotonic() + self._interval_s if has_work else None
         self._cancel()
+        self._withdraw()
 
     def _note_trouble(self, error: EnvironmentFault) -> None:
         """Offer nothing while the site or its folder cannot be reached."""
@@ -324,20 +358,32 @@ class ClusterEngine:
             self._has_news = True
             self._publish(self._in_flight.report_trouble(trouble))
         self._interval_s = min(_LONGEST_PAUSE_S, self._interval_s * 2)
-        has_reason = is_awaited or bool(self._in_flight.live)
+        has_reason = is_awaited or self._in_flight.has_withdrawn or bool(self._in_flight.live)
         self._ask_at = time.monotonic() + self._interval_s if has_reason else None
 
     def _publish(self, changes: Iterable[SiteStatus | Ended]) -> bool:
         """Add the changes one by one, so that an error keeps those before it. Return whether there were any."""
         has_changed = False
         for change in changes:
-            with self._lock:
-                if isinstance(change, SiteStatus):
+            if isinstance(change, SiteStatus):
+                with self._lock:
                     self._changes.append(change)
-                else:
-                    self._over.append(change)
+            else:
+                self._held.append(change)
             self._has_news = has_changed = True
+        self._report_ends()
         return has_changed
+
+    def _report_ends(self) -> None:
+        held, self._held = self._held, []
+        for ended in held:
+            key = f"{ended.job_id}.{ended.attempt}"
+            if self._results.holds(key):
+                self._held.append(ended)
+                continue
+            with self._lock:
+                self._over.append(replace(ended, unbrought=self._results.take_problem(key)))
+            self._has_news = True
 
 
 def _with_hint(error: EnvironmentFault) -> str:

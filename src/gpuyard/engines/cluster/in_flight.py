@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import ClusterTerms, most_of, without_learned
+from gpuyard.core.cluster.offer import LEAVE_OUT_S, ClusterTerms, most_of, without_learned
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.printable_text import printable
@@ -41,6 +42,7 @@ _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()
 # A supervisor checks every few seconds whether its element was given up, and network file systems show files late.
 _KEEP_LOST_S = 120.0
+_LONGEST_FAULT = 300
 # A site may still start an element for a moment after it gave it up.
 _MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED, OutcomeKind.NEVER_STARTED)
 
@@ -56,6 +58,8 @@ class InFlightElement(Struct, eq=False):
     trace: ElementTrace = _NOTHING
     waited: int = 0
     reported: tuple[str, str | None] | None = None
+    given_up: ElementOutcome | None = None  # its outcome once its supervisor has stopped
+    stops_by: float = math.inf  # by the monotonic clock
     request: SiteRequest | None = None
 
     def update(self, sighting: Sighting | None) -> None:
@@ -71,6 +75,7 @@ class InFlightElement(Struct, eq=False):
         return self.trace.started is not None or not is_pending
 
     def status(self, reason: str, place: str | None, at: float | None) -> SiteStatus:
+        is_suspended = None if self.sighting is None else self.sighting.at is SiteState.SUSPENDED
         reason, place = printable(reason), place and printable(place)  # the site's, or its nodes'
         job_id, _, attempt = self.key.partition(".")
         site_id = self.sighting.id if self.sighting is not None else ""
@@ -81,6 +86,7 @@ class InFlightElement(Struct, eq=False):
             reason=reason,
             place=place,
             at=at,
+            is_suspended=is_suspended,
             request=self.request,
         )
 
@@ -102,6 +108,11 @@ class InFlightJobs:
         self._submissions: dict[str, InFlightSubmission] = {}
         self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
+        self._withdrawn: set[str] = set()  # ids at the site
+        self._voided: set[str] = set()  # attempts of an earlier daemon that can no longer start
+        # Until when nodes are left out, by the options of the jobs that could not start there (which may be at fault),
+        # the node and its place.
+        self._left_out: dict[tuple[tuple[str, ...], str, str], float] = {}
         self.wants_report = False
 
     # To the site
@@ -119,11 +130,16 @@ class InFlightJobs:
             for number, (launch, log) in enumerate(launches)
         ]
         entry = self._add(token, terms, len(elements), elements)
+        left_out = self._nodes_left_out(terms)
+        entry.submission = replace(entry.submission, without=tuple(left_out))
         try:
             self._describe(entry)
             known_as = self._site.submit(entry.submission)
-        except SiteRefused:
+        except SiteRefused as error:
             self._drop(token)
+            if left_out:
+                why = f"{error}; left out, as jobs could not start there: {', '.join(left_out.values())}"
+                raise SiteRefused(why, hint=error.hint) from error
             raise
         with contextlib.suppress(EnvironmentFault):  # the site has it, also if that cannot be noted
             self._dirs.mark_submitted(token, known_as)
@@ -142,6 +158,7 @@ class InFlightJobs:
             outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="the daemon was gone before it was submitted")
             if attempt.site_id:
                 self._site.cancel([attempt.site_id])  # its end could not be noticed
+            if attempt.site_id and attempt.key not in self._voided:
                 outcome = Outcome(kind=OutcomeKind.LOST, reason="its files are gone, so its outcome is unknown")
             yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=outcome)
 
@@ -164,6 +181,9 @@ class InFlightJobs:
             return
         terms, written = self._dirs.read(token)
         traces = self._dirs.traces(token)
+        self._voided |= {
+            each.key for number, each in enumerate(written) if traces.get(number, _NOTHING).started is VOID
+        } & set(wanted)
         elements = [
             InFlightElement((token, number), each.key, each.outputs, each.context)
             for number, each in enumerate(written)
@@ -206,6 +226,28 @@ class InFlightJobs:
             self._site.cancel(ids)
         return {key for key, each in known.items() if each is None or each.sighting is not None}
 
+    def withdraw(self, keys: Collection[str]) -> tuple[Iterator[Ended], set[str]]:
+        """Void those that wait at the site: they never start, whatever the site does. `cancel_withdrawn` removes them
+        there. Return their ends, and those of `keys` that are done: an element has no id before the site has reported
+        it."""
+        known = {key: self.live.get(key) for key in keys}
+        seen = [(each, each.sighting) for each in known.values() if each is not None and each.sighting is not None]
+        taken = {sighting.id: each for each, sighting in seen if sighting.at is SiteState.PENDING and self._void(each)}
+        self._withdrawn |= taken.keys()
+        outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
+        ended = (self._end(each, outcome, None, None) for each in taken.values())
+        return ended, {key for key, each in known.items() if each is None or each.sighting is not None}
+
+    @property
+    def has_withdrawn(self) -> bool:
+        """Whether the site may still list elements that were withdrawn."""
+        return bool(self._withdrawn)
+
+    def cancel_withdrawn(self) -> None:
+        if self._withdrawn:
+            self._site.cancel(sorted(self._withdrawn))
+            self._withdrawn.clear()
+
     # From the site
 
     def ask_site(self) -> SiteReport:
@@ -228,7 +270,7 @@ class InFlightJobs:
                 continue
             for number, element in list(entry.elements.items()):
                 trace = traces.get(number, element.trace)
-                if report is None and trace is element.trace:
+                if report is None and trace is element.trace and time.monotonic() < element.stops_by:
                     continue
                 element.trace = trace
                 if report is not None:
@@ -254,22 +296,52 @@ class InFlightJobs:
         change = _status_change(element)
         if change is not None:
             yield change
-        if not was_asked and element.sighting is None and element.trace.ended is None:
+        is_given_up = element.given_up is not None
+        if not was_asked and element.sighting is None and element.trace.ended is None and not is_given_up:
             return
         decided = decide(self._site.name, element.sighting, element.trace, element.context, waited=element.waited)
         decided, usage = self._with_usage(element, decided)
-        outcome = decided.outcome
-        if decided.is_to_be_voided and self._void(element):
-            outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=f"{self._site.name} does not know it")
-        elif outcome is not None and outcome.kind in _MAY_START_YET and element.trace.started is None:
-            if not self._void(element):
-                return  # it started at the last moment
-            if outcome.kind is OutcomeKind.LOST:
-                outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
+        if decided.may_still_run and not self._has_stopped(element, decided):
+            return
+        if element.given_up is not None and decided.outcome is not None and decided.outcome.kind is OutcomeKind.LOST:
+            decided = element.given_up  # it knows why
+        outcome = self._final_outcome(element, decided)
         if outcome is not None:
-            yield self._end(element, outcome, decided.shortage, usage)
+            yield self._ended(element, decided, outcome, usage)
         elif element.trace.ended is not None:
             self.wants_report = not was_asked
+
+    def _final_outcome(self, element: InFlightElement, decided: ElementOutcome) -> Outcome | None:
+        """Return the outcome, once the element cannot start any more if it has not yet. None if it has by now."""
+        outcome = decided.outcome
+        if decided.is_to_be_voided:
+            is_voided = self._void(element)
+            reason = f"{self._site.name} does not know it"
+            return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason) if is_voided else None
+        if outcome is not None and outcome.kind in _MAY_START_YET and element.trace.started is None:
+            if not self._void(element):
+                return None  # it started at the last moment
+            if outcome.kind is OutcomeKind.LOST:
+                return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
+        return outcome
+
+    def _ended(self, element: InFlightElement, decided: ElementOutcome, outcome: Outcome, usage: Usage | None) -> Ended:
+        if not decided.is_fault_of_node:
+            self._keep_output(element)
+            return self._end(element, outcome, decided.shortage, usage)
+        node = self._leave_out(element)
+        outcome = replace(outcome, reason=f"{outcome.reason}: {self._fault_of(element)}")
+        return replace(self._end(element, outcome, None, usage), node=node)
+
+    def _has_stopped(self, element: InFlightElement, decided: ElementOutcome) -> bool:
+        """Give up the element, and return whether its supervisor has had the time to stop its program; if it says so
+        earlier, that is its end."""
+        if self._dirs.is_gone(element.ref[0]):
+            return True
+        if element.given_up is None:
+            self._dirs.mark_lost(*element.ref)
+            element.given_up, element.stops_by = decided, time.monotonic() + self._dirs.stops_within_s()
+        return time.monotonic() >= element.stops_by
 
     def _with_usage(self, element: InFlightElement, decided: ElementOutcome) -> tuple[ElementOutcome, Usage | None]:
         """Return what the element used, too: as its supervisor says, or the meter if that was killed. An element that
@@ -290,9 +362,6 @@ class InFlightJobs:
 
     def _end(self, element: InFlightElement, outcome: Outcome, shortage: Shortage | None, usage: Usage | None) -> Ended:
         (token, number), finish, sighting = element.ref, element.trace.ended, element.sighting
-        if outcome.kind is OutcomeKind.LOST and not self._dirs.is_gone(token):
-            self._dirs.mark_lost(token, number)
-        self._keep_output(element)
         del self._submissions[token].elements[number]
         del self.live[element.key]
         job_id, _, attempt = element.key.partition(".")
@@ -311,16 +380,41 @@ class InFlightJobs:
             warned_at=finish.warned_at if finish is not None else None,
         )
 
+    def _leave_out(self, element: InFlightElement) -> str:
+        """Leave the element's node out of submissions with the same options for 10 minutes. Return its place."""
+        sighting, terms = element.sighting, self._submissions[element.ref[0]].submission.terms
+        assert sighting is not None
+        if node := sighting.node or sighting.place:
+            self._left_out[terms.options, node, sighting.place or node] = time.monotonic() + LEAVE_OUT_S
+        return sighting.place or node or f"a node of {self._site.name}"
+
+    def _nodes_left_out(self, terms: ClusterTerms) -> dict[str, str]:
+        """Return the place of each node that jobs with these options must not get now."""
+        now = time.monotonic()
+        self._left_out = {key: until for key, until in self._left_out.items() if now < until}
+        return {node: place for options, node, place in self._left_out if options == terms.options}
+
+    def _fault_of(self, element: InFlightElement) -> str:
+        """Return the last line of what was written instead of the supervisor's start, or what to check."""
+        lines = (self._output_of(element) or b"").decode("utf-8", "replace").split("\n")
+        says = next((line.strip() for line in reversed(lines) if line.strip()), None)
+        folder = self._submissions[element.ref[0]].submission.folder
+        return printable(says, _LONGEST_FAULT) if says else f"it may not see {os.path.dirname(folder)}"
+
+    def _output_of(self, element: InFlightElement) -> bytes | None:
+        """Return what the site or the supervisor itself wrote."""
+        written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
+        with contextlib.suppress(SiteUnreachable):
+            written = written or (self._site.output(element.sighting) if element.sighting is not None else None)
+        return written
+
     def _keep_output(self, element: InFlightElement) -> None:
         """Use the site's output as the log if no supervisor has opened one; append it to a file of the user."""
         path, cap = element.outputs[0]
         has_log = os.path.exists(path) if cap else element.trace.started is not None
-        if has_log or element.sighting is None:
+        if has_log or element.sighting is None or element.sighting.at is SiteState.PENDING:
             return
-        written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
-        with contextlib.suppress(SiteUnreachable):
-            written = written or self._site.output(element.sighting)
-        if written:
+        if written := self._output_of(element):
             with contextlib.suppress(OSError, UnsafePathError):
                 if cap:
                     Path(path).touch(0o600)
@@ -395,13 +489,15 @@ def _status_change(element: InFlightElement) -> SiteStatus | None:
     at: float | None
     if started is not None and started is not VOID:
         place, at, reason = (sighting.place if sighting is not None else "") or started.node, started.at, ""
-    elif sighting is not None and sighting.at is SiteState.RUNNING:
+        place += f" GPU {started.gpus}" if started.gpus else ""
+    elif sighting is not None and sighting.at in (SiteState.RUNNING, SiteState.SUSPENDED):
         place, at, reason = sighting.place or "?", sighting.started_at, ""
     elif sighting is not None and sighting.at is SiteState.PENDING:
         place, at, reason = None, None, sighting.reason
     else:
         return None
-    reported = (f"{sighting.id if sighting is not None else ''} {reason} {at}", place)
+    is_suspended = sighting is not None and sighting.at is SiteState.SUSPENDED
+    reported = (f"{sighting.id if sighting is not None else ''} {reason} {at} {is_suspended}", place)
     if element.reported == reported:
         return None
     element.reported = reported

@@ -11,8 +11,8 @@ the engine.
   all processes of that session and their descendants, unless the site signals them itself. The signal of `--signal`
   only goes to those that handle it; while there are none, the supervisor tries again. It comes from the site, or from
   the supervisor's own clock, before the user's time limit.
-- `N.lost` means that the engine has given up the element. Then the supervisor kills these processes and reports
-  nothing. A folder that cannot be read means nothing.
+- `N.lost` means that the engine has given up the element. Then the supervisor kills these processes and writes into
+  `N.ended` that it has, for which the next attempt waits a while. A folder that cannot be read means nothing.
 - The supervisor writes `N.ended` as soon as the program has ended, because the site may end the supervisor next. If
   the disk is full or the network is down, it tries again for 2 minutes. Its exit status is the program's, so the site
   reports it too.
@@ -48,10 +48,11 @@ from gpuyard.system.signal_pipe import open_signal_pipe
 
 _METER = "gpuyard.cluster_node.usage_meter"
 _METER_AFTER_S = 2.0
-_CHECK_LOST_EVERY_S = 2.0
+CHECK_LOST_EVERY_S = 2.0
 _TRY_AGAIN_S = 1.0
 _GIVE_UP_AFTER_S = 120.0
 _KILLED = 128 + signal.SIGKILL
+GIVEN_UP = "given-up"  # the last word on a program that was killed because of `N.lost`
 _LOST = 0
 NOT_BEGUN = 75  # not 0: the site must not report success for an element that we did not run
 # Stopping a program that forks faster than this many rounds takes a cgroup.
@@ -72,6 +73,7 @@ _DEVICES = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
 )  # fmt: skip
+_GIVEN = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NO_DEVICES = ("", "-1", "none", "void", "NoDevFiles")
 
 
@@ -105,6 +107,12 @@ def program_environment(submitted: Mapping[str, str], own: Mapping[str, str]) ->
     return {**environment, **from_site}
 
 
+def _gpus(own: Mapping[str, str]) -> str:
+    """Return the GPUs that the site gave, by its numbers: a program in a cgroup counts from 0."""
+    given = [own.get(name, "") for name in _GIVEN]
+    return next((gpus for gpus in given if gpus not in _NO_DEVICES), "")
+
+
 class Supervisor:
     """Runs one element. Its files are `path` with a suffix, such as `.started`."""
 
@@ -136,6 +144,7 @@ class Supervisor:
                 "at": self._started_at,
                 "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
                 "pid": os.getpid(),
+                "gpus": _gpus(os.environ),
             }
         )
         try:
@@ -242,18 +251,25 @@ class Supervisor:
 
     def _handle_signal(self, signum: int) -> None:
         if signum == _LOST:
-            _signal_processes(self._program, signal.SIGKILL)
-            os._exit(_KILLED)
+            self._give_up()
         if signum == self._element["warning"]:
             if self._warned_at is None:
                 self._warn()
         elif signum in _FORWARDED and not (self._site_reaches_all and signum in _SENT_TO_ALL):
             _signal_processes(self._program, signum)
 
+    def _give_up(self) -> None:
+        """Kill the program, write that it has ended, and exit. If it had ended by itself, that counts."""
+        _signal_processes(self._program, signal.SIGKILL)
+        _, status = os.waitpid(self._program, 0)
+        word = str(exit_status(status)) if os.WIFEXITED(status) else GIVEN_UP
+        self._write_end(word, self._program, None)
+        os._exit(_KILLED)
+
     def _watch_for_loss(self) -> None:
         """Wait for `N.lost`. Runs in a thread, because a network file system that is down may block forever."""
         while not os.path.exists(f"{self._path}.lost"):
-            time.sleep(_CHECK_LOST_EVERY_S)
+            time.sleep(CHECK_LOST_EVERY_S)
         os.write(self._signal_pipe_end, bytes([_LOST]))
 
     def _start_meter(self) -> int:

@@ -3,19 +3,23 @@
 - The supervisor's files count most. But a program that the site ended has ended by a signal, and only the site knows
   why. So a failure waits for the site's report, for 3 reports at most, or until the site no longer knows the element.
 - An element that the site does not know and that has not started is voided: it never started.
+- An element that the site ran, but whose supervisor could not start, never started either: its node may not see our
+  files. Its node is left out for a while.
 - An element that started and left no status is lost. Its files may be late, as on network file systems, so this too
   takes 3 reports. It is also lost if the site saw its supervisor killed: the program's outcome is unknown. But if it
   used nearly all of the RAM that it had asked for, or its site wrote so into its output, it ran out of that.
+- A site that lost an element may not have ended its supervisor. Its next attempt waits until that has stopped.
 """
 
 import re
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.units import format_size
-from gpuyard.engines.cluster.node_supervisor import NOT_BEGUN
+from gpuyard.engines.cluster.node_supervisor import GIVEN_UP, NOT_BEGUN
 from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
 from gpuyard.engines.cluster.submission_dir import VOID, ElementTrace
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
@@ -37,6 +41,8 @@ class ElementOutcome(Struct, frozen=True, kw_only=True):
     shortage: Shortage | None = None
     is_to_be_voided: bool = False
     was_killed: bool = False  # by SIGKILL, and nothing says why
+    is_fault_of_node: bool = False  # it never started, because its supervisor could not
+    may_still_run: bool = False  # its supervisor has to be stopped first
 
 
 _NOT_YET = ElementOutcome()
@@ -48,6 +54,8 @@ def decide(
     """`waited` is for how many reports the element has been as it is now: unknown to the site, or over there."""
     if trace.started is VOID:
         return _over(OutcomeKind.NEVER_STARTED, "it was withdrawn before it started")
+    if trace.ended is not None and trace.ended.word == GIVEN_UP:
+        return _over(OutcomeKind.LOST, f"{site} had lost it, and its supervisor has stopped it")
     if trace.ended is not None:
         return _by_supervisor(site, sighting, outcome_of(trace.ended.word, context), waited)
     if sighting is None:
@@ -93,29 +101,32 @@ def _unknown(site: str, trace: ElementTrace, waited: int) -> ElementOutcome:
         return ElementOutcome(is_to_be_voided=waited > 0)
     if waited < LATE_REPORTS:
         return _NOT_YET
-    return _over(OutcomeKind.LOST, f"{site} no longer knows it, and it left no status")
+    outcome = Outcome(kind=OutcomeKind.LOST, reason=f"{site} no longer knows it, and it left no status")
+    return ElementOutcome(outcome=outcome, may_still_run=True)
 
 
 def _by_site(site: str, sighting: Sighting, trace: ElementTrace, waited: int) -> ElementOutcome:
     if sighting.at not in (SiteState.SUCCEEDED, SiteState.FAILED):
-        return _ended_by_site(site, sighting, sighting.status)
+        may_still_run = trace.started is not None and sighting.at in (SiteState.LOST, SiteState.OUT_OF_MEMORY)
+        return replace(_ended_by_site(site, sighting, sighting.status), may_still_run=may_still_run)
     if waited < LATE_REPORTS:
         return _NOT_YET
     if sighting.at is SiteState.SUCCEEDED:  # its supervisor could not write the end, but exited with this status
         return ElementOutcome(outcome=Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
     if trace.started is None:
-        return _without_a_start(site, sighting.status)
+        return _without_a_start(site, sighting)
     if 0 < (sighting.status or 0) < _BY_SIGNAL:
         return ElementOutcome(outcome=outcome_of(str(sighting.status), StartContext()))
     outcome = Outcome(kind=OutcomeKind.LOST, reason=f"over at {site} without a status: its supervisor was killed")
-    return ElementOutcome(outcome=outcome, was_killed=True)
+    return ElementOutcome(outcome=outcome, was_killed=True, may_still_run=True)
 
 
-def _without_a_start(site: str, status: int | None) -> ElementOutcome:
-    if status == NOT_BEGUN:
+def _without_a_start(site: str, sighting: Sighting) -> ElementOutcome:
+    if sighting.status == NOT_BEGUN:
         return _over(OutcomeKind.NEVER_STARTED, "a limit of its node kept it from starting: see its log")
-    reason = f"{site} ran it, but its supervisor could not start: see its log, and whether the nodes see its folder"
-    return _over(OutcomeKind.CANNOT_START, reason, status)
+    reason = f"its supervisor could not start on {sighting.place or f'a node of {site}'}"
+    outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
+    return ElementOutcome(outcome=outcome, is_fault_of_node=True)
 
 
 def _ended_by_site(site: str, sighting: Sighting, status: int | None) -> ElementOutcome:

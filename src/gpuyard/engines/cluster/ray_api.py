@@ -22,6 +22,7 @@ from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, amount_neede
 from gpuyard.core.job.job import DEFAULT_GRACE_S, SiteRequest
 from gpuyard.core.printable_text import printable
 from gpuyard.engines.cluster.site import (
+    ClusterNode,
     ClusterSubmission,
     ElementRef,
     Sighting,
@@ -37,6 +38,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _OURS = "gpuyard-"
 _MB = 1048576
+_NODE_LABEL = "ray.io/node-id"
 # How much Ray's own `accelerator_type` requests of the resource that stands for a GPU model.
 _A_LITTLE = 0.001
 # Options of `ray job submit` that are supported here, and the field of each.
@@ -128,7 +130,7 @@ def request_of(submission: ClusterSubmission, index: int, card_mb: float | None)
         "entrypoint_num_gpus": amount.gpus,
         "entrypoint_num_cpus": amount.cpus,
         "entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * _MB),
-        **_option_fields(terms),
+        **_option_fields(terms, submission.without),
     }
     return {name: value for name, value in fields.items() if value}
 
@@ -164,9 +166,10 @@ def _entrypoint(submission: ClusterSubmission, index: int) -> str:
     )
 
 
-def _option_fields(terms: ClusterTerms) -> dict[str, Any]:
+def _option_fields(terms: ClusterTerms, without: Sequence[str] = ()) -> dict[str, Any]:
     resources = {f"accelerator_type:{terms.need.model}": _A_LITTLE} if terms.need.model else {}
-    fields: dict[str, Any] = {"entrypoint_resources": resources}
+    labels = {_NODE_LABEL: f"!in({','.join(without)})"} if without else {}
+    fields: dict[str, Any] = {"entrypoint_resources": resources, "entrypoint_label_selector": labels}
     for option in terms.options:
         name, _, text = option.partition("=")
         try:
@@ -213,6 +216,7 @@ def sighting_of(record: RayJobRecord, *, is_stopped: bool = False, pending_s: fl
         at=at,
         reason=reason,
         place=urlsplit(record.driver_agent_http_address or "").hostname or record.driver_node_id or "",
+        node=record.driver_node_id or "",
         ended_at=record.end_time / 1000 if record.end_time else None,
         status=_status(record),
     )
@@ -266,6 +270,8 @@ class _StatusData(Struct, frozen=True, rename="camel"):
 
 class _RayNode(Struct, frozen=True):
     state: str
+    node_id: str = ""
+    node_ip: str = ""
     resources_total: dict[str, float] = {}
 
 
@@ -279,10 +285,29 @@ def capacity_of(nodes: bytes, status: bytes) -> Capacity:
     return Capacity(nodes=each_has, used=_amount(used), at=current.time)
 
 
-def resources_of(nodes: bytes) -> list[dict[str, float]]:
-    """Return the resources that each node has in total, by Ray's names."""
+def resources_of(nodes: bytes, without: Sequence[str] = ()) -> list[dict[str, float]]:
+    """Return the resources that each node has in total, by Ray's names, but for the nodes with these ids."""
     listed = _read(nodes, list[_RayNode], "data", "result", "result")
-    return [node.resources_total for node in listed if node.state == "ALIVE"]
+    return [node.resources_total for node in listed if node.state == "ALIVE" and node.node_id not in without]
+
+
+def nodes_of(nodes: bytes) -> list[ClusterNode]:
+    """Return the nodes that are alive. Several may have the same address."""
+    alive = [each for each in _read(nodes, list[_RayNode], "data", "result", "result") if each.state == "ALIVE"]
+    return [ClusterNode(name=each.node_id, place=f"{each.node_ip} ({each.node_id[:8]})") for each in alive]
+
+
+def check_request(node: ClusterNode, script: str, id_: str) -> dict[str, Any]:
+    """Return the request that runs a script on this node."""
+    return {
+        "entrypoint": shlex.join(("env", "-u", "CUDA_VISIBLE_DEVICES", "sh", "-c", script)),
+        "submission_id": id_,
+        "entrypoint_label_selector": {_NODE_LABEL: node.name},
+    }
+
+
+def record_of(body: bytes) -> RayJobRecord:
+    return _read(body, RayJobRecord)
 
 
 def never_fits(terms: ClusterTerms, card_mb: float | None, nodes: Sequence[Mapping[str, float]]) -> str | None:

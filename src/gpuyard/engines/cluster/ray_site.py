@@ -14,6 +14,7 @@ import contextlib
 import http.client
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -25,13 +26,21 @@ from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import ray_api
 from gpuyard.engines.cluster.ray_api import Capacity, RaySettings, gist, id_of
-from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteReport, SiteUnreachable
+from gpuyard.engines.cluster.site import (
+    ClusterNode,
+    ClusterSubmission,
+    Sighting,
+    SiteRefused,
+    SiteReport,
+    SiteUnreachable,
+)
 
 # For connecting, for the start of a response, for the whole of it; and for many requests. So no call takes a minute.
 _ANSWER_WITHIN_S = 12.0
 _ALL_WITHIN_S = 20.0
 _STALE_S = 60.0
 _MOST_IN_SUBMISSION = 100
+_LOOK_EVERY_S = 0.5
 _CHUNK_BYTES = 1 << 16
 _JOBS = "/api/jobs/"
 _STATUS = "/api/cluster_status"
@@ -65,6 +74,8 @@ class RaySite:
 
     def submit(self, submission: ClusterSubmission) -> str:
         until = time.monotonic() + _ALL_WITHIN_S
+        if submission.without:  # Ray would keep a job pending that no other node can take
+            self.check(submission.terms, submission.without)
         for index in range(submission.count):
             try:
                 self._submit(ray_api.request_of(submission, index, self._settings.card_mb))
@@ -88,9 +99,11 @@ class RaySite:
     def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:
         return ray_api.described(submission, number, self._settings.card_mb)
 
-    def check(self, terms: ClusterTerms) -> None:
-        """Raise SiteRefused if none of Ray's nodes is large enough for a job on these terms."""
-        nodes = ray_api.resources_of(self._get(_NODES))
+    def check(self, terms: ClusterTerms, without: Sequence[str] = ()) -> None:
+        """Raise SiteRefused if none of Ray's other nodes is large enough for a job on these terms."""
+        nodes = ray_api.resources_of(self._get(_NODES), without)
+        if without and not nodes:
+            raise SiteRefused("no other node is alive", hint="`ray status` lists what there is")
         if never := ray_api.never_fits(terms, self._settings.card_mb, nodes):
             raise SiteRefused(never, hint="ask for less, or add a node; `ray status` lists what there is")
 
@@ -145,6 +158,27 @@ class RaySite:
         if status != HTTPStatus.OK:
             raise self._failure(status, body)
         return ray_api.logs_of(body) or None
+
+    # Nodes
+
+    def nodes(self) -> list[ClusterNode]:
+        return ray_api.nodes_of(self._get(_NODES))
+
+    def run_on(self, node: ClusterNode, script: str, within_s: float) -> str:
+        """Run a shell script there, and return what it printed."""
+        id_, until = f"gpuyard-doctor-{secrets.token_hex(8)}", time.monotonic() + within_s
+        self._submit(ray_api.check_request(node, script, id_))
+        try:
+            while (record := ray_api.record_of(self._get(f"{_JOBS}{id_}"))).status in ("PENDING", "RUNNING"):
+                if time.monotonic() > until:
+                    raise SiteUnreachable(f"it did not answer within {within_s:.0f} s: {gist(record.message or '')}")
+                time.sleep(_LOOK_EVERY_S)
+            status, body = self._ask("GET", f"{_JOBS}{id_}/logs")
+            return ray_api.logs_of(body).decode("utf-8", "replace") if status == HTTPStatus.OK else ""
+        finally:
+            with contextlib.suppress(SiteUnreachable):
+                self._ask("POST", f"{_JOBS}{id_}/stop")
+                self._ask("DELETE", f"{_JOBS}{id_}")
 
     # Over HTTP
 

@@ -27,6 +27,7 @@ class SiteState(StrEnum):
 
     PENDING = "pending"
     RUNNING = "running"
+    SUSPENDED = "suspended"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     TIMED_OUT = "timed-out"
@@ -36,19 +37,30 @@ class SiteState(StrEnum):
     LOST = "lost"
 
 
-OVER = frozenset(SiteState) - {SiteState.PENDING, SiteState.RUNNING}
+OVER = frozenset(SiteState) - {SiteState.PENDING, SiteState.RUNNING, SiteState.SUSPENDED}
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
-    """An element in a report. `id` is the site's own; `reason` is why it waits or how it ended; `place` its node."""
+    """An element in a report. `id` is the site's own; `reason` is why it waits or how it ended; `place` its node, and
+    `node` the site's name for it if that is another."""
 
     id: str
     at: SiteState
     reason: str = ""
     place: str = ""
+    node: str = ""
     started_at: float | None = None
     ended_at: float | None = None
     status: int | None = None
+
+
+class ClusterNode(Struct, frozen=True, kw_only=True):
+    """A node: the site's `name` for it, and people's `place`. `trouble` is why no job can run there now."""
+
+    name: str
+    place: str
+    trouble: str = ""
+    has_gpus: bool = False
 
 
 class ClusterSubmission(Struct, frozen=True, kw_only=True):
@@ -57,6 +69,7 @@ class ClusterSubmission(Struct, frozen=True, kw_only=True):
     folder: the submission's own, which all nodes see.
     supervisor: the command that runs element N when N is added as its last argument.
     known_as: what `submit` returned.
+    without: the site's names of nodes that must not run it.
     """
 
     token: str
@@ -65,6 +78,7 @@ class ClusterSubmission(Struct, frozen=True, kw_only=True):
     folder: str
     supervisor: tuple[str, ...]
     known_as: str = ""
+    without: tuple[str, ...] = ()
 
 
 class SiteReport(Struct, frozen=True, kw_only=True):

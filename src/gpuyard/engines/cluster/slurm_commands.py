@@ -22,7 +22,15 @@ from gpuyard.core.job.job import SiteRequest
 from gpuyard.core.job.stop_warning import signal_name
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.printable_text import printable
-from gpuyard.engines.cluster.site import OVER, ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
+from gpuyard.engines.cluster.site import (
+    OVER,
+    ClusterNode,
+    ClusterSubmission,
+    Sighting,
+    SiteRefused,
+    SiteState,
+    SiteUnreachable,
+)
 
 _OURS = "gpuyard:"
 _CONFIGURED = "configured"
@@ -59,6 +67,8 @@ _BY_SIGNAL = 128
 _WAITING = frozenset(
     ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 )
+# `scontrol suspend`, gang scheduling, and SIGSTOP by Slurm.
+_SUSPENDED = frozenset(("SUSPENDED", "STOPPED"))
 _ENDS = {
     "COMPLETED": SiteState.SUCCEEDED,
     "FAILED": SiteState.FAILED,
@@ -111,6 +121,7 @@ _NO_LONGER_THERE = re.compile(r"invalid job id|already complet", re.IGNORECASE)
 _NEVER = re.compile(r"invalid|unrecognized option", re.IGNORECASE)
 _NOT_AVAILABLE = "node configuration is not available"
 _PARTITION = re.compile(r"^(?:--partition=|-p ?)(.+)$", re.MULTILINE)
+_UP = frozenset(("idle", "mixed", "allocated", "completing", "planned"))
 _IN_PARENTHESES = re.compile(r"\([^)]*\)")
 _LIMITED = re.compile(r"policy|limit", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?(?:Batch job submission failed: |allocation failure: )?")
@@ -170,6 +181,7 @@ def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> li
         f"--chdir={submission.folder}",
         f"--output={submission.folder.replace('%', '%%')}/{'%a' if submission.count > 1 else '0'}.out",
         *([array] if submission.count > 1 else ()),
+        *([f"--exclude={','.join(submission.without)}"] if submission.without else ()),
         *_resources_of(terms, settings),
         *(f"--{option}={value}" for option, value in named.items() if value is not None),
         *settings.options,
@@ -265,6 +277,36 @@ def parse_nodes(text: str, model: str | None) -> tuple[Amount, ...]:
     return tuple(found)
 
 
+def states_command(settings: SlurmSettings) -> list[str]:
+    """List the nodes of the configured partition with their states; all nodes if none is named."""
+    partition = [] if settings.partition is None else [f"--partition={settings.partition}"]
+    return ["sinfo", "--noheader", "--Node", "--Format=NodeList:128,StateLong:64,Gres:1024", *partition]
+
+
+def parse_states(text: str) -> list[ClusterNode]:
+    """Return each node once, though it may be in several partitions."""
+    nodes = {}
+    for line in text.splitlines():
+        name, state, gres = line[:128].strip(), line[128:192].strip(), line[192:].strip()
+        is_up = state.rstrip("*+#~!%$@^-") in _UP and not state.endswith("*")
+        trouble = "" if is_up else f"Slurm says that it is {state}: `scontrol show node {name}` says why"
+        if name:
+            nodes[name] = ClusterNode(name=name, place=name, trouble=trouble, has_gpus=_count_gpus(gres, None) > 0)
+    return list(nodes.values())
+
+
+def run_command(node: ClusterNode, script: str, settings: SlurmSettings, within_s: float) -> list[str]:
+    """Return the command that runs a script on this node, prints its output, and gives up if the node is busy."""
+    named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
+    return [
+        *("srun", "--quiet", f"--nodelist={node.name}", "--nodes=1", "--ntasks=1", "--time=1", "--mpi=none"),
+        *("--export=ALL", "--chdir=/", "--job-name=gpuyard-doctor", f"--immediate={math.ceil(within_s)}"),
+        *(["--gres=gpu:1"] if node.has_gpus else []),
+        *(f"--{option}={value}" for option, value in named.items() if value is not None),
+        *("sh", "-c", script),
+    ]
+
+
 def _count_gpus(gres: str, model: str | None) -> float:
     """Count the GPUs in a node's generic resources, such as `gpu:a100:2(S:0-1),shard:48`."""
     count = 0
@@ -321,7 +363,7 @@ def _row(id_: str, cells: Mapping[str, str]) -> SlurmJobRow | None:
     sighting = Sighting(
         id=id_,
         at=at,
-        reason=reason_of(state, cells.get("reason", "")),
+        reason=reason_of(cells.get("reason", "")),
         place=place,
         # For a waiting job Slurm has the expected start, and for a running one the latest end.
         started_at=_time(cells["start"]) if place and at is not SiteState.PENDING else None,
@@ -350,14 +392,15 @@ def state_of(state: str, place: str) -> SiteState:
     """Translate a state. An unknown one does not count as an end: jobs that are over leave Slurm's list."""
     if state in _ENDS:
         return _ENDS[state]
-    known_to_run = state not in _WAITING and bool(place)
-    return SiteState.RUNNING if known_to_run else SiteState.PENDING
+    if state in _WAITING or not place:
+        return SiteState.PENDING
+    return SiteState.SUSPENDED if state in _SUSPENDED else SiteState.RUNNING
 
 
-def reason_of(state: str, reason: str) -> str:
+def reason_of(reason: str) -> str:
     """Return Slurm's own word, which manuals and administrators use, followed by an explanation."""
     if reason in _REDUNDANT_REASONS:
-        return "suspended by Slurm" if state == "SUSPENDED" else ""
+        return ""
     explanation = next((text for start, text in _REASONS.items() if reason.startswith(start)), None)
     return reason if explanation is None else f"{reason}: {explanation}"
 

@@ -16,6 +16,7 @@ from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import (
     OVER,
+    ClusterNode,
     ClusterSubmission,
     ElementRef,
     Sighting,
@@ -108,6 +109,15 @@ class SlurmSite:
 
     def output(self, sighting: Sighting) -> None:  # noqa: ARG002 - it is in the submission's folder
         return None
+
+    # Nodes
+
+    def nodes(self) -> list[ClusterNode]:
+        return commands.parse_states(self._ask(commands.states_command(self._settings)).decode("utf-8", "replace"))
+
+    def run_on(self, node: ClusterNode, script: str, within_s: float) -> str:
+        """Run a shell script there, and return what it printed. Needs a time limit of twice `within_s` itself."""
+        return self._run(commands.run_command(node, script, self._settings, within_s), {}).decode("utf-8", "replace")
 
     # What Slurm forgets
 

@@ -28,12 +28,13 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.job import Usage
-from gpuyard.engines.cluster.node_supervisor import digest_of
+from gpuyard.engines.cluster.node_supervisor import CHECK_LOST_EVERY_S, digest_of
 from gpuyard.engines.common import output_relay
 from gpuyard.engines.common.job_logs import Outputs, outputs_of
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
+from gpuyard.system.file_systems import LOCAL, file_system
 from gpuyard.system.folder_tree import remove_tree
 from gpuyard.system.private_files import check_folder, make_folder
 
@@ -44,6 +45,9 @@ _HIDDEN = "."
 _OTHER_FOLDER = "name another as `folder` of the engine in config.toml"
 _MOST_OUTPUT = 1 << 16
 _WRITTEN_WITHIN_S = 30.0
+_KILLS_WITHIN_S = 3.0
+# The default `acdirmax` of NFS: for how long a client may believe that a folder has not changed.
+_CACHED_FOR_S = 60.0
 
 
 class SubmittedElement(Struct, frozen=True, kw_only=True):
@@ -55,11 +59,12 @@ class SubmittedElement(Struct, frozen=True, kw_only=True):
 
 
 class ElementStart(Struct, frozen=True, kw_only=True):
-    """`pid` is the supervisor's."""
+    """`pid` is the supervisor's; `gpus` are those that the site gave, such as `0,1`."""
 
     at: float
     node: str
     pid: int
+    gpus: str = ""
 
 
 # Stands for an element that the engine has voided: it has not started, and never will.
@@ -193,8 +198,14 @@ class SubmissionDirs:
         return os.path.lexists(f"{self.path(token)}/{_CONTENT}")
 
     def mark_lost(self, token: str, number: int) -> None:
-        """Tell a supervisor that still runs to kill its program and exit, which takes seconds if the network allows."""
+        """Tell a supervisor that still runs to kill its program and exit. It does so within `stops_within_s`."""
         self._mark(token, f"{number}.lost")
+
+    def stops_within_s(self) -> float:
+        """Return how long a supervisor takes after `mark_lost`, if the network allows: nodes may have cached that there
+        is no such file."""
+        is_local = file_system(str(self._folder)) in LOCAL
+        return CHECK_LOST_EVERY_S + _KILLS_WITHIN_S + (0.0 if is_local else _CACHED_FOR_S)
 
     def void(self, token: str, number: int) -> bool:
         """Keep the element from starting. Return False if it has started."""

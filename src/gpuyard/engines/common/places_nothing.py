@@ -40,6 +40,8 @@ class PlacesNothing:
     def followed_before(self) -> list[Followed]:
         return []
 
+    def withdraw(self, attempt: Attempt) -> None: ...
+
     def site_changes(self) -> list[SiteStatus]:
         return []
 

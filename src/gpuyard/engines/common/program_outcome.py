@@ -56,7 +56,7 @@ def outcome_of(word: str | None, context: StartContext) -> Outcome:
     """Return the outcome of an attempt that is over, by the last word on it; None if there is none."""
     if word is None or is_unbegun(word):
         limit = limit_of(word)
-        reason = "the daemon was gone before it could start" if limit is None else limit.text
+        reason = "the daemon or its keeper was gone before it could start" if limit is None else limit.text
         return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
     if word == BEGAN:
         return Outcome(

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpuyard.engines.common.prefetched_log import begin_log
 from gpuyard.engines.common.unbegun_words import unbegun_word
+from gpuyard.engines.common.unused_log import begin_log, open_log
 from gpuyard.system.passing_errors import passes
 from gpuyard.system.results_file import UnsafePathError, open_results
 
@@ -111,6 +111,9 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
         if stdin != null:
             opened.append(stdin)
         path = _find(spec.command[0], spec.environment, log)
+        for (_, cap), descriptor in zip(spec.outputs, opened, strict=False):
+            if cap:
+                _begin_log(descriptor)
         return _execute(path, spec, (stdin, opened[0], log), lease)
     except NotBegun:
         for (path, cap), descriptor in zip(spec.outputs, opened, strict=False):
@@ -124,14 +127,16 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
 
 
 def _open_log(path: str) -> int:
-    log = -1
     try:
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        begin_log(log)
-        return log
+        return open_log(path)
     except OSError as error:
-        if log >= 0:
-            os.close(log)
+        raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
+
+
+def _begin_log(log: int) -> None:
+    try:
+        begin_log(log)
+    except OSError as error:
         raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
 
 

@@ -7,7 +7,8 @@
 - A daemon that takes over connects to the keepers that live. A keeper greets it only after it has started everything
   that its own daemon sent. So an attempt without a line in the journal then, or after the keeper's death, never
   started.
-- When a keeper dies, the attempts that it started have no status: they are LOST.
+- When a keeper dies, the attempts that it started have no status: they are LOST. An attempt whose log is still unused
+  (`unused_log.py`) never started, although the keeper may have written the line that says so.
 - A keeper that does not answer counts as alive (`keeper_set.py`): its attempts keep running, and their ends are
   recorded when it answers again.
 - Prefetched attempts (`prefetch_queue.py`) are started by the keeper without the daemon: it reports them later.
@@ -31,6 +32,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.engines.common.program_outcome import BEGAN
+from gpuyard.engines.common.unused_log import is_unused
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.journal import Journal
 from gpuyard.engines.local.keeper_connection import (
@@ -302,7 +304,7 @@ class LocalEngine(PlacesNothing):
     def _hold(self, name: Name, is_cut_off: IsCutOff | None) -> bool:
         """Hold an end back while its logs are read, its container is removed and then its results are brought back; of
         one that was cut off, while its processes are killed."""
-        watched, entry = self._watched[name], self._entries.get(name)
+        watched, entry = self._watched[name], self._last_entry(name)
         is_held = self._log_reads.is_reading(watched, entry)
         if self.containers.has(name[0]):
             status = watched.outcome(entry).status
@@ -317,8 +319,16 @@ class LocalEngine(PlacesNothing):
         self._held += [name] if is_held else []
         return is_held
 
+    def _last_entry(self, name: Name) -> JournalEntry | None:
+        """Return the last entry on an attempt that is over; None if its keeper died before it started the program."""
+        entry = self._entries.get(name)
+        if entry is not None and entry.word == BEGAN and is_unused(f"{self._logs}/{name[0]}.log"):
+            return None
+        return entry
+
     def _result(self, name: Name) -> Ended:
-        watched, entry = self._watched.pop(name), self._entries.pop(name, None)
+        entry, watched = self._last_entry(name), self._watched.pop(name)
+        self._entries.pop(name, None)
         if watched.has_runner:
             with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
                 os.unlink(f"{self._sessions_at}/{name[0]}.sock")

@@ -25,10 +25,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.engines.common.prefetched_log import is_unused
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
+from gpuyard.engines.common.unused_log import is_unused
 from gpuyard.engines.local import keeper, system_processes
 from gpuyard.engines.local.kept_job import REPORT_NOW, frame
 from gpuyard.engines.local.prefetch_queue import PrefetchQueue, open_prefetch_queue

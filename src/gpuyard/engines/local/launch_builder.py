@@ -7,11 +7,11 @@ from pathlib import Path
 from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.engines.common import job_logs, oom_evidence, output_relay
 from gpuyard.engines.common.program_outcome import StartContext, check_arguments
+from gpuyard.engines.common.snapshot_results import SnapshotResults
 from gpuyard.engines.containers.started_containers import StartedContainers
 from gpuyard.engines.local import kept_job, process_tree
 from gpuyard.engines.local.job_cgroups import JobCgroups
 from gpuyard.engines.local.own_shell import OwnShell
-from gpuyard.engines.local.snapshot_results import SnapshotResults
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.engines.session.runner_command import start_command
 from gpuyard.ports import Launch
@@ -24,7 +24,7 @@ class LaunchBuilder:
         self.queue = str(folder)
         self.variables = {process_tree.QUEUE: self.queue}  # set for all jobs
         self.containers = StartedContainers(f"{folder}/containers", poll)
-        self.cgroups, self.results = JobCgroups(self.queue), SnapshotResults(poll)
+        self.cgroups, self.results = JobCgroups(self.queue), SnapshotResults(poll.wake)
         self._logs = logs
         self._sessions_at = sessions_at
         self._own_shell = OwnShell(open_files)

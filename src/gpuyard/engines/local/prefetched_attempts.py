@@ -1,14 +1,14 @@
 """The attempts in the prefetch queue of a keeper, as the daemon knows them, and those that the keeper has started.
 
 Their logs are created here: that takes some file systems longer than the keeper needs for all the rest of a start. They
-are marked as unused until then (`prefetched_log`).
+are marked as unused until then (`unused_log`).
 """
 
 import contextlib
 import marshal
 import os
 
-from gpuyard.engines.common.prefetched_log import create_log
+from gpuyard.engines.common.unused_log import create_log
 from gpuyard.engines.local.keeper_connection import JournalEntry, KeeperConnection
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.ports import Followed

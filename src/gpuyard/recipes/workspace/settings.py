@@ -9,6 +9,7 @@ typing mistake of one; then every key in the section must be valid.
 """
 
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -20,6 +21,7 @@ from gpuyard.core.units import format_size
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace import yaml_settings as types
 from gpuyard.recipes.workspace.yaml_settings import SettingType, cannot_read, closest_key, read_mapping
+from gpuyard.system.private_files import MOST_CONFIGURED
 from gpuyard.system.process_identity import user_name
 
 CONFIG_FILE = "scheduler_config.yml"
@@ -28,6 +30,7 @@ TRAIN_LOGS = "train_logs"  # in `log_dir`, for this user alone
 # The usual place of shell schedulers; our files there are private.
 _LOG_DIR = "/tmp"  # noqa: S108
 _SECTION = "scheduler"
+_SECTION_LINES = re.compile(rb"^scheduler[ \t]*:.*\n(?:[ \t].*\n)*", re.MULTILINE)
 # Stricter than for a hint: a key of the user's program must not count as a typing mistake of ours.
 _MIN_SIMILARITY = 0.75
 
@@ -212,16 +215,23 @@ def _value_text(key: str, value: Any) -> str:
 
 def load_task_options(path: Path) -> TaskOptions:
     """Return the options in `scheduler:`. A file that is not YAML is the program's own format and has no options.
-    Raises UserError if the file cannot be read, or if `scheduler:` is gpuyard's section and has a mistake."""
+    Raises UserError if the file cannot be read, or if `scheduler:` is gpuyard's section and has a mistake, or is in a
+    file of more than 1 MB: other such files are data of the program."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MOST_CONFIGURED + 1)
+        is_large = len(content) > MOST_CONFIGURED
+        part = b"".join(_SECTION_LINES.findall(content)) if is_large else content
+        section = _find_section(part.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return TaskOptions()
     except OSError as error:
         raise cannot_read(path, error) from error
-    section = _find_section(text)
     if section is None:
         return TaskOptions()
+    if is_large:
+        hint = "remove `scheduler:`, or move data to another file"
+        raise UserError(f"{path} is too large: a configuration with `scheduler:` has at most 1 MB", hint=hint)
     given = read_mapping(section, _TASK_SETTING_TYPES, path)
     if "gpu_count" in given and given.setdefault("gpus", (0, 0))[0]:
         line = given["gpu_count"][1]

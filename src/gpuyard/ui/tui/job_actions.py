@@ -27,7 +27,7 @@ ACTS = {
 # By verb: the states in which the lifecycle allows it. The page has the same table (`ui/web/states.js`).
 APPLIES: Mapping[str, frozenset[str]] = {
     "cancel": frozenset(UNFINISHED) - {"stopping"},
-    "hold": frozenset({"queued", "blocked", "delayed"}),
+    "hold": frozenset({"queued", "blocked", "delayed", "pending"}),
     "release": frozenset({"held"}),
     "retry": frozenset(FINISHED),
     "suspend": frozenset({"running"}),

@@ -116,7 +116,7 @@ class App {
   onStatus(answer) {
     this.header.setStatus(answer);
     this.signature.counts = answer.counts;
-    if (answer.counts) this.summary.notice(answer.counts);
+    if (answer.counts) this.summary.notice(answer);
     this.noticeChange();
   }
 

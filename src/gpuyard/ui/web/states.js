@@ -33,7 +33,7 @@ export const TIMED = new Set(["running", "stopping", "queued", "held", "blocked"
 /** Actions: the word on the button, the word for its result, and the states in which the lifecycle allows it. */
 export const ACTS = {
   cancel: {word: "Cancel", done: "cancelled", may: (state) => !FINISHED.has(state) && state !== "stopping"},
-  hold: {word: "Hold", done: "held", may: (state) => ["queued", "blocked", "delayed"].includes(state)},
+  hold: {word: "Hold", done: "held", may: (state) => ["queued", "blocked", "delayed", "pending"].includes(state)},
   release: {word: "Release", done: "released", may: (state) => state === "held"},
   retry: {word: "Retry", done: "queued again", may: (state) => FINISHED.has(state)},
   suspend: {word: "Suspend", done: "being suspended", may: (state) => state === "running"},

@@ -1,7 +1,8 @@
 /**
- * The summary of the night: what succeeded and failed since last evening, the causes with their jobs, what it cost, and
- * a button that retries exactly the failed jobs it shows. It is requested when jobs have ended or run again, at most
- * every 5 s. Once hidden, it stays so until another job has failed.
+ * The summary of the night: what succeeded and failed since last evening, the causes with their jobs, what it cost,
+ * results that cannot be brought back, and a button that retries exactly the failed jobs it shows. It is requested when
+ * jobs have ended or run again, or the notices have changed, at most every 5 s. Once hidden, it stays so until another
+ * job has failed, or other results cannot be brought back.
  */
 
 import {act} from "./actions.js";
@@ -21,18 +22,19 @@ export class SummaryBanner {
     this.counts = el("p", {class: "number"});
     this.cost = el("p", {class: "hint number"});
     this.causes = el("ul", {class: "causes"});
+    this.unbrought = el("ul", {class: "warnings"});
     this.retry = button("", () => this.retryFailed(), "primary");
     const hide = button("Hide", () => this.hide(), "quiet");
     const actions = el("div", {class: "actions"}, this.retry, hide);
     const head = el("div", {class: "head"}, this.title, this.counts, this.cost, actions);
     const attributes = {class: "summary panel", "aria-labelledby": "summary-title", hidden: true};
-    this.node = el("section", attributes, head, this.causes);
+    this.node = el("section", attributes, head, this.causes, this.unbrought);
     byId("banner").append(this.node);
   }
 
-  /** Load it if the numbers of jobs in each state have changed. */
-  notice(counts) {
-    const signature = JSON.stringify(counts);
+  /** Load it if the numbers of jobs in each state, or the notices, have changed. */
+  notice({counts, notices}) {
+    const signature = JSON.stringify([counts, notices]);
     if (signature === this.signature) return;
     this.signature = signature;
     clearTimeout(this.timer);
@@ -51,8 +53,9 @@ export class SummaryBanner {
   show(summary) {
     this.shown = summary;
     const isHidden = remembered(HIDDEN, "") === hiddenKey(summary);
-    set(this.node, "hidden", isHidden || summary.succeeded + summary.failed === 0);
-    set(this.node, "data-tone", summary.failed ? "bad" : "good");
+    const {unbrought} = summary;
+    set(this.node, "hidden", isHidden || summary.succeeded + summary.failed + unbrought.length === 0);
+    set(this.node, "data-tone", summary.failed || unbrought.length ? "bad" : "good");
     say(this.title, `Since ${clockDay(summary.since)}`);
     say(this.counts, countsOf(summary));
     say(this.cost, costOf(summary));
@@ -62,6 +65,7 @@ export class SummaryBanner {
     const left = summary.causes.slice(MOST_CAUSES).reduce((sum, cause) => sum + cause.count, 0);
     if (left) causes.push({text: null, count: left, ids: "", first: summary.causes[MOST_CAUSES].first});
     keep(this.causes, causes, (cause) => cause.text, makeCause, updateCause);
+    keep(this.unbrought, unbrought, (line) => line, (line) => el("li", {message: line}));
   }
 
   hide() {
@@ -79,8 +83,8 @@ export class SummaryBanner {
   }
 }
 
-/** Another failure, or another night, shows a hidden summary again. */
-const hiddenKey = ({since, failed_ids: ids}) => `${since} ${ids}`;
+/** Another failure, another problem, or another night, shows a hidden summary again. */
+const hiddenKey = ({since, failed_ids: ids, unbrought}) => `${since} ${ids} ${unbrought.join(" ")}`;
 
 /** `3-5 9` as numbers. */
 export const idsOf = (text) => text.split(" ").filter(Boolean).flatMap((range) => {

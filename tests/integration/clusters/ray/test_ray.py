@@ -1,7 +1,9 @@
 """A queue with jobs on a real Ray behaves as with local jobs."""
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.clusters import scenarios
@@ -85,6 +87,34 @@ def test_jobs_lost_in_a_restart_of_the_cluster_run_again(
     assert (job["state"], [each["outcome"] for each in job["attempts"]]) == ("succeeded", ["lost", "succeeded"])
     assert (on_ray.log_of(job_id, 2), on_ray.state(waits)) == ("again\n", "succeeded")
     assert [scenarios.runs_of(tmp_path, each) for each in (job_id, waits)] == [2, 1]
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_lost_job_has_stopped_before_its_next_attempt_begins(
+    ray_cluster: RayCluster, on_ray: QueueUnderTest, tmp_path: Path, *, is_restarted: bool
+) -> None:
+    """Its supervisor outlives Ray's own processes, and is as slow to stop it as it may be."""
+    beats = f"echo $$ >{tmp_path}/pid; while :; do date +%s%N >>{tmp_path}/beats; sleep 0.02; done"
+    job_id = on_ray.shell(
+        f"[ $GPUYARD_ATTEMPT -gt 1 ] || {{ {beats}; }}; date +%s%N >{tmp_path}/again; sleep 3", gpus=0
+    )
+    until((tmp_path / "beats").exists, "its start")
+    if is_restarted:
+        ray_cluster.crash()
+        ray_cluster.start()
+    else:
+        ray_cluster.kill_actor_above(int((tmp_path / "pid").read_text()))
+    supervisor = psutil.Process(int((tmp_path / "pid").read_text())).parent()
+    assert supervisor is not None
+    supervisor.suspend()
+    until(lambda: any(on_ray.home.glob("ray/submissions/*/*.lost")), "that the engine gives it up")
+    given_up_at = time.monotonic()
+    until(lambda: (tmp_path / "again").exists() or time.monotonic() > given_up_at + 3.0, "a poll of the supervisor")
+    supervisor.resume()
+    on_ray.wait()
+    assert [each["outcome"] for each in on_ray.job(job_id)["attempts"]] == ["lost", "succeeded"]
+    last = max(map(int, (tmp_path / "beats").read_text().split()))
+    assert last < int((tmp_path / "again").read_text())
 
 
 @pytest.mark.full

@@ -1,6 +1,8 @@
 """A queue with jobs on a real Slurm behaves as with local jobs."""
 
+import json
 import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.scale import size
-from tests.slurm_cluster import SlurmCluster, needs_slurm
+from tests.slurm_cluster import SlurmCluster, needs_root, needs_slurm
 
 pytestmark = needs_slurm
 Counting = Callable[[], Counter[str]]
@@ -99,6 +101,18 @@ def test_a_refused_submission_exits_with_4(on_slurm: QueueUnderTest) -> None:
     assert "no node of slurm has 8 GPUs; the largest has 2" in refused.stderr
 
 
+def test_an_edit_that_no_node_can_take_is_refused_and_changes_nothing(on_slurm: QueueUnderTest) -> None:
+    job_id = on_slurm.shell("echo on $SLURMD_NODENAME", gpus="1", hold=True, engine="local")
+    for options in (["--gpus", "8"], ["--engine-option", "--partition=nowhere"]):
+        refused = run("edit", str(job_id), "--engine", "slurm", *options)
+        assert (refused.returncode, refused.stdout) == (4, "")
+    assert (on_slurm.job(job_id)["engine"], on_slurm.job(job_id)["gpus"]) == ("local", 1)
+    assert run("edit", str(job_id), "--engine", "slurm").returncode == 0
+    on_slurm.post("/jobs/release", ids=str(job_id))
+    on_slurm.wait()
+    assert on_slurm.log_of(job_id).startswith("on n")
+
+
 def test_a_job_whose_nodes_are_all_drained_waits(slurm: SlurmCluster, on_slurm: QueueUnderTest) -> None:
     slurm.set_nodes("drain")
     try:
@@ -146,6 +160,65 @@ def test_a_thousand_jobs_are_submitted_and_cancelled_in_a_few_calls(calls: Count
     assert on_slurm.counts() == {"cancelled": 1000}
     assert calls()["sbatch"] == 1
     assert calls()["scancel"] <= 6
+
+
+@pytest.fixture
+def gate(on_slurm: QueueUnderTest, tmp_path: Path) -> Path:
+    """Jobs have all four GPUs until this file exists."""
+    path = tmp_path / "free"
+    on_slurm.shell(f"while ! [ -e {path} ]; do sleep 0.1; done", array="0-3", exclusive=True)
+    until(lambda: on_slurm.counts() == {"running": 4}, "four running jobs")
+    return path
+
+
+def in_slurms_queue() -> int:
+    return len(subprocess.run(["squeue", "--noheader", "--array"], capture_output=True, check=True).stdout.splitlines())
+
+
+def test_jobs_that_wait_at_slurm_are_held_edited_and_moved(
+    on_slurm: QueueUnderTest, tmp_path: Path, gate: Path
+) -> None:
+    _, edited, _ = scenarios.change_jobs_that_wait_there(on_slurm, tmp_path, gate, exclusive=True)
+    assert "--job-name=later" in on_slurm.job(edited)["attempts"][0]["request"]["text"]
+
+
+def test_a_paused_queue_leaves_nothing_in_slurms_queue(on_slurm: QueueUnderTest, tmp_path: Path, gate: Path) -> None:
+    scenarios.pause_while_jobs_wait_there(on_slurm, tmp_path, gate, exclusive=True)
+
+
+def test_what_was_taken_back_is_gone_from_slurms_queue(on_slurm: QueueUnderTest, gate: Path) -> None:
+    first = on_slurm.shell("true", array="0-999", exclusive=True)
+    until(lambda: on_slurm.counts().get("pending") == 1000, "the array in Slurm's queue")
+    on_slurm.post("/jobs/hold", ids=f"{first}-{first + 499}")
+    assert on_slurm.counts() == {"running": 4, "pending": 500, "held": 500}
+    until(lambda: in_slurms_queue() == 504, "that half of the array is gone from Slurm's queue")
+    on_slurm.post("/pause")
+    assert on_slurm.counts() == {"running": 4, "queued": 500, "held": 500}
+    until(lambda: in_slurms_queue() == 4, "that all of it is gone")
+    on_slurm.post("/jobs/cancel", ids="all")
+
+
+def test_a_priority_that_slurm_cannot_tell_apart_is_said_at_submit(on_slurm: QueueUnderTest) -> None:
+    assert "Slurm gets it as 0 (`nice_base` under [slurm])" in run("submit", "--priority", "5", "--", "true").stderr
+    for value in ("0", "-3"):
+        assert "nice_base" not in run("submit", "--priority", value, "--", "true").stderr
+    on_slurm.wait()
+
+
+def test_jobs_are_taken_back_from_slurm_as_they_begin(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    scenarios.take_jobs_back_as_they_begin(on_slurm, tmp_path, size(12, full=60))
+
+
+def test_only_a_buffer_of_jobs_waits_at_slurm(on_slurm: QueueUnderTest, tmp_path: Path, gate: Path) -> None:
+    jobs = [on_slurm.shell(scenarios.record_run(tmp_path), exclusive=True) for _ in range(30)]
+    until(lambda: on_slurm.counts() == {"running": 4, "pending": 16, "queued": 14}, "a buffer")
+    assert "enough jobs wait at slurm" in on_slurm.why(jobs[-1])
+    urgent = on_slurm.shell(scenarios.record_run(tmp_path), exclusive=True, priority="1")
+    on_slurm.until_state(urgent, "pending")
+    until(lambda: in_slurms_queue() == 4 + 16 + 1, "the urgent job in Slurm's queue")
+    gate.touch()
+    on_slurm.wait()
+    assert [scenarios.runs_of(tmp_path, each) for each in (*jobs, urgent)] == [1] * 31
 
 
 def test_a_workspace_is_swept_on_slurm(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
@@ -209,6 +282,61 @@ def test_a_job_on_a_dead_node_runs_again_on_another(
     assert (job["state"], [each["outcome"] for each in job["attempts"]]) == ("succeeded", ["lost", "succeeded"])
     [other] = {"n0", "n1"} - {node}
     assert (job["place"], on_slurm.log_of(job_id, 2)) == (other, f"on {other}\n")
+
+
+@needs_root
+def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
+    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path
+) -> None:
+    with slurm.hiding(on_slurm.home, "n1"):
+        first = on_slurm.shell(f"{scenarios.record_run(tmp_path)} echo on $SLURMD_NODENAME", array="0-39", gpus=0)
+        reasons = set[str | None]()
+
+        def are_done() -> bool:
+            reasons.update(on_slurm.job(first + index)["reason"] for index in range(0, 40, 5))
+            return on_slurm.counts() == {"succeeded": 40}
+
+        until(are_done, "the end of all jobs")
+        [notice] = [each for each in on_slurm.get("/status")["notices"] if "n1" in each]
+    assert "its supervisor could not start on n1: it may not see" in notice
+    assert "`gpuyard doctor --engine slurm`" in notice
+    assert [on_slurm.log_of(first + index) for index in range(40)] == ["on n0\n"] * 40
+    assert [scenarios.runs_of(tmp_path, first + index) for index in range(40)] == [1] * 40
+    assert any("queued again without n1" in (each or "") for each in reasons), reasons
+
+
+@needs_root
+def test_doctor_says_what_is_wrong_on_each_node(
+    slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUYARD_SIMULATE", "2x24GB")
+    checked = run("doctor", "--engine", "slurm")
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+    assert checked.stdout == "n0 works, 2 GPUs of 24 GB\nn1 works, 2 GPUs of 24 GB\nNo problems found.\n"
+    configure(on_slurm.home, '[slurm]\ngpu_memory = "40G"\n')
+    with slurm.hiding(on_slurm.home, "n1"):
+        checked = run("doctor", "--engine", "slurm")
+        answer = json.loads(run("doctor", "--engine", "slurm", "--json").stdout)
+    too_small = "has a GPU of 24 GB, but `gpu_memory` in [slurm] is 40 GB: lower that"
+    hidden = "mount the same file system there, or name a folder that all nodes see as `folder` in [slurm]"
+    assert checked.returncode == 1
+    assert {each["node"]: each["problems"] for each in answer["nodes"]} == {
+        "n0": [too_small], "n1": [f"does not see {on_slurm.home} ({hidden})", too_small],
+    }  # fmt: skip
+    assert f"n1\n  ! does not see {on_slurm.home}" in checked.stdout
+
+
+def test_a_job_that_can_start_on_no_node_waits_and_blames_no_node_for_others(
+    on_slurm: QueueUnderTest,
+) -> None:
+    broken = on_slurm.shell("true", gpus=0, engine_option=["--output=/nowhere/%j"])
+    scenarios.wait_for_reason(on_slurm, broken, "left out, as jobs could not start there: n")
+    others = [on_slurm.shell("true", gpus=2, exclusive=True) for _ in range(2)]
+    for each in others:
+        on_slurm.until_state(each, "succeeded")
+    on_slurm.post("/jobs/cancel", ids=str(broken))
+    on_slurm.wait()
 
 
 def test_jobs_wait_while_the_controller_is_down(slurm: SlurmCluster, on_slurm: QueueUnderTest, tmp_path: Path) -> None:

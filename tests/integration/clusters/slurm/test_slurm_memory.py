@@ -1,5 +1,6 @@
 """Two kinds of Slurm: it ends jobs over their `--mem` itself, or the node kills them without a word."""
 
+import json
 import os
 import signal
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.clusters.conftest import configure
+from tests.integration.clusters.conftest import start_on_slurm
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.slurm_cluster import SlurmCluster, needs_slurm
 
@@ -26,11 +27,7 @@ def limiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]
 def queue_there(
     limiting: SlurmCluster, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch, unmeasured: None
 ) -> QueueUnderTest:
-    for name, value in limiting.environment.items():
-        monkeypatch.setenv(name, value)
-    configure(own_queue.home, '[queue]\nengine = "slurm"\n[slurm]\npoll_s = 1\n')
-    own_queue.start()
-    return own_queue
+    return start_on_slurm(limiting, own_queue, monkeypatch)
 
 
 def requests_of(queue: QueueUnderTest, job_id: int) -> list[str]:
@@ -60,7 +57,7 @@ def test_a_supervisor_that_is_killed_near_its_mem_lacked_memory(queue_there: Que
 
     until(is_measured, "a measurement of its RAM")
     [started] = shared.glob("*/0.started")
-    supervisor = int(started.read_text().partition('"pid": ')[2].partition("}")[0])
+    supervisor = json.loads(started.read_text())["pid"]
     os.kill(supervisor, signal.SIGKILL)
     queue_there.until_state(job_id, "queued", "pending", "running", "succeeded", "failed")
     until(lambda: queue_there.job(job_id)["attempts"][0]["outcome"] is not None, "the end of its first attempt")

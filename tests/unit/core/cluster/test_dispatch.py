@@ -29,6 +29,7 @@ class Queue:
         self.terms: dict[int, ClusterTerms] = {}
 
     def add(self, *job_ids: int, terms: ClusterTerms = GPU, waited_s: float = 100.0, **lane: Any) -> Lane:
+        terms = replace(terms, group=lane.get("group", terms.group))
         fields = {"id": len(self.lanes) + 1, "priority": 0, "user": "me", "tag": "", "engine": "yonder", **lane}
         made = Lane(need=terms.need, **fields)
         self.lanes.append((made, [Candidate(job_id=each, queued_at=NOW - waited_s + each / 10) for each in job_ids]))
@@ -151,6 +152,45 @@ def test_the_job_limit_of_an_engine_counts_the_jobs_it_already_has(queue: Queue)
     plan = queue.plan({"yonder": Offer(most_jobs=5)}, live={"yonder": 3, "": 50})
     assert (submitted(plan), why(plan)) == ([1, 2], {3: ReasonKind.ENGINE_LIMIT})
     assert text_of(plan, 3) == "limit reached: at most 5 jobs on yonder (most_jobs) at a time"
+
+
+def test_an_engine_with_a_queue_gets_a_buffer(queue: Queue) -> None:
+    queue.add(*range(1, 31))
+    plan = queue.plan(buffered={"yonder": [0] * 6})
+    assert (submitted(plan), why(plan)) == (list(range(1, 11)), {11: ReasonKind.ENGINE_LIMIT})
+    assert text_of(plan, 11) == "enough jobs wait at yonder: others follow as they start"
+
+
+def test_the_buffer_is_twice_what_runs_there(queue: Queue) -> None:
+    queue.add(*range(1, 101))
+    assert len(submitted(queue.plan(buffered={"yonder": [0] * 30}, started={"yonder": 40}))) == 50
+
+
+def test_an_array_is_handed_over_whole_and_counts_as_one(queue: Queue) -> None:
+    queue.add(*range(1, 101), terms=replace(GPU, group=1))
+    queue.add(*range(201, 231), waited_s=50.0)
+    plan = queue.plan(buffered={"yonder": [0] * 6})
+    assert len([each for each in submitted(plan) if each <= 100]) == 100
+    assert len([each for each in submitted(plan) if each > 200]) == 9
+
+
+def test_the_rest_of_an_array_follows_though_the_buffer_is_full(queue: Queue) -> None:
+    queue.add(1, 2, 3, terms=replace(GPU, group=9))
+    plan = queue.plan(buffered={"yonder": [0] * 16}, running=[running(90, group=9)])
+    assert submitted(plan) == [1, 2, 3]
+
+
+def test_less_urgent_jobs_that_wait_there_do_not_keep_a_job_back(queue: Queue) -> None:
+    queue.add(*range(1, 31), priority=3)
+    queue.add(31)
+    plan = queue.plan(buffered={"yonder": [2] * 20 + [3] * 6})
+    assert submitted(plan) == list(range(1, 11))
+
+
+def test_an_engine_that_reports_what_is_free_has_no_buffer(queue: Queue) -> None:
+    queue.add(*range(1, 31))
+    plan = queue.plan({"yonder": Offer(free=Amount(gpus=30.0))}, buffered={"yonder": [0] * 40})
+    assert len(submitted(plan)) == 30
 
 
 def test_the_limit_of_a_tag_counts_local_and_cluster_jobs(queue: Queue) -> None:

@@ -11,6 +11,8 @@ from gpuyard.core.job.lifecycle import JobState
     [
         ({"succeeded": 10, "failed": 2, "running": 3, "stopping": 1, "queued": 24}, "running",
          "12/40 done, 2 failed, 4 running"),
+        ({"pending": 8}, "pending", "0/8 done, 8 pending"),
+        ({"running": 2, "pending": 5, "succeeded": 1}, "running", "1/8 done, 5 pending, 2 running"),
         ({"queued": 5, "held": 2}, "queued", "0/7 done, 2 held"),
         ({"succeeded": 3, "failed": 1}, "failed", "4/4 done, 1 failed"),
         ({"succeeded": 3, "cancelled": 1}, "cancelled", "4/4 done, 1 cancelled"),

@@ -96,7 +96,7 @@ def test_a_failure_waits_for_the_next_report_of_the_site(at: SiteState | None, w
         (SiteState.SUCCEEDED, 0, NOT_YET),
         (SiteState.SUCCEEDED, ENOUGH, (OutcomeKind.SUCCEEDED, 0)),
         (SiteState.FAILED, ENOUGH - 1, NOT_YET),
-        (SiteState.FAILED, ENOUGH, OutcomeKind.CANNOT_START),
+        (SiteState.FAILED, ENOUGH, OutcomeKind.NEVER_STARTED),
         (SiteState.TIMED_OUT, 0, OutcomeKind.TIMED_OUT),
         (SiteState.OUT_OF_MEMORY, 0, (OutcomeKind.FAILED, 137)),
         (SiteState.CANCELLED, 0, OutcomeKind.CANCELLED),
@@ -187,9 +187,10 @@ def test_every_combination_has_exactly_one_outcome(sighting: Sighting | None, tr
         assert by_site or decided.outcome.kind is not OutcomeKind.SUCCEEDED, (
             "only the site reports success without a recorded status"
         )
-        assert decided.outcome.kind is not OutcomeKind.NEVER_STARTED, (
-            "an element with a trace or a sighting may have started"
+        assert decided.outcome.kind is not OutcomeKind.NEVER_STARTED or trace == NOTHING, (
+            "an element with a trace has started"
         )
+        assert not decided.is_fault_of_node or decided.outcome.kind is OutcomeKind.NEVER_STARTED
     if decided.outcome is not None and decided.outcome.kind is not OutcomeKind.SUCCEEDED:
         assert decided.outcome.reason, "every outcome needs a reason"
 

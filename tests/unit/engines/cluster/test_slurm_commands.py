@@ -2,13 +2,14 @@
 
 import subprocess
 
+import msgspec
 import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.stop_warning import parse_warning
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, UncertainMemory, WholeDevice
 from gpuyard.engines.cluster import slurm_commands as commands
-from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState
+from gpuyard.engines.cluster.site import ClusterNode, ClusterSubmission, Sighting, SiteState
 from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
 
 SHARED = Need(memory=FixedMemory(5000.0))
@@ -50,6 +51,32 @@ def listed(**cells: str) -> bytes:
 def only(text: bytes) -> SlurmJobRow:
     (row,) = commands.parse_listing(text)
     return row
+
+
+class TestNodes:
+    def test_nodes_that_could_not_start_jobs_are_left_out(self) -> None:
+        left_out = msgspec.structs.replace(submission(terms()), without=("n1", "n[4-5]"))
+        assert "--exclude=n1,n[4-5]" in commands.submit_command(left_out, SlurmSettings())
+
+    def test_each_node_is_listed_once_with_its_trouble(self) -> None:
+        rows = [
+            ("n0", "idle", "gpu:a100:2"),
+            ("n0", "idle", "gpu:a100:2"),
+            ("n1", "down*", "(null)"),
+            ("n2", "mixed-", ""),
+        ]
+        text = "".join(f"{name:128}{state:64}{gres:1024}\n" for name, state, gres in rows)
+        found = commands.parse_states(text)
+        assert [(each.name, each.has_gpus, bool(each.trouble)) for each in found] == [
+            ("n0", True, False), ("n1", False, True), ("n2", False, False),
+        ]  # fmt: skip
+        assert found[1].trouble == "Slurm says that it is down*: `scontrol show node n1` says why"
+
+    def test_a_check_runs_on_one_node_with_a_gpu_if_it_has_one(self) -> None:
+        node = ClusterNode(name="n0", place="n0", has_gpus=True)
+        command = commands.run_command(node, "true", SlurmSettings(partition="fast"), 39.5)
+        assert {"--nodelist=n0", "--gres=gpu:1", "--partition=fast", "--immediate=40"} <= set(command)
+        assert command[-3:] == ["sh", "-c", "true"]
 
 
 class TestSubmitting:

@@ -16,7 +16,8 @@ class TestStates:
             ("SPECIAL_EXIT", SiteState.PENDING),
             ("RUNNING", SiteState.RUNNING),
             ("COMPLETING", SiteState.RUNNING),
-            ("SUSPENDED", SiteState.RUNNING),
+            ("SUSPENDED", SiteState.SUSPENDED),
+            ("STOPPED", SiteState.SUSPENDED),
             ("STAGE_OUT", SiteState.RUNNING),
             ("COMPLETED", SiteState.SUCCEEDED),
             ("FAILED", SiteState.FAILED),
@@ -53,10 +54,7 @@ class TestStates:
         ],
     )
     def test_a_reason_is_slurms_code_with_an_explanation(self, reason: str, explained: str) -> None:
-        assert reason_of("PENDING", reason) == explained
-
-    def test_a_job_that_slurm_suspended_has_a_reason(self) -> None:
-        assert reason_of("SUSPENDED", "None") == "suspended by Slurm"
+        assert reason_of(reason) == explained
 
     @pytest.mark.parametrize(
         ("code", "status"),

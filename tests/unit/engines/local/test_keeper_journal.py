@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.job import OutcomeKind
-from gpuyard.engines.common.prefetched_log import create_log
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
+from gpuyard.engines.common.unused_log import create_log
 from gpuyard.engines.local.keeper import _line
 from gpuyard.engines.local.keeper_connection import JournalEntry, begun_attempts, parse_journal
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, has_frame, make_roots
 from tests.scale import size
+from tests.small_disk import mounted_disk
 from tests.unit.leases import as_root, child
-from tests.unit.recipes import OTHER_UID, RUN, mounted, tree_of, write
+from tests.unit.recipes import OTHER_UID, RUN, tree_of, write
 
 # The roots
 
@@ -106,10 +107,10 @@ def test_a_disk_that_fails_on_fsync_is_reported(tmp_path: Path, monkeypatch: pyt
 
 @as_root
 def test_a_full_and_a_read_only_disk_are_reported_before_the_first_run(tmp_path: Path) -> None:
-    with mounted(tmp_path / "full", "size=32k") as full:
+    with mounted_disk(tmp_path / "full", "size=32k") as full:
         assert refusal(tmp_path / "out", full) == f"cannot write to the prune root {full}: No space left on device"
         assert os.listdir(full) == []
-    with mounted(tmp_path / "fixed", "ro") as fixed:
+    with mounted_disk(tmp_path / "fixed", "ro") as fixed:
         assert refusal(fixed, None) == f"cannot write to the output root {fixed}: Read-only file system"
         assert refusal(fixed / "out", None) == f"cannot create the output root {fixed}/out: Read-only file system"
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from gpuyard.recipes.batch.prune_empty_runs import prune, read_record
+from tests.small_disk import mounted_disk
 from tests.unit.leases import as_root, child
 from tests.unit.recipes import (
     AT,
@@ -25,7 +26,6 @@ from tests.unit.recipes import (
     Roots,
     copying,
     make_run,
-    mounted,
     rename_within_folders_only,
     renaming,
     tree_of,
@@ -217,7 +217,7 @@ def test_a_run_is_left_if_its_copy_fills_the_disk(roots: Roots, monkeypatch: pyt
 
 @as_root
 def test_on_a_full_disk_the_run_is_left(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "size=64k") as disk:
+    with mounted_disk(tmp_path / "disk", "size=64k") as disk:
         roots = Roots(output=tmp_path / "out", pruned=disk / "pruned")
         roots.fill()
         write(roots.run / "deep" / "large", bytes(100_000))

@@ -1,5 +1,6 @@
 """A mistake in a configuration is reported with its file, its line, its key, and a suggestion."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,14 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).mkdir()
     with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [(1 << 20) + 1, 50 << 30])
+def test_a_file_of_more_than_1_mb_is_refused_and_not_read(tmp_path: Path, size: int) -> None:
+    path = tmp_path / CONFIG_FILE
+    path.write_text("task_name: a\n")
+    os.truncate(path, size)
+    with pytest.raises(UserError) as caught:
+        load(tmp_path)
+    assert caught.value.message == f"{path} is too large: configuration has at most 1 MB"
+    assert caught.value.hint

@@ -1,5 +1,6 @@
 """Options in a task's own YAML, and the parts of it that belong to its program."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ def test_other_sections_are_left_to_the_program(tmp_path: Path, text: str) -> No
 )
 def test_a_file_that_is_not_yaml_has_no_options(tmp_path: Path, text: str | bytes) -> None:
     assert options(tmp_path, text) == TaskOptions()
+
+
+@pytest.mark.parametrize("size", [(1 << 20) + 1, 50 << 30])
+def test_a_file_of_more_than_1_mb_is_data_and_cannot_have_options(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "exp1.yml"
+    path.write_text("lr_scheduler: cosine\nscheduler:\n  step_size: 3\n")
+    os.truncate(path, size)
+    assert load_task_options(path) == TaskOptions()
+    path.write_text("lr: 1\nscheduler:\n  vram: 8G\n")
+    os.truncate(path, size)
+    with pytest.raises(UserError, match=r"exp1\.yml is too large: a configuration with `scheduler:` has at most 1 MB"):
+        load_task_options(path)
 
 
 def test_yaml_tags_of_the_program_are_ignored_and_not_executed(tmp_path: Path) -> None:

@@ -118,6 +118,14 @@ class _WatchedLog:
         has_no = f"is {self.state} and has no output: it has not run"
         return f"job {self.id} {has_no if number is None else f'has no attempt {number}'}"
 
+    def unstarted(self, attempt: Answer) -> UserError:
+        """Return the error for an attempt that its engine has not started, and so has no output."""
+        if attempt["ended_at"] is not None:
+            text = f"attempt {attempt['number']} of job {self.id} has no output: it never started"
+        else:
+            text = f"job {self.id} is {self.state} on {attempt['engine']} and has no output: it has not started there"
+        return UserError(text, hint=f"`gpuyard why {self.id}` says what it waits for")
+
     def wait_and_refresh(self) -> None:
         time.sleep(max(0.0, self._refreshed_at + _POLL_S - time.monotonic()))
         self.refresh()
@@ -148,10 +156,11 @@ class _LogPrinter:
     def print(self, attempt: Answer, lines: int | None) -> None:
         from gpuyard.engines.common.job_logs import LogCursor, follow
 
-        files = self._files_of(attempt)
+        files, number = self._files_of(attempt), attempt["number"]
         for path in files:
             if not os.path.exists(path):
-                number = attempt["number"]
+                if attempt["started_at"] is None:
+                    raise self._watched.unstarted(attempt)
                 raise EnvironmentFault(
                     f"the log of attempt {number} of job {self._watched.id} is missing: {path}",
                     hint="[keep] in config.toml says how long logs are kept, and how many",
@@ -224,7 +233,7 @@ class _LogPrinter:
 def _await_start(watched: _WatchedLog, number: int | None, write_note: "Callable[[str], None]" = note) -> Answer | None:
     """Wait for the attempt to start and return it; None if the job finishes without it."""
     noted = ""
-    while (attempt := watched.attempt(number)) is None:
+    while (attempt := watched.attempt(number)) is None or not _is_begun(attempt):
         if watched.state in FINISHED:
             return None
         if watched.state != noted:
@@ -232,6 +241,11 @@ def _await_start(watched: _WatchedLog, number: int | None, write_note: "Callable
             write_note(f"gpuyard: job {watched.id} is {noted}; waiting for it to start")
         watched.wait_and_refresh()
     return attempt
+
+
+def _is_begun(attempt: Answer) -> bool:
+    """Return whether it has started; or never will, as its site did not take it."""
+    return attempt["started_at"] is not None or attempt["ended_at"] is not None
 
 
 def _number(typed: Typed, name: str) -> int | None:

@@ -214,7 +214,7 @@ def _attempt_cells(attempt: Answer, job: Answer) -> list[str]:
         UNKNOWN if attempt["pid"] is None else str(attempt["pid"]),
         format_time(attempt["started_at"]),
         format_time(attempt["ended_at"]),
-        ",".join(gpu_text(device, job, "") for device in attempt["devices"]) or UNKNOWN,
+        attempt["place"] or ",".join(gpu_text(device, job, "") for device in attempt["devices"]) or UNKNOWN,
         job["state"] if attempt["ended_at"] is None else result,
     ]
 

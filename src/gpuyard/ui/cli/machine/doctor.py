@@ -35,6 +35,7 @@ from gpuyard.schema.machine import drain_row
 from gpuyard.ui.cli.machine.devices import health_lines
 from gpuyard.ui.cli.machine.doctor_folders import check_folders, folder_lines
 from gpuyard.ui.cli.machine.doctor_host import ram_limit_notices
+from gpuyard.ui.cli.machine.doctor_nodes import check_cluster
 from gpuyard.ui.cli.machine.doctor_suspend import suspend_notices
 from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size, tolerate_config_faults
@@ -46,18 +47,27 @@ _MUTEX_TIMEOUT_S = 2.0
 
 
 @click.group("doctor", invoke_without_command=True)
+@click.option(
+    "--engine", type=click.Choice(["slurm", "ray"]), help="Only run a job on every node of this cluster, and check it."
+)
 @json_option
 @deadline_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
+def command(ctx: click.Context, engine: str | None, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
     """Check which probes and engines work, and say how to fix those that do not. Name lease files that are ignored, and
     users who lease the same GPUs in another directory.
 
     Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, an engine cannot be loaded, a
     process keeps the lease directory locked, or your queue uses another one.
+
+    \b
+    --engine checks on each node whether it sees the queue's folder, the Python of gpuyard and the working directory,
+    its clock, and the memory of its GPUs. Exit status 1 if something is wrong there.
     """
     if ctx.invoked_subcommand is not None:
         return None
+    if engine is not None:
+        return check_cluster(engine, as_json=as_json)
     tolerate_config_faults()
     checks = check_probes(local_probes(), deadline_s)
     plugged = gpus_on_pci()

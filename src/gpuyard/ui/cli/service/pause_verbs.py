@@ -32,9 +32,10 @@ class PauseVerb:
         answer = request("POST", f"/{self._name}")
         if typed.flag("wait"):
             with RetryingClient() as queue:
-                while answer["running"]:
+                while answer["running"] or answer["counts"].get("pending"):
                     time.sleep(_POLL_S)
-                    answer["running"] = queue.get("/status")["under_way"]
+                    status = queue.get("/status")
+                    answer["running"], answer["counts"] = status["under_way"], status["counts"]
         done = self._done.format(running=answer["running"])
         if self._name == "drain" and not answer["running"]:
             done = "drained: no job runs. `gpuyard unpause` starts jobs again"

@@ -8,12 +8,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from gpuyard.engines.common.bring_results import bring_results
 from gpuyard.ports import Launch
-from gpuyard.system.wakeable_poll import WakeablePoll
 
 _log = logging.getLogger(__name__)
 _HOLD_S = 30.0
@@ -30,9 +30,9 @@ class _Pass(Struct):
 class SnapshotResults:
     """For one thread. Keys are those of attempts, such as `17.1`."""
 
-    def __init__(self, poll: WakeablePoll) -> None:
-        """`poll` is woken when `holds` should be called again."""
-        self._poll = poll
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, from any thread, when `holds` should be called again."""
+        self._wake = wake
         self._snapshots: dict[str, str] = {}  # by key
         self._passes: dict[str, tuple[_Pass, float]] = {}  # by key, and how long an end waits for it
         self._next: dict[str, _Pass] = {}  # by snapshot: the pass that has not begun
@@ -90,6 +90,6 @@ class SnapshotResults:
         finally:
             each.done.set()
             try:
-                self._poll.wake()
+                self._wake()
             except (OSError, ValueError):  # the daemon ends
                 _log.debug("no daemon waits for the results of %s", each.label)

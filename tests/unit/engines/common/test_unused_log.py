@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.common.prefetched_log import begin_log, create_log, is_unused
+from gpuyard.engines.common.unused_log import begin_log, create_log, is_unused
 
 pytestmark = pytest.mark.linux  # elsewhere files have no sticky bit, and no prefetch queue exists
 

@@ -1,7 +1,8 @@
-"""Logs that the daemon creates for prefetched attempts, before the keeper begins them.
+"""Logs of attempts that have not begun: they have the sticky bit until their programs are started.
 
-Such a log has the sticky bit until its attempt begins. That tells it from the empty log of an attempt that has begun,
-if the daemon is killed: `gpuyard restore` does not name the job as started, and the next daemon uses the log again.
+The daemon creates them for prefetched attempts, and the keeper for all others. The bit tells such a log from the empty
+log of an attempt that has begun. If the daemon is killed, `gpuyard restore` does not name the job as started, and the
+next daemon uses the log again. If the keeper is killed before it starts the program, the job is queued again.
 
 The sticky bit has no meaning on files, no umask removes it, and the log can be read as any other. A file system that
 stores no modes does not show it: there each log counts as one of an attempt that has begun.
@@ -12,8 +13,8 @@ Uses the standard library alone, as the keeper does.
 import os
 import stat
 
-_MODE = 0o600
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_MODE = 0o600 | stat.S_ISVTX
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 
 
 def create_log(path: str) -> bool:
@@ -22,12 +23,17 @@ def create_log(path: str) -> bool:
     Never opens a file that exists.
     """
     try:
-        os.close(os.open(path, _NEW, _MODE | stat.S_ISVTX))
+        os.close(os.open(path, _CREATE | os.O_EXCL, _MODE))
     except FileExistsError:
         return is_unused(path)
     except OSError:
         return False
     return True
+
+
+def open_log(path: str) -> int:
+    """Open a log to append to it; a new one is unused. Raises OSError."""
+    return os.open(path, _CREATE | os.O_APPEND | os.O_NOFOLLOW, _MODE)
 
 
 def begin_log(descriptor: int) -> None:
