@@ -305,7 +305,7 @@ class JobTransitions:
             due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
             ended_at=now if state in FINISHED else None,
             failures=job.failures + verdict.counts,
-            queued_at=now if state is JobState.QUEUED and not is_back_in_line else None,
+            queued_at=now if state is JobState.QUEUED and not (is_back_in_line or verdict.keeps_place) else None,
         )
         self._unstored.discard(job.id)
         if verdict.growth is not None:

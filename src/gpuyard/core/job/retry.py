@@ -68,6 +68,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     text: str = ""
     note: str = ""  # follows the text in the reason of the job, also if it has succeeded
     growth: Growth | None = None  # what the job gets from now on
+    keeps_place: bool = False  # it waits in the queue as if it had never been handed over
 
 
 def judge(job: Job, outcome: Outcome, *, is_device_fault: bool = False) -> Verdict:
