@@ -66,7 +66,7 @@ def test_the_time_in_which_a_job_is_suspended_counts_as_waiting() -> None:
 def test_a_first_run_that_may_grow_late_either_shares_or_keeps_its_promise() -> None:
     """After half an hour the first job takes more memory than the card has beside the second, or it never does. Until
     then nothing tells which: a policy that lets both go on gains on one trace and breaks the promise on the other. One
-    that keeps the promise on both suspends the second one while the first may grow (ADR 92)."""
+    that keeps the promise on both suspends the second one while the first may grow (ADR 99)."""
     flat, second = one("flat", 0, 60, 8), one("second", 1, 60, 8)
     grows = replace(flat, peak_mb=20 * GB, late_mb=12 * GB, late_s=1800.0)
     for first, is_late in ((flat, False), (grows, True)):
