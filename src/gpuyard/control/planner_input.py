@@ -12,7 +12,6 @@ from gpuyard.control.rules import HostGates
 from gpuyard.control.sharing_facts import lease_loads, packing_now
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.host_capacity import grantable_mb
-from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import PlannerView
 from gpuyard.core.scheduling.queue_order import LaneQueue
@@ -31,7 +30,6 @@ class PlannerInput:
         self._clock = clock
         self._host_usage = host_usage
         self._host_gates = HostGates()
-        self._known_states = KnownStates()
 
     def view(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> PlannerView:
         """Collect the planner's input. Without `ledger` (it was not read) no process counts as foreign."""
@@ -62,7 +60,6 @@ class PlannerInput:
                     **parts.memory_guard.closed(),
                     **closed_devices(snapshot, self._leases.drains(), banned, self._leases.health_marks()),
                 },
-                known=self._known_states,
             ),
             queues=queues,
             holder=parts.me,

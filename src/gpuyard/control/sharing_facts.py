@@ -11,8 +11,6 @@ from gpuyard.core.scheduling.sharing import MOST_PER_DEVICE, assumed_load, depth
 
 # With this least gain, memory alone decides which jobs share a device.
 _MEMORY_ALONE_PERCENT = -100.0
-# Loads are rounded to this, in percent, so that most device states stay as they are (`known_states`).
-_LOAD_STEP = 5.0
 
 
 def lease_loads(transitions: JobTransitions, now: float) -> dict[str, float]:
@@ -21,8 +19,7 @@ def lease_loads(transitions: JobTransitions, now: float) -> dict[str, float]:
     for live in transitions.live.values():
         attempt = live.attempt
         if attempt.lease_id is not None and attempt.usage is not None:
-            load = assumed_load(attempt.usage.load_percent, attempt.ran_s(now))
-            found[attempt.lease_id] = _LOAD_STEP * round(load / _LOAD_STEP)
+            found[attempt.lease_id] = assumed_load(attempt.usage.load_percent, attempt.ran_s(now))
     return found
 
 

@@ -69,6 +69,10 @@ class LaneQueue(Struct, frozen=True, kw_only=True):
     jobs: Iterator[Candidate]
 
 
+# A lane, its first job, and the priority of that with what it has gained by waiting.
+_Head = tuple[LaneQueue, Candidate, int]
+
+
 class WeightedUse(Struct, frozen=True, kw_only=True):
     """Device-seconds (for jobs without devices: seconds), weighted as of the time `at`."""
 
@@ -98,12 +102,13 @@ class QueueOrder:
         """Consider MOST_LANES lanes, and always `explained_lane`."""
         self._now = now
         self._used = dict(used)
-        first = ((queue, next(queue.jobs, None)) for queue in queues)
-        self._heads = {queue.lane.id: (queue, head) for queue, head in first if head is not None}
+        self._heads: dict[int, _Head] = {}
+        for queue in queues:
+            self._bring_forward(queue)
         if len(self._heads) > MOST_LANES:
-            ranked = sorted(self._heads.values(), key=self._rank)
-            with_devices = [queue.lane.id for queue, _ in ranked if queue.lane.need.devices]
-            without = [queue.lane.id for queue, _ in ranked if not queue.lane.need.devices]
+            ranked = [queue.lane for queue, _, _ in sorted(self._heads.values(), key=self._rank)]
+            with_devices = [lane.id for lane in ranked if lane.need.devices]
+            without = [lane.id for lane in ranked if not lane.need.devices]
             kept = {*with_devices[:MOST_LANES], *without[:MOST_LANES], explained_lane}
             self._heads = {lane_id: head for lane_id, head in self._heads.items() if lane_id in kept}
 
@@ -111,7 +116,7 @@ class QueueOrder:
         if not self._heads:
             return None
         entries = self._heads.values()
-        queue, head = next(iter(entries)) if len(entries) == 1 else min(entries, key=self._rank)
+        queue, head, _ = next(iter(entries)) if len(entries) == 1 else min(entries, key=self._rank)
         return queue.lane, head
 
     def advance(self, lane: Lane) -> None:
@@ -121,20 +126,21 @@ class QueueOrder:
 
     def pass_over(self, lane: Lane) -> None:
         """Replace the lane's first job, which cannot start, by its next one."""
-        queue, _ = self._heads.pop(lane.id)
-        following = next(queue.jobs, None)
-        if following is not None:
-            self._heads[lane.id] = queue, following
+        self._bring_forward(self._heads.pop(lane.id)[0])
 
     def drop(self, lane: Lane) -> None:
         """Remove a lane of which no job can start now."""
         del self._heads[lane.id]
 
-    def _rank(self, entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, int]:
-        queue, head = entry
-        lane = queue.lane
-        priority = current_priority(lane.priority, head.queued_at, self._now)
-        return -priority, self._used.get(lane.party, 0.0), head.job_id
+    def _bring_forward(self, queue: LaneQueue) -> None:
+        head = next(queue.jobs, None)
+        if head is not None:
+            priority = current_priority(queue.lane.priority, head.queued_at, self._now)
+            self._heads[queue.lane.id] = queue, head, priority
+
+    def _rank(self, entry: _Head) -> tuple[int, float, int]:
+        queue, head, priority = entry
+        return -priority, self._used.get(queue.lane.party, 0.0), head.job_id
 
 
 def full_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> Iterator[Candidate]:

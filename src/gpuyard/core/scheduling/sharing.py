@@ -41,7 +41,7 @@ Member = tuple[float, float]  # the load of a job on a device, and its k
 
 
 class DepthLimit(Struct, frozen=True, kw_only=True):
-    """`jobs` run or wait for `devices`. Jobs are counted in steps, so that most plans have the same limit."""
+    """`jobs` run or wait for `devices`."""
 
     jobs: int
     devices: int
@@ -63,10 +63,7 @@ class DepthLimit(Struct, frozen=True, kw_only=True):
 
 def depth_limit(jobs: int, devices: int) -> DepthLimit | None:
     """Return the limit for this many running and waiting jobs; None if there is no other device to wait for."""
-    if devices < 2:
-        return None
-    step = max(1, devices // 8)
-    return DepthLimit(jobs=min(jobs, MOST_PER_DEVICE * devices) // step * step, devices=devices)
+    return DepthLimit(jobs=min(jobs, MOST_PER_DEVICE * devices), devices=devices) if devices > 1 else None
 
 
 def durations_with(need: Need, state: DeviceState, limit: DepthLimit) -> float:
