@@ -353,8 +353,8 @@ FAULTS = (
     Fault(
         id="engines-late-file-means-lost",
         file=f"{_CLUSTER}/outcome.py",
-        old="    if waited < LATE_REPORTS:\n        return _NOT_YET\n    return _over(",
-        new="    return _over(",
+        old="    if waited < LATE_REPORTS:\n        return _NOT_YET\n    outcome = Outcome(kind=OutcomeKind.LOST,",
+        new="    outcome = Outcome(kind=OutcomeKind.LOST,",
         breaks="A job on a cluster with a slow network file system is reported as lost although it succeeded.",
         near=("tests/unit/engines/cluster/test_outcome.py",),
     ),
