@@ -27,7 +27,7 @@ _OF_HOST = frozenset(
 _OF_HOST_PREFIXES = ("LD_", "CONDA", "_CE_", "DOCKER_", "CONTAINER", "PODMAN_", "STORAGE_", "APPTAINER", "SINGULARITY")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SETS_VARIABLE = ("--env", "-e")
-_VARIABLE = re.compile(r"([A-Za-z_]\w*=).+", re.DOTALL)
+_VARIABLE = re.compile(r"([^=]+=).+", re.DOTALL)
 _SET_VARIABLE = re.compile(rf"((?:--env[= ]|-e[= ]?)\s*{_VARIABLE.pattern[1:]}", re.DOTALL)
 _IMAGE = re.compile(r"[^-\s]\S*")
 # `docker run`, also after options of its own, as in `docker --context lab run`.
