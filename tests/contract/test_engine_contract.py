@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Ended, Engine, Launch, Prepared
 from gpuyard.system.machine_identity import boot_id
 from tests.contract.cluster_engines import process_place
-from tests.contract.engine import DEADLINE_S, EngineContract, Place, Programs
+from tests.contract.engine import DEADLINE_S, EngineContract, Place, Programs, attempt_of, kinds, wait_until_running
 from tests.simulation.behaviors import Behavior
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.world import World
@@ -27,6 +28,7 @@ _DAEMON = """
 import os, signal, sys
 import msgspec
 from pathlib import Path
+from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 engine = LocalEngine(Path(sys.argv[1]))
@@ -135,6 +137,16 @@ class TestLocalEngine(EngineContract):
         place = LocalPlace(tmp_path)
         yield place
         place.close()
+
+    def test_an_attempt_whose_keeper_is_not_known_any_more_goes_on(self, place: Place) -> None:
+        [prepared] = place.die([place.launch(1, "waits")], begun=True)
+        wait_until_running(place, 1)
+        engine = place.engine()
+        engine.adopt([attempt_of(place, msgspec.structs.replace(prepared, keeper_pid=0))])
+        assert engine.ended() == []
+        place.let_go(1)
+        assert kinds(place.ended(engine, 1)) == {1: OutcomeKind.SUCCEEDED}
+        assert place.runs(1) == 1
 
 
 class TestSimulatedEngine(EngineContract):

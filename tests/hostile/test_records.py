@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.lease import Need
 from gpuyard.errors import UserError
+from gpuyard.leases import lock_file
 from gpuyard.leases.ledger import Ledger
 from gpuyard.leases.records import MAX_TICKETS_PER_USER
 from gpuyard.wait_for_devices import Acquisition
@@ -308,6 +309,18 @@ def test_lease_of_more_ram_than_the_machine_has(ledger: Path) -> None:
         assert found["problem"].startswith("ram_mb is 1e+09, not 0 to ")
 
 
+def count_bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of the records that are parsed from now on to see whose machine they are of."""
+    read: list[int] = []
+
+    def note(content: bytes) -> bool:
+        read.append(len(content))
+        return False
+
+    monkeypatch.setattr(lock_file, "is_elsewhere", note)
+    return read
+
+
 def link_often(folder: str, content: bytes, count: int) -> None:
     hold_files(folder, [("1-0.lease", content)])
     for number in range(1, count):
@@ -319,13 +332,15 @@ def link_often(folder: str, content: bytes, count: int) -> None:
     before="2.1 GB in the daemon of every user, and 18 s for each `submit`",
     now="harmless: the file is read once",
 )
-def test_lease_with_many_names(ledger: Path) -> None:
+def test_lease_with_many_names(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = count_bytes_read(monkeypatch)
     shares = [{"device_id": f"G{number}", "memory_mb": 1024.0, "is_exclusive": False} for number in range(900)]
     with child(stay_as, BEN, link_often, str(ledger), record(shares), 2000) as ben:
         ben.receive()
         assert len(os.listdir(ledger)) >= 2000
         (found,) = Ledger(ledger).leases()
         assert (found.holder.uid, len(found.shares)) == (BEN, 900)
+        assert sum(read) == len(record(shares))
         assert anne_gets(ledger, 1, vram_mb=20000.0) is not None
 
 
@@ -334,13 +349,15 @@ def test_lease_with_many_names(ledger: Path) -> None:
     before="all of it was read and kept by every daemon",
     now="bounded: 8 MB of a user are read, and the user is named",
 )
-def test_large_leases(ledger: Path) -> None:
+def test_large_leases(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = count_bytes_read(monkeypatch)
     content = record([{"device_id": "G0", "memory_mb": 1.0, "is_exclusive": False}]).ljust(65000)
     with ben_holds(ledger, *((f"1-{number}.lease", content) for number in range(256))):
         live = Ledger(ledger).contents()
         assert len(live.leases) == (8 << 20) // 65000
         (named,) = live.bad
         assert (named.uid, named.name) == (BEN, f"a group of {256 - len(live.leases)} files")
+        assert sum(read) <= (8 << 20) + 65000
 
 
 @contextlib.contextmanager

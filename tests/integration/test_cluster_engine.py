@@ -483,6 +483,30 @@ def test_adopting_reports_a_job_that_failed_meanwhile(harness: EngineHarness) ->
     assert any(each.place for each in harness.statuses)
 
 
+def test_an_attempt_that_was_submitted_again_is_adopted_from_its_last_submission(
+    sites: Callable[..., GatedSite], post_at: Callable[[Site], EngineHarness]
+) -> None:
+    harness = post_at(sites(most=2))
+    first, _, again = harness.hand_over(harness.waiting(1), harness.waiting(2), harness.waiting(3))
+    harness.until_runs(1, 2)
+    (folder,) = harness.submissions()
+    # As its supervisor, where no log can be written.
+    (folder / "2.started").write_text('{"at": 1.0, "node": "n1", "pid": 1}')
+    (folder / "2.ended").write_text('{"word": "unbegun-log-enospc", "at": 2.0}')
+    assert harness.until_ended(3) == [NEVER_STARTED]
+    del harness.ends[3]
+    harness.let_go(2)
+    assert harness.until_ended(2) == [SUCCEEDED]
+    harness.hand_over(harness.waiting(3))
+    harness.until_runs(3)
+    harness.take_over(first, again)
+    harness.let_go(3)
+    assert harness.until_ended(3) == [SUCCEEDED]
+    harness.let_go(1)
+    assert harness.until_ended(1) == [SUCCEEDED]
+    assert harness.runs(1) == harness.runs(3) == 1
+
+
 # Lost jobs
 
 

@@ -1,5 +1,7 @@
 """Lists the files of a Git work tree, and tells whether it has changes; with its submodules and work trees in it."""
 
+import os
+
 from gpuyard.connect.git_folder import git_folder
 from gpuyard.connect.run_git import open_git
 
@@ -26,9 +28,10 @@ def list_tree(root: str) -> tuple[list[str], list[str]]:
             copied, ignored = git.lists(_COPIED, _IGNORED)
         linked += [f"{at}{name}" for name in ignored]
         for name in dict.fromkeys(copied):
-            # A submodule, or an untracked work tree, which git lists as a folder.
+            # A submodule, or an untracked work tree, which git lists as a folder. A link to a work tree is none: it may
+            # lead back here.
             inner = f"{at}{name}".rstrip("/")
-            if git_folder(f"{root}/{inner}") is None:
+            if git_folder(f"{root}/{inner}") is None or os.path.islink(f"{root}/{inner}"):
                 files.append(f"{at}{name}")
             else:
                 pending.append(f"{inner}/")

@@ -109,8 +109,7 @@ class ClusterDispatch:
         """Ask for these jobs: each is queued in a later step, unless it has begun."""
         lives = [self._transitions.live[job_id] for job_id in job_ids if job_id in self._transitions.live]
         wanted = [each.attempt for each in lives if each.attempt.key not in self._asked_back]
-        self._asked_back.update(attempt.key for attempt in wanted)
-        self._engines.withdraw(wanted)
+        self._asked_back |= self._engines.withdraw(wanted)
 
     def _take_back_stopped(self) -> None:
         """Ask for the jobs that wait at a site while they may not start: the queue or their workspace was stopped."""

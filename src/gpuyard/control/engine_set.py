@@ -122,10 +122,14 @@ class EngineSet:
         """Signal the processes of attempts on this machine that handle the signal; None while that is under way."""
         return self._local.warn_each(attempts, signum)
 
-    def withdraw(self, attempts: Sequence[Attempt]) -> None:
+    def withdraw(self, attempts: Sequence[Attempt]) -> set[str]:
+        """Return the keys of the attempts whose engine was asked: ask again for those of one that cannot be opened."""
+        asked = set[str]()
         for attempt in attempts:
-            with contextlib.suppress(EnvironmentFault):  # the engine cannot be opened now, and its attempts wait for it
+            with contextlib.suppress(EnvironmentFault):
                 self._engine(attempt.engine).withdraw(attempt)
+                asked.add(attempt.key)
+        return asked
 
     def site_changes(self) -> list[SiteStatus]:
         return self._in_queue_time(self._ask_clusters(lambda engine: engine.site_changes()))

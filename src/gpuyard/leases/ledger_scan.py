@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 from gpuyard.leases.drains import DRAIN, MARK
@@ -61,24 +61,25 @@ class LedgerScan:
         if len(files) > MAX_FILES_PER_USER:
             names = self._newest_per_user(files)
         left = defaultdict[int, int](lambda: MAX_MB_PER_USER << 20)
-        others: set[int] = set()
+        others, over = set[int](), set[int]()  # inodes, and users of whom enough was read
         for name in sorted(names):
-            found = self._read(name, files[name])
+            if files[name] in others:
+                continue
+            found = self._read(name, files[name], over)
             if found is not None and found.uid != os.geteuid():
-                if files[name] in others:
-                    continue
                 others.add(files[name])
                 left[found.uid] -= len(found.content)
                 if left[found.uid] < 0:
+                    over.add(found.uid)
                     self.unread[found.uid] += 1
                     continue
             if found is not None:
                 yield found
 
-    def _read(self, name: str, inode: int) -> HeldFile | None:
-        """Return a file that is held and complete."""
+    def _read(self, name: str, inode: int, unread: Container[int]) -> HeldFile | None:
+        """Return a file that is held and complete; of users in `unread`, without its content."""
         try:
-            uid, found = read_held(self._folder, name)
+            uid, found = read_held(self._folder, name, unread)
         except OSError as error:
             if error.errno in _OWN_ERRORS:
                 raise

@@ -18,7 +18,7 @@ import os
 import stat
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import ClassVar
 
@@ -201,9 +201,9 @@ def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
         os.close(descriptor)
 
 
-def read_held(folder: str, name: str) -> tuple[int | None, HeldFile | None]:
+def read_held(folder: str, name: str, unread: Container[int] = ()) -> tuple[int | None, HeldFile | None]:
     """Return the owner and the content of a file that is held; only the owner if it is dead, and nothing if it is not a
-    file, or another machine's. Raises OSError."""
+    file, or another machine's. Of users in `unread`, a held file is returned with no content. Raises OSError."""
     # Without O_NONBLOCK opening a pipe of that name would block.
     descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -211,7 +211,8 @@ def read_held(folder: str, name: str) -> tuple[int | None, HeldFile | None]:
         if not stat.S_ISREG(status.st_mode):
             return None, None
         is_held = owner_locks.is_held(descriptor)
-        content = os.pread(descriptor, _MAX_BYTES + 1, 0)  # after the test: a dead file may just be used again
+        # After the test: a dead file may just be used again.
+        content = b"" if is_held and status.st_uid in unread else os.pread(descriptor, _MAX_BYTES + 1, 0)
         if is_elsewhere(content):
             return None, None
         if not is_held:

@@ -62,6 +62,7 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 # Columns whose loss changes nothing of what a job does.
 _SHOWN = frozenset({"reason", "command", "name", "lane"})
+_LIVE_ATTEMPT = "its live attempt"
 
 
 class _BadText(bytes):
@@ -305,11 +306,19 @@ class _Mending:
                 self._lose("spec", row.key["id"], {"command"})
         elif row.table == "jobs":
             new |= self._job_values({**row.values, **new}, row)
-            self._lose("id", row.key["id"], row.bad - _SHOWN)
+            is_left = row.values["state"] in LIVE and new["state"] is JobState.HELD
+            self._lose("id", row.key["id"], {_LIVE_ATTEMPT} if is_left else row.bad - _SHOWN)
         elif row.table == "attempts":
+            new |= {"engine": self._engine(row.values["job"])} if "engine" in row.bad else {}
             new |= _attempt_values({**row.values, **new}, self._now)
         columns = ", ".join(f"{name} = ?" for name in new)
         self._execute(f"UPDATE {row.where().format(f'SET {columns}')}", (*new.values(), *row.key.values()))
+
+    def _engine(self, job_id: int) -> str:
+        """Return the engine of the job: an attempt that was taken for a local one would be started again beside it."""
+        query = "SELECT spec FROM jobs JOIN specs ON specs.id = spec WHERE jobs.id = ?"
+        found = self._execute(query, (job_id,)).fetchone()
+        return "" if found is None else self._store.spec(found[0]).engine
 
     def _unreadable(self, spec: int) -> JobSpec:
         """Return a spec in place of one that cannot be read, with the name and the tag of its jobs."""
@@ -374,7 +383,11 @@ class _Mending:
         is_waiting = row[0] in WAITING
         if is_waiting:
             reason = f"{lost}: `gpuyard cancel {job_id}`, and submit it again"
-            if not names & {"command", "spec", "details"}:
+            if _LIVE_ATTEMPT in names:
+                reason = (
+                    f"{lost}: its program may still run; once it has ended, `gpuyard release {job_id}` runs it again"
+                )
+            elif not names & {"command", "spec", "details"}:
                 reason = f"{lost}: `gpuyard show {job_id}`, then `gpuyard release {job_id}` runs it as it is"
             query = "UPDATE jobs SET state = 'held', due_at = NULL, reason = ? WHERE id = ?"
             self._execute(query, (reason, job_id))

@@ -2,7 +2,7 @@
 
 No symbolic link on its path is followed unless it belongs to this user or root, even if another user puts one there
 meanwhile: each folder is opened relative to the one above it. The file has to be a regular file of this user without
-other names, or /dev/null.
+other names, or /dev/null. What this process has open already is written to as it is: /dev/stdout may be a pipe.
 """
 
 import errno
@@ -16,6 +16,7 @@ _FOLDER = _PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # As in the kernel.
 _MOST_LINKS = 40
+_OPEN_ALREADY = {"/dev/stdout": 1, "/dev/stderr": 2, **{f"/dev/fd/{number}": number for number in range(256)}}
 
 
 class UnsafePathError(Exception):
@@ -28,10 +29,16 @@ def write_results(path: str, content: bytes, *, exact_mode: int | None = None, i
     exact_mode: its permissions, regardless of the umask and of those it had. is_new: raise FileExistsError rather than
     replace what it holds.
     """
+    number = _OPEN_ALREADY.get(path)
     try:
-        opened = open_results(os.path.join(os.getcwd(), path), flags=os.O_EXCL if is_new else 0, makes_folders=False)
+        if number is not None:
+            opened = os.dup(number)
+        else:
+            opened = open_results(
+                os.path.join(os.getcwd(), path), flags=os.O_EXCL if is_new else 0, makes_folders=False
+            )
         with open(opened, "wb") as file:
-            if stat.S_ISREG(os.fstat(opened).st_mode):  # and not /dev/null
+            if number is None and stat.S_ISREG(os.fstat(opened).st_mode):  # and not /dev/null
                 os.ftruncate(opened, 0)
                 if exact_mode is not None:
                     os.fchmod(opened, exact_mode)

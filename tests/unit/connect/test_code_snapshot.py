@@ -93,6 +93,15 @@ def test_files_of_submodules_and_of_work_trees_within_are_copied(tree: Path, fol
     assert (copy / "untracked" / "lib.py").read_text() == "lib\n"
 
 
+def test_a_link_to_a_work_tree_stays_a_link_also_to_its_own(tree: Path, folder: Path, tmp_path: Path) -> None:
+    other = make_work_tree(tmp_path / "other", {"data.py": "y = 1\n"})
+    (tree / "here").symlink_to(".")
+    (tree / "other").symlink_to(other)
+    copy = snapshot(tree, folder)
+    assert os.readlink(copy / "here") == "."
+    assert os.readlink(copy / "other") == str(other)
+
+
 def test_a_file_that_was_deleted_and_not_committed_is_left_out(tree: Path, folder: Path) -> None:
     (tree / "train.py").unlink()
     assert not (snapshot(tree, folder) / "train.py").exists()

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpuyard.control.engine_set import EngineSet
-from gpuyard.core.job.job import Outcome, OutcomeKind
+from gpuyard.core.job.job import Attempt, HandedOver, Outcome, OutcomeKind
+from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Ended, SiteStatus
 
 DONE = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
@@ -22,3 +23,24 @@ def test_the_times_that_engines_report_become_times_of_the_queue() -> None:
     engines.offer_of("slurm")
     assert [each.at for each in engines.ended()] == [100.0, None]
     assert [each.at for each in engines.site_changes()] == [20.0]
+
+
+def test_attempts_of_an_engine_that_cannot_be_opened_are_not_taken_for_withdrawn() -> None:
+    withdrawn: list[str] = []
+    site: Any = SimpleNamespace(withdraw=lambda attempt: withdrawn.append(attempt.key))
+    opened: list[Any] = []
+
+    def open_engine(_: str) -> Any:
+        if not opened:
+            raise EnvironmentFault("its shared disk is not mounted")
+        return opened[0]
+
+    now = [0.0]
+    local: Any = SimpleNamespace()
+    engines = EngineSet(local, open_engine, monotonic=lambda: now[0])
+    attempt = Attempt(job_id=3, number=1, phase=HandedOver(at=0.0), engine="slurm")
+    assert engines.withdraw([attempt]) == set()
+    opened.append(site)
+    now[0] = 1000.0
+    assert engines.withdraw([attempt]) == {"3.1"}
+    assert withdrawn == ["3.1"]

@@ -1,4 +1,5 @@
 import os
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,9 @@ def opened(scan: LedgerScan, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Scan, and return the names of the files that were opened."""
     names: list[str] = []
 
-    def note(folder: str, name: str) -> tuple[int | None, HeldFile | None]:
+    def note(folder: str, name: str, unread: Container[int]) -> tuple[int | None, HeldFile | None]:
         names.append(name)
-        return read_held(folder, name)
+        return read_held(folder, name, unread)
 
     with monkeypatch.context() as patch:
         patch.setattr("gpuyard.leases.ledger_scan.read_held", note)

@@ -158,6 +158,34 @@ def test_whatever_is_in_one_column_all_other_jobs_stay_as_they_were(
                 assert not any(SECRET in text for (text,) in reasons)
 
 
+def live_attempts(connection: sqlite3.Connection) -> dict[int, str]:
+    query = "SELECT job, engine FROM attempts WHERE ended_at IS NULL"
+    return dict(connection.execute(query).fetchall())
+
+
+def test_a_live_attempt_of_a_cluster_is_not_taken_for_one_of_this_machine(filled: bytes, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with contextlib.closing(connection_of(filled)) as connection:
+        before = live_attempts(connection)
+        assert "slurm" in before.values()
+        connection.execute("UPDATE attempts SET engine = x'ff'")
+        connection.execute("BEGIN")
+        assert set_aside(connection, str(tmp_path / KEPT_ROWS))
+        assert live_attempts(connection) == before
+
+
+def test_a_job_whose_live_attempt_is_lost_says_that_it_may_still_run(filled: bytes, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with contextlib.closing(connection_of(filled)) as connection:
+        job_id = min(live_attempts(connection))
+        connection.execute("UPDATE attempts SET number = x'ff' WHERE job = ?", (job_id,))
+        connection.execute("BEGIN")
+        assert set_aside(connection, str(tmp_path / KEPT_ROWS))
+        state, reason = connection.execute("SELECT state, reason FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        assert state == JobState.HELD
+        assert f"its program may still run; once it has ended, `gpuyard release {job_id}` runs it again" in reason
+
+
 def test_a_row_that_breaks_a_rule_does_not_set_the_whole_database_aside(tmp_path: Path) -> None:
     path = tmp_path / "queue.db"
     database, _ = open_database(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.system.results_file import UnsafePathError, open_results
+from gpuyard.system.results_file import UnsafePathError, open_results, write_results
 
 
 def append(path: Path | str, text: bytes) -> None:
@@ -34,6 +34,14 @@ def test_own_links_are_followed(tmp_path: Path) -> None:
 
 def test_the_null_device_is_a_file_for_output() -> None:
     append(os.devnull, b"x")
+
+
+def test_a_pipe_that_is_open_already_is_written_to() -> None:
+    reading, writing = os.pipe()
+    write_results(f"/dev/fd/{writing}", b"all of it")
+    os.close(writing)
+    assert os.read(reading, 100) == b"all of it"
+    os.close(reading)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "hard link", "folder", "file above"])

@@ -10,6 +10,7 @@
   follow one by one, as the limit allows.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -67,7 +68,7 @@ class _Dispatcher:
         self._view = view
         self._counts = RunningCounts(view.running)
         self._live = dict(view.live)
-        self._buffered = {name: list(priorities) for name, priorities in view.buffered.items()}
+        self._buffered = {name: sorted(priorities) for name, priorities in view.buffered.items()}
         self._free = {name: offer.free for name, offer in view.offers.items()}
         self._full: dict[str, Reason] = {}
         self._starts: list[Start] = []
@@ -109,7 +110,7 @@ class _Dispatcher:
         self._line.advance(lane)
         self._note_array(lane, terms)
         if not self._has_array(terms):
-            self._buffered.setdefault(lane.engine, []).append(lane.priority)
+            insort(self._buffered.setdefault(lane.engine, []), lane.priority)
         self._live[lane.engine] = self._live.get(lane.engine, 0) + 1
         self._counts.add(lane.tag, terms.group, lane.need.devices, takes_slot=False)
         self._starts.append(Start(job_id=candidate.job_id, lane=lane, claim=Claim(shares=()), terms=terms))
@@ -137,7 +138,8 @@ class _Dispatcher:
     def _refuse_buffered(self, lane: Lane, terms: ClusterTerms) -> tuple[Reason, ...]:
         if self._offer(lane).free is not None or self._has_array(terms):
             return ()
-        ahead = sum(priority >= lane.priority for priority in self._buffered.get(lane.engine, ()))
+        buffered = self._buffered.get(lane.engine, ())
+        ahead = len(buffered) - bisect_left(buffered, lane.priority)
         if ahead < max(_LEAST_BUFFER, _BUFFER_PER_RUNNING * self._view.started.get(lane.engine, 0)):
             return ()
         return (Reason(ReasonKind.ENGINE_LIMIT, f"enough jobs wait at {lane.engine}: others follow as they start"),)

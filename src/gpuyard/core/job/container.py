@@ -26,9 +26,9 @@ _OF_HOST = frozenset(
 )  # fmt: skip
 _OF_HOST_PREFIXES = ("LD_", "CONDA", "_CE_", "DOCKER_", "CONTAINER", "PODMAN_", "STORAGE_", "APPTAINER", "SINGULARITY")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_SETS_VARIABLE = ("--env", "-e")
-_VARIABLE = re.compile(r"([A-Za-z_]\w*=).+", re.DOTALL)
-_SET_VARIABLE = re.compile(rf"((?:--env[= ]|-e[= ]?)\s*{_VARIABLE.pattern[1:]}", re.DOTALL)
+_SETS_VARIABLE = re.compile(r"--env|-[A-Za-z]*e")
+_VARIABLE = re.compile(r"([^=]+=).+", re.DOTALL)
+_SET_VARIABLE = re.compile(rf"((?:--env[= ]|-[A-Za-z]*e[= ]?)\s*{_VARIABLE.pattern[1:]}", re.DOTALL)
 _IMAGE = re.compile(r"[^-\s]\S*")
 # `docker run`, also after options of its own, as in `docker --context lab run`.
 _BARE_RUN = re.compile(
@@ -100,7 +100,7 @@ def without_values(container: Container) -> Container:
     for option in container.options:
         match = (_VARIABLE if is_value else _SET_VARIABLE).fullmatch(option)
         shown.append(option if match is None else f"{match[1]}…")
-        is_value = option in _SETS_VARIABLE
+        is_value = _SETS_VARIABLE.fullmatch(option) is not None
     return replace(container, options=tuple(shown))
 
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from msgspec import Struct
@@ -150,7 +151,8 @@ class InFlightJobs:
             hint = "is its network file system mounted? If it is gone for good, create it: its jobs are then lost"
             raise EnvironmentFault(f"the folder {self._dirs.path('')} is missing", hint=hint)
         wanted = {attempt.key for attempt in attempts}
-        for token in self._dirs.all():
+        # An attempt that never started may have been submitted again under its key: the last submission counts.
+        for token in sorted(self._dirs.all(), key=self._dirs.written_at, reverse=True):
             self._adopt_submission(token, wanted)
         missing = [attempt for attempt in attempts if attempt.key not in self.live]
         self._refuse_another_folder(missing)
@@ -175,7 +177,7 @@ class InFlightJobs:
                     hint=f"set the folder back to {folder} until the jobs there are over",
                 )
 
-    def _adopt_submission(self, token: str, wanted: Collection[str]) -> None:
+    def _adopt_submission(self, token: str, wanted: AbstractSet[str]) -> None:
         if not self._dirs.is_complete(token) and not self._dirs.is_gone(token):
             _log.warning("%s is not a submission, and is left alone", self._dirs.path(token))
             return
@@ -183,11 +185,13 @@ class InFlightJobs:
         traces = self._dirs.traces(token)
         self._voided |= {
             each.key for number, each in enumerate(written) if traces.get(number, _NOTHING).started is VOID
-        } & set(wanted)
+        } & wanted
         elements = [
             InFlightElement((token, number), each.key, each.outputs, each.context)
             for number, each in enumerate(written)
-            if each.key in wanted and traces.get(number, _NOTHING).started is not VOID
+            if each.key in wanted
+            and traces.get(number, _NOTHING).started is not VOID
+            and not self._is_of_another(token, each.key)
         ]
         if elements:
             entry = self._add(token, terms, len(written), elements)
@@ -195,6 +199,11 @@ class InFlightJobs:
                 self._describe(entry)
         else:
             self._remove(token)
+
+    def _is_of_another(self, token: str, key: str) -> bool:
+        """Return whether another submission has the attempt: after a fault the same one is adopted again."""
+        known = self.live.get(key)
+        return known is not None and known.ref[0] != token
 
     def _add(
         self, token: str, terms: ClusterTerms, count: int, elements: Sequence[InFlightElement]

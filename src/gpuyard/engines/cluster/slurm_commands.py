@@ -118,8 +118,8 @@ _UNREACHED = re.compile(
     re.IGNORECASE,
 )
 _NO_LONGER_THERE = re.compile(r"invalid job id|already complet", re.IGNORECASE)
-_NEVER = re.compile(r"invalid|unrecognized option", re.IGNORECASE)
-_NOT_AVAILABLE = "node configuration is not available"
+_NEVER = re.compile(r"invalid (?!user)|unrecognized option", re.IGNORECASE)
+_NOT_AVAILABLE = re.compile(r"node configuration is not available|specification can not be satisfied", re.IGNORECASE)
 _PARTITION = re.compile(r"^(?:--partition=|-p ?)(.+)$", re.MULTILINE)
 _UP = frozenset(("idle", "mixed", "allocated", "completing", "planned"))
 _IN_PARENTHESES = re.compile(r"\([^)]*\)")
@@ -480,7 +480,7 @@ def fault_of(program: str, status: int, errors: str) -> SiteUnreachable | SiteRe
 
 def is_about_nodes(error: SiteRefused) -> bool:
     """Return whether Slurm says that no node can take the job. It also says so while all that could are down."""
-    return _NOT_AVAILABLE in str(error)
+    return _NOT_AVAILABLE.search(str(error)) is not None
 
 
 def is_for_ever(error: SiteRefused) -> bool:

@@ -154,6 +154,12 @@ class SubmissionDirs:
                 f"{path} cannot be understood: {error}", hint="its jobs may run or not: see the cluster"
             ) from error
 
+    def written_at(self, token: str) -> int:
+        """Return when it was written, by the clock of the disk in nanoseconds; 0 if that is not known."""
+        with contextlib.suppress(OSError):
+            return os.stat(f"{self.path(token)}/{_CONTENT}").st_mtime_ns
+        return 0
+
     def digest(self, token: str) -> str:
         """Return the digest of what was written, for `node_supervisor.command`."""
         path = f"{self.path(token)}/{_CONTENT}"

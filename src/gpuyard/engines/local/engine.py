@@ -218,11 +218,15 @@ class LocalEngine(PlacesNothing):
     # Ending
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
-        alive = self._keepers.adopt({attempt.keeper_pid for attempt in attempts})
-        for attempt in attempts:
-            name = (attempt.key, attempt.keeper_pid)
-            self._watched[name] = WatchedAttempt.of(attempt)
-            if attempt.keeper_pid not in alive:
+        taken_over = list(map(WatchedAttempt.of, attempts))
+        if any(not each.keeper_pid for each in taken_over):  # its row was damaged
+            keepers = {entry.key: entry.keeper for entry in self._journal.entries()}
+            taken_over = [replace(each, keeper_pid=each.keeper_pid or keepers.get(each.key, 0)) for each in taken_over]
+        alive = self._keepers.adopt({each.keeper_pid for each in taken_over})
+        for each in taken_over:
+            name = (each.key, each.keeper_pid)
+            self._watched[name] = each
+            if each.keeper_pid not in alive:
                 self._over.append(name)
         self._read_journal()
         self._over += [name for name, entry in self._entries.items() if name in self._watched and entry.word != BEGAN]

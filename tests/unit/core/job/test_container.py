@@ -96,6 +96,8 @@ def test_a_command_that_starts_a_container_is_recognised(command: tuple[str, ...
         (("-eKEY=s3cret", "-e=KEY=s3cret", "--env KEY=s3cret"), ("-eKEY=…", "-e=KEY=…", "--env KEY=…")),
         (("--env=KEY", "--env", "KEY", "--network=host"), ("--env=KEY", "--env", "KEY", "--network=host")),
         (("--env-file=/run/keys", "--env="), ("--env-file=/run/keys", "--env=")),
+        (("--env=spring.key=s3cret", "-e", "API-KEY=s3cret"), ("--env=spring.key=…", "-e", "API-KEY=…")),
+        (("-itde=KEY=s3cret", "-ie", "KEY=s3cret"), ("-itde=KEY=…", "-ie", "KEY=…")),
     ],
 )
 def test_values_of_variables_in_options_are_not_shown(given: tuple[str, ...], shown: tuple[str, ...]) -> None:
