@@ -108,7 +108,7 @@ FAULTS = (
     Fault(
         id="core-fair-share-ignored",
         file=f"{_CORE}/scheduling/queue_order.py",
-        old="return -priority, self._used.get(lane.party, 0.0), head.job_id",
+        old="return -priority, self._used.get(queue.lane.party, 0.0), head.job_id",
         new="return -priority, 0.0, head.job_id",
         breaks="A user with a long queue goes before a user who has used nothing.",
         near=(f"{_TESTS}/scheduling/test_queue_order.py",),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.against_fifo import summarize
 from gpuyard.simulator.policies import find_policy
@@ -39,21 +38,6 @@ def test_a_run_that_takes_longer_than_the_one_before_does_not_keep_a_large_job_w
     jobs = [one("first", 0, 150, 4), one("second", 0, 40, 4), one("large", 20, 5, 20), *[one("long", 32, 100, 4)] * 3]
     shared, alone = (last_pass(policy, "2x24GB", learned, jobs) for policy in ("gpuyard", "fifo"))
     assert summarize(shared, alone).late_s <= 0.0
-
-
-def test_a_job_that_the_guard_suspended_does_not_wait_for_its_card_while_another_is_idle() -> None:
-    """The first job grows for 40 minutes and runs for ten hours. The second joined it, and is suspended for it after 24
-    minutes. After as long again it starts anew on the other card, which is idle by then."""
-    first = replace(one("first", 0, 600, 20), ramp_s=2400.0)
-    jobs = [first, one("other", 0, 10, 22), one("second", 1, 60, 8.8)]
-    shared, alone = (last_pass(policy, "2x24GB", jobs) for policy in ("gpuyard", "fifo"))
-    runs = [run for run in shared.runs if run.job == 2]
-    assert [(run.outcome, run.devices) for run in runs] == [
-        (OutcomeKind.MEMORY_GUARD, (0,)), (OutcomeKind.SUCCEEDED, (1,))
-    ]  # fmt: skip
-    lost_s = runs[0].ended_s - runs[0].started_s
-    assert runs[0].paused_s == pytest.approx(lost_s / 2, rel=0.01)
-    assert runs[1].ended_s == pytest.approx(max(run.ended_s for run in alone.runs if run.job == 2), rel=0.6)
 
 
 def test_the_time_in_which_a_job_is_suspended_counts_as_waiting() -> None:
