@@ -126,7 +126,7 @@ def job(job_id: int, state: str = "queued", **facts: Any) -> dict[str, Any]:
 def attempt(number: int, log: Path, *, is_over: bool = True, **facts: Any) -> dict[str, Any]:
     known = {
         "number": number, "pid": 4000 + number, "devices": ["SIM-0"], "lease": "l", "log": str(log),
-        "error_log": None,
+        "error_log": None, "place": None,
         "started_at": "2026-01-02T03:04:05.678Z", "ended_at": "2026-01-02T03:05:05.678Z" if is_over else None,
         "outcome": "failed" if is_over else None, "status": 1 if is_over else None, "reason": None,
         "reserved_mb": None, "predicted_mb": None, "peaks_mb": {}, "ram_mb": None, "load_percent": None, "curve": [],
