@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from bench.baseline import bench_baseline
 from bench.card import bench_card
 from bench.code_snapshot import bench_code
 from bench.contention import bench_contention
@@ -103,6 +104,8 @@ elif sys.argv[1:2] == ["stalls"]:
     bench_stalls(sys.argv[2:])
 elif sys.argv[1:2] == ["contention"]:
     bench_contention()
+elif sys.argv[1:2] == ["baseline"]:
+    bench_baseline(sys.argv[2:])
 elif sys.argv[1:2] == ["versions"]:
     bench_versions(sys.argv[2:])
 else:

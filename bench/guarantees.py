@@ -99,6 +99,12 @@ def _summary(policy: str, results: Sequence[CaseResult]) -> str:
     return f"{policy}: {len(results)} cases: {', '.join(parts)}; {', '.join(figures)}; {oom} out of memory"
 
 
+def play(case: Case, count: int) -> list[SimulatedPass]:
+    """Return so many passes of the case by its policy."""
+    folder, devices = Path(os.environ["GPUYARD_TRACES"]), parse_devices(case.cards)
+    return _passes(case.policy, _jobs(case, folder, devices), devices, read_sharing(folder), count)
+
+
 def run_case(case: Case) -> CaseResult:
     started = time.process_time()
     folder, devices = Path(os.environ["GPUYARD_TRACES"]), parse_devices(case.cards)

@@ -131,7 +131,6 @@ def attempt(number: int, log: Path, *, is_over: bool = True, **facts: Any) -> di
         "outcome": "failed" if is_over else None, "status": 1 if is_over else None, "reason": None,
         "reserved_mb": None, "predicted_mb": None, "peaks_mb": {}, "ram_mb": None, "load_percent": None, "curve": [],
         "energy": None, "cpus": [], "cpus_used": None,
-        "neighbours": None, "neighbours_percent": None,
         "ran_s": 60.0, "parked": None, "suspended_at": None, "suspended_s": 0.0, "lack": None, "request": None,
     }  # fmt: skip
     return {**known, **facts}

@@ -108,7 +108,7 @@ FAULTS = (
     Fault(
         id="core-fair-share-ignored",
         file=f"{_CORE}/scheduling/queue_order.py",
-        old="return -priority, self._used.get(lane.party, 0.0), head.job_id",
+        old="return -priority, self._used.get(queue.lane.party, 0.0), head.job_id",
         new="return -priority, 0.0, head.job_id",
         breaks="A user with a long queue goes before a user who has used nothing.",
         near=(f"{_TESTS}/scheduling/test_queue_order.py",),
@@ -164,11 +164,11 @@ FAULTS = (
     ),
     Fault(
         id="core-exact-fit-refused",
-        file=f"{_CORE}/scheduling/shared_devices.py",
-        old="is_fuller = least <= state.rank[1]",
-        new="is_fuller = least < state.rank[1]",
+        file=f"{_CORE}/scheduling/placement.py",
+        old="(least_mb is None or free_mb >= least_mb)",
+        new="(least_mb is None or free_mb > least_mb)",
         breaks="A job that needs exactly the free memory never starts.",
-        near=(f"{_TESTS}/scheduling/test_shared_devices.py",),
+        near=(f"{_TESTS}/scheduling/test_placement.py",),
     ),
     Fault(
         id="core-gigabytes-of-a-thousand",

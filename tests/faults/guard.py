@@ -6,7 +6,6 @@ _MEMORY, _CONTROL = "src/gpuyard/core/memory", "src/gpuyard/control"
 _GUARD, _CARDS = f"{_MEMORY}/memory_guard.py", f"{_CONTROL}/guard_memory.py"
 _GUARD_TESTS = ("tests/unit/core/memory/test_memory_guard.py",)
 _CARD_TESTS = ("tests/unit/control/test_guard_memory.py",)
-_MAKE_WAY_TESTS = ("tests/unit/control/test_make_way.py", "tests/unit/simulator/test_simulation.py")
 _WATCH_TESTS = ("tests/unit/core/memory/test_watch_rate.py",)
 
 _WHEN_THE_GUARD_ACTS = (
@@ -150,14 +149,6 @@ _WHICH_JOB_MAKES_WAY = (
         near=_CARD_TESTS,
     ),
     Fault(
-        id="guard-moves-out-too-late",
-        file=_GUARD,
-        old="is_late = leaves_in_s(victim.job_id) > free_mb / alarm.rate_mb_s",
-        new="is_late = False",
-        breaks="A fast job fills the card while the memory of a large one is still being moved out.",
-        near=_GUARD_TESTS,
-    ),
-    Fault(
         id="guard-trusts-a-long-grace",
         file=_GUARD,
         old="0.0 <= now - at < _STOPS_WITHIN_S",
@@ -267,65 +258,6 @@ _WHAT_FOLLOWS = (
         breaks="A job runs out of memory within what it declared, as first runs have taken it.",
         near=(*_GUARD_TESTS, *_CARD_TESTS),
     ),
-    Fault(
-        id="guard-the-first-job-loses-its-place",
-        file="src/gpuyard/control/attempt_ends.py",
-        old="                verdict = keep_place(live.job, verdict) if keeps_place else verdict\n",
-        new="                pass\n",
-        breaks="Other jobs take the place of the job that was on its GPU first and ran out of memory.",
-        near=_MAKE_WAY_TESTS,
-    ),
-    Fault(
-        id="guard-older-jobs-make-way",
-        file=_GUARD,
-        old="    is_younger = (attempt.since, job.id) > (first_attempt.since, first.id)\n",
-        new="    is_younger = attempt.job_id != first_attempt.job_id\n",
-        breaks="A job that ran out of memory has the jobs suspended that were there before it.",
-        near=_MAKE_WAY_TESTS,
-    ),
-    Fault(
-        id="guard-resumes-before-the-first-job-starts",
-        file=f"{_CONTROL}/suspend_jobs.py",
-        old="        if job is not None and job.state is JobState.QUEUED:\n            return first\n",
-        new="",
-        breaks="A job that made way takes its memory back before the job starts for which it did.",
-        near=_MAKE_WAY_TESTS,
-    ),
-    Fault(
-        id="guard-makes-way-by-an-old-sample",
-        file=f"{_CONTROL}/make_way.py",
-        old=" or (taken_at is not None and taken_at < first.attempt.over.at)",
-        new="",
-        breaks="More jobs are suspended than needed, as a sample still shows the memory of the program that ended.",
-        near=_MAKE_WAY_TESTS,
-    ),
-    Fault(
-        id="guard-keeps-a-place-in-vain",
-        file=_GUARD,
-        old="        return not stays_mb\n",
-        new="        return True\n",
-        breaks="A job that needs its GPU alone holds up the queue although an older job stays there.",
-        near=_MAKE_WAY_TESTS,
-    ),
-)
-
-_RESTARTS = (
-    Fault(
-        id="guard-a-suspended-job-starts-anew-at-once",
-        file="src/gpuyard/control/restart_elsewhere.py",
-        old=" or now < at or ",
-        new=" or ",
-        breaks="A job that the guard has suspended loses its work as soon as another GPU has room.",
-        near=("tests/unit/control/test_guard_memory.py",),
-    ),
-    Fault(
-        id="guard-a-suspended-job-starts-anew-while-the-queue-is-paused",
-        file="src/gpuyard/core/scheduling/planner.py",
-        old="if lane.restart is None or self._limits.refusals(replace(lane, resumes=False)):",
-        new="if lane.restart is None:",
-        breaks="A suspended job is stopped while nothing may start, and loses its work for nothing.",
-        near=("tests/unit/core/scheduling/test_planner_make_way.py",),
-    ),
 )
 
 _WATCHED_DEVICES = (
@@ -363,4 +295,4 @@ _WATCHED_DEVICES = (
     ),
 )
 
-FAULTS = (*_WHEN_THE_GUARD_ACTS, *_WHICH_JOB_MAKES_WAY, *_WHAT_FOLLOWS, *_RESTARTS, *_WATCHED_DEVICES)
+FAULTS = (*_WHEN_THE_GUARD_ACTS, *_WHICH_JOB_MAKES_WAY, *_WHAT_FOLLOWS, *_WATCHED_DEVICES)

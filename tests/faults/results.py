@@ -11,11 +11,7 @@ from tests.faults.trials import STAGES, Result, Stage
 
 _HEAD = """# Planted faults
 
-`scripts/plant-faults` plants each of these faults in a copy of the working tree, one at a time, and runs tests until
-one fails twice: first the tests *near* the fault, then all of `make test`, then all of `make test-full`. The result
-shows which faults `make test` would miss. The faults are defined in `tests/faults/`; `scripts/plant-faults --update
-docs/planted-faults.md` writes this page, and with `--only` or `--area` a part of it. A result belongs to the version of
-its fault: a fault that is new, or has changed since, is listed as *not tried*.
+Written by `scripts/plant-faults --update docs/internals/planted-faults.md`; [how it works](tests.md#what-it-catches).
 """
 _NOT_TRIED, _SURVIVED = "not tried", "survived"
 _CELLS = re.compile(r"(?<!\\)\|")

@@ -3,11 +3,10 @@
 from tests.faults.fault import Fault
 
 _MEMORY, _SCHEDULING, _CONTROL = "src/gpuyard/core/memory", "src/gpuyard/core/scheduling", "src/gpuyard/control"
-_GAIN, _LONGEST = f"{_SCHEDULING}/sharing_gain.py", f"{_SCHEDULING}/longest_job.py"
+_SHARING = f"{_SCHEDULING}/sharing.py"
 _PEAK_TESTS = ("tests/unit/core/memory/test_expected_peak.py",)
 _NEWCOMER_TESTS = ("tests/unit/core/memory/test_newcomer.py",)
-_GAIN_TESTS = ("tests/unit/core/scheduling/test_sharing_gain.py",)
-_LONGEST_TESTS = ("tests/unit/core/scheduling/test_longest_job.py",)
+_SHARING_TESTS = ("tests/unit/core/scheduling/test_sharing.py",)
 _ADJUST_TESTS = ("tests/unit/control/test_adjust_leases.py",)
 
 _WHAT_IS_EXPECTED = (
@@ -96,91 +95,35 @@ _WHAT_IS_EXPECTED = (
 _SLOW_DOWN = (
     Fault(
         id="sharing-jobs-join-though-all-get-slower",
-        file=_GAIN,
-        old="        return self.after >= self.before * (1.0 + least) - _ROUNDING\n",
-        new="        return True\n",
+        file=_SHARING,
+        old="    return after >= before * (1.0 + least_percent / 100.0) - _ROUNDING\n",
+        new="    return True\n",
         breaks="Jobs that each keep a GPU busy share it, and take longer than one after the other.",
-        near=_GAIN_TESTS,
+        near=_SHARING_TESTS,
     ),
     Fault(
         id="sharing-foreign-load-slows-no-job",
-        file="src/gpuyard/core/memory/slowdown.py",
+        file=_SHARING,
         old="    total = sum([load for load, _ in members]) + foreign_percent\n",
         new="    total = sum([load for load, _ in members])\n",
         breaks="Jobs join a GPU that a program outside gpuyard keeps busy, as if it were idle.",
-        near=_GAIN_TESTS,
+        near=_SHARING_TESTS,
     ),
     Fault(
         id="sharing-unknown-load-counts-as-none",
-        file=_GAIN,
-        old="load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)",
+        file=_SHARING,
+        old="load = min(100.0, _UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)",
         new="load = 0.0",
         breaks="Any number of first runs share a GPU, however much they slow each other.",
-        near=_GAIN_TESTS,
+        near=_SHARING_TESTS,
     ),
     Fault(
-        id="sharing-the-gain-is-only-expected",
-        file="src/gpuyard/core/scheduling/device_fit.py",
-        old="return 0.0 if packing.depth is None else packing.depth.caution",
-        new="return 0.0",
-        breaks="All jobs of a burst start at once, ten on one of eight GPUs, and some programs end twice as late.",
-        near=("tests/unit/core/scheduling/test_sharing_depth.py",),
-    ),
-    Fault(
-        id="sharing-request-ahead-is-kept-out",
-        file=_GAIN,
-        old="        if each.is_reservation and not each.share.is_exclusive\n",
-        new="        if False\n",
-        breaks="Jobs of small load join for ever before the job that waits for the GPU.",
-        near=_GAIN_TESTS,
-    ),
-    Fault(
-        id="sharing-longest-job-is-slowed",
-        file=_GAIN,
-        old="            if factor > 1.0 + NOTICEABLE:\n",
-        new="            if factor > 2.0 + NOTICEABLE:\n",
-        breaks="The job that decides when all is over takes longer because short ones share its GPU.",
-        near=_GAIN_TESTS,
-    ),
-    Fault(
-        id="sharing-faulty-gpu-counts-as-elsewhere",
-        file=_GAIN,
-        old="if state.device.healthy and not state.foreign.is_over and",
-        new="if not state.foreign.is_over and",
-        breaks="Jobs wait for a GPU with a fault instead of joining the longest job.",
-        near=_GAIN_TESTS,
-    ),
-    Fault(
-        id="sharing-any-longer-job-is-spared",
-        file=_LONGEST,
-        old=" and left_s >= FAR_LONGER * usual_s",
-        new="",
-        breaks="Of two GPUs one is kept free of others for every job that is somewhat longer.",
-        near=_LONGEST_TESTS,
-    ),
-    Fault(
-        id="sharing-waiting-work-does-not-count",
-        file=_LONGEST,
-        old="    total_s += found.device_s\n",
-        new="",
-        breaks="A GPU is kept for one long job though the jobs that wait will take longer.",
-        near=_LONGEST_TESTS,
-    ),
-    Fault(
-        id="sharing-overdue-job-counts-as-over",
-        file=_LONGEST,
-        old="        return left_s if left_s > 0.0 else self.ran_s\n",
-        new="        return max(0.0, left_s)\n",
-        breaks="A job that takes longer than usual is slowed by short ones.",
-        near=_LONGEST_TESTS,
-    ),
-    Fault(
-        id="sharing-own-gpu-counts-as-elsewhere",
-        file=_LONGEST,
-        old="left_s * (devices - held) >",
-        new="left_s * devices >",
-        breaks="On a machine with one GPU, nothing shares it with a long job.",
-        near=_LONGEST_TESTS,
+        id="sharing-any-number-on-one-of-many",
+        file=_SHARING,
+        old="    return durations_with(need, state, limit) > limit.durations + _ROUNDING\n",
+        new="    return False\n",
+        breaks="Slow jobs pile up on one GPU while others become free, and all work ends later.",
+        near=_SHARING_TESTS,
     ),
 )
 

@@ -209,7 +209,7 @@ def test_estimates_are_listed_and_forgotten(card: QueueUnderTest, gate: Path) ->
         finish_when_seen(card, job_id, megabytes, gate)
     headings, *rows = run("estimates").stdout.splitlines()
     assert headings.split() == [
-        "ID", "KIND", "RUNS", "MEMORY", "PEAK", "RAM", "LOAD", "BESIDE", "TIME", "OFF", "SEEN", "PROGRAM",
+        "ID", "KIND", "RUNS", "MEMORY", "PEAK", "RAM", "LOAD", "TIME", "OFF", "SEEN", "PROGRAM",
     ]  # fmt: skip
     assert [row.split()[1:3] for row in rows if "--vram 3072" in row] == [["command", "1"]]
     assert [row.split()[1:3] for row in rows if "--vram 2048" in row] == [["command", "2"]]

@@ -96,29 +96,6 @@ def test_a_young_job_is_queued_again_where_it_cannot_be_suspended(queue_on: Queu
     assert len(queue_on.job(second)["attempts"]) == 2
 
 
-@pytest.mark.parametrize("queue_on", ["2x4GB"], indirect=True)
-def test_a_suspended_job_starts_anew_on_a_gpu_that_has_become_free(queue_on: QueueUnderTest, tmp_path: Path) -> None:
-    """Its own GPU stays full, so there it would wait for as long as the first job runs."""
-    result = run("submit", "--vram", "3.9G", "--", *gated_job.COMMAND, "--vram", "3000", str(tmp_path / "other"))
-    other = int(result.stdout)
-    queue_on.until_state(other, "running")
-    first, second = begin_both(queue_on, tmp_path)
-    queue_on.until_state(second, "suspended")
-    (tmp_path / "other").touch()
-    until(lambda: len(queue_on.job(second)["attempts"]) == 2, "its start on the other GPU")
-    (tmp_path / "second").touch()
-    job = queue_on.until_state(second, "succeeded", "failed")
-    assert (job["state"], job["failures"]) == ("succeeded", 0), job["reason"]
-    assert [attempt["outcome"] for attempt in job["attempts"]] == ["memory-guard", "succeeded"]
-    assert (
-        job["attempts"][0]["devices"] != job["attempts"][1]["devices"] == queue_on.job(other)["attempts"][0]["devices"]
-    )
-    assert "it starts anew on another GPU" in dict(events_of(second))["stopping"]
-    assert queue_on.state(first) == "running"
-    (tmp_path / "first").touch()
-    assert queue_on.until_state(first, "succeeded", "failed")["state"] == "succeeded"
-
-
 def run_out_beside_a_younger_one(queue: QueueUnderTest, tmp_path: Path) -> tuple[int, int]:
     """Let a job run out of memory in one step, on a card that a younger first run has joined."""
     growing = (*growing_job.COMMAND, "--vram", "300", "--to", "1000", "--then", "2400", str(tmp_path / "first"))
@@ -130,28 +107,3 @@ def run_out_beside_a_younger_one(queue: QueueUnderTest, tmp_path: Path) -> tuple
     (tmp_path / "first").touch()
     until(lambda: len(queue.job(first)["attempts"]) == 2, "the next start of the first job")
     return first, second
-
-
-@pytest.mark.parametrize("queue_on", ["1x4GB"], indirect=True)
-def test_a_younger_first_run_is_suspended_for_the_job_that_was_there_first(
-    queue_on: QueueUnderTest, tmp_path: Path
-) -> None:
-    first, second = run_out_beside_a_younger_one(queue_on, tmp_path)
-    text = f"job {first} ran out of memory on GPU 0 and was there first"
-    assert text in dict(events_of(second))["suspending"]
-    assert text in run("show", str(second)).stdout + run("history", str(second)).stdout
-    assert queue_on.until_state(first, "succeeded", "failed")["state"] == "succeeded"
-    assert "keeps its place in the queue" in dict(events_of(first))["queued"]
-    (tmp_path / "second").touch()
-    job = queue_on.until_state(second, "succeeded", "failed")
-    assert (job["state"], len(job["attempts"])) == ("succeeded", 1)
-
-
-@pytest.mark.parametrize("queue_on", ["amd:1x4GB"], indirect=True)
-def test_a_younger_first_run_that_cannot_be_suspended_is_queued_again(queue_on: QueueUnderTest, tmp_path: Path) -> None:
-    first, second = run_out_beside_a_younger_one(queue_on, tmp_path)
-    assert queue_on.until_state(first, "succeeded", "failed")["state"] == "succeeded"
-    (tmp_path / "second").touch()
-    job = queue_on.until_state(second, "succeeded", "failed")
-    assert (job["state"], job["failures"]) == ("succeeded", 0)
-    assert [attempt["outcome"] for attempt in job["attempts"]] == ["memory-guard", "succeeded"]

@@ -70,19 +70,6 @@ def one(name: str, at_min: float, minutes: float, memory_gb: float, load_percent
     )  # fmt: skip
 
 
-def test_to_know_more_makes_one_trace_faster_and_another_slower() -> None:
-    """The third job joins the long one or the short one. With known durations it joins the short one, and all three end
-    sooner. But then no card is free as soon as before, and a fourth job that needs a whole card starts later. When the
-    third one starts, nothing tells whether a fourth will come: a policy that leaves running jobs where they are is not
-    faster on both traces."""
-    three = [one("long", 0, 30, 8), one("short", 0, 10, 2), one("third", 1, 30, 2)]
-    four = [*three, one("whole", 11, 60, 23)]
-    for jobs, is_faster in ((three, True), (four, False)):
-        first, second = (max(run.ended_s for run in each.runs) for each in passes("gpuyard", jobs, "2x24GB", 2))
-        assert (second < 0.9 * first) == is_faster
-        assert (second > 1.1 * first) == (not is_faster)
-
-
 def test_to_share_makes_one_trace_faster_than_fifo_and_another_slower() -> None:
     """The third job joins one that runs, or waits for a card of its own. The second ends after an hour or after three
     minutes; until then nothing tells which. A policy that is never slower than fifo lets the third one wait in both."""

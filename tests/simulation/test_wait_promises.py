@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.against_fifo import summarize
 from gpuyard.simulator.policies import find_policy
@@ -41,21 +40,6 @@ def test_a_run_that_takes_longer_than_the_one_before_does_not_keep_a_large_job_w
     assert summarize(shared, alone).late_s <= 0.0
 
 
-def test_a_job_that_the_guard_suspended_does_not_wait_for_its_card_while_another_is_idle() -> None:
-    """The first job grows for 40 minutes and runs for ten hours. The second joined it, and is suspended for it after 24
-    minutes. After as long again it starts anew on the other card, which is idle by then."""
-    first = replace(one("first", 0, 600, 20), ramp_s=2400.0)
-    jobs = [first, one("other", 0, 10, 22), one("second", 1, 60, 8.8)]
-    shared, alone = (last_pass(policy, "2x24GB", jobs) for policy in ("gpuyard", "fifo"))
-    runs = [run for run in shared.runs if run.job == 2]
-    assert [(run.outcome, run.devices) for run in runs] == [
-        (OutcomeKind.MEMORY_GUARD, (0,)), (OutcomeKind.SUCCEEDED, (1,))
-    ]  # fmt: skip
-    lost_s = runs[0].ended_s - runs[0].started_s
-    assert runs[0].paused_s == pytest.approx(lost_s / 2, rel=0.01)
-    assert runs[1].ended_s == pytest.approx(max(run.ended_s for run in alone.runs if run.job == 2), rel=0.6)
-
-
 def test_the_time_in_which_a_job_is_suspended_counts_as_waiting() -> None:
     alone = last_pass("fifo", "1x24GB", [one("a", 0, 60, 8)])
     [run] = alone.runs
@@ -66,7 +50,7 @@ def test_the_time_in_which_a_job_is_suspended_counts_as_waiting() -> None:
 def test_a_first_run_that_may_grow_late_either_shares_or_keeps_its_promise() -> None:
     """After half an hour the first job takes more memory than the card has beside the second, or it never does. Until
     then nothing tells which: a policy that lets both go on gains on one trace and breaks the promise on the other. One
-    that keeps the promise on both suspends the second one while the first may grow (ADR 92)."""
+    that keeps the promise on both suspends the second one while the first may grow (ADR 99)."""
     flat, second = one("flat", 0, 60, 8), one("second", 1, 60, 8)
     grows = replace(flat, peak_mb=20 * GB, late_mb=12 * GB, late_s=1800.0)
     for first, is_late in ((flat, False), (grows, True)):

@@ -64,6 +64,15 @@ def test_a_page_in_docs_can_link_to_pages_outside_of_docs(project: Path) -> None
     assert prepared(project, "how-to/queue.md") == "[who may](../project/security.md), [why](../adr/index.md)\n"
 
 
+def test_the_site_has_no_internals_and_shows_links_to_them_as_text(project: Path) -> None:
+    add(project, "docs/internals/tests.md", "[gone](gone.md)\n")
+    assert problems(project, "prepare") == "docs: docs/internals/tests.md: gone.md does not exist\n"
+    add(project, "docs/internals/tests.md", "[queue](../how-to/queue.md)\n")
+    add(project, "CONTRIBUTING.md", "[faults](docs/internals/tests.md#faults)\n")
+    assert prepared(project, "project/contributing.md") == "faults\n"
+    assert not (project / "build/docs/internals").exists()
+
+
 def test_a_link_to_a_missing_file_is_a_problem(project: Path) -> None:
     for page in ("README.md", "ARCHITECTURE.md", "docs/how-to/queue.md"):
         add(project, page, "[gone](gone.md)\n")

@@ -11,9 +11,7 @@ from gpuyard.control.device_health_watch import WAIT_FOR_SAMPLE_S, DeviceHealthW
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.launch_command import OOM_COUNT_VARIABLE
 from gpuyard.control.live_jobs import Live
-from gpuyard.control.make_way import MakeWay
 from gpuyard.control.memory_lack import MemoryLackFinder
-from gpuyard.control.rules import Rules
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.track_progress import ProgressTracker
 from gpuyard.control.transitions import JobTransitions
@@ -28,7 +26,6 @@ from gpuyard.core.job.retry import (
     ended_before_reboot,
     judge,
     judge_shortage,
-    keep_place,
 )
 from gpuyard.core.job.stop_warning import signal_name
 from gpuyard.core.memory.hopeless import hopeless_reason
@@ -48,7 +45,6 @@ class AttemptEnds:
         start_pauses: StartPauses,
         *,
         health: DeviceHealthWatch,
-        make_way: MakeWay,
         progress: ProgressTracker,
         boot_id: str | None,
     ) -> None:
@@ -58,7 +54,6 @@ class AttemptEnds:
         self._cluster_dispatch = cluster_dispatch
         self._start_pauses = start_pauses
         self._health = health
-        self._make_way = make_way
         self._progress = progress
         self._boot_id = boot_id
         self._unrecorded: dict[tuple[int, int], Ended] = {}
@@ -107,10 +102,9 @@ class AttemptEnds:
         times = [self._unrecorded[key].at for key in self._waiting]
         return min((at + WAIT_FOR_SAMPLE_S for at in times if at is not None), default=None)
 
-    def record(self, now: float, sample: Sample | None = None, rules: Rules | None = None) -> bool:
+    def record(self, now: float, sample: Sample | None = None) -> bool:
         """Record the collected ends whose output was read; return whether a lease has ended. That of an attempt that
-        another follows has not: record those before. Without `rules` no job keeps its place for younger ones that
-        could make way."""
+        another follows has not: record those before."""
         has_ended_lease = False
         self._waiting = {
             (live.job.id, live.attempt.number)
@@ -135,7 +129,7 @@ class AttemptEnds:
                 if died_with_the_machine(live.attempt, self._boot_id):
                     self._record_end_of_earlier_boot(live, ended.outcome, now)
                 else:
-                    self._record_end(live, ended, sample, rules, now)
+                    self._record_end(live, ended, sample, now)
         return has_ended_lease
 
     def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
@@ -159,7 +153,7 @@ class AttemptEnds:
             return False
         return live.attempt.stopping is not None or kind is OutcomeKind.LOST
 
-    def _record_end(self, live: Live, ended: Ended, sample: Sample | None, rules: Rules | None, now: float) -> None:
+    def _record_end(self, live: Live, ended: Ended, sample: Sample | None, now: float) -> None:
         job_id, attempt, outcome = live.job.id, live.attempt, ended.outcome
         if ended.warned_at is not None and live.job.spec.warning is not None:
             text = f"signal {signal_name(live.job.spec.warning.signum)} on {attempt.engine}"
@@ -169,9 +163,6 @@ class AttemptEnds:
         lack = self._lack_finder.find(live, ended)
         if lack is not None:
             outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
-            if sample is not None and rules is not None:
-                keeps_place = self._make_way.would_help(live, lack, verdict.growth, sample, rules, now)
-                verdict = keep_place(live.job, verdict) if keeps_place else verdict
             self._transitions.end(
                 job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack, unbrought=ended.unbrought
             )

@@ -29,13 +29,11 @@ from gpuyard.control.host_usage import HostUsage
 from gpuyard.control.launch_jobs import JobLauncher
 from gpuyard.control.ledger_ticket import LedgerState, QueueTicket
 from gpuyard.control.machine_sleep import MachineSleep
-from gpuyard.control.make_way import MakeWay
 from gpuyard.control.memory_lack import MemoryLackFinder
 from gpuyard.control.own_leases import OwnLeases, with_changes
 from gpuyard.control.planner_input import PlannerInput
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.programs_beside import ProgramsBeside
-from gpuyard.control.restart_elsewhere import restart_elsewhere
 from gpuyard.control.rules import Rules
 from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.control.start_pauses import StartPauses
@@ -91,7 +89,6 @@ class Controller:
         self.progress_tracker = ProgressTracker(self.transitions)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
         self.memory_guard = MemoryGuard(self.transitions, self.suspend_control, leases, clock.from_wall)
-        self.make_way = MakeWay(self.transitions, self.suspend_control, self.memory_guard)
         self.host_guard = HostGuard(self.transitions, ProgramsBeside(self.transitions, leases, clock.from_wall).read)
         self.own_leases = OwnLeases(self.transitions, me)
         self._host_usage = HostUsage(self.transitions, leases, me.machine)
@@ -103,7 +100,7 @@ class Controller:
         self.start_pauses = StartPauses()
         self._ends = AttemptEnds(
             self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
-            self.start_pauses, health=DeviceHealthWatch(leases), make_way=self.make_way,
+            self.start_pauses, health=DeviceHealthWatch(leases),
             progress=self.progress_tracker, boot_id=me.boot_id,
         )  # fmt: skip
         self.successors = Successors(self.transitions, self.engines)
@@ -152,7 +149,7 @@ class Controller:
                     self._memory_freed_at = now
                 self.cluster_dispatch.record(now)
                 self.energy_meter.settle(self._ends.end_times(now))
-                has_ended_lease = self._ends.record(now, sample, self.rules)
+                has_ended_lease = self._ends.record(now, sample)
                 self.transitions.store_started()
                 if has_ended_lease:
                     self._has_ended_leases, self._memory_freed_at = True, now
@@ -241,7 +238,7 @@ class Controller:
                 self._has_ended_leases = False
                 self.start_pauses.note_ledger(None, now)
             except LedgerBusy:  # a step follows as soon as it is ours
-                self.plan = replace(self.plan, starts=(), preempts=(), made_way=(), restarts=())
+                self.plan = replace(self.plan, starts=(), preempts=())
                 return None
             except EnvironmentFault as error:
                 self.start_pauses.note_ledger(error, now)
@@ -262,8 +259,6 @@ class Controller:
             elif held is not None:
                 held.release()
         self.suspend_control.preempt(self.plan.preempts, sample, self.rules, now)
-        self.make_way.act(self.plan.made_way, sample, self.rules, now)
-        restart_elsewhere(self.transitions, self.plan.restarts, sample.snapshot, now)
         self.batch_gates.record(self.plan, sample, now)
         self.cluster_dispatch.decide(
             [queue for queue in ready if queue.lane.engine], self.rules, self._input.paused(), now

@@ -126,12 +126,6 @@ class MemoryGuard:
         live, sample = first_runs[alarm.victim or 0], self._last
         assert sample is not None
         label = sample.snapshot.labels.get(device.id, device.id)
-        if alarm.suspends_grower:
-            grower = first_runs[alarm.grower]
-            if self.why_not_suspended(grower, sample, rules) is None:
-                text = f"{alarm_text(alarm, label, alarm.grower)}; to suspend job {live.job.id} would take too long"
-                self._suspend(grower, text, now)
-                return
         text = f"{alarm_text(alarm, label, live.job.id)}; {self._why_this_job(live)}"
         is_stoppable = may_stop(alarm, live.attempt.ran_s(now))
         if not self.leave(live, device, text, sample, rules, now, may_be_stopped=is_stoppable):
@@ -213,13 +207,7 @@ class MemoryGuard:
             youngest = max(unknown, key=lambda job: job.since, default=None)
             rates = {"rate_mb_s": card.rate_mb_s, "steady_mb_s": card.steady_mb_s}
             jobs = [replace(job, **rates) if job is youngest else job for job in jobs]
-        return find_alarm(
-            free,
-            size,
-            jobs,
-            has_other_leases=lambda: self._has_other_leases(device, now),
-            leaves_in_s=lambda job_id: self._suspend_control.out_s(self._transitions.live[job_id]),
-        )
+        return find_alarm(free, size, jobs, has_other_leases=lambda: self._has_other_leases(device, now))
 
     def _is_measured(self, job_id: int, device_id: str) -> bool:
         return self._climbs.on((job_id, self._transitions.live[job_id].attempt.number), device_id) is not None

@@ -13,12 +13,10 @@ from gpuyard.core.memory.estimates import (
     Estimate,
     FinishedRun,
     Profile,
-    compare_with_command,
     estimate,
     find_program,
     fingerprints,
     learn,
-    learned_slowdown,
     machine_fingerprint,
 )
 from gpuyard.core.memory.expected_peak import ExpectedPeak
@@ -34,7 +32,6 @@ from gpuyard.core.memory.sizing import (
     predicted_mb,
     size_need,
 )
-from gpuyard.core.memory.slowdown import RunBeside
 from gpuyard.core.snapshot import Device
 from gpuyard.store.job_store import JobStore
 
@@ -120,7 +117,6 @@ class LearnedEstimates:
             known, need = self.known_runs(job, *running), job.spec.need
             if job.spec.learns_memory or job.growth != Growth():
                 need = size_need(job, known, self._cards, first_runs)
-                need = replace(need, slowdown=learned_slowdown(known.exact, known.program, known.machine))
             need = replace(need, host=size_host(need, known, grantable_mb, job.spec.need.ram_mb))
             found = self._needs[kind] = (terms, need)
         return found[1]
@@ -194,11 +190,10 @@ class LearnedEstimates:
             return
         self._forget_derived()
         prints = fingerprints_of(job)
-        beside = compare_with_command(self._profile(prints[0]) or Profile(), run)
         for fingerprint, is_exact in zip(prints, (True, False), strict=True):
             before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
-            self._unsaved[fingerprint] = learn(before, run, beside)
-        self._learn_for_machine(job, run, beside)
+            self._unsaved[fingerprint] = learn(before, run)
+        self._learn_for_machine(job, run)
         is_large = (run.ram_mb or 0.0) >= LEAST_RAM_MB / 2 or (run.cpus_used or 0.0) >= LEAST_CPUS - 0.5
         if is_large and not job.spec.need.devices and not self.knows_host_use:
             self._store.set_setting(_HOST_USE_SETTING, "1")
@@ -206,21 +201,16 @@ class LearnedEstimates:
         if advice is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", advice)
 
-    def _learn_for_machine(self, job: Job, run: FinishedRun, beside: RunBeside | None) -> None:
-        """Learn from a first run how much memory first runs use, and from any run how much jobs slow each other."""
+    def _learn_for_machine(self, job: Job, run: FinishedRun) -> None:
+        """Learn from a first run how much memory first runs use."""
         # What a program preallocates says nothing about others, nor does a script that uses no GPU.
         is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
-        is_first = is_first and bool(run.peak_mb) and not run.preallocates
-        if not is_first and (beside is None or not beside.beside_squares):
+        if not is_first or not run.peak_mb or run.preallocates:
             return
-        taught = (
-            replace(run, seconds=None, load_percent=None, power_w=None, cpus_used=None)
-            if is_first
-            else FinishedRun(at=run.at)
-        )
+        taught = replace(run, seconds=None, load_percent=None, power_w=None, cpus_used=None)
         for fingerprint, label in _wider_groups(job):
             before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
-            self._unsaved[fingerprint] = learn(before, taught, beside)
+            self._unsaved[fingerprint] = learn(before, taught)
 
     def save(self) -> None:
         for fingerprint, profile in self._unsaved.items():
@@ -329,7 +319,6 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
         cpus_used=usage.cpus_used,
         load_percent=usage.load_percent,
         power_w=None if usage.energy is None else usage.energy.peak_w,
-        neighbours_percent=None if usage.beside is None else usage.beside.percent,
         predicted_mb=attempt.predicted_mb,
         is_whole=is_whole,
         at=now,

@@ -40,8 +40,7 @@ def is_stopping(live: Live) -> bool:
 
 def is_held_up(plan: Plan, view: PlannerView) -> bool:
     """Return whether more than the lack of free devices decides what starts next."""
-    makes_way = plan.preempts or plan.made_way or plan.restarts
-    return bool(makes_way or view.closed_reasons or view.start_caps)
+    return bool(plan.preempts or view.closed_reasons or view.start_caps)
 
 
 def turn_ends(need: Need, since: Mapping[int, float], view: PlannerView) -> dict[int, float]:

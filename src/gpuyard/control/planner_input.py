@@ -9,10 +9,9 @@ from gpuyard.control.host_usage import HostUsage
 from gpuyard.control.ledger_ticket import LedgerState
 from gpuyard.control.power_draws import power_limit
 from gpuyard.control.rules import HostGates
-from gpuyard.control.sharing_facts import SharingFacts
+from gpuyard.control.sharing_facts import lease_loads, packing_now
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.host_capacity import grantable_mb
-from gpuyard.core.scheduling.known_states import KnownStates
 from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.plan import PlannerView
 from gpuyard.core.scheduling.queue_order import LaneQueue
@@ -30,9 +29,7 @@ class PlannerInput:
         self._leases = leases
         self._clock = clock
         self._host_usage = host_usage
-        self._sharing_facts = SharingFacts(controller.transitions)
         self._host_gates = HostGates()
-        self._known_states = KnownStates()
 
     def view(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> PlannerView:
         """Collect the planner's input. Without `ledger` (it was not read) no process counts as foreign."""
@@ -55,16 +52,14 @@ class PlannerInput:
                 leases=leases,
                 measured=self._leases.measure(snapshot, leases),
                 loads=sample.loads,
-                lease_loads=self._sharing_facts.lease_loads(now),
-                longest=self._sharing_facts.longest(now, len(devices)),
+                lease_loads=lease_loads(transitions, now),
                 foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
-                packing=self._sharing_facts.packing(rules.packing, queues, len(devices)),
+                packing=packing_now(transitions, rules.packing, queues, len(devices)),
                 host=self._host_usage.view(leases, sample, rules),
                 closed={
                     **parts.memory_guard.closed(),
                     **closed_devices(snapshot, self._leases.drains(), banned, self._leases.health_marks()),
                 },
-                known=self._known_states,
             ),
             queues=queues,
             holder=parts.me,
@@ -82,11 +77,8 @@ class PlannerInput:
             estimate=transitions.estimates.estimate_of,
             ends_after=parts.running_jobs.ends_after,
             ends_about=parts.running_jobs.ends_about,
-            ends_by=parts.running_jobs.ends_by,
-            waiting_s=lambda: self._sharing_facts.waiting_s(now),
             kind=transitions.estimates.kind_of,
             disk_refusals=lambda job_id: parts.disk_gate.job_reasons(job_id, rules.min_free_disk_mb),
-            younger=lambda job_id: parts.make_way.younger(job_id, sample, rules, now),
             power=power_limit(rules.max_gpu_power_w, transitions),
             pace_states=parts.batch_gates.pace_states,
             stopped_tags=parts.transitions.store.stopped_tags(),

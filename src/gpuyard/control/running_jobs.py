@@ -11,8 +11,8 @@ from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.progress.job_progress import JobProgress, time_left
 from gpuyard.core.scheduling.preemption import RunningJob
 
-# The earliest, likely and latest end of a running job; None if unknown.
-ExpectedEnds = tuple[float | None, float | None, float | None]
+# The earliest and the likely end of a running job; None if unknown.
+ExpectedEnds = tuple[float | None, float | None]
 _EARLY = 0.05
 
 
@@ -37,10 +37,6 @@ class RunningJobs:
         """Return when a running job will likely end, or None if unknown."""
         return self._ends_of(job_id)[1]
 
-    def ends_by(self, job_id: int) -> float | None:
-        """Return when a running job will have ended at the latest, or None if unknown."""
-        return self._ends_of(job_id)[2]
-
     def _ends_of(self, job_id: int) -> ExpectedEnds:
         live, estimates = self._transitions.live, self._transitions.estimates
         attempt, known = live[job_id].attempt, self._ends.get(job_id)
@@ -49,11 +45,9 @@ class RunningJobs:
         if len(self._ends) > 2 * len(live) + 64:
             self._ends = {each: found for each, found in self._ends.items() if each in live}
         start, found = attempt.since + attempt.suspended_s, self._run_time(job_id, attempt)
-        after, about, by = (
-            None if seconds is None else start + seconds for seconds in (found.least_s, found.likely_s, found.most_s)
-        )
-        self._ends[job_id] = attempt, estimates.version, (after, about, by)
-        return after, about, by
+        after, about = (None if seconds is None else start + seconds for seconds in (found.least_s, found.likely_s))
+        self._ends[job_id] = attempt, estimates.version, (after, about)
+        return after, about
 
     def _run_time(self, job_id: int, attempt: Attempt) -> Estimate:
         """Return how long an attempt runs in all: by its own progress if that says enough, else as earlier runs did."""

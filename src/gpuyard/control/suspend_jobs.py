@@ -12,13 +12,12 @@ from msgspec.structs import replace
 
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.move_rates import LearnedRates
-from gpuyard.control.restart_elsewhere import restart_need
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, Share, UncertainMemory, WholeDevice
-from gpuyard.core.memory.memory_guard import restarts_at, room_to_resume
+from gpuyard.core.memory.memory_guard import room_to_resume
 from gpuyard.core.scheduling.plan import Preempt
 from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
@@ -48,7 +47,6 @@ class SuspendControl:
         self._preempted_for: dict[int, tuple[int, float]] = {}
         self._refused: dict[tuple[int, int], str] = {}
         self._left_mb: dict[int, dict[str, float]] = {}  # what suspended jobs still hold, by device
-        self.made_way: dict[int, int] = {}  # jobs that made way, and the jobs after whose start they resume
 
     # Results
 
@@ -274,8 +272,6 @@ class SuspendControl:
                 tag=job.spec.tag,
                 need=need,
                 resumes=True,
-                made_way_for=self._awaited_start(job_id),
-                restart=restart_need(live, need, now),
             )
             # It did not wait while it ran: it must not come before the job that preempted it. The memory guard
             # suspends a job for no other one: it keeps its place.
@@ -283,22 +279,11 @@ class SuspendControl:
             since = job.submitted_at if is_guarded else live.attempt.suspended_at or job.submitted_at
             yield LaneQueue(lane=lane, jobs=iter([Candidate(job_id=job_id, queued_at=since)]))
 
-    def _awaited_start(self, job_id: int) -> int | None:
-        """Return the job for which this one made way, while that is queued."""
-        first = self.made_way.get(job_id)
-        job = None if first is None else self._transitions.store.job(first)
-        if job is not None and job.state is JobState.QUEUED:
-            return first
-        self.made_way.pop(job_id, None)
-        return None
-
     def wake_at(self, now: float) -> float | None:
         live = self._transitions.live
         self._not_before = {job_id: at for job_id, at in self._not_before.items() if job_id in live and at > now}
         self._refused = {key: text for key, text in self._refused.items() if key[0] in live}
-        restarts = (restarts_at(each.job, each.attempt, now) for each in self._transitions.live.apart.values())
-        later = [at for at in restarts if at is not None and at > now]
-        return min((*self._not_before.values(), *later), default=None)
+        return min(self._not_before.values(), default=None)
 
     def resume(self, job_id: int, claim: Claim, now: float) -> None:
         """Record that the ledger has granted what the job needs to resume."""

@@ -1,4 +1,4 @@
-"""Measures what live attempts use, sample by sample: memory, load, RAM, and what ran beside them."""
+"""Measures what live attempts use, sample by sample: memory, load and RAM."""
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -10,7 +10,6 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder, Lease, Share
-from gpuyard.core.memory.neighbours import Neighbours, assumed_load, note_neighbours
 from gpuyard.core.memory.usage_curve import add_sample
 from gpuyard.core.snapshot import Device, Sample, Snapshot
 from gpuyard.errors import EnvironmentFault
@@ -62,15 +61,11 @@ class UsageTracker:
         measured = self._measure(sample.snapshot, mine) if mine else {}
         by_process = self._leases.measure_loads(sample.snapshot, tuple(mine)) if mine and not sample.reread else {}
         self.loads = by_process if not sample.reread else self.loads
-        loads: dict[int, float] = {}
         for each in live:
             attempt = each.attempt
             ram_mb = sample.ram_mb.get((attempt.job_id, attempt.number))
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
-            beside = self._note_neighbours(each, sharers, loads, now) if attempt.devices else None
             if ram_mb is None and all(used is None for used in memory.values()):
-                if attempt.usage is not None:  # its program has ended, and was beside others until now
-                    self._transitions.note_usage(attempt.job_id, replace(attempt.usage, beside=beside))
                 continue
             self.held_mb[attempt.job_id] = memory
             own = [by_process.get((attempt.lease_id or "", device_id)) for device_id, used in memory.items() if used]
@@ -85,7 +80,7 @@ class UsageTracker:
                 usage = replace(usage, idle_looks=usage.idle_looks + 1)
             elif _is_since(sample.snapshot, attempt) and _has_foreign(attempt, devices, measured):
                 usage = replace(usage, saw_foreign=True)
-            self._transitions.note_usage(attempt.job_id, replace(usage, beside=beside))
+            self._transitions.note_usage(attempt.job_id, usage)
 
     def _fresh(self, snapshot: Snapshot) -> list[str]:
         """Return the devices that are other objects than at the last call. Mostly they are listed in the same order."""
@@ -96,25 +91,6 @@ class UsageTracker:
                 return [now.id for now, _ in changed]
         known = {device.id: device for device in before}
         return [device.id for device in snapshot.devices if known.get(device.id) is not device]
-
-    def _note_neighbours(
-        self, live: Live, sharers: Mapping[str, Sequence[Live]], loads: dict[int, float], now: float
-    ) -> Neighbours:
-        """Add what other jobs do on its devices; of several devices, the busiest counts. `loads` caches their loads."""
-        most_percent, most_jobs = 0.0, 0
-        for device_id in live.attempt.devices:
-            others = [each for each in sharers.get(device_id, ()) if each is not live]
-            for each in others:
-                if each.job.id not in loads:
-                    loads[each.job.id] = self._load(each, now)
-            most_percent = max(most_percent, sum(loads[each.job.id] for each in others))
-            most_jobs = max(most_jobs, len(others))
-        before = None if live.attempt.usage is None else live.attempt.usage.beside
-        return note_neighbours(before, live.attempt.ran_s(now), most_percent, float(most_jobs))
-
-    def _load(self, live: Live, now: float) -> float:
-        measured = None if live.attempt.usage is None else live.attempt.usage.load_percent
-        return assumed_load(self._transitions.estimates.load_percent(live.job), measured, live.attempt.ran_s(now))
 
     def _lease_of(self, attempt: Attempt) -> Lease:
         """Return the lease without its holder process: a process that is just ending no longer shows its lease, and as

@@ -295,7 +295,6 @@ class JobTransitions:
             verdict = Verdict(event=JobEvent.FAIL, counts=True, text=text)
         state = advance(job.state, verdict.event)
         is_back_in_line = never_started and state is JobState.QUEUED and not attempt.engine
-        keeps_place = is_back_in_line or verdict.keeps_place
         has_reason = verdict.note or not (state is JobState.SUCCEEDED or is_back_in_line)
         reason = f"{verdict.text}{verdict.note}" if has_reason else None
         end = EndedJob(
@@ -306,7 +305,7 @@ class JobTransitions:
             due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
             ended_at=now if state in FINISHED else None,
             failures=job.failures + verdict.counts,
-            queued_at=now if state is JobState.QUEUED and not keeps_place else None,
+            queued_at=now if state is JobState.QUEUED and not (is_back_in_line or verdict.keeps_place) else None,
         )
         self._unstored.discard(job.id)
         if verdict.growth is not None:

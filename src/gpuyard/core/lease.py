@@ -79,9 +79,8 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     A limit that is None does not apply. A limit whose figure no probe can read counts as met.
 
     load_percent: how busy the work is known to keep a device.
-    slowdown: how much longer it takes beside a job that keeps the device fully busy, as learned; 0.3 is 30% longer.
     ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
-    ignores_depth: share a device with however many others: the work was found to end in time (`sooner_elsewhere`).
+    ignores_depth: share a device with however many others: it takes the place of one that ended.
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
     ignores_idle_power: `max_power_w` does not apply to an idle device: some draw more whatever they do.
     model: a part of the device's name.
@@ -96,7 +95,6 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     devices: int = 1
     memory: MemoryNeed = WholeDevice()
     load_percent: float | None = None
-    slowdown: float | None = None
     ignores_load: bool = False
     ignores_depth: bool = False
     ignores_foreign_load: bool = False
@@ -170,7 +168,7 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
 def asks_for_the_same(one: Need, other: Need) -> bool:
     """Return whether both need the same, but for what is expected of a job without an estimate, and for what was
     learned about load: that changes by the second."""
-    other = replace(other, load_percent=one.load_percent, slowdown=one.slowdown)
+    other = replace(other, load_percent=one.load_percent)
     if one.host is not None and other.host is not None and one.host.is_ram_expected and other.host.is_ram_expected:
         other = replace(other, host=one.host)
     if isinstance(one.memory, UncertainMemory) and isinstance(other.memory, UncertainMemory):
@@ -187,7 +185,6 @@ class Share(Struct, frozen=True, kw_only=True):
     device_id: str
     memory_mb: float | None = None
     load_percent: float | None = None
-    slowdown: float | None = None
     is_exclusive: bool = True
     foreign_mb: float | None = None
     spread_mb: float = 0.0

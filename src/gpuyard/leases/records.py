@@ -136,7 +136,6 @@ def _read_lease(found: HeldFile) -> Lease | None:
         _check_figure("foreign_mb", share.foreign_mb, _MAX_MB)
         _check_figure("spread_mb", share.spread_mb, _MAX_MB)
         _check_figure("load_percent", share.load_percent)
-        _check_figure("slowdown", share.slowdown)
     _check_host(record.host, _most_ram_mb())
     _check_figure("made", record.made)
     since = found.made_at if record.made is None else min(time.time(), wall_time_of(record.made))
@@ -195,7 +194,7 @@ def _check_need(need: Need) -> None:
         if isinstance(each.memory, PartOfDevice):
             _check_figure("part", each.memory.part, 1.0)
     for name in (
-        "load_percent", "slowdown", "max_utilization_percent", "max_power_w", "max_memory_used_mb", "max_cpu_percent",
+        "load_percent", "max_utilization_percent", "max_power_w", "max_memory_used_mb", "max_cpu_percent",
         "min_host_memory_mb",
     ):  # fmt: skip
         _check_figure(name, getattr(need, name))

@@ -24,7 +24,6 @@ class EstimateRow(Struct, frozen=True, kw_only=True):
     cpus_used: float | None
     load_percent: float | None
     power_w: float | None
-    slowdown_percent: float | None
     least_s: float | None
     mean_s: float | None
     most_s: float | None

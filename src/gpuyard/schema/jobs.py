@@ -123,8 +123,6 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     cpus_used: float | None
     load_percent: float | None
     cpus: tuple[int, ...]
-    neighbours: float | None
-    neighbours_percent: float | None
     energy: EnergyFigures | None
     curve: tuple[tuple[float, float], ...]
     ran_s: float

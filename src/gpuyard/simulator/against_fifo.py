@@ -5,7 +5,7 @@
 - A second pass, with everything learned, is no slower than the first.
 
 `broken_promises` holds them against one trace. No policy that decides before it knows which jobs come later can keep
-the first and the last of them on each trace (ADR 67), so `broken_means` holds these two against the mean over traces
+the first and the last of them on each trace (ADR 99), so `broken_means` holds these two against the mean over traces
 that differ by chance alone: the same mix and machine with several seeds.
 """
 

@@ -23,7 +23,7 @@ from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.errors import UserError
 from gpuyard.simulator.trace_file import TraceJob
 
-_OPTIONS = ("load", "jobs", "quantile", "gain", "longest")
+_OPTIONS = ("load", "jobs", "quantile", "gain")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -101,7 +101,5 @@ def _apply_option(rules: Rules, text: str) -> Rules:
         return replace(rules, shares_first_runs=number is not None, packing=replace(rules.packing, sureness=sureness))
     if option == "gain":
         return replace(rules, packing=replace(rules.packing, min_gain_percent=number))
-    if option == "longest":
-        return replace(rules, packing=replace(rules.packing, protects_longest=bool(number)))
     most = None if number is None else max(1, int(number))
     return replace(rules, packing=replace(rules.packing, max_jobs_per_device=most))

@@ -42,7 +42,7 @@ QUESTIONS = {
 }
 # Where each link leads within the site, without the slashes at both ends.
 PLACES = "links => links.map(link => new URL(link.href).pathname.replace(/^\\/|\\/$/g, ''))"
-RECORDS = ("adr", "architecture", "measurements", "planted-faults", "project/changelog", "reference/attacks", "tests")
+RECORDS = ("adr", "architecture", "internals", "project/changelog", "reference/attacks")
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

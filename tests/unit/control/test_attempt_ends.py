@@ -124,9 +124,7 @@ def ends_of(
     parts: Any = SimpleNamespace(find=lambda *_: None, verdict=lambda *_: None, needs_newer_sample=lambda *_: False)
     parts.fault_of = lambda *_: None
     engines = cast("EngineSet", SimpleNamespace(ended=ended))
-    return AttemptEnds(
-        transitions, engines, parts, parts, parts, health=parts, make_way=parts, progress=progress, boot_id="b"
-    )
+    return AttemptEnds(transitions, engines, parts, parts, parts, health=parts, progress=progress, boot_id="b")
 
 
 def test_an_end_is_recorded_with_what_its_attempt_wrote_last(queue_db: QueueDb) -> None:

@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.guard_memory import MemoryGuard
-from gpuyard.control.restart_elsewhere import restart_elsewhere, restart_need
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
@@ -22,8 +21,8 @@ from gpuyard.core.job.job import (
     Usage,
 )
 from gpuyard.core.job.lifecycle import JobEvent, JobState
-from gpuyard.core.lease import Claim, FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
-from gpuyard.core.scheduling.plan import Restart, SchedulingLimits
+from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
+from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.ports import LeaseLedger, SuspendResult
 from tests.fakes.no_suspender import NoSuspender
@@ -353,56 +352,3 @@ def test_nothing_happens_if_a_job_has_ended_since_the_alarm(guard: Guard, monkey
         guard.transitions.end(second, Outcome(kind=OutcomeKind.SUCCEEDED, status=0), 111.2)
         act(RULES, 111.2)
     assert guard.state(first) is JobState.RUNNING
-
-
-@pytest.mark.parametrize(
-    ("parks", "leaves"), [(False, "the one that grows"), (True, "the youngest")], ids=["driver", "parks"]
-)
-def test_the_youngest_makes_way_only_if_it_leaves_before_the_card_is_full(
-    guard: Guard, monkeypatch: pytest.MonkeyPatch, *, parks: bool, leaves: str
-) -> None:
-    """It holds 10 GB, which a driver moves out in 5 s and the program itself in 1 s; the card is full in 1.5 s."""
-    monkeypatch.setattr(guard.suspender, "can_park", lambda _: parks)
-    first, second = guard.start(), guard.start()
-    guard.read(110.0, job1=13.5, job2=10.0)
-    assert guard.read(111.0, job1=13.7, job2=10.0)
-    suspended = {job_id for job_id in (first, second) if guard.state(job_id) is JobState.SUSPENDING}
-    assert suspended == ({second} if leaves == "the youngest" else {first})
-
-
-def test_a_suspended_job_may_start_anew_once_it_has_waited_for_as_long_as_it_had_run(guard: Guard) -> None:
-    """It had run for ten seconds. Its need is that with which it would resume, on devices that it did not have."""
-    guard.start()
-    job_id = guard.start()
-    guard.read(110.0, job1=8.0, job2=15.0)
-    assert guard.read(111.0, job1=8.0, job2=15.7)
-    guard.move_out(job_id, 112.0)
-
-    def restart(at: float) -> Need | None:
-        (queue,) = guard.suspend_control.queues(at)
-        return queue.lane.restart
-
-    assert restart(120.9) is None
-    assert guard.suspend_control.wake_at(112.0) == pytest.approx(121.0)
-    need = restart(121.0)
-    assert need is not None
-    assert need.banned == ("G0",)
-    assert need.memory.required_mb == 15.7 * GB, "alone on a device it needs what it held"
-    claim = Claim(shares=(Share(device_id="G1", memory_mb=20 * GB),))
-    device = Device(id="G1", vendor=Vendor.NVIDIA, index=1, memory_total_mb=CARD)
-    with guard.queue_db.store.transaction():
-        restarts = [Restart(job_id=job_id, claim=claim)]
-        restart_elsewhere(guard.transitions, restarts, Snapshot(taken_at=120.0, host=Host(), devices=(device,)), 121.0)
-    assert guard.state(job_id) is JobState.STOPPING
-    growth = guard.queue_db.job(job_id).growth
-    assert growth.memory_mb == pytest.approx(15.7 * GB * 1.25)
-    assert growth.count == 0, "it uses up none of its reruns"
-
-
-@pytest.mark.parametrize("options", [{"on_preempt": OnPreempt.NEVER}, {"parked": SuspendedBy.BY_PERSON}])
-def test_other_suspended_jobs_wait_for_their_device(guard: Guard, options: dict[str, Any]) -> None:
-    parked = options.pop("parked", SuspendedBy.FOR_ROOM)
-    job_id = guard.start(**options)
-    live = guard.transitions.live[job_id]
-    attempt = replace(live.attempt, parked=parked, suspended_at=110.0)
-    assert restart_need(replace(live, attempt=attempt), Need(), 1e6) is None

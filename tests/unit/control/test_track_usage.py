@@ -1,5 +1,4 @@
-"""The load of a job that shares a card: that of its processes, or derived from the load of the card; and what the other
-jobs beside it did."""
+"""The load of a job that shares a card: that of its processes, or derived from the load of the card."""
 
 from typing import Any, cast
 
@@ -11,7 +10,6 @@ from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Usage
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.memory.neighbours import Neighbours
 from gpuyard.core.snapshot import Sample
 from gpuyard.ports import LeaseLedger
 from gpuyard.system.process_identity import this_process
@@ -69,29 +67,3 @@ def test_the_load_of_jobs_that_share_a_card(by_process: dict[str, float], loads:
         tracker.note(Sample(snapshot=machine(busy)), now)
     found = [live.attempt.usage.load_percent if live.attempt.usage else None for live in transitions.live.values()]
     assert found == pytest.approx(list(loads))
-
-
-def test_what_was_beside_a_job_is_measured_until_its_end() -> None:
-    first, second = running(1, "a"), running(2, "b")
-    transitions = Transitions(first)
-    ledger = cast("LeaseLedger", Ledger({"a": 40.0, "b": 90.0}))
-    tracker = UsageTracker(cast("JobTransitions", transitions), ledger, this_process())
-    started = first.attempt.since
-
-    def look(at_s: float, ended: tuple[int, ...] = ()) -> Usage:
-        busy = card(0, used=4 * GB, utilization_percent=75.0)
-        tracker.note(Sample(snapshot=machine(busy)), started + at_s, ended)
-        usage = transitions.live[1].attempt.usage
-        assert usage is not None
-        return usage
-
-    look(0.0)
-    assert look(600.0).beside == Neighbours(seconds=600.0), "alone"
-    transitions.live[2] = replace(second, attempt=second.attempt)
-    for at_s in range(600, 1200, 20):
-        look(float(at_s))
-    beside = look(1200.0, ended=(2,)).beside
-    assert beside is not None
-    assert beside.jobs == pytest.approx(0.5, abs=0.01)
-    assert beside.percent == pytest.approx(45.0, abs=3.0)
-    assert (beside.jobs_now, beside.percent_now) == (0.0, 0.0), "the other job had ended when the sample was taken"

@@ -314,7 +314,7 @@ def test_a_record_is_plain_json_for_other_programs(ledger: Ledger) -> None:
     assert lease is not None
     record = msgspec.json.decode(lease.path.read_bytes())
     (share,) = record["shares"]
-    unknown = dict.fromkeys(("memory_mb", "load_percent", "slowdown", "foreign_mb"))
+    unknown = dict.fromkeys(("memory_mb", "load_percent", "foreign_mb"))
     assert share == {"device_id": "G0", "is_exclusive": True, "spread_mb": 0.0, **unknown}
     assert record["holder"]["pid"] == os.getpid()
     lease.release()

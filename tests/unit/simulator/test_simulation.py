@@ -173,20 +173,3 @@ def test_a_program_that_imports_holds_no_memory_and_slows_no_other() -> None:
     # The first is alone for a minute, then both have half of the device.
     assert runs[0].ended_s == pytest.approx(60.0 + 40.0 / 0.5, rel=0.01)
     assert passed.memory_mb_s == pytest.approx(4000.0 * (runs[0].ended_s + runs[1].ended_s - 60.0), rel=0.01)
-
-
-def test_a_younger_first_run_makes_way_for_the_job_that_was_there_first() -> None:
-    """The second program takes its memory while the first one is still growing, which then runs out."""
-    jobs = [
-        trace_job(0.0, peak_mb=20_000.0, duration_s=400.0, ramp_s=30.0, program="python first.py"),
-        trace_job(1.0, peak_mb=9000.0, duration_s=3000.0, program="python second.py"),
-    ]
-    passed = play("gpuyard", jobs)
-    assert outcomes(passed)[0] == (0, OutcomeKind.OUT_OF_MEMORY)
-    runs, ran_out = last_runs(passed), passed.runs[0]
-    to_ram_s, back_s = 9000.0 / (1.6 * 1024), 9000.0 / (5 * 1024)
-    assert runs[0].started_s == pytest.approx(ran_out.ended_s + to_ram_s, abs=0.5), "without a delay"
-    assert (runs[0].outcome, runs[1].outcome) == (OutcomeKind.SUCCEEDED, OutcomeKind.SUCCEEDED)
-    assert [run.job for run in passed.runs].count(1) == 1, "it loses no work"
-    assert runs[1].suspensions == 1
-    assert runs[1].paused_s == pytest.approx(to_ram_s + 400.0 + back_s, abs=10.0)

@@ -16,7 +16,6 @@ from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
-from gpuyard.core.memory.neighbours import Neighbours
 from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.notify.subscriptions import Subscription
 from gpuyard.core.progress.job_progress import JobProgress
@@ -227,7 +226,6 @@ class Usage(Struct, frozen=True, kw_only=True):
     idle_looks: int = 0  # number of samples in which no process at all was on its devices
     preallocates: str = ""  # the framework that took most of its devices at once, which says nothing about its need
     saw_foreign: bool = False  # memory was in use on its devices that belongs to no job of this queue
-    beside: Neighbours | None = None  # how much other work of this queue was on its devices
     energy: EnergyUse | None = None  # of its devices, as far as it was measured
     progress: JobProgress | None = None  # what its output or its progress file says
 

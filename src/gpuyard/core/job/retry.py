@@ -14,7 +14,6 @@
 from collections.abc import Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Growth, Job, OnReboot, Outcome, OutcomeKind, RetryCause
 from gpuyard.core.job.lifecycle import JobEvent
@@ -69,7 +68,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     text: str = ""
     note: str = ""  # follows the text in the reason of the job, also if it has succeeded
     growth: Growth | None = None  # what the job gets from now on
-    keeps_place: bool = False  # it waits in the queue as if it had never started
+    keeps_place: bool = False  # it waits in the queue as if it had never been handed over
 
 
 def judge(job: Job, outcome: Outcome, *, is_device_fault: bool = False) -> Verdict:
@@ -127,15 +126,6 @@ def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, hopeless: 
         return Verdict(event=JobEvent.FAIL, text=hopeless or f"out of memory again: {why}")
     delay_s = retry_delay_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1, job.spec.retry_delay_s)
     return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"retry {_growth_text(growth)}; {why}", growth=growth)
-
-
-def keep_place(job: Job, verdict: Verdict) -> Verdict:
-    """Return the verdict for a job that ran out of memory where it was first: it is queued again at once, in its place,
-    so that no job behind it takes the memory that it needs. A delay that its user asked for stays."""
-    if verdict.growth is None or job.spec.retry_delay_s is not None:
-        return verdict
-    text = f"{verdict.text}; it was on its GPU before the first runs beside it, and keeps its place in the queue"
-    return replace(verdict, event=JobEvent.REQUEUE, delay_s=0.0, text=text, keeps_place=True)
 
 
 def _growth_text(growth: Growth) -> str:

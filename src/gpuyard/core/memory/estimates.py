@@ -23,7 +23,6 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.memory.expected_peak import Climb, learn_climb
-from gpuyard.core.memory.slowdown import RunBeside, SlowdownFit, add_run, coefficient, prior_coefficient, run_beside
 from gpuyard.core.report.energy import learn_power
 
 KEPT_PEAKS = KEPT_DURATIONS = 32
@@ -58,7 +57,6 @@ class Profile(Struct, frozen=True, kw_only=True):
     cpu_uses: tuple[float, ...] = ()  # how many CPUs each of the last runs kept busy
     load_percent: float | None = None
     power_w: float | None = None  # the highest power per GPU of recent runs
-    slowdown: SlowdownFit = SlowdownFit()  # how much longer it took beside others
     predicted_mb: float | None = None  # the last prediction
     actual_mb: float | None = None  # the peak of that run
     seen_at: float = 0.0
@@ -87,7 +85,6 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
     cpus_used: float | None = None  # CPU time by run time
     load_percent: float | None = None
     power_w: float | None = None
-    neighbours_percent: float | None = None  # the mean load of other jobs on its devices
     predicted_mb: float | None = None
     preallocates: str = ""  # the framework that took most of a device at once: its peak says nothing about its need
     lacked_mb: float | None = None  # after running out of memory, the least that would have been enough
@@ -142,15 +139,12 @@ def _absolute(cwd: str, path: str) -> str:
     return path if path.startswith("/") or not cwd else f"{cwd}/{path}"
 
 
-def learn(before: Profile, run: FinishedRun, beside: RunBeside | None = None) -> Profile:
+def learn(before: Profile, run: FinishedRun) -> Profile:
     """Return the profile with one more run. A run that was cut short adds only what it proves. Once a program
-    preallocates, or does no longer, its earlier peaks say nothing about its next run. `beside` is the run in the fit of
-    its command (`compare_with_command`)."""
+    preallocates, or does no longer, its earlier peaks say nothing about its next run."""
     if run.peak_mb is not None and run.is_whole and run.preallocates != before.preallocates:
         before = replace(before, preallocates=run.preallocates, peaks_mb=(), floor_mb=None)
     after = replace(before, seen_at=run.at)
-    if beside is not None:
-        after = replace(after, slowdown=add_run(before.slowdown, beside))
     if run.lacked_mb is not None:
         after = replace(after, floor_mb=max(after.floor_mb or 0.0, run.lacked_mb))
     if run.seconds is not None and run.is_whole:
@@ -171,26 +165,6 @@ def learn(before: Profile, run: FinishedRun, beside: RunBeside | None = None) ->
         load_percent=run.load_percent if run.load_percent is not None else before.load_percent,
         power_w=learn_power(before.power_w, run.power_w),
     )
-
-
-def compare_with_command(command: Profile, run: FinishedRun) -> RunBeside | None:
-    """Return what a run says about the slow-down of its command beside others, and of its program; None if nothing."""
-    if run.seconds is None or not run.is_whole or run.neighbours_percent is None:
-        return None
-    return run_beside(command.slowdown, run.seconds, run.neighbours_percent)
-
-
-def learned_slowdown(
-    command: Profile | None, program: Profile | None = None, machine: Profile | None = None
-) -> float | None:
-    """Return how much longer the job takes beside a job that keeps the device busy (0.3 is 30%), or None. What other
-    programs showed makes one that never ran no surer: it counts only if they are slowed more than any load explains."""
-    profiles = [each for each in (machine, program, command) if each is not None]
-    loads = (each.load_percent for each in reversed(profiles))
-    load = next((load for load in loads if load is not None), None)
-    found = coefficient([each.slowdown for each in profiles], load)
-    has_run = any(each is not None and each.slowdown.runs for each in (command, program))
-    return found if has_run or (found or 0.0) > prior_coefficient(100.0) else None
 
 
 def memory_estimate(profile: Profile) -> float | None:

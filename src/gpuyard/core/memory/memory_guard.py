@@ -8,17 +8,13 @@ guard acts before the memory is gone. It goes by free memory as it was read, not
   declared or learned memory than is free: first runs have taken it.
 - From then on nothing new starts on the card, until the reserve has been free for some seconds.
 - The youngest first run on the card makes way, whether it is the one that grows or not. It is suspended, and goes on
-  from where it was once clearly more than it held is free. To move its memory out takes seconds: where the card would
-  be full before, the growing job is suspended instead, as a suspended program stops at once.
+  from where it was once clearly more than it held is free.
 - If the youngest cannot be suspended and has only just begun, it is stopped and queued again with a larger need, unless
   it was there first. Else it keeps running: whichever program runs out of memory is healed as before.
-- A suspended job can return to its own card only. Once it has waited there for as long as it had run, it starts anew on
-  another card that has enough memory free: it has lost at most twice what the better choice would have cost.
+- A suspended job can return to its own card only.
 - A first run is a job without declared or learned memory, or one that holds more than that. Jobs that stay within
   their memory never make way, nor does the only job on a card.
 - A job that the guard resumed makes way again only after a minute, or if it grows itself.
-- A program may take its memory in one step, so that a job runs out before the guard can act. If that was on the card
-  before first runs that joined it, these make way as it starts again: the youngest first, until it fits.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +22,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, OnPreempt, SuspendedBy
+from gpuyard.core.job.job import Growth
 from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
@@ -115,8 +111,7 @@ class GuardedJob(Struct, frozen=True, kw_only=True):
 
 class Alarm(Struct, frozen=True, kw_only=True):
     """A card whose memory is about to run out: how much is free, and which job grows how fast. `victim` is the job that
-    makes way; None if there is no such job. `is_first`: no other job or lease was there before the victim.
-    `suspends_grower`: the memory of the victim would be free too late, so that the growing job is suspended instead."""
+    makes way; None if there is no such job. `is_first`: no other job or lease was there before the victim."""
 
     free_mb: float
     reserve_mb: float
@@ -124,7 +119,6 @@ class Alarm(Struct, frozen=True, kw_only=True):
     rate_mb_s: float
     victim: int | None = None
     is_first: bool = False
-    suspends_grower: bool = False
 
 
 def reserve_mb(capacity_mb: float) -> float:
@@ -138,13 +132,11 @@ def find_alarm(
     jobs: Sequence[GuardedJob],
     *,
     has_other_leases: Callable[[], bool],
-    leaves_in_s: Callable[[int], float],
 ) -> Alarm | None:
     """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there and no
     known job that lacks what first runs have taken, or if a job has the card alone. The memory of jobs that leave
     counts as free. `has_other_leases`: whether other leases were on the card before the first job of this queue there;
-    called only if that decides. `leaves_in_s`: how long it takes until the memory of a job that is suspended is free;
-    its program stops at once."""
+    called only if that decides."""
     staying = [job for job in jobs if not job.is_leaving]
     expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)
     growers = [job for job in staying if job.is_first_run or job.missing_mb > expected]
@@ -161,10 +153,7 @@ def find_alarm(
     if not movable:
         return alarm
     victim, first = max(movable, key=_age), min(staying, key=_age)
-    is_late = leaves_in_s(victim.job_id) > free_mb / alarm.rate_mb_s
-    suspends_grower = is_late and victim.job_id != grower and any(job.job_id == grower for job in movable)
-    is_first = victim is first and not has_other_leases()
-    return replace(alarm, victim=victim.job_id, is_first=is_first, suspends_grower=suspends_grower)
+    return replace(alarm, victim=victim.job_id, is_first=victim is first and not has_other_leases())
 
 
 def _may_move_again(job: GuardedJob) -> bool:
@@ -178,28 +167,6 @@ def _age(job: GuardedJob) -> tuple[float, int]:
 def may_stop(alarm: Alarm, ran_s: float) -> bool:
     """Return whether the victim is stopped and queued again where it cannot be suspended."""
     return not alarm.is_first and ran_s <= _MOST_LOST_S
-
-
-def loses_little(ran_s: float) -> bool:
-    """Return whether a job that has run for `ran_s` seconds may be stopped and queued again for the job that was there
-    first, where it cannot be suspended."""
-    return ran_s <= _MOST_LOST_S
-
-
-def makes_way_for(job: Job, attempt: Attempt, first: Job, first_attempt: Attempt) -> bool:
-    """Return whether a first run makes way for the job `first` if that runs out of memory: it joined that job on one of
-    its devices later, has no higher priority, and its user allows it."""
-    is_younger = (attempt.since, job.id) > (first_attempt.since, first.id)
-    may_leave = job.priority <= first.priority and job.spec.on_preempt is not OnPreempt.NEVER
-    return is_younger and may_leave and not set(first_attempt.devices).isdisjoint(attempt.devices)
-
-
-def fits_beside(growth: Growth, capacity_mb: float, stays_mb: Sequence[float | None]) -> bool:
-    """Return whether a job that ran out of memory has what it needs next on a card beside those that stay there, each
-    with its memory; None for a job that needs the card to itself."""
-    if growth.is_alone or growth.memory_mb is None:
-        return not stays_mb
-    return growth.memory_mb + sum(capacity_mb if held is None else held for held in stays_mb) <= capacity_mb
 
 
 def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
@@ -228,14 +195,6 @@ def room_to_restart(held_mb: float, expected_mb: float, capacity_mb: float, fore
     beside the memory of programs that are no jobs."""
     most = min(_MOST_SHARED * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))
     return max(held_mb, min(room_to_resume(held_mb, expected_mb), most))
-
-
-def restarts_at(job: Job, attempt: Attempt, now: float) -> float | None:
-    """Return when a suspended job of the guard may start anew on another device: once it has been suspended for as long
-    as it had run, which it would lose. None if it waits for its own device for however long."""
-    if attempt.suspended_at is None or attempt.parked is not SuspendedBy.MEMORY_GUARD:
-        return None
-    return None if job.spec.on_preempt is OnPreempt.NEVER else attempt.suspended_at + attempt.ran_s(now)
 
 
 def grown_need(growth: Growth, needed_mb: float) -> Growth:

@@ -19,7 +19,8 @@ _OVERHEAD_S = 0.5
 
 
 class MoveRates(Struct, frozen=True, kw_only=True):
-    """MB per second. The defaults are between those of slow and fast machines with an H200 (docs/measurements.md)."""
+    """MB per second. The defaults are between those of slow and fast machines with an H200
+    (docs/internals/measurements.md)."""
 
     out_mb_s: float = 2500.0
     back_mb_s: float = 5000.0

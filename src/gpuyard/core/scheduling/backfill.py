@@ -1,13 +1,9 @@
 """Backfill and reservation: jobs behind the head of the queue start only where that cannot delay it.
 
 The head of the queue is the first job that needs devices and cannot get them. It has every device reserved that would
-serve it; or, where the ends of all running jobs are expected and it has not waited for STRICT_AFTER_S, only the devices
-that become available first, and others if a job runs for longer than expected there (`device_availability`). A job
-behind it may start on devices that the head cannot use, in the memory that the head leaves over if its own need is
-known, or anywhere if it is sure to end before the head could start. A job that would not fit even after all leases have
-ended does not become the head. A suspended job waits for its former devices only, which may take hours: behind it, a
-job that needs a whole device or several is a second head after STRICT_AFTER_S. Otherwise smaller jobs would overtake it
-for as long as they come.
+serve it. A job behind it may start on devices that the head cannot use, in the memory that the head leaves over if its
+own need is known, or anywhere if it is sure to end before the head could start. A job that would not fit even after all
+leases have ended does not become the head.
 
 The first job that waits for RAM or CPUs, with devices or without, has them kept: a job behind it starts only if the
 first job fits beside it once those jobs have ended that ran already when the wait began. After STRICT_AFTER_S no job
@@ -22,13 +18,12 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Need
-from gpuyard.core.scheduling.device_availability import ExpectedEnds
 from gpuyard.core.scheduling.placement import PlacementState, in_queue_order
 from gpuyard.core.scheduling.plan import PlannerView, Start, WaitingJob, planned_lease_id
 from gpuyard.core.scheduling.queue_order import Candidate, Lane
 from gpuyard.core.scheduling.wait_reasons import Reason
 
-# After this time the head reserves every device that would serve it, not only those that seem to be available first.
+# After this time no job behind the first that waits for RAM or CPUs takes some of them.
 STRICT_AFTER_S = 1800.0
 
 
@@ -38,8 +33,7 @@ class Backfill:
     def __init__(self, view: PlannerView, starts: Sequence[Start]) -> None:
         self._view = view
         self._starts = starts
-        self.head: WaitingJob | None = None  # the last of `_heads`
-        self._heads: list[WaitingJob] = []
+        self.head: WaitingJob | None = None
         self._beside_head: PlacementState | None = None
         self._head_starts_at: float | None = None
         self._host_head: WaitingJob | None = None  # the first job that waits for RAM or CPUs
@@ -53,14 +47,6 @@ class Backfill:
     def placement(self) -> PlacementState:
         """All leases and starts of this plan, without the head's reservation. Built for the first job with devices."""
         return PlacementState(self._view.placement)
-
-    def may_be_head(self, lane: Lane, candidate: Candidate, need: Need) -> bool:
-        """Return whether the job becomes the head if it cannot start: the first that waits, and the first behind a
-        suspended job that needs a whole device or several and has waited for STRICT_AFTER_S."""
-        if self.head is None:
-            return True
-        needs_whole = need.is_exclusive or need.devices > 1
-        return self.head.lane.resumes and not lane.resumes and needs_whole and self._has_waited(candidate)
 
     def _has_waited(self, candidate: Candidate) -> bool:
         return self._view.now - candidate.queued_at > STRICT_AFTER_S
@@ -79,7 +65,7 @@ class Backfill:
             if claim is not None:
                 return claim
             self._refused.add(need)
-        if self.head is None or need in self._never or not self._ends_before_head_starts(candidate):
+        if self.head is None or need in self._never or not self._ends_before(self.head, candidate):
             return None
         claim = self.placement.find_claim(need)
         if claim is None:
@@ -96,22 +82,18 @@ class Backfill:
             for placement in self._placements():
                 placement.reserve_for_ticket(ticket)
 
-    def try_make_head(self, job: WaitingJob, candidate: Candidate) -> None:
+    def try_make_head(self, job: WaitingJob) -> None:
         """Make the job the head of the queue, unless the end of all leases would not let it start."""
         if not self.placement.has_capacity():
             self._set_head(job)  # no device is left to reserve
             return
         beside_head = (self._beside_head or self.placement).copy()
-        is_strict = job.lane.preempts or self._has_waited(candidate)
-        ends = None if is_strict else self._expected_ends()
-        if beside_head.reserve(job.need, self._holder(job.job_id), ends):
+        if beside_head.reserve(job.need, self._holder(job.job_id)):
             self._beside_head = beside_head
             self._set_head(job)
 
     def _set_head(self, job: WaitingJob) -> None:
         self.head, self.first_head = job, self.first_head or job
-        self._heads.append(job)
-        self._head_starts_at = None
 
     def keep_host_for(self, job: WaitingJob, candidate: Candidate) -> None:
         """Reserve RAM and CPUs for the job if it is the first that waits for them."""
@@ -129,15 +111,12 @@ class Backfill:
         if self._beside_head is not None:
             yield self._beside_head
 
-    def _ends_before_head_starts(self, candidate: Candidate) -> bool:
+    def _ends_before(self, head: WaitingJob, candidate: Candidate) -> bool:
         most_s = self._view.estimate(candidate.job_id).most_s
         if most_s is None:
             return False
         if self._head_starts_at is None:
-            ends = self._earliest_ends()
-            self._head_starts_at = min(
-                (self._may_start_at(head.need, ends) for head in self._heads), default=self._view.now
-            )
+            self._head_starts_at = self._may_start_at(head.need, self._earliest_ends())
         return self._view.now + most_s <= self._head_starts_at
 
     def _may_start_at(self, need: Need, ends: Mapping[str, float]) -> float:
@@ -155,33 +134,6 @@ class Backfill:
         for start in self._starts:
             ends[planned_lease_id(start.job_id)] = view.now + (view.estimate(start.job_id).least_s or 0.0)
         return ends
-
-    def _expected_ends(self) -> ExpectedEnds | None:
-        """Return when each lease should end; None where that is not known of all, as of a job that runs for longer than
-        was expected at most."""
-        view = self._view
-        runs = {run.lease_id: run for run in view.running}
-        soonest: dict[str, float] = {}
-        likely: dict[str, float] = {}
-        for lease in view.placement.leases:
-            run = runs.get(lease.id)
-            at = None if run is None else self._likely_end(run.job_id)
-            if run is None or at is None:
-                return None
-            is_overdue = at <= view.now
-            soonest[lease.id] = max(view.now, at)
-            likely[lease.id] = view.now + run.ran_s(view.now) if is_overdue else at
-        for start in self._starts:
-            likely_s = view.estimate(start.job_id).likely_s
-            if likely_s is None:
-                return None
-            lease_id = planned_lease_id(start.job_id)
-            soonest[lease_id] = likely[lease_id] = view.now + max(0.0, likely_s)
-        return ExpectedEnds(soonest, likely)
-
-    def _likely_end(self, job_id: int) -> float | None:
-        latest = self._view.ends_by(job_id)
-        return None if latest is not None and latest < self._view.now else self._view.ends_about(job_id)
 
     def _holder(self, job_id: int) -> Holder:
         return replace(self._view.holder, label=planned_lease_id(job_id))

@@ -6,17 +6,23 @@ several devices gets the best-linked set among those where it slows others least
 only between sets that are linked alike. On a machine whose links are unknown, links decide nothing.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.scheduling.device_memory import LAST_CHOICE_PERCENT, UNKNOWN_PERCENT, DeviceState
 from gpuyard.core.scheduling.linked_sets import SetConditions, best_set, broken, earliest_set, sets_text
-from gpuyard.core.scheduling.shared_devices import as_full_as, placement_cost
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.snapshot import Device
 from gpuyard.core.topology import Topology
 from gpuyard.core.units import format_count
+
+# Jobs that together keep a card no busier than this hardly slow each other.
+_COMFORTABLE_PERCENT = 100.0
+_ROUNDING = 1e-6
+# Two idle cards of one model differ by less: a driver or a desktop holds some memory of one of them.
+_ALIKE_MB = 1024.0
 
 
 def conditions_of(need: Need) -> SetConditions:
@@ -93,7 +99,7 @@ class DeviceChoice:
         for most in sorted(set(slowdowns.values())):
             allowed = [state for state in ordered if slowdowns[state.device.id] <= most]
             if need.devices == 1:
-                return [min(as_full_as(allowed[0], allowed), key=loss)]
+                return [min(_as_full_as(allowed[0], allowed), key=loss)]
             found = best_set(self._topology, [state.device.id for state in allowed], wanted, self._idle(states))
             if found is not None:
                 return [state for state in allowed if state.device.id in found]
@@ -103,3 +109,26 @@ class DeviceChoice:
         """Return the devices that a job could get as a whole."""
         idle = (each.device for each in states.values() if not each.promises)
         return {device.id for device in idle if device.healthy and device.id not in self._closed}
+
+
+def _as_full_as(fullest: DeviceState, states: Iterable[DeviceState]) -> list[DeviceState]:
+    """Return the states that have no less free memory than the fullest, and hardly more."""
+    least = math.inf if fullest.free_mb is None else fullest.free_mb
+    free = ((state, math.inf if state.free_mb is None else state.free_mb) for state in states)
+    return [state for state, free_mb in free if least <= free_mb <= least + _ALIKE_MB]
+
+
+def placement_cost(need: Need, state: DeviceState) -> tuple[float, float, int, str]:
+    """Return a sort key: how much the job would slow others there, then how much memory would be left over."""
+    crowding = state.expected_percent + _load(need) - _COMFORTABLE_PERCENT if state.is_loaded else 0.0
+    last = LAST_CHOICE_PERCENT if state.device.is_last_choice else 0.0
+    return (
+        last + (crowding if crowding > _ROUNDING else 0.0),
+        state.free_mb if state.free_mb is not None else math.inf,
+        state.device.index or 0,
+        state.device.id,
+    )
+
+
+def _load(need: Need) -> float:
+    return UNKNOWN_PERCENT if need.load_percent is None else need.load_percent

@@ -13,8 +13,7 @@ from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_memory import SURENESS, DeviceState, PromisedShare, capacity
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.memory_text import describe_memory
-from gpuyard.core.scheduling.sharing_depth import DepthLimit, durations_with, is_too_deep, leaves_no_depth
-from gpuyard.core.scheduling.sharing_gain import NOTICEABLE, forecast, keeps_out_request_ahead, slowed_longest
+from gpuyard.core.scheduling.sharing import DepthLimit, durations_with, gains, is_too_deep, throughputs
 from gpuyard.core.scheduling.wait_reasons import (
     REMEDIES,
     START_WITH,
@@ -36,16 +35,14 @@ _UNLISTED_PART = 0.5
 # A text names at most this many foreign processes.
 _NAMED_PROCESSES = 3
 _LONGEST_NAME = 60
-_SLOWDOWN = (ReasonKind.NO_GAIN, ReasonKind.LONGEST, ReasonKind.TOO_DEEP)
 
 
 class Packing(Struct, frozen=True, kw_only=True):
     """Limits for sharing a device. `None` is no limit.
 
     sureness: how many standard deviations beyond what is expected of jobs without an estimate stay free.
-    min_gain_percent: by how much a job must raise the work that is done on a device that it shares (`sharing_gain`).
-    protects_longest: no job slows those that decide when all work is over.
-    depth: how many jobs share a device while others may become free (`sharing_depth`).
+    min_gain_percent: by how much a job must raise the work that is done on a device that it shares (`sharing`).
+    depth: how many jobs share a device while others may become free (`sharing`).
     """
 
     max_jobs_per_device: int | None = None
@@ -53,7 +50,6 @@ class Packing(Struct, frozen=True, kw_only=True):
     max_foreign_load_percent: float | None = None  # the same for foreign processes alone, on a device that gets a job
     sureness: float = SURENESS
     min_gain_percent: float | None = None
-    protects_longest: bool = True
     depth: DepthLimit | None = None
 
 
@@ -158,32 +154,12 @@ def _check_load(need: Need, state: DeviceState, packing: Packing) -> ReasonKind 
     added = need.load_percent or 0.0 if state.lease_count else 0.0
     if _exceeds(state.load_percent + added, packing.max_load_percent):
         return ReasonKind.LOADED
-    if need.is_resumed:
+    if need.is_resumed or not state.lease_count:
         return None
-    if state.is_awaited and _keeps_out_request_ahead(need, state, packing):
-        return ReasonKind.AWAITED
-    return _check_neighbours(need, state, packing) if state.lease_count else None
-
-
-def _check_neighbours(need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
-    """Check that the job and those on the device are done sooner together than one after the other."""
-    if packing.protects_longest and slowed_longest(need, state) is not None:
-        return ReasonKind.LONGEST
     least, depth = packing.min_gain_percent, packing.depth
-    if least is not None and not forecast(need, state, _caution(packing)).gains(least / 100.0):
+    if least is not None and not gains(need, state, depth, least):
         return ReasonKind.NO_GAIN
     return ReasonKind.TOO_DEEP if depth is not None and is_too_deep(need, state, depth) else None
-
-
-def _keeps_out_request_ahead(need: Need, state: DeviceState, packing: Packing) -> bool:
-    least, depth = packing.min_gain_percent, packing.depth
-    if least is not None and keeps_out_request_ahead(need, state, least / 100.0, _caution(packing)):
-        return True
-    return depth is not None and leaves_no_depth(need, state, depth)
-
-
-def _caution(packing: Packing) -> float:
-    return 0.0 if packing.depth is None else packing.depth.caution
 
 
 def _conflicts(need: Need, state: DeviceState) -> list[PromisedShare]:
@@ -222,11 +198,10 @@ def _exceeds(value: float | None, limit: float | None) -> bool:
 def reason_for(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
     need = need.on(state.device.id)
     remedy = _memory_remedy(need, state, packing) if kind is ReasonKind.NO_ROOM else REMEDIES.get(kind, "")
-    describe = _describe_slowdown if kind in _SLOWDOWN else _describe
-    return replace(describe(kind, need, state, packing), remedy=remedy)
+    return replace(_describe(kind, need, state, packing), remedy=remedy)
 
 
-def _describe(  # noqa: C901, PLR0911 - one case for each kind
+def _describe(  # noqa: C901, PLR0911, PLR0912 - one case for each kind
     kind: ReasonKind, need: Need, state: DeviceState, packing: Packing
 ) -> Reason:
     device, free_mb = state.device, state.free_mb
@@ -242,10 +217,7 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             if need.is_exclusive or state.is_exclusive:
                 return awaited(device.id, tuple(each.holder for each in _conflicts(need, state)))
             ahead = tuple(each.holder for each in state.promises if each.is_reservation)
-            why = (
-                "this job would slow it" if need.is_memory_known else "how much memory this job needs is not known yet"
-            )
-            return awaited(device.id, ahead, f"; {why}")
+            return awaited(device.id, ahead, "; how much memory this job needs is not known yet")
         case ReasonKind.LEASED:
             holders = tuple(each.holder for each in _conflicts(need, state) if not each.is_reservation)
             return Reason(kind, f"held by {list_holders(holders)}", device.id, holders=holders, is_leased=True)
@@ -269,6 +241,8 @@ def _describe(  # noqa: C901, PLR0911 - one case for each kind
             more = f"; this job would add about {need.load_percent:.0f}%" if need.load_percent else ""
             text = f"{state.load_percent:.0f}% busy, load limit {packing.max_load_percent or 0.0:.0f}%{more}"
             return Reason(kind, text, device.id, state.load_percent, need.load_percent, holders)
+        case ReasonKind.NO_GAIN | ReasonKind.TOO_DEEP:
+            return _describe_sharing(kind, need, state, packing)
         case ReasonKind.FOREIGN_LOAD:
             most = packing.max_foreign_load_percent or 0.0
             text = f"{_describe_foreign_load(state.foreign)}; the limit is {most:.0f}%"
@@ -289,30 +263,21 @@ def _brief_of_first_runs(need: Need, state: DeviceState, free_mb: float) -> str:
     return first_runs_brief(first_runs) if first_runs and suffices else ""
 
 
-def _describe_slowdown(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
-    """Return the figures of `sharing_gain` in words."""
-    slowed = slowed_longest(need, state) if kind is ReasonKind.LONGEST else None
-    if slowed is not None:
-        lease_id, factor = slowed
-        holders = tuple(each.holder for each in state.promises if each.lease_id == lease_id)
-        text = (
-            f"{list_holders(holders)} has the most time left of all work, and beside this job it would take "
-            f"{factor:.2f} times as long as alone (at most {1.0 + NOTICEABLE:.2f})"
-        )
-        return Reason(kind, text, state.device.id, factor, 1.0 + NOTICEABLE, holders)
-    if kind is ReasonKind.TOO_DEEP and packing.depth is not None:
-        durations, limit = durations_with(need, state, packing.depth), packing.depth.durations
+def _describe_sharing(kind: ReasonKind, need: Need, state: DeviceState, packing: Packing) -> Reason:
+    """Return the figures of `sharing` in words."""
+    holders, depth = tuple(each.holder for each in state.promises), packing.depth
+    if kind is ReasonKind.TOO_DEEP and depth is not None:
+        durations, most = durations_with(need, state, depth), depth.durations
         text = (
             f"a free GPU is expected sooner: {state.lease_count + 1} jobs on this one would take about {durations:.2f} "
-            f"times as long as one alone, all jobs on {packing.depth.devices} GPUs {limit:.2f} times"
+            f"times as long as one alone, all jobs on {depth.devices} GPUs {most:.2f} times"
         )
-        return Reason(kind, text, state.device.id, limit, durations, tuple(each.holder for each in state.promises))
-    found, least = forecast(need, state, _caution(packing)), packing.min_gain_percent or 0.0
-    jobs = "1 job does" if found.jobs == 1 else f"{found.jobs} jobs share it and do"
-    gain = f"; at least {least:g}% more is needed" if least and found.after > found.before else ""
-    text = f"{jobs} {found.before:.2f} times the work of one; this job would make it {found.after:.2f} times{gain}"
-    holders = tuple(each.holder for each in state.promises)
-    return Reason(kind, text, state.device.id, found.after, found.before * (1.0 + least / 100.0), holders)
+        return Reason(kind, text, state.device.id, most, durations, holders)
+    (before, after), least = throughputs(need, state, depth), packing.min_gain_percent or 0.0
+    jobs = "1 job does" if state.lease_count == 1 else f"{state.lease_count} jobs share it and do"
+    gain = f"; at least {least:g}% more is needed" if least and after > before else ""
+    text = f"{jobs} {before:.2f} times the work of one; this job would make it {after:.2f} times{gain}"
+    return Reason(kind, text, state.device.id, after, before * (1.0 + least / 100.0), holders)
 
 
 def _describe_mismatch(need: Need, device: Device) -> str:

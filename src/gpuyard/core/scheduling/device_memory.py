@@ -11,8 +11,6 @@ Load follows the same rule: the larger of the measured load, and the sum of the 
 foreign processes.
 """
 
-import itertools
-import math
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -21,7 +19,6 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Holder, Need, Share
 from gpuyard.core.memory.expected_peak import margin_mb
 from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, NO_FOREIGN_LOAD, ForeignLoad
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device
 
 # A job of unknown load may keep a whole device busy.
@@ -30,8 +27,6 @@ UNKNOWN_PERCENT = 100.0
 LAST_CHOICE_PERCENT = 1e9
 # Nine of ten groups of jobs of uncertain need stay within what is expected and this many standard deviations.
 SURENESS = 1.2816
-# How many sets of ended leases a state remembers itself without.
-_MOST_REMEMBERED = 16
 
 
 class PromisedShare(Struct, frozen=True, kw_only=True):
@@ -42,24 +37,6 @@ class PromisedShare(Struct, frozen=True, kw_only=True):
     measured_mb: float | None = None
     is_reservation: bool = False
     lease_id: str | None = None
-    is_longest: bool = False  # its job decides when all work is over (`longest_job`)
-
-
-class FitMark:
-    """A name for all states of a device that refuse the same needs, but for needs of whole devices and needs that limit
-    load, power or used memory: these also depend on what was measured (`fits_alike`)."""
-
-    __slots__ = ("_next",)
-
-    def __init__(self) -> None:
-        self._next: tuple[PromisedShare, FitMark] | None = None
-
-    def after(self, promise: PromisedShare) -> "FitMark":
-        """Return the mark of such a state with one more promise."""
-        known = self._next
-        if known is None or (known[0] is not promise and known[0] != promise):
-            self._next = known = promise, FitMark()
-        return known[1]
 
 
 class DeviceState:
@@ -68,17 +45,29 @@ class DeviceState:
     load_percent: how busy the device is known to be; shares of unknown load count as 0.
     expected_percent: how busy it may become; shares of unknown load count as 100%.
     lease_count: promised shares without reservations.
-    rank: a sort key: expected load (on an idle device a job slows no other), free memory, index, id. Devices that are
-    the last choice come behind all others.
-    refusals, reasons: remembered for each need by the placement.
-    members: remembered by `sharing_gain` for each caution.
-    mark: common to states that fit alike.
+    members: remembered by `sharing` for each caution.
+    memory_text: where its memory went, remembered by `memory_text`.
     """
 
     __slots__ = (
-        "_next", "_without", "capacity_mb", "device", "expected_percent", "foreign", "foreign_mb", "free_mb",
-        "is_exclusive", "is_loaded", "lease_count", "load_percent", "margin_mb", "mark", "measured_percent", "members",
-        "promises", "rank", "reasons", "refusals", "spreads", "squares", "sureness",
+        "capacity_mb",
+        "device",
+        "expected_percent",
+        "foreign",
+        "foreign_mb",
+        "free_mb",
+        "is_exclusive",
+        "is_loaded",
+        "lease_count",
+        "load_percent",
+        "margin_mb",
+        "measured_percent",
+        "members",
+        "memory_text",
+        "promises",
+        "spreads",
+        "squares",
+        "sureness",
     )  # fmt: skip
 
     def __init__(
@@ -95,11 +84,7 @@ class DeviceState:
         self.foreign = foreign
         self.capacity_mb = capacity(device)
         self.promises = promises
-        self.mark = FitMark()
-        self._without: dict[frozenset[str] | None, DeviceState] = {}
-        self._next: tuple[PromisedShare, DeviceState] | None = None
-        self.refusals: dict[Need, ReasonKind | None] = {}
-        self.reasons: dict[Need, Reason] = {}
+        self.memory_text: str | None = None
         self.members: dict[float, Sequence[tuple[float, float]]] = {}
         self.is_exclusive = False
         self.lease_count = 0
@@ -124,11 +109,6 @@ class DeviceState:
         self.foreign_mb = self._find_foreign_mb()
         charged = sum([charged_mb(promise, size) for promise in promises]) if size is not None else 0.0
         self.free_mb = None if size is None else size - self.foreign_mb - self.margin_mb - charged
-        expected_load = self.expected_percent if self.is_loaded else -math.inf
-        if device.is_last_choice:
-            expected_load = LAST_CHOICE_PERCENT + max(0.0, expected_load)
-        free_mb = math.inf if self.free_mb is None else self.free_mb
-        self.rank = (expected_load, free_mb, device.index or 0, device.id)
 
     @property
     def is_awaited(self) -> bool:
@@ -158,25 +138,13 @@ class DeviceState:
         return size - self.margin_mb - sum(reserved_mb(promise, size) for promise in self.promises)
 
     def with_promise(self, promise: PromisedShare) -> "DeviceState":
-        known = self._next
-        if known is None or (known[0] is not promise and known[0] != promise):
-            promises = [*self.promises, promise]
-            state = DeviceState(self.device, promises, self.measured_percent, self.foreign, self.sureness)
-            state.mark = self.mark.after(promise)
-            self._next = known = promise, state
-        return known[1]
+        promises = [*self.promises, promise]
+        return DeviceState(self.device, promises, self.measured_percent, self.foreign, self.sureness)
 
     def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceState":
         """Return the state after these leases, or all, have ended. The measured load of today says nothing about it."""
-        found = self._without.get(lease_ids)
-        if found is None:
-            left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
-            if len(left) == len(self.promises):
-                return self
-            if len(self._without) >= _MOST_REMEMBERED:
-                self._without.clear()
-            found = self._without[lease_ids] = self._with_only(left)
-        return found
+        left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
+        return self if len(left) == len(self.promises) else self._with_only(left)
 
     def _with_only(self, left: list[PromisedShare]) -> "DeviceState":
         foreign = self.foreign_mb
@@ -209,34 +177,6 @@ class DeviceState:
             elif not each.is_reservation:
                 total += charged_mb(each, size)
         return total
-
-
-def fits_alike(before: DeviceState, after: DeviceState, *, limits_load: bool) -> bool:
-    """Return whether two states of a device can have the same mark. That still holds with equal promises added.
-    `limits_load`: whether the measured load of devices is limited."""
-    one, other = before.device, after.device
-    return (
-        before.free_mb == after.free_mb
-        and before.capacity_mb == after.capacity_mb
-        and before.foreign_mb == after.foreign_mb
-        and before.foreign == after.foreign
-        and before.sureness == after.sureness
-        and (not limits_load or (before.measured_percent == after.measured_percent))
-        and (one.healthy, one.vendor, one.name, one.is_integrated, one.hides_processes)
-        == (other.healthy, other.vendor, other.name, other.is_integrated, other.hides_processes)
-        and len(before.promises) == len(after.promises)
-        and all(map(_is_charged_alike, before.promises, after.promises, itertools.repeat(after.capacity_mb or 0.0)))
-    )
-
-
-def _is_charged_alike(before: PromisedShare, after: PromisedShare, capacity_mb: float) -> bool:
-    return before is after or (
-        before.share == after.share
-        and before.is_longest == after.is_longest
-        and before.is_reservation == after.is_reservation
-        and before.lease_id == after.lease_id
-        and charged_mb(before, capacity_mb) == charged_mb(after, capacity_mb)
-    )
 
 
 def charged_mb(promise: PromisedShare, capacity_mb: float) -> float:

@@ -19,7 +19,6 @@ def share_of(need: Need, device: Device) -> Share:
         device_id=device.id,
         memory_mb=need.reserved_mb,
         load_percent=need.load_percent,
-        slowdown=need.slowdown,
         is_exclusive=need.is_exclusive,
         spread_mb=need.spread_mb,
     )

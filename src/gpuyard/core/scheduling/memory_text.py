@@ -18,7 +18,9 @@ _LEAST_MB = 1.0
 def describe_memory(state: DeviceState) -> str:
     """Return where the memory went that is not free, such as `6 GB used by job 3, 2 GB kept for job 9, ahead in the
     queue`; an empty text if all is free or the size of the device is unknown."""
-    return "" if state.capacity_mb is None else ", ".join(_parts(state, state.capacity_mb))
+    if state.memory_text is None:
+        state.memory_text = "" if state.capacity_mb is None else ", ".join(_parts(state, state.capacity_mb))
+    return state.memory_text
 
 
 def _parts(state: DeviceState, capacity_mb: float) -> Iterator[str]:

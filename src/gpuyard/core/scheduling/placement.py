@@ -11,19 +11,13 @@ so that large gaps stay free for large jobs. A job on several devices gets those
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
-from gpuyard.core.scheduling.device_availability import (
-    Available,
-    ExpectedEnds,
-    LeaseEnds,
-    available_before,
-    in_order_of_time,
-)
+from gpuyard.core.scheduling.device_availability import Available, LeaseEnds, in_order_of_time
 from gpuyard.core.scheduling.device_choice import DeviceChoice
 from gpuyard.core.scheduling.device_fit import (
     Packing,
@@ -36,25 +30,15 @@ from gpuyard.core.scheduling.device_fit import (
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, share_of
-from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostView
 from gpuyard.core.scheduling.host_placement import HostPlacement
-from gpuyard.core.scheduling.known_refusals import FitQuestion
-from gpuyard.core.scheduling.known_states import KnownStates
-from gpuyard.core.scheduling.shared_devices import SharedDevices
-from gpuyard.core.scheduling.sharing_limits import SharingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 
 PATIENCE_S = 60.0
 # To write the reasons of a thousand devices would take longer than to decide.
 _MOST_EXPLAINED_DEVICES = 64
-# A device state remembers its answers for at most this many needs.
-_MOST_REMEMBERED = 64
-# Up to this many devices are asked one by one, before all are put in order.
-_FEW_DEVICES = 8
-
-Answer = TypeVar("Answer")
 
 
 class PlacementView(Struct, frozen=True, kw_only=True):
@@ -68,11 +52,9 @@ class PlacementView(Struct, frozen=True, kw_only=True):
     foreign: Mapping[str, ForeignLoad] = {}  # the foreign load of each device
     packing: Packing = Packing()
     lease_loads: Mapping[str, float] = {}  # measured load of leases whose shares do not know it
-    longest: Mapping[str, float] = {}  # leases of jobs that decide when all is over, with the seconds they have left
     closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
     ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
     host: HostView = HostView()  # limits and measured use of RAM and CPUs
-    known: KnownStates | None = None  # what outlasts a placement, for a caller that makes many
 
 
 class PlacementState:
@@ -82,23 +64,15 @@ class PlacementState:
         self._view = view
         self.links = DeviceChoice(view.snapshot.topology, view.closed)
         self.host = HostPlacement(view.snapshot.host, view.host, view.leases)
-        self._known = view.known or KnownStates()
-        self.states = self._known.update(view)
-        self.has_head = False
-        self._marks: list[object] | None = None
+        self.states = _device_states(view)  # unhealthy ones included, as these have to be explained too
         self._with_capacity: str | None = next(iter(self.states), None)
-        # Caches by the kind of need: suitable devices, those of them in an acceptable state, and these by load.
-        self._suitable: dict[tuple[object, ...], list[str]] = {}
-        self._acceptable: dict[tuple[object, ...], list[str]] = {}
-        self.shared: dict[tuple[object, ...], SharedDevices] = {}
-        self._sharing_limits = SharingLimits(view.packing, has_longest=bool(view.longest))
+        self._suitable: dict[tuple[object, ...], list[str]] = {}  # devices, by the kind of need
+        self._packings: dict[tuple[object, ...], Packing] = {}  # by the kind of need
 
     def copy(self) -> "PlacementState":
         """Return a placement to which the head's reservation is added."""
         other = copy.copy(self)
-        other.has_head = True
         other.states, other.host = dict(self.states), self.host.copy()
-        other.shared = {}
         return other
 
     def has_capacity(self) -> bool:
@@ -114,9 +88,6 @@ class PlacementState:
             return None
         if not need.devices:
             return Claim(shares=(), host=need.host)
-        if need.devices == 1 and not need.is_exclusive:
-            best = self._best_shared(need)
-            return None if best is None else Claim(shares=(claimed_share(need, best),), host=need.host)
         fitting = self.links.choose(need, self._fitting(need), self.states)
         if not fitting:
             return None
@@ -128,36 +99,20 @@ class PlacementState:
         if not need.devices:
             return
         states = list(self.states.values())
-        if len(states) <= _MOST_EXPLAINED_DEVICES:
-            found = self._known.refusals.reasons(
-                self._question(need), states, lambda state: self._find_reason(need, state)
-            )
-            reasons = [reason for reason in found if reason is not None]
-            fitting = [state.device.id for state, reason in zip(states, found, strict=True) if reason is None]
-        else:
-            kinds = [(state, self._refusal(need, state)) for state in states]
-            refused = [(state, kind) for state, kind in kinds if kind is not None]
-            reasons = [self._reason(kind, need, state) for state, kind in refused[:_MOST_EXPLAINED_DEVICES]]
-            fitting = [state.device.id for state, kind in kinds if kind is None]
-        yield from reasons
+        kinds = [(state, self._refusal(need, state)) for state in states]
+        refused = [(state, kind) for state, kind in kinds if kind is not None]
+        yield from (self._reason(kind, need, state) for state, kind in refused[:_MOST_EXPLAINED_DEVICES])
+        fitting = [state.device.id for state, kind in kinds if kind is None]
         if not any(self.suitable_devices(need)):
             silent = (each for each in self._view.snapshot.silent if need.vendor in (None, each.vendor))
             yield from (Reason(ReasonKind.UNHEALTHY, each.sentence, remedy=each.hint or "") for each in silent)
         yield from self.links.refusals(need, fitting, self._view.snapshot.labels)
 
-    def _find_reason(self, need: Need, state: DeviceState) -> Reason | None:
-        kind = self._refusal(need, state)
-        return None if kind is None else self._reason(kind, need, state)
-
     def _reason(self, kind: ReasonKind, need: Need, state: DeviceState) -> Reason:
         closed = self._closed(need, state.device)
         if closed is not None and kind is closed.kind:
             return closed
-        reason = state.reasons.get(need)
-        if reason is None:
-            reason = reason_for(kind, need, state, self._packing(need))
-            _remember(state.reasons, need, reason)
-        return reason
+        return reason_for(kind, need, state, self._packing(need))
 
     def add_claim(self, claim: Claim, holder: Holder, lease_id: str | None = None) -> None:
         """Add the shares of a start, which has not used any memory yet. `lease_id` stands for its future lease."""
@@ -187,34 +142,19 @@ class PlacementState:
         elif self._has_waited(ticket):
             self.reserve_host(ticket.need, ticket.holder)
 
-    def reserve(self, need: Need, holder: Holder, ends: ExpectedEnds | None = None) -> bool:
-        """Reserve devices for the head of the queue. Return False, and reserve none, if it would not fit anyway. With
-        `ends`: the devices that may become available before it is likely to have enough of them. Without: every device
-        that would serve the head once leases end."""
+    def reserve(self, need: Need, holder: Holder) -> bool:
+        """Reserve for the head of the queue every device that would serve it once leases end. Return False, and reserve
+        none, if it would not fit even then."""
         if self.host.excludes(need):
             return False
-        chosen = [] if ends is None else self._first_devices(need, ends)
+        chosen = sorted(self.links.serving(need, self.fitting_without_leases(need)))
         if len(chosen) < need.devices:
-            later = sorted(self.links.serving(need, self.fitting_without_leases(need)))
-            if len(later) < need.devices:
-                return False
-            others = [device_id for device_id in later if device_id not in chosen]
-            chosen += others if ends is None else others[: need.devices - len(chosen)]
+            return False
         # A job that joined a device with a load limit would keep it loaded.
         is_exclusive = need.is_exclusive or need.limits_device_load
-        for device_id in chosen:
-            device = self.states[device_id].device
-            self._add(self._known.reservation(need, holder, device, is_exclusive=is_exclusive))
+        shares = (share_of(need, self.states[device_id].device) for device_id in chosen)
+        self._reserve((replace(share, is_exclusive=is_exclusive) for share in shares), holder)
         return True
-
-    def _first_devices(self, need: Need, ends: ExpectedEnds) -> list[str]:
-        likely = self.first_available(need, ends.likely)
-        first = [device_id for _, device_id in likely]
-        if len(first) < need.devices:
-            return first
-        sooner = available_before(self._in_order_of_time(need, ends.soonest), likely)
-        serving = self.links.serving(need, [self.states[device_id].device for device_id in sooner])
-        return first + [each for each in sooner if each in serving and each not in first]
 
     def first_available(self, need: Need, ends: LeaseEnds) -> list[Available]:
         """Return the first devices that will have capacity for the need, each with the time: as many as it needs, or
@@ -250,28 +190,8 @@ class PlacementState:
         closed = self._view.closed.get(device.id)
         return None if need.is_resumed and closed is not None and closed.kind is not ReasonKind.MEMORY_GUARD else closed
 
-    def _question(self, need: Need) -> FitQuestion:
-        return FitQuestion(need, self._unusual_packing(need), self.has_head)
-
-    def _marks_for(self, need: Need) -> list[object]:
-        """Return what answers about the need depend on, for each device."""
-        if need.is_exclusive or need.limits_device_load:
-            return list(self.states.values())
-        if self._marks is None:
-            self._marks = [state.mark for state in self.states.values()]
-        return self._marks
-
     def _fitting(self, need: Need) -> list[DeviceState]:
-        """Return the devices that fit. Only devices that are not known to refuse are asked."""
-        question, marks = self._question(need), self._marks_for(need)
-        places = self._known.refusals.open_places(question, marks)
-        if not places:
-            return []
-        states = list(self.states.values())
-        fitting = [place for place in places if self._may_fit(need, states[place]) and self.fits(need, states[place])]
-        if len(fitting) < len(places):
-            self._known.refusals.note(question, marks, set(places).difference(fitting))
-        return [states[place] for place in fitting]
+        return [state for state in self.states.values() if self._may_fit(need, state) and self.fits(need, state)]
 
     def _may_fit(self, need: Need, state: DeviceState) -> bool:
         """Check what costs little, as this runs for every waiting job."""
@@ -280,48 +200,9 @@ class PlacementState:
         least_mb, free_mb = need.least_mb, state.free_mb
         return not state.is_exclusive and free_mb is not None and (least_mb is None or free_mb >= least_mb)
 
-    def _best_shared(self, need: Need) -> DeviceState | None:
-        """Return the best device for a share of one device. Where few have changed, these are asked first."""
-        question, marks = self._question(need), self._marks_for(need)
-        open_places = len(self._known.refusals.open_places(question, marks))
-        if not open_places or (open_places <= _FEW_DEVICES and not self._fitting(need)):
-            return None
-        best = self._shared_devices(need).best(need, self._packing(need), self.links.loss(self.states))
-        if best is None:
-            self._known.refusals.note(question, marks, range(len(marks)))
-        return best
-
-    def _acceptable_devices(self, need: Need) -> Iterator[DeviceState]:
-        """Yield suitable devices that are healthy and within the need's limits."""
-        kind = _kind(need)
-        found = self._acceptable.get(kind)
-        if found is None:
-            suitable = self.suitable_devices(need)
-            found = [state.device.id for state in suitable if check_state(need, state.device) is None]
-            self._acceptable[kind] = found
-        return map(self.states.__getitem__, found)
-
-    def _shared_devices(self, need: Need) -> SharedDevices:
-        kind = _kind(need)
-        shared = self.shared.get(kind)
-        if shared is None:
-            shared = self.shared[kind] = SharedDevices(self._acceptable_devices(need))
-        return shared
-
     def fitting_without_leases(self, need: Need) -> list[Device]:
         """Return the devices that would fit after all leases have ended."""
-        question = FitQuestion(need, self._unusual_packing(need), is_for_later=True)
-        return self._fitting_devices(need, question, lambda each: self.fits(need, each.without()))
-
-    def fitting_now(self, need: Need) -> list[Device]:
-        """Return the devices that fit as they are."""
-        return self._fitting_devices(need, self._question(need), lambda each: self.fits(need, each))
-
-    def _fitting_devices(self, need: Need, question: FitQuestion, fits: Callable[[DeviceState], bool]) -> list[Device]:
-        """Return the devices that fit. `fits` is asked of those that have changed since it was asked last."""
-        states = list(self.states.values())
-        found = self._known.refusals.fits(question, self._marks_for(need), states, fits)
-        return [state.device for state, is_fitting in zip(states, found, strict=True) if is_fitting]
+        return [state.device for state in self.states.values() if self.fits(need, state.without())]
 
     def _awaited_shares(self, ticket: Ticket) -> tuple[Share, ...]:
         """Return the shares to reserve for a request that needs more than is free. Empty where it would not fit even
@@ -345,24 +226,11 @@ class PlacementState:
             self._add(PromisedShare(share=share, holder=holder, is_reservation=True))
 
     def _add(self, promise: PromisedShare) -> None:
-        before = self.states[promise.share.device_id]
-        after = self.states[promise.share.device_id] = before.with_promise(promise)
-        self._marks = None
-        for shared in self.shared.values():
-            shared.replace(before, after)
+        device_id = promise.share.device_id
+        self.states[device_id] = self.states[device_id].with_promise(promise)
 
     def _refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
         """Return the kind of the first reason against the device, or None."""
-        packing = self._packing(need)
-        if packing is not self._view.packing:  # as long as no other device could serve it
-            return self._find_refusal(need, state, packing)
-        if need in state.refusals:
-            return state.refusals[need]
-        kind = self._find_refusal(need, state, packing)
-        _remember(state.refusals, need, kind)
-        return kind
-
-    def _find_refusal(self, need: Need, state: DeviceState, packing: Packing) -> ReasonKind | None:
         kind = check_suitable(need, state.device)
         if kind is None and self._view.closed and (closed := self._closed(need, state.device)) is not None:
             return closed.kind
@@ -370,14 +238,22 @@ class PlacementState:
         if kind is not None or (need.is_exclusive and need.ignores_health):
             return kind
         # The memory that a shared lease reserves must be free even where the device's health is ignored.
-        return check_capacity(need, state, packing)
-
-    def _unusual_packing(self, need: Need) -> Packing | None:
-        packing = self._packing(need)
-        return None if packing is self._view.packing else packing
+        return check_capacity(need, state, self._packing(need))
 
     def _packing(self, need: Need) -> Packing:
-        return self._sharing_limits.packing_for(need, self.suitable_devices)
+        """Return the limits of sharing for the need: only devices that suit it count for how deep they are shared."""
+        usual = self._view.packing
+        if usual.depth is None or not need.devices or need.is_exclusive:
+            return usual
+        if need.ignores_depth:
+            return replace(usual, depth=None)
+        kind = kind_of(need)
+        found = self._packings.get(kind)
+        if found is None:
+            count = sum(state.device.healthy for state in self.suitable_devices(need))
+            found = usual if count == usual.depth.devices else replace(usual, depth=usual.depth.on(count))
+            self._packings[kind] = found
+        return found
 
 
 def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:
@@ -385,13 +261,23 @@ def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:
     return sorted(tickets, key=lambda ticket: (-ticket.priority, ticket.since, ticket.id))
 
 
-def _remember(answers: dict[Need, Answer], need: Need, answer: Answer) -> None:
-    if len(answers) >= _MOST_REMEMBERED:
-        answers.clear()
-    answers[need] = answer
-
-
-def _kind(need: Need) -> tuple[object, ...]:
-    """Return all that the need asks of a device, except capacity."""
-    limits = (need.max_utilization_percent, need.max_power_w, need.ignores_idle_power, need.max_memory_used_mb)
-    return (*kind_of(need), need.ignores_health, *limits)
+def _device_states(view: PlacementView) -> dict[str, DeviceState]:
+    """Return the state of each device with the leases on it, by its id."""
+    promises: dict[str, list[PromisedShare]] = {}
+    for lease in view.leases:
+        load = view.lease_loads.get(lease.id)
+        for share in lease.shares:
+            known = share if load is None or share.load_percent is not None else replace(share, load_percent=load)
+            measured_mb = view.measured.get((lease.id, share.device_id))
+            promise = PromisedShare(share=known, holder=lease.holder, measured_mb=measured_mb, lease_id=lease.id)
+            promises.setdefault(share.device_id, []).append(promise)
+    return {
+        device.id: DeviceState(
+            device,
+            promises.get(device.id, []),
+            view.loads.get(device.id),
+            view.foreign.get(device.id, NO_FOREIGN_LOAD),
+            view.packing.sureness,
+        )
+        for device in view.snapshot.unsplit_devices()
+    }

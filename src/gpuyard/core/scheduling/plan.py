@@ -1,6 +1,6 @@
 """The input and output of the planner: PlannerView and Plan."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -48,13 +48,10 @@ class PlannerView(Struct, frozen=True, kw_only=True):
     estimate: Callable[[int], Estimate] = lambda _: Estimate()  # how long a job takes
     ends_after: Callable[[int], float | None] = lambda _: None  # the earliest end of a running job
     ends_about: Callable[[int], float | None] = lambda _: None  # the likely end of a running job
-    ends_by: Callable[[int], float | None] = lambda _: None  # its latest end, from which on its end is unknown
-    waiting_s: Callable[[], float | None] = lambda: None  # the device-seconds of all waiting jobs
     need: Callable[[Lane, int], Need] = lambda lane, _: lane.need  # the need of a job in a lane that sizes each
     kind: Callable[[int], int | None] = lambda _: None  # equal for jobs of equal need and duration, in such a lane
     pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
     power: PowerLimit | None = None
-    younger: Callable[[int], Collection[int]] = lambda _: ()  # jobs that may make way for a job that ran out of memory
     disk_refusals: Callable[[int], tuple[Reason, ...]] = lambda _: ()  # of jobs that write to disks of their own
     stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
     last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules
@@ -89,19 +86,10 @@ class Preempt(Struct, frozen=True, kw_only=True):
     for_job: int
 
 
-class Restart(Struct, frozen=True, kw_only=True):
-    """A suspended job that is stopped, to start anew on other devices: those of the claim have room for it now."""
-
-    job_id: int
-    claim: Claim
-
-
 class Plan(Struct, frozen=True, kw_only=True):
     starts: tuple[Start, ...] = ()
     waiting: tuple[WaitingJob, ...] = ()  # the first job of each lane that was considered and did not start
     preempts: tuple[Preempt, ...] = ()
-    made_way: tuple[Preempt, ...] = ()  # younger first runs that make way for the head, which ran out of memory
-    restarts: tuple[Restart, ...] = ()
     head: WaitingJob | None = None  # has devices, RAM or CPUs reserved; else the first that waits for devices
 
 

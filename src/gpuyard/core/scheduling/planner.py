@@ -1,31 +1,26 @@
 """decide(view) -> Plan: which jobs start or resume now and where, which are preempted, and why the others wait.
 
 Candidates are considered in queue order (`queue_order`). For each: the limits of its lane, the devices that its batch
-or tag leaves it (`start_limits`) and where it ends in time (`sooner_elsewhere`), and a claim that does not delay the
-head of the queue (`backfill`). A job that waits for a limit, a gate, or others of its tag or array delays no other job.
-Jobs without devices have slots of their own and wait behind no job with devices, unless that waits for RAM or CPUs that
-they need, too; runs of a batch take no slots, as a batch limits its own number.
+or tag leaves it (`start_limits`), and a claim that does not delay the head of the queue (`backfill`). A job that waits
+for a limit, a gate, or others of its tag or array delays no other job. Jobs without devices have slots of their own and
+wait behind no job with devices, unless that waits for RAM or CPUs that they need, too; runs of a batch take no slots,
+as a batch limits its own number.
 
 Jobs that were suspended to free memory wait in the same queue. A head that may preempt preempts the cheapest jobs of
-lower priority (`preemption`); while these leave it waits, and no further job is preempted. For a head that ran out of
-memory, first runs that joined it on its devices make way, the youngest first. A suspended job whose own devices are
-full may start anew on others (`Lane.restart`): they are kept for it, and a later plan starts it there.
+lower priority (`preemption`); while these leave it waits, and no further job is preempted.
 """
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
 from gpuyard.core.scheduling.device_fit import host_refusals
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Restart, Start, WaitingJob
-from gpuyard.core.scheduling.preemption import find_victims, find_younger
+from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Start, WaitingJob
+from gpuyard.core.scheduling.preemption import find_victims
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, QueueOrder
-from gpuyard.core.scheduling.sooner_elsewhere import NOT_LATE, LateDevices, SoonerElsewhere, without_devices
 from gpuyard.core.scheduling.start_limits import StartLimits
 from gpuyard.core.scheduling.tag_sharing import merge_variants
-from gpuyard.core.scheduling.wait_reasons import Reason, made_way
+from gpuyard.core.scheduling.wait_reasons import Reason
 
 # At most this many jobs of a lane with differing needs are considered in one plan.
 LOOK_AHEAD = 64
@@ -56,12 +51,9 @@ class _Planner:
         self._limits = StartLimits(view)
         self._starts: list[Start] = []
         self._backfill = Backfill(view, self._starts)
-        self._elsewhere = SoonerElsewhere(view, self._starts)
         self._waiting: dict[int, WaitingJob] = {}
         self._first_waiting: WaitingJob | None = None
         self._preempts: tuple[Preempt, ...] = ()
-        self._made_way: tuple[Preempt, ...] = ()
-        self._restarts: list[Restart] = []
         self._considered: dict[int, int] = {}
         self._refused: set[tuple[int, int]] = set()  # lanes and kinds of jobs: a kind that was refused once stays so
         own = {run.lease_id for run in view.running}
@@ -70,26 +62,13 @@ class _Planner:
 
     def plan(self) -> Plan:
         while (first := self._order.first()) is not None:
-            if self._made_way_for(first[0]) is None:
-                self._consider(*first)
-            else:
-                self._order.set_aside(first[0])
-        for lane, candidate in self._order.aside:
-            reasons = (made_way(lane.made_way_for or 0),)
-            self._waiting[lane.id] = WaitingJob(job_id=candidate.job_id, lane=lane, need=lane.need, reasons=reasons)
+            self._consider(*first)
         return Plan(
             starts=tuple(self._starts),
             waiting=tuple(self._waiting.values()),
             preempts=self._preempts,
-            made_way=self._made_way,
-            restarts=tuple(self._restarts),
             head=self._backfill.first_head or self._first_waiting,
         )
-
-    def _made_way_for(self, lane: Lane) -> int | None:
-        """Return the job after whose start this suspended job resumes; None if that has started."""
-        first = lane.made_way_for
-        return None if first is None or any(start.job_id == first for start in self._starts) else first
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
         sizes_by_kind = lane.sizes_each and lane.pace is None and lane.tag_sharing is None
@@ -105,22 +84,18 @@ class _Planner:
         if need.devices and not refusals:
             variants, refusals = self._limits.variants(lane, need, self._backfill.placement)
         refusals = refusals or self._limits.stagger_refusals(lane)
-        variants, late = (variants, NOT_LATE) if refusals else self._compare_ends(lane, variants, candidate)
         need = merge_variants(variants)
-        still_open = without_devices(need, late)
-        choice = refusals or self._place(lane, still_open, variants, candidate, late)
+        choice = refusals or self._place(lane, need, variants, candidate)
         if isinstance(choice, Claim) and (over := self._limits.power_refusals(candidate.job_id, choice)):
             choice = refusals = over
         if isinstance(choice, Claim):
             self._start(lane, candidate, need, choice)
             return
-        if not refusals and self._restarts_elsewhere(lane, candidate):
-            return
-        job = WaitingJob(job_id=candidate.job_id, lane=lane, need=still_open, reasons=choice)
+        job = WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=choice)
         self._wait(job, candidate, is_refused=bool(refusals))
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
-        if _may_write_elsewhere(lane, lacks_disk) or ((lane.sizes_each or late.devices) and not refusals):
+        if _may_write_elsewhere(lane, lacks_disk) or (lane.sizes_each and not refusals):
             self._look_further(lane)
         else:
             self._order.drop(lane)
@@ -128,11 +103,11 @@ class _Planner:
     def _wait(self, job: WaitingJob, candidate: Candidate, *, is_refused: bool) -> None:
         """Keep devices, RAM and CPUs for a job that waits for them. `is_refused`: it waits for something else."""
         lane, need = job.lane, job.need
-        needs_head = need.devices and not is_refused and self._backfill.may_be_head(lane, candidate, need)
+        needs_head = need.devices and not is_refused and self._backfill.head is None
         if needs_head or lane.id not in self._waiting:
             self._waiting.setdefault(lane.id, job)
             if needs_head:
-                self._make_head(job, candidate)
+                self._make_head(job)
         if need.host is not None and not is_refused:
             self._backfill.keep_host_for(job, candidate)
 
@@ -144,19 +119,8 @@ class _Planner:
         else:
             self._order.drop(lane)
 
-    def _compare_ends(
-        self, lane: Lane, variants: Sequence[Need], candidate: Candidate
-    ) -> tuple[Sequence[Need], LateDevices]:
-        """Return the devices that a job does not join because it would end sooner elsewhere. Where that is known, it
-        has one variant, and joins the others with however many jobs are there."""
-        job_id, need = candidate.job_id, variants[0]
-        if lane.resumes or lane.preempts or not self._elsewhere.decides(job_id, need):
-            return variants, NOT_LATE
-        need = replace(need, ignores_depth=True)
-        return (need,), self._elsewhere.late_devices(job_id, need, self._backfill.placement)
-
     def _place(
-        self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate, late: LateDevices
+        self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate
     ) -> Claim | tuple[Reason, ...]:
         backfill, is_explained = self._backfill, lane.id == self._explained_lane
         if not need.devices and need.host is None:
@@ -166,34 +130,21 @@ class _Planner:
         if is_hopeless and not is_explained:
             return ()  # without reasons: to write them in each step would cost more than the step itself
         backfill.reserve_for_tickets_ahead(lane)
-        for variant in (need,) if late.devices else variants:
+        for variant in variants:
             claim = backfill.find_claim(variant, candidate)
             if claim is not None:
                 return claim
         if not is_explained and lane.id in self._waiting:
             return ()
-        reasons = backfill.explain(need)
-        return tuple(late.reason(each.device_id or "") or each for each in reasons) if late.devices else reasons
+        return backfill.explain(need)
 
     def _start(self, lane: Lane, candidate: Candidate, need: Need, claim: Claim) -> None:
         self._order.advance(lane)
-        self._order.bring_back(candidate.job_id)
         charged_mb = self._charged_mb(lane, claim)
         start = Start(job_id=candidate.job_id, lane=lane, claim=claim, need=need, charged_mb=charged_mb)
         self._starts.append(start)
         self._limits.add_start(lane, candidate.job_id, claim)
         self._backfill.add_start(candidate.job_id, claim)
-
-    def _restarts_elsewhere(self, lane: Lane, candidate: Candidate) -> bool:
-        """Return whether a suspended job starts anew on other devices. They are kept for it in this plan."""
-        if lane.restart is None or self._limits.refusals(replace(lane, resumes=False)):
-            return False
-        claim = self._backfill.find_claim(lane.restart, candidate)
-        if claim is not None:
-            self._order.drop(lane)
-            self._backfill.add_start(candidate.job_id, claim)
-            self._restarts.append(Restart(job_id=candidate.job_id, claim=claim))
-        return claim is not None
 
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
         if lane.pace is None or not claim.shares:
@@ -202,15 +153,12 @@ class _Planner:
         charged = self._backfill.placement.states[share.device_id].charged_mb
         return None if charged is None else charged + (share.memory_mb or 0.0)
 
-    def _make_head(self, job: WaitingJob, candidate: Candidate) -> None:
+    def _make_head(self, job: WaitingJob) -> None:
         self._first_waiting = self._first_waiting or job
         if job.lane.preempts:
             victims = find_victims(job.need, self._backfill.placement, self._view.running, job.lane.priority)
             self._preempts = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
-        elif not job.lane.resumes and (younger := self._view.younger(job.job_id)):
-            victims = find_younger(job.need, self._backfill.placement, self._view.running, younger)
-            self._made_way = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
-        self._backfill.try_make_head(job, candidate)
+        self._backfill.try_make_head(job)
 
 
 def _may_write_elsewhere(lane: Lane, lacks_disk: tuple[Reason, ...]) -> bool:

@@ -1,14 +1,12 @@
-"""Choose which running jobs leave, device by device, so that a need fits: for a preemption the cheapest ones of lower
-priority, and for a job that ran out of memory the youngest first runs beside it.
+"""Choose which running jobs of lower priority leave, device by device, so that a need fits: the cheapest ones.
 
-What counts for a preemption is the time until their memory is free, and the time that they lose. Victims leave side by
-side: two that hold 10 GB each are gone sooner than one that holds 20 GB.
+What counts is the time until their memory is free, and the time that they lose. Victims leave side by side: two that
+hold 10 GB each are gone sooner than one that holds 20 GB.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_memory import DeviceState
@@ -43,32 +41,12 @@ def find_victims(
 ) -> tuple[RunningJob, ...]:
     """Return the jobs to preempt so that the need fits. Empty where preemption would not help, or where the jobs that
     are already leaving free enough."""
-    may_leave = (run for run in running if run.preempt_cost_s is not None and run.priority < priority)
-    return _find(need, placement, running, may_leave, by_time=True)
-
-
-def find_younger(
-    need: Need, placement: PlacementState, running: Sequence[RunningJob], younger: Collection[int]
-) -> tuple[RunningJob, ...]:
-    """Return which of the jobs `younger` make way so that the need fits, the youngest first; empty where that would not
-    help, or where the jobs that are already leaving free enough."""
-    # None is cheaper than another: age alone decides.
-    alike = {"preempt_cost_s": 1.0, "frees_in_s": 0.0, "shares_s": 0.0}
-    may_leave = (replace(run, **alike) for run in running if run.job_id in younger)
-    return _find(need, placement, running, may_leave, by_time=False)
-
-
-def _find(
-    need: Need,
-    placement: PlacementState,
-    running: Sequence[RunningJob],
-    may_leave: Iterable[RunningJob],
-    *,
-    by_time: bool,
-) -> tuple[RunningJob, ...]:
     leaving = {run.lease_id for run in running if run.is_leaving and run.lease_id is not None}
     by_lease: dict[str | None, RunningJob] = {
-        run.lease_id: run for run in may_leave if run.lease_id is not None and not run.is_leaving
+        run.lease_id: run
+        for run in running
+        if run.preempt_cost_s is not None and run.priority < priority
+        if run.lease_id is not None and not run.is_leaving
     }
     if not by_lease or placement.host.refuses(need):
         return ()
@@ -76,7 +54,7 @@ def _find(
     found = {
         state.device.id: victims
         for state in states
-        if (victims := _victims_on(need, placement, state, by_lease, by_time=by_time)) is not None
+        if (victims := _victims_on(need, placement, state, by_lease)) is not None
     }
     costs = [(_cost_s(victims), each) for each, victims in found.items()]
     cheapest = [each for _, each in placement.links.first(need, iter(sorted(costs, key=lambda cost: cost[0])))]
@@ -93,15 +71,11 @@ def _victims_on(
     placement: PlacementState,
     state: DeviceState,
     may_leave: Mapping[str | None, RunningJob],
-    *,
-    by_time: bool,
 ) -> tuple[RunningJob, ...] | None:
-    """Return the best victims on the device: the first in their order, or `by_time` the cheapest of those that leave
-    within some time, or a single one. None where the need never fits."""
+    """Return the best victims on the device: the cheapest of those that leave within some time, or a single one. None
+    where the need never fits."""
     here = [may_leave[each.lease_id] for each in state.promises if each.lease_id in may_leave]
     here.sort(key=_rank)
-    if not by_time:
-        return _cheapest(need, placement, state, here)
     times_s = sorted({0.0, *(run.frees_in_s for run in here)})
     groups = ([run for run in here if run.frees_in_s <= limit_s] for limit_s in times_s)
     several = (_cheapest(need, placement, state, group) for group in groups)

@@ -42,8 +42,6 @@ class Lane(Struct, frozen=True, kw_only=True):
     batch: int | None = None  # set for a large submission, which has lanes of its own
     sizes_each: bool = False  # each job has a need of its own, which is learned or has grown
     resumes: bool = False  # the lane has a single job, which is suspended
-    made_way_for: int | None = None  # the job for which it was suspended, and which has not started yet
-    restart: Need | None = None  # what a suspended job needs to start anew on other devices, if it may
     preempts: bool = False  # its jobs may preempt others
     pace: BatchPace | None = None  # when the runs of a batch may start
     tag_sharing: TagSharing | None = None  # how all jobs with the tag share devices
@@ -69,6 +67,10 @@ class LaneQueue(Struct, frozen=True, kw_only=True):
 
     lane: Lane
     jobs: Iterator[Candidate]
+
+
+# A lane, its first job, and the priority of that with what it has gained by waiting.
+_Head = tuple[LaneQueue, Candidate, int]
 
 
 class WeightedUse(Struct, frozen=True, kw_only=True):
@@ -100,13 +102,13 @@ class QueueOrder:
         """Consider MOST_LANES lanes, and always `explained_lane`."""
         self._now = now
         self._used = dict(used)
-        self.aside: list[tuple[Lane, Candidate]] = []  # jobs that are not considered before another one has started
-        first = ((queue, next(queue.jobs, None)) for queue in queues)
-        self._heads = {queue.lane.id: (queue, head) for queue, head in first if head is not None}
+        self._heads: dict[int, _Head] = {}
+        for queue in queues:
+            self._bring_forward(queue)
         if len(self._heads) > MOST_LANES:
-            ranked = sorted(self._heads.values(), key=self._rank)
-            with_devices = [queue.lane.id for queue, _ in ranked if queue.lane.need.devices]
-            without = [queue.lane.id for queue, _ in ranked if not queue.lane.need.devices]
+            ranked = [queue.lane for queue, _, _ in sorted(self._heads.values(), key=self._rank)]
+            with_devices = [lane.id for lane in ranked if lane.need.devices]
+            without = [lane.id for lane in ranked if not lane.need.devices]
             kept = {*with_devices[:MOST_LANES], *without[:MOST_LANES], explained_lane}
             self._heads = {lane_id: head for lane_id, head in self._heads.items() if lane_id in kept}
 
@@ -114,7 +116,7 @@ class QueueOrder:
         if not self._heads:
             return None
         entries = self._heads.values()
-        queue, head = next(iter(entries)) if len(entries) == 1 else min(entries, key=self._rank)
+        queue, head, _ = next(iter(entries)) if len(entries) == 1 else min(entries, key=self._rank)
         return queue.lane, head
 
     def advance(self, lane: Lane) -> None:
@@ -124,31 +126,21 @@ class QueueOrder:
 
     def pass_over(self, lane: Lane) -> None:
         """Replace the lane's first job, which cannot start, by its next one."""
-        queue, _ = self._heads.pop(lane.id)
-        following = next(queue.jobs, None)
-        if following is not None:
-            self._heads[lane.id] = queue, following
+        self._bring_forward(self._heads.pop(lane.id)[0])
 
     def drop(self, lane: Lane) -> None:
         """Remove a lane of which no job can start now."""
         del self._heads[lane.id]
 
-    def set_aside(self, lane: Lane) -> None:
-        """Remove a lane whose job made way for another one until that has started."""
-        self.aside.append((lane, self._heads.pop(lane.id)[1]))
+    def _bring_forward(self, queue: LaneQueue) -> None:
+        head = next(queue.jobs, None)
+        if head is not None:
+            priority = current_priority(queue.lane.priority, head.queued_at, self._now)
+            self._heads[queue.lane.id] = queue, head, priority
 
-    def bring_back(self, started: int) -> None:
-        """Consider the lanes again whose jobs made way for the job that starts now."""
-        back = [each for each in self.aside if each[0].made_way_for == started]
-        for lane, candidate in back:
-            self.aside.remove((lane, candidate))
-            self._heads[lane.id] = LaneQueue(lane=lane, jobs=iter(())), candidate
-
-    def _rank(self, entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, int]:
-        queue, head = entry
-        lane = queue.lane
-        priority = current_priority(lane.priority, head.queued_at, self._now)
-        return -priority, self._used.get(lane.party, 0.0), head.job_id
+    def _rank(self, entry: _Head) -> tuple[int, float, int]:
+        queue, head, priority = entry
+        return -priority, self._used.get(queue.lane.party, 0.0), head.job_id
 
 
 def full_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> Iterator[Candidate]:

@@ -14,8 +14,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
+from gpuyard.core.scheduling.device_choice import placement_cost
 from gpuyard.core.scheduling.device_memory import DeviceState
-from gpuyard.core.scheduling.shared_devices import placement_cost
 
 # A job that gets less than this of its full part would probably run out of memory.
 _LEAST_PART = 0.5

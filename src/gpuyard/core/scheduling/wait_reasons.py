@@ -26,7 +26,6 @@ class ReasonKind(StrEnum):
     LOADED = "loaded"
     NO_GAIN = "no-gain"
     TOO_DEEP = "too-deep"
-    LONGEST = "longest"
     OCCUPIED = "occupied"
     FOREIGN_LOAD = "foreign-load"
     TOO_BUSY = "too-busy"
@@ -70,7 +69,7 @@ NOTICED_BY_QUEUE = frozenset(
 # Running jobs take the places: when one of them ends, another can start, if nothing else is in the way then.
 PLACES_TAKEN = frozenset(
     {ReasonKind.LEASED, ReasonKind.NO_ROOM, ReasonKind.TOO_MANY, ReasonKind.LOADED, ReasonKind.NO_GAIN,
-     ReasonKind.TOO_DEEP, ReasonKind.LONGEST, ReasonKind.TOO_FEW, ReasonKind.NOT_LINKED, ReasonKind.HOST_MEMORY,
+     ReasonKind.TOO_DEEP, ReasonKind.TOO_FEW, ReasonKind.NOT_LINKED, ReasonKind.HOST_MEMORY,
      ReasonKind.HOST_CPUS, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT}
 )  # fmt: skip
 
@@ -125,7 +124,6 @@ _BRIEFS = {
     ReasonKind.NO_ROOM: "too little free memory{beside}",
     ReasonKind.LOADED: "too busy for another job",
     ReasonKind.NO_GAIN: "sharing it would not get more work done",
-    ReasonKind.LONGEST: "it would slow a job that has the most work left{beside}",
     ReasonKind.TOO_DEEP: "a free GPU is expected sooner",
     ReasonKind.OCCUPIED: "programs outside gpuyard use its memory",
     ReasonKind.POWER_LIMIT: "the GPUs would draw too much power with it",
@@ -198,12 +196,6 @@ def list_holders(holders: Sequence[Holder]) -> str:
 def awaited(device_id: str | None, holders: tuple[Holder, ...], why: str = "") -> Reason:
     text = f"reserved for {list_holders(holders)}, ahead in the queue{why}"
     return Reason(ReasonKind.AWAITED, text, device_id, holders=holders, is_leased=True)
-
-
-def made_way(for_job: int) -> Reason:
-    """Return why a suspended job does not resume before the job for which it made way has started."""
-    text = f"made way for job {for_job}, which was on its GPU first, ran out of memory and has not started again yet"
-    return Reason(ReasonKind.SUSPENDED, text)
 
 
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:

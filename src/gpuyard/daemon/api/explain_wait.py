@@ -184,8 +184,6 @@ def _preempted_jobs(scheduler: SchedulerLoop, job: Job) -> Iterator[str]:
             left_s = (live.attempt.stop_at or 0.0) - scheduler.sampling.now()
             saves = f", and has {format_duration(left_s)} to save its work" if left_s > 0 else ""
             yield f"job {live.job.id} is being stopped for it{saves}"
-    for live in scheduler.controller.make_way.leaving_for(job.id):
-        yield f"job {live.job.id}, which joined its GPU later, is being suspended for it: its memory is moved to RAM"
 
 
 def _preemption_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:

@@ -159,8 +159,6 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         ram_mb=usage.ram_mb,
         cpus_used=usage.cpus_used,
         load_percent=usage.load_percent,
-        neighbours=None if usage.beside is None else usage.beside.jobs,
-        neighbours_percent=None if usage.beside is None else usage.beside.percent,
         energy=_attempt_energy(scheduler, usage.energy),
         curve=usage.curve,
         ran_s=attempt.ran_s(scheduler.clock.now() if attempt.ended_at is None else attempt.ended_at),

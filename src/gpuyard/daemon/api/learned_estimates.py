@@ -7,13 +7,11 @@ from datetime import datetime
 from gpuyard.core.memory.estimates import (
     Profile,
     kind_of_profile,
-    learned_slowdown,
     memory_estimate,
     prediction_error,
 )
 from gpuyard.core.memory.expected_peak import Moments
 from gpuyard.core.memory.host_sizing import learned_cpus
-from gpuyard.core.memory.slowdown import SlowdownFit
 from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
 from gpuyard.daemon.api.wall_time import wall_time
@@ -29,7 +27,7 @@ _HEX = frozenset("0123456789abcdef")
 
 
 def _make_estimate(scheduler: SchedulerLoop, fingerprint: str, profile: Profile) -> EstimateRow:
-    off, slowdown = prediction_error(profile), learned_slowdown(profile)
+    off = prediction_error(profile)
     return copy_fields(
         profile,
         EstimateRow,
@@ -41,7 +39,6 @@ def _make_estimate(scheduler: SchedulerLoop, fingerprint: str, profile: Profile)
         memory_mb=memory_estimate(profile),
         peak_mb=max(profile.peaks_mb, default=None),
         off_percent=None if off is None else 100.0 * off,
-        slowdown_percent=None if slowdown is None else 100.0 * slowdown,
         seen_at=wall_time(scheduler, profile.seen_at),
     )
 
@@ -104,7 +101,6 @@ def _read_profile(scheduler: SchedulerLoop, sent: LearnedProfile) -> Profile:
         cpu_uses=tuple(sent.cpu_uses),
         climb=tuple(Moments(*each) for each in sent.climb),
         seen_at=min(scheduler.clock.now(), seen_at),
-        slowdown=SlowdownFit(),  # depends on the machine, and on what else runs there
         predicted_mb=None,
         actual_mb=None,
     )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import Growth, Job, JobSpec, Outcome, OutcomeKind, RetryCause
 from gpuyard.core.job.lifecycle import LIVE, JobEvent, JobState, can
-from gpuyard.core.job.retry import judge, judge_shortage, keep_place, retry_delay_s
+from gpuyard.core.job.retry import judge, judge_shortage, retry_delay_s
 from gpuyard.core.lease import Need
 
 FAILURES = (
@@ -161,20 +161,3 @@ def test_every_outcome_of_a_live_job_has_a_next_state(state: JobState, kind: Out
 def test_every_outcome_of_a_stopping_job_has_a_next_state(kind: OutcomeKind) -> None:
     for retries in (0, 1):
         assert can(JobState.STOPPING, judge(job(retries=retries), Outcome(kind=kind)).event)
-
-
-def test_a_job_that_was_first_on_its_gpu_is_queued_again_at_once() -> None:
-    again = judge_shortage(job(), SHORT, Growth(count=1, memory_mb=2048.0))
-    kept = keep_place(job(), again)
-    assert (kept.event, kept.delay_s, kept.keeps_place, kept.counts) == (JobEvent.REQUEUE, 0.0, True, False)
-    assert kept.growth == again.growth
-    assert kept.text.startswith(again.text)
-    assert "keeps its place in the queue" in kept.text
-
-
-def test_a_delay_of_its_own_and_a_final_failure_stay() -> None:
-    slow = job(retries=1, retry_delay_s=30.0)
-    again = judge_shortage(slow, SHORT, Growth(count=1))
-    assert keep_place(slow, again) is again
-    hopeless = judge_shortage(job(), SHORT, None)
-    assert keep_place(job(), hopeless) is hopeless

@@ -16,11 +16,9 @@ from gpuyard.core.memory.estimates import (
     estimate,
     fingerprints,
     learn,
-    learned_slowdown,
     memory_estimate,
     prediction_error,
 )
-from gpuyard.core.memory.slowdown import SlowdownFit, add_run, run_beside
 
 SEEN = Profile(count=3, durations_s=(50.0, 80.0, 50.0))
 peaks = st.floats(100.0, 80_000.0)
@@ -36,21 +34,6 @@ def learned(*peaks_mb: float, is_exact: bool = True) -> Profile:
     for peak_mb in peaks_mb:
         profile = learn(profile, FinishedRun(seconds=10.0, peak_mb=peak_mb))
     return profile
-
-
-def compared(seconds: float, percent: float) -> Profile:
-    """Return the profile of programs that ran alone for 100 s, and for these seconds beside that load."""
-    fit = SlowdownFit()
-    for run in ((100.0, 0.0), (seconds, percent)) * 4:
-        fit = add_run(fit, run_beside(fit, *run))
-    return Profile(slowdown=fit)
-
-
-def test_what_other_programs_showed_makes_one_that_never_ran_no_surer() -> None:
-    hardly_slowed, much_slowed = compared(110.0, 100.0), compared(300.0, 100.0)
-    assert learned_slowdown(None, None, hardly_slowed) is None
-    assert learned_slowdown(None, None, much_slowed) == pytest.approx(2.0, rel=0.2)
-    assert learned_slowdown(None, hardly_slowed, hardly_slowed) == pytest.approx(0.1, abs=0.1)
 
 
 def given_to(profile: Profile) -> float:

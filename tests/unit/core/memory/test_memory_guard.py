@@ -34,8 +34,8 @@ def job(job_id: int, held_mb: float = 4 * GB, rate_mb_s: float = 0.0, **fields: 
     return GuardedJob(job_id=job_id, held_mb=held_mb, rate_mb_s=rate_mb_s, **known)
 
 
-def alarm_of(free_mb: float, *jobs: GuardedJob, others: bool = False, leaves_in_s: float = 1.0) -> Alarm | None:
-    return find_alarm(free_mb, CARD, jobs, has_other_leases=lambda: others, leaves_in_s=lambda _: leaves_in_s)
+def alarm_of(free_mb: float, *jobs: GuardedJob, others: bool = False) -> Alarm | None:
+    return find_alarm(free_mb, CARD, jobs, has_other_leases=lambda: others)
 
 
 def victim_of(free_mb: float, *jobs: GuardedJob, others: bool = False) -> int | None:
@@ -98,16 +98,6 @@ def test_the_memory_of_jobs_that_leave_counts_as_free() -> None:
 def test_a_job_that_was_resumed_a_moment_ago_makes_way_only_if_it_grows_itself() -> None:
     assert victim_of(100.0, job(1), job(2, rate_mb_s=50.0), job(3, is_spared=True)) == 2
     assert victim_of(100.0, job(1), job(3, rate_mb_s=50.0, is_spared=True)) == 3
-
-
-def test_the_growing_job_is_suspended_where_the_youngest_would_leave_too_late() -> None:
-    """The card is full in a second."""
-    late = alarm_of(400.0, job(1, rate_mb_s=400.0), job(2), leaves_in_s=1.1)
-    assert late is not None
-    assert (late.victim, late.suspends_grower) == (2, True)
-    in_time = alarm_of(400.0, job(1, rate_mb_s=400.0), job(2), leaves_in_s=0.9)
-    assert in_time is not None
-    assert not in_time.suspends_grower
 
 
 def test_only_a_job_that_has_just_begun_is_stopped_and_never_the_first() -> None:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from gpuyard.core.device_names import check_possible
 from gpuyard.core.lease import Lease, Need
-from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.linked_sets import broken, is_joined, score
 from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementState, PlacementView
@@ -22,8 +21,7 @@ from gpuyard.core.topology import Topology, merge
 from gpuyard.errors import UserError
 from tests.unit.core.scheduling.test_linked_sets import EIGHT, groups, on_nodes, topologies
 from tests.unit.core.scheduling.test_placement import GB, card, devices_of, kinds_of, lease, machine, shared, ticket
-from tests.unit.core.scheduling.test_planner import NOW, queue, started, view
-from tests.unit.core.scheduling.test_planner_backfill import of_lease
+from tests.unit.core.scheduling.test_planner import queue, started, view
 from tests.unit.core.scheduling.test_preemption import URGENT, held, job
 from tests.unit.core.scheduling.test_preemption import ids as ids_of
 
@@ -155,17 +153,6 @@ def test_a_set_is_reserved_for_a_linked_head_and_others_start_beside_it() -> Non
     snapshot = linked_machine(EIGHT)
     plan = decide(_planned(view(head, queue(2, Need(), 20, 21, 22, 23, 24), on=8, leases=leases), snapshot))
     assert set(started(plan).values()) == {("G5",), ("G6",), ("G7",)}
-
-
-def test_the_set_that_is_complete_first_is_reserved() -> None:
-    head = queue(1, Need(devices=4, is_linked=True), priority=5)
-    leases = [lease("a", "G0"), lease("b", "G4")]
-    running = [of_lease("a", 90), of_lease("b", 91)]
-    ends = {90: NOW + 600.0, 91: NOW + 60.0}
-    planned = view(head, queue(2, Need(), 20), on=8, leases=leases, running=running, ends_about=ends.get,
-                   estimate=lambda _: Estimate())  # fmt: skip
-    plan = decide(_planned(planned, linked_machine(EIGHT)))
-    assert [each[0] for each in started(plan).values()] == ["G1"]
 
 
 def _planned(planned: Any, snapshot: Snapshot) -> Any:

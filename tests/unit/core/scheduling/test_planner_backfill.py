@@ -233,28 +233,6 @@ def test_a_backfilled_job_takes_nothing_from_a_ticket() -> None:
     assert not plan.starts
 
 
-def test_the_head_reserves_the_first_available_device_and_after_a_long_wait_all_of_them() -> None:
-    leases = [lease("a", "G0", memory_mb=4 * GB), lease("b", "G1", memory_mb=4 * GB)]
-    runs = [of_lease("a", 90), of_lease("b", 91)]
-    about = {90: NOW + 500, 91: NOW + 20}
-    for waited_s, then in ((0.0, {20: ("G0",)}), (LONG, {})):
-        queues = queue(1, Need(), priority=5, waited_s=waited_s), queue(2, shared(GB), 20)
-        plan = decide(view(*queues, on=2, leases=leases, running=runs, ends_about=about.get))
-        assert started(plan) == then
-
-
-def test_the_end_of_a_job_that_runs_longer_than_expected_at_most_is_unknown() -> None:
-    """The head then reserves every device that would serve it, and not the one that should have been free by now."""
-    leases = [lease("a", "G0", memory_mb=4 * GB), lease("b", "G1", memory_mb=4 * GB)]
-    runs = [of_lease("a", 90), of_lease("b", 91)]
-    for latest, then in ((NOW + 10, {20: ("G0",)}), (NOW - 10, {})):
-        plan = decide(
-            view(queue(1, Need(), priority=5), queue(2, shared(GB), 20), on=2, leases=leases, running=runs,
-                 ends_about={90: NOW + 500, 91: NOW - 20}.get, ends_by={90: NOW + 900, 91: latest}.get)
-        )  # fmt: skip
-        assert started(plan) == then
-
-
 # Properties, once the head has waited long
 
 
@@ -348,40 +326,3 @@ def test_with_known_durations_only_jobs_that_end_in_time_use_the_heads_devices(
         still = [start for start in plan.starts if most_s.get(start.job_id, 1e9) > after_s]
         if head_fits(planner_view, need, gone):
             assert head_fits(planner_view, need, gone, Plan(starts=tuple(still)))
-
-
-def behind_a_suspended_one(need: Need, waited_s: float) -> Plan:
-    """Job 1 waits to resume on the first of two cards, which job 90 holds. Job 91 holds 8 GB of the other one. Job 2
-    has that need, and job 3 is small."""
-    resuming = queue(1, Need(only=("G0",)), waited_s=2 * LONG, resumes=True)
-    leases = [lease("a", "G0"), lease("b", "G1", memory_mb=8 * GB)]
-    queues = resuming, queue(2, need, waited_s=waited_s), queue(3, shared(GB))
-    running = [of_lease("a", 90), of_lease("b", 91)]
-    return decide(view(*queues, on=2, leases=leases, measured={("b", "G1"): 0.0}, running=running))
-
-
-@pytest.mark.parametrize("need", [Need(), WIDE], ids=["one", "two"])
-def test_behind_a_suspended_job_a_large_one_has_devices_reserved_after_a_while(need: Need) -> None:
-    assert started(behind_a_suspended_one(need, waited_s=LONG - 2)) == {3: ("G1",)}
-    plan = behind_a_suspended_one(need, waited_s=LONG)
-    assert not plan.starts
-    assert plan.head is not None
-    assert plan.head.job_id == 1, "the suspended job stays the first head"
-
-
-def test_behind_a_suspended_job_a_share_of_a_device_is_not_reserved() -> None:
-    """It fits as others end, whatever starts meanwhile."""
-    assert started(behind_a_suspended_one(shared(20 * GB), waited_s=LONG)) == {3: ("G1",)}
-
-
-def test_a_short_job_starts_only_if_it_ends_before_either_head_could_start() -> None:
-    resuming = queue(1, Need(only=("G0",)), waited_s=2 * LONG, resumes=True)
-    leases = [lease("a", "G0"), lease("b", "G1")]
-    ends = {90: NOW + 40.0, 91: NOW + 100.0}
-    for most_s, starts in ((30.0, {3: ("G2",)}), (50.0, {})):
-        queues = resuming, queue(2, WIDE, waited_s=LONG), queue(3, shared(GB))
-        found = view(
-            *queues, on=3, leases=leases, running=[of_lease("a", 90), of_lease("b", 91)],
-            ends_after=ends.get, **lasting(_3=most_s),
-        )  # fmt: skip
-        assert started(decide(found)) == starts

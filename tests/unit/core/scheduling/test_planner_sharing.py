@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Started, Usage
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, WholeDevice
-from gpuyard.core.memory.estimates import Estimate
 from gpuyard.core.memory.newcomer import Newcomer
 from gpuyard.core.memory.sizing import KnownRuns
 from gpuyard.core.scheduling.plan import Plan, PlannerView
@@ -279,17 +278,6 @@ def test_a_head_that_may_not_preempt_keeps_jobs_behind_it_from_preempting() -> N
     assert not plan.preempts
     assert plan.head is not None
     assert plan.head.job_id == 20
-
-
-def test_the_reserved_devices_are_the_first_available_including_those_of_planned_starts() -> None:
-    """Two start now, one of them for a shorter time: the job behind the third one goes beside the longer one."""
-    lasts = {10: 7.0, 11: 3.0, 20: 100.0}
-    expected = {job_id: Estimate(least_s=most, likely_s=most, most_s=most) for job_id, most in lasts.items()}
-    first = queue(1, shared(8 * GB), 10, 11, priority=5)
-    behind = queue(3, shared(8 * GB), 20)
-    head = queue(2, Need(), 30, priority=4)
-    plan = decide(view(first, head, behind, on=2, estimate=lambda job_id: expected.get(job_id, Estimate())))
-    assert started(plan) == {10: ("G0",), 11: ("G1",), 20: ("G0",)}
 
 
 def test_a_claimed_share_is_the_needed_memory() -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
 from gpuyard.core.scheduling.placement import PlacementState, PlacementView
-from gpuyard.core.scheduling.preemption import RunningJob, find_victims, find_younger
+from gpuyard.core.scheduling.preemption import RunningJob, find_victims
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, placement_without, shared
 
@@ -174,24 +174,3 @@ def test_victims_are_enough_and_each_is_needed(crowd: tuple[PlacementState, list
 
 
 # Younger first runs
-
-
-def test_the_youngest_make_way_until_the_need_fits() -> None:
-    """8 GB are missing. The oldest may make way too, and alone it would free enough, but it stays."""
-    here = [held(number, "G0", memory_mb=size * GB) for number, size in enumerate((8, 4, 4, 4), 1)]
-    running = [job(number, None) for number in range(1, 5)]
-    assert ids(find_younger(shared(12 * GB), placement(*here, cards=1), running, {1, 2, 3, 4})) == {3, 4}
-
-
-def test_no_job_makes_way_where_others_stay_in_the_way() -> None:
-    here = held(1, "G0", memory_mb=8 * GB), held(2, "G0", memory_mb=8 * GB)
-    running = [job(1), job(2)]
-    assert not find_younger(shared(20 * GB), placement(*here, cards=1), running, {2})
-    assert not find_younger(Need(), placement(*here, cards=1), running, {2})
-    assert ids(find_younger(shared(16 * GB), placement(*here, cards=1), running, {2})) == {2}
-
-
-def test_no_further_job_makes_way_while_enough_are_leaving() -> None:
-    here = held(1, "G0", memory_mb=8 * GB), held(2, "G0", memory_mb=8 * GB)
-    running = [job(1), job(2, is_leaving=True)]
-    assert not find_younger(shared(12 * GB), placement(*here, cards=1), running, {1, 2})

@@ -11,7 +11,7 @@ from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
 from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.sharing_depth import depth_limit
+from gpuyard.core.scheduling.sharing import depth_limit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, brief_of, limit_reached
 from gpuyard.core.snapshot import Device, Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
@@ -23,7 +23,7 @@ WITHOUT = {ReasonKind.MEMORY_GUARD, ReasonKind.HOST_GUARD,
     ReasonKind.NO_STORE, ReasonKind.NO_ENGINE, ReasonKind.ENGINE_LIMIT,
     ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER,
     ReasonKind.PENDING, ReasonKind.MAKING_ROOM, ReasonKind.SUSPENDED, ReasonKind.STAGGERED,
-    ReasonKind.PREALLOCATES, ReasonKind.LONGEST, ReasonKind.POWER_LIMIT, ReasonKind.DISK_FULL,
+    ReasonKind.PREALLOCATES, ReasonKind.POWER_LIMIT, ReasonKind.DISK_FULL,
 }  # fmt: skip
 FULL = PlacementView(now=0.0, snapshot=machine(card(0, used=20 * GB)))
 SHARED = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=4 * GB),))
@@ -50,9 +50,9 @@ CASES = [
     (ReasonKind.FOREIGN_LOAD, shared(GB), BUSY, "--max-gpu 100 (in a script: utilization_threshold_percent=100)"),
     (ReasonKind.LOADED, shared(GB), replace(SHARED, packing=Packing(max_load_percent=50.0), loads={"G0": 90.0}),
      "max_load_percent under [packing]"),
-    (ReasonKind.NO_GAIN, replace(shared(GB), load_percent=100.0, slowdown=4.0),
-     replace(SHARED, packing=Packing(min_gain_percent=50.0)), "min_gain_percent under [packing]"),
-    (ReasonKind.TOO_DEEP, replace(shared(GB), load_percent=100.0, slowdown=1.0),
+    (ReasonKind.NO_GAIN, replace(shared(GB), load_percent=100.0),
+     replace(SHARED, packing=Packing(min_gain_percent=90.0)), "min_gain_percent under [packing]"),
+    (ReasonKind.TOO_DEEP, replace(shared(GB), load_percent=100.0),
      PlacementView(now=0.0, snapshot=machine(card(0), card(1)), packing=Packing(depth=depth_limit(2, 2)),
                    leases=(lease("a", "G0", memory_mb=4 * GB), lease("b", "G1"))),
      "min_gain_percent = -100 under [packing]"),

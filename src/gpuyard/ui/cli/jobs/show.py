@@ -259,8 +259,6 @@ def _figures(attempt: Answer, job: Answer) -> list[str]:
     figures += _host_figures(attempt)
     if attempt["load_percent"] is not None:
         figures.append(f"load {attempt['load_percent']:.0f}%")
-    if attempt["neighbours"]:
-        figures.append(f"beside {attempt['neighbours']:.1f} jobs (load {attempt['neighbours_percent']:.0f}%)")
     if attempt["energy"] is not None:
         figures.append(energy_text(attempt["energy"]))
     if attempt["suspended_s"]:
