@@ -73,7 +73,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class PackingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_jobs_per_device: Annotated[int, Meta(ge=1)] | None = None
     max_load_percent: Annotated[float, Meta(ge=0)] | None = None
-    min_gain_percent: Annotated[float, Meta(ge=-100, le=100)] = 5.0
+    min_gain_percent: Annotated[float, Meta(ge=-100, le=100)] = 3.0
     first_run: Literal["share", "alone"] = "share"
     quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = 0.9
     preallocation: Literal["keep", "off"] = "keep"
