@@ -1,6 +1,5 @@
 """Estimates of memory and time, learned from finished attempts, and the need of a job that follows from them."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -78,14 +77,6 @@ class LearnedEstimates:
     def job(self, job_id: int) -> Job:
         """Return a job as it was when it was last needed here."""
         return self._known(job_id)[0]
-
-    def usual_s(self, job: Job) -> float | None:
-        """Return the declared duration, else the median of past runs, which one very long run hardly changes; or
-        None."""
-        if job.spec.duration_s is not None:
-            return job.spec.duration_s
-        durations = next((each.durations_s for each in self.profiles(job) if each and each.durations_s), None)
-        return None if durations is None else statistics.median(durations)
 
     def kind_of(self, job_id: int) -> int:
         """Return a number that jobs have in common whose need and duration are estimated alike."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Usage
-from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, RemainingTime, add_reading, time_left
+from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, add_reading
 
 
 class ProgressTracker:
@@ -55,10 +55,3 @@ class ProgressTracker:
     def forget(self, recorded: Collection[tuple[int, int]]) -> None:
         for key in recorded:
             self._rest.pop(key, None)
-
-
-def time_left_of(live: Live, now: float) -> RemainingTime | None:
-    """Return how long a live attempt still needs by its own progress, or None."""
-    usage = live.attempt.usage
-    progress = None if usage is None else usage.progress
-    return None if progress is None else time_left(progress, live.attempt.ran_s(now))

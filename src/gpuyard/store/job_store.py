@@ -203,11 +203,6 @@ class JobStore(DependencyStore):
     def has_ready(self) -> bool:
         return self._value("SELECT 1 FROM jobs WHERE state = 'queued' LIMIT 1") is not None
 
-    def ready_ids(self, limit: int) -> list[int]:
-        """Return queued jobs, lane by lane."""
-        query = "SELECT id FROM jobs INDEXED BY jobs_ready WHERE state = 'queued' LIMIT ?"
-        return [job_id for (job_id,) in self._execute(query, (limit,))]
-
     def next_jobs(self, lane_id: int, limit: int, after: int = 0) -> list[Job]:
         """Return the first queued jobs of a lane with ids above `after`."""
         query = (
