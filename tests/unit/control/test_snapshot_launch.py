@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpuyard.control.snapshot_launch import in_snapshot
+from gpuyard.control.launch_command import in_snapshot
 from gpuyard.core.job.code_record import CodeSnapshot, changed_script_text, commit_text
 from gpuyard.core.job.container import Container, Mount
 from gpuyard.ports import Launch

@@ -6,7 +6,7 @@ import pytest
 
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.probes.fallback_chain import Checkup
-from gpuyard.ui.cli.machine.doctor_suspend import suspend_notices
+from gpuyard.ui.cli.machine.doctor import suspend_notices
 
 
 def checkup(vendor: Vendor) -> Checkup:

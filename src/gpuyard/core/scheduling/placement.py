@@ -11,13 +11,13 @@ so that large gaps stay free for large jobs. A job on several devices gets those
 """
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
-from gpuyard.core.scheduling.device_availability import Available, LeaseEnds, in_order_of_time
 from gpuyard.core.scheduling.device_choice import DeviceChoice
 from gpuyard.core.scheduling.device_fit import (
     Packing,
@@ -29,13 +29,17 @@ from gpuyard.core.scheduling.device_fit import (
     reason_for,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
-from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, share_of
+from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, share_of
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostView
 from gpuyard.core.scheduling.host_placement import HostPlacement
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
 
+# The end of each lease; a lease without one may end at any moment.
+LeaseEnds = Mapping[str, float]
+# A device, and when it becomes available.
+Available = tuple[float, str]
 PATIENCE_S = 60.0
 # To write the reasons of a thousand devices would take longer than to decide.
 _MOST_EXPLAINED_DEVICES = 64
@@ -281,3 +285,35 @@ def _device_states(view: PlacementView) -> dict[str, DeviceState]:
         )
         for device in view.snapshot.unsplit_devices()
     }
+
+
+def in_order_of_time(
+    fitting: Iterable[str],
+    others: Iterable[DeviceState],
+    ends: LeaseEnds,
+    now: float,
+    fits: Callable[[DeviceState], bool],
+) -> Iterator[Available]:
+    """Yield devices in the order in which they become available: `fitting` are now, `others` once leases have ended. A
+    device is examined only when its first lease ends before any device that is known to be available."""
+    queue: list[tuple[float, str, DeviceState | None]] = [(now, device_id, None) for device_id in fitting]
+    for state in others:
+        times = [ends.get(each.lease_id, now) for each in state.promises if each.lease_id is not None]
+        if times:
+            queue.append((max(now, min(times)), state.device.id, state))
+    heapq.heapify(queue)
+    while queue:
+        at, device_id, unexamined = heapq.heappop(queue)
+        if unexamined is None:
+            yield at, device_id
+        elif (available_at := _available_at(unexamined, ends, now, fits)) is not None:
+            heapq.heappush(queue, (available_at, device_id, None))
+
+
+def _available_at(state: DeviceState, ends: LeaseEnds, now: float, fits: Callable[[DeviceState], bool]) -> float | None:
+    gone: set[str] = set()
+    for lease_id in sorted(lease_ids(state), key=lambda each: ends.get(each, now)):
+        gone.add(lease_id)
+        if fits(state.without(frozenset(gone))):
+            return max(now, ends.get(lease_id, now))
+    return None

@@ -1,5 +1,6 @@
 """Explains why a job does not run, and tells its history."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
@@ -10,14 +11,15 @@ from gpuyard.core.job.dependencies import DependencyKind, DependencyState, await
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, group_by_device
+from gpuyard.core.lease import Holder
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, brief_of, describe_holder, group_by_device, job_of
 from gpuyard.core.units import format_count, format_due, format_duration, format_time
-from gpuyard.daemon.api.job_names import name_jobs
 from gpuyard.daemon.api.job_rows import labels_by_id
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.schema.jobs import HistoryEvent, JobHistory, WaitExplanation
 
+_LONGEST_COMMAND = 40
 Event = tuple[float, str, str | None]
 
 # A row of the queue has this many reasons of GPUs; `why` has all.
@@ -304,3 +306,27 @@ def _estimate_text(job: Job, starts_at: float | None, now: float, *, is_suspende
 
 def _is_overdue(starts_at: float | None, now: float) -> bool:
     return starts_at is not None and starts_at <= now - 1.0
+
+
+def name_jobs(scheduler: SchedulerLoop, reason: Reason) -> Reason:
+    """Return the reason, with its brief form, and with the jobs of this queue as `job 17 (train)`; jobs of other users
+    keep their user's name."""
+    text, brief = reason.text, brief_of(reason)
+    for holder in reason.holders:
+        named = _own_job(scheduler, holder)
+        if named is not None:
+            text, brief = (each.replace(describe_holder(holder), named) for each in (text, brief))
+    return replace(reason, text=text, brief=brief)
+
+
+def _own_job(scheduler: SchedulerLoop, holder: Holder) -> str | None:
+    job_id, me = job_of(holder), scheduler.controller.me
+    if job_id is None or (holder.uid, holder.machine) != (me.uid, me.machine):
+        return None
+    job = scheduler.store.job(job_id)
+    if job is None:
+        return None
+    if job.spec.name:
+        return f"job {job_id} ({job.spec.name}{'' if job.index is None else f'[{job.index}]'})"
+    command = shlex.join(job.argv)
+    return f"job {job_id} ({command if len(command) <= _LONGEST_COMMAND else command[: _LONGEST_COMMAND - 1] + '…'})"

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from msgspec import convert
@@ -16,17 +18,18 @@ from gpuyard.core.device_names import silent_probe
 from gpuyard.core.job.container import bare_container_tool
 from gpuyard.core.job.job import JobSpec
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.secret_variables import secret_variables
 from gpuyard.core.job.shell_settings import ShellSettings, unattainable
-from gpuyard.core.job.submission import Submission, decode_submission, parse_submission
+from gpuyard.core.job.submission import ArrayElement, Submission, decode_submission, parse_submission
 from gpuyard.core.notify.subscriptions import is_url
 from gpuyard.core.scheduling.closed_devices import closed_devices
+from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.host_capacity import check_host
-from gpuyard.core.snapshot import Snapshot
-from gpuyard.daemon.api.closed_notes import closed_notes
+from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
+from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.daemon.api.jobs import find_job
-from gpuyard.daemon.api.preview import preview_of
 from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
@@ -41,10 +44,12 @@ from gpuyard.leases.neighbour_note import due_note
 from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.schema.queue import SubmitResult
 from gpuyard.schema.requests import ResubmitBody, SubmissionBody
-from gpuyard.schema.sweeps import SubmissionPreview
+from gpuyard.schema.sweeps import PreviewedJob, SubmissionPreview
 from gpuyard.system.process_identity import user_name
 from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 
+_MOST_SHOWN = 1000
+_MOST_NAMED = 4
 _SAMPLE_FOR_SUBMIT_S = 10.0
 # After the start of the daemon, a driver may take longer than the deadline of a sample. Where another vendor's GPUs are
 # known, a job that is meant for the slow one's must not go there.
@@ -258,3 +263,48 @@ def _notify_warnings(spec: JobSpec) -> list[str]:
     if any(map(is_url, targets)) and not has_apprise():
         warnings.append(apprise_missing())
     return warnings
+
+
+def closed_notes(spec: JobSpec, snapshot: Snapshot, closed: Mapping[str, Reason]) -> list[str]:
+    """Return which GPUs take no new work, and what to do, if the others are too few for the job. `closed` has the
+    reason of each drained or faulty GPU."""
+    if not spec.need.devices or spec.engine:
+        return []
+    suitable = [device for device in snapshot.unsplit_devices() if check_suitable(spec.need, device) is None]
+    shut = {device.id: reason for device in suitable if (reason := _reason(device, closed)) is not None}
+    if not shut or len(suitable) - len(shut) >= spec.need.devices:
+        return []
+    named = [
+        f"GPU {label} is {reason.text} ({_remedy(reason, label)})"
+        for label, reason in ((snapshot.labels.get(each, each), reason) for each, reason in shut.items())
+    ]
+    more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return [f"it waits: too few GPUs that suit it take new work: {'; '.join(named[:_MOST_NAMED])}{more}"]
+
+
+def _reason(device: Device, closed: Mapping[str, Reason]) -> Reason | None:
+    if device.healthy:
+        return closed.get(device.id)
+    text = f"unhealthy: {device.fault}"
+    return Reason(ReasonKind.UNHEALTHY, text, device.id, remedy=REMEDIES[ReasonKind.UNHEALTHY])
+
+
+def _remedy(reason: Reason, label: str) -> str:
+    return f"`gpuyard devices undrain {label}`" if reason.kind is ReasonKind.DRAINED else reason.remedy
+
+
+def preview_of(submission: Submission, notes: Sequence[str]) -> SubmissionPreview:
+    shown = islice(submission.elements, _MOST_SHOWN)
+    return SubmissionPreview(
+        count=submission.count,
+        varies=submission.spec.varies,
+        jobs=[_preview_job(submission, element) for element in shown],
+        notes=list(notes),
+    )
+
+
+def _preview_job(submission: Submission, element: ArrayElement) -> PreviewedJob:
+    values = element.values if element.index is None else {**element.values, "index": str(element.index)}
+    command = submission.spec.command if element.command is None else element.command
+    filled = fill_in(command, values) if values else command
+    return PreviewedJob(command=shlex.join(filled), index=element.index, values=element.values)
