@@ -251,19 +251,19 @@ def take_jobs_back_as_they_begin(queue: QueueUnderTest, folder: Path, count: int
     first = queue.shell(f"{record_run(folder)} sleep 0.2", array=f"0-{count - 1}", gpus=0)
     others = [queue.shell(f"{record_run(folder)} sleep 0.2", gpus=0) for _ in range(count)]
     jobs = [*range(first, first + count), *others]
-    turn = 0
-    while not set(queue.counts()) <= {"succeeded"}:
-        turn += 1
-        assert turn < 200, queue.counts()
-        if turn % 3 == 0 and turn < 12:
+    for turn in range(1, 12):
+        if set(queue.counts()) <= {"succeeded"}:
+            break
+        if turn % 3 == 0:
             queue.post("/jobs/priority", ids="all", priority=turn)
-        elif turn % 3 == 1 and turn < 12:
+        elif turn % 3 == 1:
             queue.post("/jobs/hold", ids="all")
             queue.post("/jobs/release", ids="all")
-        elif turn < 12:
+        else:
             queue.post("/pause")
             if turn == 5:
                 queue.restart()
             queue.post("/unpause")
         until(lambda: queue.counts().get("running") or set(queue.counts()) <= {"succeeded"}, "a job that begins")
+    queue.wait()
     assert [(runs_of(folder, each), queue.job(each)["attempt"]) for each in jobs] == [(1, 1)] * len(jobs)
