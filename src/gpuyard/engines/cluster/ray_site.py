@@ -5,9 +5,7 @@ follows RAY_ADDRESS whatever address it is given.
 
 - If Ray says that an id exists, it took our earlier request, even if the response was lost.
 - Ray has no priorities, so it gets only as much as is free: its own queue stays short.
-- Ray stops a job by SIGTERM to all of its processes and SIGKILL to those that are left. It stops a pending job only
-  when it would start; until then the job counts as cancelled here.
-- Ray removes its records of finished jobs itself.
+- Ray stops a pending job only when it would start; until then the job counts as cancelled here.
 """
 
 import contextlib
