@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
-from gpuyard.config import ClusterConfig, SlurmConfig, load_config
+from gpuyard.config import ClusterConfig, RayConfig, SlurmConfig, load_config
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
 from gpuyard.system.file_locks import lock
@@ -169,16 +168,13 @@ def _open_own(context: Context) -> Engine:
 def _open_site(settings: ClusterConfig, limit_s: float | None = None) -> "SlurmSite | RaySite":
     """Open Slurm or Ray; `limit_s` is the most that a request may take, by default the site's own limit."""
     if isinstance(settings, SlurmConfig):
-        from gpuyard.engines.cluster.slurm_commands import SlurmSettings
         from gpuyard.engines.cluster.slurm_site import SlurmSite
 
-        slurm = msgspec.convert(settings, SlurmSettings, from_attributes=True)
-        return SlurmSite(slurm) if limit_s is None else SlurmSite(slurm, limit_s=limit_s)
-    from gpuyard.engines.cluster.ray_api import RaySettings
+        return SlurmSite(settings, limit_s=limit_s)
     from gpuyard.engines.cluster.ray_site import RaySite
 
-    ray = msgspec.convert(settings, RaySettings, from_attributes=True)
-    return RaySite(ray) if limit_s is None else RaySite(ray, limit_s=limit_s)
+    assert isinstance(settings, RayConfig)
+    return RaySite(settings, limit_s=limit_s)
 
 
 def _unreachable() -> dict[str, str]:

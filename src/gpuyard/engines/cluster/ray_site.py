@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import ray_api
-from gpuyard.engines.cluster.ray_api import Capacity, RaySettings, gist, id_of
+from gpuyard.engines.cluster.ray_api import Capacity, gist, id_of
 from gpuyard.engines.cluster.site import (
     ClusterNode,
     ClusterSubmission,
@@ -56,13 +57,13 @@ class RaySite:
 
     def __init__(
         self,
-        settings: RaySettings,
+        settings: RayConfig,
         environment: Mapping[str, str] = os.environ,
         *,
-        limit_s: float = _ANSWER_WITHIN_S,
+        limit_s: float | None = None,
     ) -> None:
         """Raises EnvironmentFault if the address is invalid."""
-        self._limit_s = limit_s
+        self._limit_s = limit_s or _ANSWER_WITHIN_S
         self._settings = settings
         self._address = ray_api.address_of(settings, environment)
         self._token = _token(environment)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import FixedMemory, Need
-from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import (
     ClusterSubmission,
@@ -38,7 +38,7 @@ def cluster(ray_cluster: RayCluster) -> RayCluster:
 
 @pytest.fixture
 def site(cluster: RayCluster) -> RaySite:
-    return RaySite(RaySettings(address=cluster.address, card_mb=CARD_MB), ELSEWHERE)
+    return RaySite(RayConfig(address=cluster.address, gpu_memory="24000M"), ELSEWHERE)
 
 
 def submission_of(folder: Path, script: str, count: int = 1, **terms: object) -> ClusterSubmission:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings, list_command
+from gpuyard.engines.cluster.slurm_commands import list_command
 from gpuyard.engines.cluster.slurm_site import SlurmSite
 from tests.slurm_cluster import MAX_ARRAY_SIZE, SlurmCluster, needs_slurm
 
@@ -26,7 +27,7 @@ Tools = Callable[[str, str], Path]
 def site(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSite]:
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
-    yield SlurmSite(SlurmSettings())
+    yield SlurmSite(SlurmConfig())
     subprocess.run(["scancel", "--quiet", f"--user={os.getuid()}"], check=True)
     until(lambda: not output_of("squeue", "--noheader"), "an empty queue")
 
@@ -94,7 +95,7 @@ class TestRunning:
         assert Path(sent.folder, "1.out").read_text() == "ok\n"
 
     def test_every_field_of_the_terms_reaches_slurm(self, site: SlurmSite, tmp_path: Path) -> None:
-        choosy = SlurmSite(SlurmSettings(partition="main", options=("--hold",), nice_base=50))
+        choosy = SlurmSite(SlurmConfig(partition="main", options=("--hold",), nice_base=50))
         sent = submission(
             tmp_path,
             "true",
@@ -187,7 +188,7 @@ class TestCommands:
 
     def test_a_missing_command_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         with pytest.raises(SiteUnreachable, match="there is no sbatch on PATH") as caught:
             site.submit(submission(tmp_path, "true"))
         assert caught.value.hint
@@ -206,7 +207,7 @@ class TestCommands:
             "time.sleep(600)\n",
         )
         with pytest.raises(SiteUnreachable, match="did not answer within 2 s: sleeping and retrying"):
-            SlurmSite(SlurmSettings(), limit_s=2.0).submit(submission(tmp_path, "true"))
+            SlurmSite(SlurmConfig(), limit_s=2.0).submit(submission(tmp_path, "true"))
         for pid in pids.read_text().split():
             until(lambda pid=pid: _is_gone(int(pid)), f"{pid} is gone")  # type: ignore[misc]
 
@@ -215,12 +216,12 @@ class TestCommands:
     ) -> None:
         calls(sbatch="hello\n")
         with pytest.raises(SiteUnreachable, match="hello"):
-            SlurmSite(SlurmSettings()).submit(submission(tmp_path, "true"))
+            SlurmSite(SlurmConfig()).submit(submission(tmp_path, "true"))
 
     def test_jobs_missing_from_squeue_are_looked_up_in_sacct_once(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         sent = submission(tmp_path, "true", 3)
         calls(
             sbatch="17\n",
@@ -235,7 +236,7 @@ class TestCommands:
     def test_a_site_without_accounting_is_asked_once(
         self, tmp_path: Path, calls: Callable[..., list[str]], tools: Tools
     ) -> None:
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         sent = submission(tmp_path, "true", 3)
         calls(sbatch="17\n", squeue="")
         asked = tmp_path / "asked"
@@ -250,7 +251,7 @@ class TestCommands:
     def test_elements_are_matched_by_job_number_if_the_site_replaces_comments(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         sent = submission(tmp_path, "true", 2)
         calls(sbatch="17\n", squeue=listed("17", 0, "theirs") + listed("17", 1, "theirs"))
         site.submit(sent)
@@ -259,7 +260,7 @@ class TestCommands:
     def test_a_foreign_job_with_a_reused_number_is_ignored(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         sent = submission(tmp_path, "true", 2)
         calls(sbatch="17\n", sacct="", squeue=listed("17", 0, "(null)") + listed("16", 0, "gpuyard:another"))
         site.submit(sent)
@@ -267,7 +268,7 @@ class TestCommands:
 
     def test_the_offer_comes_from_the_settings(self, calls: Callable[..., list[str]]) -> None:
         calls(squeue="")
-        site = SlurmSite(SlurmSettings(most_jobs=7, card_mb=24000.0))
+        site = SlurmSite(SlurmConfig(most_jobs=7, gpu_memory="24000M"))
         offer = site.report([]).offer
         assert (offer.trouble, offer.free, offer.most_jobs, offer.card_mb) == (None, None, 7, 24000.0)
 
