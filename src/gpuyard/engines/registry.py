@@ -18,6 +18,7 @@ from gpuyard.config import ClusterConfig, Config, load_config
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
 from gpuyard.system.file_locks import lock
+from gpuyard.system.outside_files import CLUSTER, record_outside
 from gpuyard.system.private_files import open_own
 from gpuyard.system.user_directories import shared_directory, state_directory
 
@@ -160,7 +161,10 @@ def _open_own(context: Context) -> Engine:
     config = load_config()
     cluster: ClusterConfig = config.slurm if context.name == "slurm" else config.ray
     site = _open_site(context.name, config)
-    return ClusterEngine(site, _folder(context.folder, cluster), context.on_news, poll_s=cluster.poll_s)
+    folder = _folder(context.folder, cluster)
+    if folder != context.folder:
+        record_outside(context.folder, CLUSTER, [folder])
+    return ClusterEngine(site, folder, context.on_news, poll_s=cluster.poll_s)
 
 
 def _open_site(name: str, config: Config, limit_s: float | None = None) -> "SlurmSite | RaySite":
