@@ -17,6 +17,7 @@ from gpuyard.config import ClusterConfig, RayConfig, SlurmConfig, load_config
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
 from gpuyard.system.file_locks import lock
+from gpuyard.system.outside_files import CLUSTER, record_outside
 from gpuyard.system.private_files import open_own
 from gpuyard.system.user_directories import shared_directory, state_directory
 
@@ -162,6 +163,8 @@ def _open_own(context: Context) -> Engine:
     from gpuyard.engines.cluster.engine import ClusterEngine
 
     settings, folder = _settings(context.name), cluster_folder(context.name, context.folder)
+    if folder != context.folder:
+        record_outside(context.folder, CLUSTER, [folder])
     return ClusterEngine(_open_site(settings), folder, context.on_news, poll_s=settings.poll_s)
 
 
