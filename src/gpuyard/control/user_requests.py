@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from gpuyard.control.add_submission import InPieces, SubmissionIntake
 from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
-from gpuyard.control.delete_finished import delete_finished
 from gpuyard.control.dependants import Revival
 from gpuyard.control.selected_jobs import SelectedJobs
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent, silent_probe
@@ -33,7 +32,6 @@ from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock
 from gpuyard.schema.queue import UnchangedJob
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.old_jobs import FinishedJob
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.visible_devices import named_visible
 
@@ -321,9 +319,9 @@ class UserRequests:
                 self._store.learned.set_profile(fingerprint, profiles[fingerprint])
             return len(added)
 
-    def clean(self, older_than_s: float) -> InPieces[list[FinishedJob]]:
-        """Delete old finished jobs, and return them. The caller removes their logs."""
-        return delete_finished(self._store, self._queries, self._clock.now() - older_than_s)
+    def clean(self, older_than_s: float) -> InPieces[list[int]]:
+        """Delete old finished jobs, and return their ids. The caller removes their logs."""
+        return self._queries.old_jobs.delete_ended_before(self._clock.now() - older_than_s)
 
 
 def fit_to_machine(

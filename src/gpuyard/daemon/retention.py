@@ -91,7 +91,7 @@ class Retention:
             with convert_sqlite_errors():
                 cleaning = self._scheduler.requests.clean(age) if age is not None else None
                 gone = [] if cleaning is None else await self._work(cleaning, is_urgent=is_urgent)
-                removed, problem = await self._remove_logs(keep, {job.id for job in gone})
+                removed, problem = await self._remove_logs(keep, set(gone))
                 await self.snapshots.remove_old(keep.snapshots_s, partial(self._work, is_urgent=is_urgent))
         if gone or removed:
             _log.info("deleted %d finished jobs and %d logs", len(gone), len(removed))
