@@ -7,12 +7,11 @@ if it depended on nothing.
 import json
 from collections.abc import Generator, Iterable, Sequence
 
-from gpuyard.store.database import Database
+from gpuyard.store.database import PIECE, Database
 from gpuyard.store.job_store import JobStore
 
 # An array of a million jobs with different commands would leave a million profiles behind.
 _MAX_PROFILES = 50_000
-_PIECE = 50
 
 
 class OldJobs:
@@ -45,11 +44,12 @@ class OldJobs:
     def _page(self, after: tuple[float, int]) -> list[tuple[float, int]]:
         """Return the ends and ids of the next jobs that finished before this one, the last finished first: so jobs come
         before those that they depend on."""
+        # A job has rows in four tables.
         query = (
             "SELECT ended_at, id FROM jobs WHERE (ended_at, id) < (?, ?) AND ended_at IS NOT NULL "
             "ORDER BY ended_at DESC, id DESC LIMIT ?"
         )
-        return self._db.execute(query, (*after, _PIECE)).fetchall()
+        return self._db.execute(query, (*after, PIECE // 4)).fetchall()
 
     def _deletable(self, page: Sequence[int]) -> list[int]:
         """Return those jobs of the page that no job depends on, apart from those of the page that are deleted, too."""
