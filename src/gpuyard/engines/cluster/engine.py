@@ -1,14 +1,9 @@
 """The cluster engine: submits jobs to a site, asks the site for reports, and reports to the controller.
 
-A thread does everything that may take time; the controller's calls never wait.
-
-- Launches that were prepared in one step on the same terms are one submission, and one call to the site.
-- If it is unknown whether the site took a submission, the next report shows it. An element that is not there is kept
-  from ever starting, and counts as never started. So nothing runs twice, whenever a daemon or a call dies.
-- One report covers all submissions, and none is asked for while there are none. Supervisors also leave files when
-  elements end; reading these costs the site nothing.
-- While the site cannot be reached, everything waits.
-- What an attempt wrote in its snapshot is brought back before its end is reported (`SnapshotResults`).
+A thread does everything that may take time; the controller's calls never wait. Launches that were prepared in one step
+on the same terms are one submission, and one call to the site. If it is unknown whether the site took a submission, the
+next report shows it: an element that is not there is kept from ever starting, and counts as never started. So nothing
+runs twice, whenever a daemon or a call dies. While the site cannot be reached, everything waits.
 """
 
 import logging

@@ -1,11 +1,11 @@
 """Runs attempts in containers, and removes each container at the end, however it ends.
 
 A record, a small file, is written before a container can exist and removed when the container is gone. So a daemon that
-takes over removes what an earlier one left, also after the keeper was killed. The tool removes the container itself
-when the program ends (`--rm`); `TOOL rm` runs only after other ends: the tool was killed, or could not start it.
+takes over removes what an earlier one left. The tool removes the container itself when the program ends (`--rm`);
+`TOOL rm` runs only after other ends: the tool was killed, or could not start it.
 
 Until its container is gone the end of an attempt is held back, and with it its lease: the container may go on under its
-daemon, with the GPU. Not for longer than 10 s: that daemon may hang (`container_removal.py`).
+daemon, with the GPU. Not for longer than 10 s: that daemon may hang.
 """
 
 import contextlib
