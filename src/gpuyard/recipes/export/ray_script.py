@@ -14,12 +14,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.export import ExportedJob, NotExported
 from gpuyard.core.cluster.offer import gpu_count
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
-from gpuyard.engines.cluster.ray_api import RaySettings, address_of, request_of
+from gpuyard.engines.cluster.ray_api import address_of, request_of
 from gpuyard.engines.cluster.site import ClusterSubmission
 from gpuyard.recipes.export import script_text
 from gpuyard.recipes.export.script_text import JobGroup, Script, missing_dependencies
@@ -68,7 +69,7 @@ ended() {
 """
 
 
-def ray_script(jobs: Sequence[ExportedJob], settings: RaySettings, tags: Collection[str]) -> Script:
+def ray_script(jobs: Sequence[ExportedJob], settings: RayConfig, tags: Collection[str]) -> Script:
     """Return the script. `tags` are those with a limit on jobs that run at once."""
     groups = script_text.group_jobs(jobs)
     ids = {job.id for job in jobs}
@@ -115,7 +116,7 @@ def _run_in_ray(group: JobGroup) -> Iterator[str]:
     yield 'exit "$status"'
 
 
-def _ray_submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: RaySettings) -> Iterator[str]:
+def _ray_submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: RayConfig) -> Iterator[str]:
     """Yield groups without dependencies first, because the script blocks on the others. Groups that are held, or that
     depend on jobs that the script does not submit, are commented out."""
     not_submitted: set[int] = set()
@@ -158,7 +159,7 @@ def _condition(job: ExportedJob, ids: Collection[int]) -> str:
     return " && ".join(f"ended {kind} {' '.join(map(str, others))}" for kind, others in kinds.items())
 
 
-def _ray_options(job: ExportedJob, settings: RaySettings) -> Iterator[str]:
+def _ray_options(job: ExportedJob, settings: RayConfig) -> Iterator[str]:
     terms = replace(job.terms, options=job.terms.options if job.engine == _RAY else ())
     placeholder = ClusterSubmission(token="", terms=terms, count=1, folder="", supervisor=())
     for field, value in request_of(placeholder, 0, settings.card_mb).items():

@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.export import ExportedJob, NotExported
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.engines.cluster.site import ClusterSubmission
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings, submit_command
+from gpuyard.engines.cluster.slurm_commands import submit_command
 from gpuyard.recipes.export import script_text
 from gpuyard.recipes.export.script_text import JobGroup, Script, missing_dependencies
 
@@ -42,7 +43,7 @@ _ENGINE_ONLY = ("sbatch", "--parsable", "--no-requeue", "--export=ALL")
 _KINDS = {DependencyKind.OK: "afterok", DependencyKind.ANY: "afterany", DependencyKind.FAILED: "afternotok"}
 
 
-def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmSettings, tags: Collection[str]) -> Script:
+def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmConfig, tags: Collection[str]) -> Script:
     """Return the script. `tags` are those with a limit on jobs that run at once."""
     groups = script_text.group_jobs(jobs)
     group_counts = Counter(group.first.terms.group for group in groups)
@@ -72,7 +73,7 @@ def _mixes_kinds(job: ExportedJob) -> bool:
     return kinds.count(DependencyKind.FAILED) > 1 and len(set(kinds)) > 1
 
 
-def _slurm_options(job: ExportedJob, settings: SlurmSettings) -> list[str]:
+def _slurm_options(job: ExportedJob, settings: SlurmConfig) -> list[str]:
     options = job.terms.options if job.engine == _SLURM else ()
     terms = replace(job.terms, expected_s=None, options=options, warning=None)
     placeholder = ClusterSubmission(token=_NO_FOLDER, terms=terms, count=1, folder=_NO_FOLDER, supervisor=())
@@ -80,7 +81,7 @@ def _slurm_options(job: ExportedJob, settings: SlurmSettings) -> list[str]:
     return [argument for argument in arguments if _NO_FOLDER not in argument and argument not in _ENGINE_ONLY]
 
 
-def _slurm_submission(group: JobGroup, by_id: script_text.Positions, settings: SlurmSettings) -> Iterator[str]:
+def _slurm_submission(group: JobGroup, by_id: script_text.Positions, settings: SlurmConfig) -> Iterator[str]:
     first = group.first
     missing = missing_dependencies(first, by_id)
     if missing:
