@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from gpuyard.core.job.option_parser import Options
+from gpuyard.core.option_values import Options
 from gpuyard.errors import UserError
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.option_parser import Options
 from gpuyard.core.lease import Need
+from gpuyard.core.option_values import Options
 from gpuyard.errors import UserError
 
 _SEVERAL = 2

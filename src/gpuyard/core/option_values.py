@@ -1,23 +1,25 @@
-"""Parses the values of a submission's options as the table in `submit_options` says. UserError names the option."""
+"""Parses the values of options as their table says: those of a submission, and of a command line. UserError names the
+option."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS, SubmitOption
+from gpuyard.core.option import Option
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
 
 
 class Options:
-    """The options of one submission: `options["vram"]` is the parsed value, or its default. `name in options` is
-    whether the option was given; None and False count as not given."""
+    """The options of one submission or command: `options["vram"]` is the parsed value, or its default. `name in
+    options` is whether the option was given; None and False count as not given."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        unknown = sorted(set(given) - set(SUBMIT_OPTIONS))
+    def __init__(self, given: Mapping[str, Any], table: Mapping[str, Option]) -> None:
+        unknown = sorted(set(given) - set(table))
         if unknown:
             raise UserError(f"there is no option '{unknown[0]}'", hint="see `gpuyard submit --help`")
-        self._values = {name: _parse(SUBMIT_OPTIONS[name], value) for name, value in given.items() if value is not None}
+        self._table = table
+        self._values = {name: _parse(table[name], value) for name, value in given.items() if value is not None}
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name, False) is not False
@@ -25,22 +27,21 @@ class Options:
     def __getitem__(self, name: str) -> Any:
         if name in self._values:
             return self._values[name]
-        option = SUBMIT_OPTIONS[name]
+        option = self._table[name]
         if option.default is not None:
-            return _default(name)
-        return False if option.kind == "flag" else [] if option.is_repeatable else None
+            return _parse_default(option)
+        return False if option.is_flag else [] if option.is_repeatable else None
 
-    def given(self) -> list[SubmitOption]:
-        return [SUBMIT_OPTIONS[name] for name in self._values if name in self]
+    def given(self) -> list[Option]:
+        return [self._table[name] for name in self._values if name in self]
 
 
 @functools.cache
-def _default(name: str) -> Any:
-    option = SUBMIT_OPTIONS[name]
+def _parse_default(option: Option) -> Any:
     return _parse(option, option.default)
 
 
-def _parse(option: SubmitOption, value: Any) -> Any:
+def _parse(option: Option, value: Any) -> Any:
     if option.kind == "flag":
         if not isinstance(value, bool):
             raise UserError(f"--{option.name} takes no value")
@@ -55,56 +56,63 @@ def _parse(option: SubmitOption, value: Any) -> Any:
     return str(value) if option.kind == "text" else _PARSERS[option.kind](option, str(value))
 
 
-def _parse_whole(option: SubmitOption, text: str) -> int:
+def _parse_whole(option: Option, text: str) -> int:
     try:
         value = int(text)
     except ValueError:
         raise UserError(f"--{option.name} takes a whole number, not '{text}'") from None
-    least, most = option.least, option.most
-    assert least is not None
-    assert most is not None
-    if not least <= value <= most:
-        raise UserError(f"--{option.name} {value} is out of range", hint=f"give it from {least:,} to {most:,}")
+    _check_range(option, value, f"{value}")
     return value
 
 
-def _parse_number(option: SubmitOption, text: str) -> float:
+def _parse_number(option: Option, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         raise UserError(f"--{option.name} takes a number, not '{text}'") from None
+    _check_range(option, value, text)
     if not 0 <= value < float("inf"):
         raise UserError(f"--{option.name} {text} is out of range", hint="give it 0 or more")
     return value
 
 
-def _parse_size(option: SubmitOption, text: str) -> float:
+def _check_range(option: Option, value: float, text: str) -> None:
+    least, most = option.least, option.most
+    if (least is None or value >= least) and (most is None or value <= most):
+        return
+    hint = f"give it {least:,} or more" if most is None else f"give it from {least or 0:,} to {most:,}"
+    raise UserError(f"--{option.name} {text} is out of range", hint=hint)
+
+
+def _parse_size(option: Option, text: str) -> float:
     size = parse_size(text)
     if not 0 < size < float("inf") and not (size == 0 and option.least == 0):
         raise UserError(f"--{option.name} {text} is out of range", hint="give it at least 1M")
     return size
 
 
-def _parse_time(option: SubmitOption, text: str) -> float:
+def _parse_time(option: Option, text: str) -> float:
     seconds = parse_duration(text)
-    if seconds == 0 and option.least != 0:
+    if seconds == 0 and option.least is None:
         raise UserError(f"--{option.name} must be longer than 0 s", hint="write it as 30s, 10m or 4h")
+    if option.least is not None and seconds < option.least:
+        raise UserError(f"--{option.name} is too short", hint=f"give it at least {option.least:g} s")
     return seconds
 
 
-def _parse_choice(option: SubmitOption, text: str) -> str:
+def _parse_choice(option: Option, text: str) -> str:
     if text not in option.choices:
         raise UserError(f"--{option.name} cannot be '{text}'", hint=f"it can be {', '.join(option.choices)}")
     return text
 
 
-def _parse_word(option: SubmitOption, text: str) -> str:
+def _parse_word(option: Option, text: str) -> str:
     if not text.isprintable() or any(letter in text for letter in " ,=") or len(text) > 100:
         raise UserError(f"--{option.name} takes a word without spaces, commas and equals signs, of at most 100 letters")
     return text
 
 
-_PARSERS: dict[str, Callable[[SubmitOption, str], Any]] = {
+_PARSERS: dict[str, Callable[[Option, str], Any]] = {
     "whole": _parse_whole,
     "number": _parse_number,
     "size": _parse_size,
@@ -112,10 +120,3 @@ _PARSERS: dict[str, Callable[[SubmitOption, str], Any]] = {
     "choice": _parse_choice,
     "word": _parse_word,
 }
-
-
-def parse_variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UserError("--env takes NAME=VALUE", hint="write it as --env LR=3e-4")  # the text may be a secret
-    return name, value
