@@ -60,7 +60,9 @@ def _parse_whole(option: Option, text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise UserError(f"--{option.name} takes a whole number, not '{text}'") from None
+        raise UserError(
+            f"--{option.name} takes a whole number, not '{text}'", hint=f"write it as --{option.name} 4"
+        ) from None
     _check_range(option, value, f"{value}")
     return value
 
@@ -69,7 +71,9 @@ def _parse_number(option: Option, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise UserError(f"--{option.name} takes a number, not '{text}'") from None
+        raise UserError(
+            f"--{option.name} takes a number, not '{text}'", hint=f"write it as --{option.name} 80"
+        ) from None
     _check_range(option, value, text)
     if not 0 <= value < float("inf"):
         raise UserError(f"--{option.name} {text} is out of range", hint="give it 0 or more")
@@ -87,7 +91,7 @@ def _check_range(option: Option, value: float, text: str) -> None:
 def _parse_size(option: Option, text: str) -> float:
     size = parse_size(text)
     if not 0 < size < float("inf") and not (size == 0 and option.least == 0):
-        raise UserError(f"--{option.name} {text} is out of range", hint="give it at least 1M")
+        raise UserError(f"--{option.name} {text} is out of range", hint=f"write it as --{option.name} 8G")
     return size
 
 

@@ -102,7 +102,7 @@ def test_a_command_below_a_verb_has_the_options_of_both() -> None:
     ("verb", "arguments", "text", "hint"),
     [
         (MANY, ["--unknown"], "has no option '--unknown'", "--help`"),
-        (MANY, ["--line", "5"], "has no option '--line'", "did you mean --lines?"),
+        (MANY, ["--line", "5"], "has no option '--line'", "did you mean `--lines`?"),
         (MANY, ["-x"], "has no option '-x'", ""),
         (MANY, ["--lines"], "--lines takes a value", "--lines N: A value."),
         (MANY, ["-n"], "-n takes a value", "-n N"),
@@ -113,7 +113,7 @@ def test_a_command_below_a_verb_has_the_options_of_both() -> None:
         (SINGLE, [], "needs ID", "see `gpuyard verb --help`"),
         (SINGLE, ["1", "2"], "unexpected extra argument '2'", ""),
         (NONE, ["1"], "unexpected extra argument '1'", ""),
-        (BELOW, ["on"], "has no command 'on'", "did you mean one?"),
+        (BELOW, ["on"], "has no command 'on'", "did you mean `one`?"),
         (BELOW, ["one"], "`gpuyard verb one` needs ID", ""),
     ],
 )

@@ -243,4 +243,4 @@ def unknown_word(text: str, word: str, known: "Sequence[str]", otherwise: str | 
     from difflib import get_close_matches
 
     near = get_close_matches(word, known, n=1)
-    return UserError(text, hint=f"did you mean {near[0]}?" if near else otherwise or f"it can be {', '.join(known)}")
+    return UserError(text, hint=f"did you mean `{near[0]}`?" if near else otherwise or f"it can be {', '.join(known)}")
