@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpuyard.core.job.job import BatchPace
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
