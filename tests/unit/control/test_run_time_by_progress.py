@@ -8,12 +8,12 @@ import pytest
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, Usage
+from gpuyard.core.job.job import Attempt, Job, Started, Usage
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Estimate
-from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, add_reading
-from gpuyard.core.progress.log_reader import WorkDone
+from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, WorkDone, add_reading
 
 LEARNED = Estimate(least_s=100, likely_s=200, most_s=300)
 

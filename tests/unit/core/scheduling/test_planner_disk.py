@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from tests.unit.core.scheduling.test_planner import kinds_of, queue, started, view, waiting_job
