@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import CurrentBans, load_config
 from gpuyard.core.lease import Lease, Ticket
-from gpuyard.core.memory.host_guard import host_closed_reason, ram_figures
+from gpuyard.core.memory.declared_ram import host_closed_reason, ram_figures
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing

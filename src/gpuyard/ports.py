@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ from gpuyard.core.scheduling.disk_space import DiskFigure
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.core.snapshot import Device, Host, Reading, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Snapshot
 
 
 class Clock(Protocol):
@@ -39,45 +39,6 @@ class Clock(Protocol):
         """Return the time of `now` at a wall time, such as one that another program reports."""
 
     def sleep(self, seconds: float) -> None: ...
-
-
-class Probe(Protocol):
-    """Reads the devices of one vendor through one tool or library, such as NVML or `nvidia-smi`."""
-
-    @property
-    def name(self) -> str:
-        """Name of the tool or library, as problems and `gpuyard doctor` show it."""
-
-    @property
-    def vendor(self) -> Vendor: ...
-
-    @property
-    def may_hang(self) -> bool:
-        """Whether `read` may exceed its timeout, like a call into a driver, and so needs its own thread."""
-
-    def read(self, timeout_s: float) -> Reading:
-        """Read all devices. Raises ProbeError, and no other exception, when that fails."""
-
-
-@runtime_checkable
-class MemoryProbe(Probe, Protocol):
-    """A probe that can read the memory of single devices in less than a millisecond."""
-
-    def read_memory(self, devices: Sequence[Device]) -> Sequence[Device]:
-        """Read the memory and the processes of these devices of an earlier reading. Returns those that could be read;
-        all other figures may be missing. Raises ProbeError, and no other exception, when that fails."""
-
-
-class HostProbe(Protocol):
-    def read(self) -> Host: ...
-
-
-@runtime_checkable
-class HostMemoryProbe(HostProbe, Protocol):
-    """A probe that can read the RAM alone, in less than a millisecond."""
-
-    def read_memory(self, host: Host) -> Host:
-        """Return an earlier reading of the host with the present RAM."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import CurrentBans, load_config
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
-from gpuyard.core.memory.host_guard import host_closed_reason, judge_host, ram_figures
+from gpuyard.core.memory.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
@@ -208,7 +208,7 @@ class Acquisition:
         figures = ram_figures(host, self._host_limits.keep_free_mb)
         if figures is None:
             return None
-        self._floor_gate = judge_host(self._floor_gate, *figures, None, time.monotonic())
+        self._floor_gate = judge_host(self._floor_gate, *figures, time.monotonic(), has_alarm=False)
         return host_closed_reason(*figures) if self._floor_gate.is_closed else None
 
     def _measure_host(self, leases: tuple[Lease, ...]) -> Mapping[str, HostUse]:

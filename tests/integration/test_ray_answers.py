@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import ray_site
-from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState, SiteUnreachable
 
@@ -44,7 +44,7 @@ def answering(answer: Answer, environment: dict[str, str] = NO_TOKEN) -> Iterato
     thread = threading.Thread(target=server.serve_forever, args=[0.02])
     thread.start()
     try:
-        yield RaySite(RaySettings(address=f"http://127.0.0.1:{server.server_port}"), environment)
+        yield RaySite(RayConfig(address=f"http://127.0.0.1:{server.server_port}"), environment)
     finally:
         server.shutdown()
         thread.join()

@@ -34,6 +34,7 @@ from gpuyard.engines.registry import cluster_folder
 from gpuyard.errors import UserError
 from gpuyard.system.background_thread import BackgroundThread
 from gpuyard.system.folder_tree import remove_tree
+from gpuyard.system.outside_files import SNAPSHOTS, record_outside
 from gpuyard.system.snapshot_files import FOLDER, NEW, REMOVED, TAKEN, TREE
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class CodeSnapshots:
     def _read_config(self) -> None:
         named = load_config().submit.snapshot_folder
         self.folder = os.path.expanduser(named) if named else f"{self._queue}/{FOLDER}"
+        if named:
+            record_outside(self._queue, SNAPSHOTS, [self.folder])
 
     def close(self) -> None:
         if self._sync is not None:

@@ -5,23 +5,25 @@ import importlib
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuyard.config import simulated_devices, simulated_host
 from gpuyard.core.simulated_topology import parse_topology
 from gpuyard.core.snapshot import Reading, Snapshot, Vendor
-from gpuyard.ports import Clock, HostProbe, Probe
 from gpuyard.probes.common.run_tool import find_any_tool
-from gpuyard.probes.fallback_chain import FallbackChain
+from gpuyard.probes.fallback_chain import FallbackChain, Probe
 from gpuyard.probes.links.link_reader import LinkReader, ReadLinks, read_local_links
-from gpuyard.probes.machine_reader import MachineReader
+from gpuyard.probes.machine_reader import HostProbe, MachineReader
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from gpuyard.ports import Clock
 
 DEFAULT_DEADLINE_S = 2.0
 
 
-def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: Clock | None = None) -> MachineReader:
+def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: "Clock | None" = None) -> MachineReader:
     """Return a reader of this machine. `clock` says when a snapshot is taken; default: the wall clock."""
     clock = clock or SystemClock()
     chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]

@@ -12,8 +12,7 @@ from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Estimate
-from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, add_reading
-from gpuyard.core.progress.log_reader import WorkDone
+from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, WorkDone, add_reading
 from gpuyard.core.scheduling.world import RunningJob
 
 LEARNED = Estimate(least_s=100, likely_s=200, most_s=300)

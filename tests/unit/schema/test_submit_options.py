@@ -7,10 +7,16 @@ from typing import Any, Literal, get_type_hints
 
 import pytest
 
-from gpuyard.core.job.job import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, OnPreempt, OnReboot
+from gpuyard.core.job.job import (
+    DEFAULT_GRACE_S,
+    DEFAULT_LOG_CAP_MB,
+    DEFAULT_SMOOTHING_S,
+    DEFAULT_STEADY_S,
+    OnPreempt,
+    OnReboot,
+)
 from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.submit_options import SUBMIT_OPTIONS, SubmitOption
-from gpuyard.core.scheduling.batch_pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S
 from gpuyard.core.snapshot import Vendor
 from gpuyard.schema import requests
 from gpuyard.schema.requests import SubmitKwargs

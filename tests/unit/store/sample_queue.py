@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.dependencies import Dependency, DependencyKind
 from gpuyard.core.job.job import (
     Attempt,
+    BatchPace,
     Growth,
     HandedOver,
     Job,
@@ -26,7 +27,6 @@ from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import FixedMemory, Need, UnknownMemory
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.queue_order import WeightedUse
 from gpuyard.core.snapshot import Vendor
 from gpuyard.store.job_store import JobStore

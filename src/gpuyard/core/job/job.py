@@ -5,8 +5,9 @@ or in a whole `command` of their own.
 """
 
 from enum import StrEnum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gpuyard.core.job.code_record import CodeRecord
 from gpuyard.core.job.container import Container
@@ -20,9 +21,9 @@ from gpuyard.core.memory.out_of_memory import Shortage
 from gpuyard.core.notify.subscriptions import Subscription
 from gpuyard.core.progress.job_progress import JobProgress
 from gpuyard.core.report.energy import EnergyUse
-from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 
+DEFAULT_SMOOTHING_S = 5.0
+DEFAULT_STEADY_S = 3.0
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
 # In place of a command that could not be read from the queue's database.
@@ -69,6 +70,31 @@ class StopWarning(Struct, frozen=True, kw_only=True):
 
     signum: int
     lead_s: float
+
+
+class BatchPace(Struct, frozen=True, kw_only=True):
+    """The limits of a batch. A limit that is None does not apply."""
+
+    max_cpu_percent: float | None = None
+    min_free_memory_mb: float | None = None
+    max_gpu_percent: float | None = None
+    max_gpu_memory_mb: float | None = None
+    run_ram_mb: float | None = None  # the RAM of one run; learned where it is None
+    smoothing_s: float = DEFAULT_SMOOTHING_S
+    steady_s: float = DEFAULT_STEADY_S
+    stagger_s: float = 0.0  # the least time between two starts
+    sample_log: str | None = None  # a file for the figures
+
+    @property
+    def gates_devices(self) -> bool:
+        return self.max_gpu_percent is not None or self.max_gpu_memory_mb is not None
+
+
+class TagSharing(Struct, frozen=True, kw_only=True):
+    """How jobs of one tag share devices: how many run on one device, and the least time between two starts."""
+
+    most_per_device: Annotated[int, Meta(ge=1)]
+    stagger_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class OutcomeKind(StrEnum):

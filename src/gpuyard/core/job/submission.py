@@ -20,7 +20,7 @@ from gpuyard.core.job.command_line import read_line
 from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.disk_limits import parse_disk_limits
-from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.job import BatchPace, JobSpec, OnPreempt, OnReboot, TagSharing
 from gpuyard.core.job.link_options import with_links
 from gpuyard.core.job.option_parser import Options, parse_variable
 from gpuyard.core.job.output_files import check_pattern, names_host
@@ -35,8 +35,6 @@ from gpuyard.core.job.sweep_placeholders import check_placeholders, varying_name
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription
-from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 

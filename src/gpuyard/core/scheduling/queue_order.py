@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from gpuyard.core.job.job import BatchPace, TagSharing
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import Reason
 
 AGEING_S = 600.0

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, amount_needed, impossible, whole_gpu_basis
 from gpuyard.core.job.job import DEFAULT_GRACE_S, SiteRequest
 from gpuyard.core.printable_text import printable
@@ -54,14 +55,6 @@ _NEVER_STARTED_S = 20 * 60
 _LINGER_S = 1.0
 
 
-class RaySettings(Struct, frozen=True, kw_only=True):
-    """`address` is the dashboard's. `card_mb` is the memory of each GPU, if configured."""
-
-    address: str | None = None
-    card_mb: float | None = None
-    most_jobs: int = 1000
-
-
 class RayJobRecord(Struct, frozen=True, kw_only=True):
     """The fields we use of a job in Ray's list. A job that was not submitted has no id. Times are in milliseconds."""
 
@@ -83,7 +76,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-def address_of(settings: RaySettings, environment: Mapping[str, str]) -> str:
+def address_of(settings: RayConfig, environment: Mapping[str, str]) -> str:
     """Return the dashboard's address: the configured one, else a URL in one of Ray's variables, else the default."""
     address = settings.address
     if address is None:

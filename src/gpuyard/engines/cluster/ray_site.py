@@ -5,9 +5,7 @@ follows RAY_ADDRESS whatever address it is given.
 
 - If Ray says that an id exists, it took our earlier request, even if the response was lost.
 - Ray has no priorities, so it gets only as much as is free: its own queue stays short.
-- Ray stops a job by SIGTERM to all of its processes and SIGKILL to those that are left. It stops a pending job only
-  when it would start; until then the job counts as cancelled here.
-- Ray removes its records of finished jobs itself.
+- Ray stops a pending job only when it would start; until then the job counts as cancelled here.
 """
 
 import contextlib
@@ -22,10 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import ray_api
-from gpuyard.engines.cluster.ray_api import Capacity, RaySettings, gist, id_of
+from gpuyard.engines.cluster.ray_api import Capacity, gist, id_of
 from gpuyard.engines.cluster.site import (
     ClusterNode,
     ClusterSubmission,
@@ -58,13 +57,13 @@ class RaySite:
 
     def __init__(
         self,
-        settings: RaySettings,
+        settings: RayConfig,
         environment: Mapping[str, str] = os.environ,
         *,
-        limit_s: float = _ANSWER_WITHIN_S,
+        limit_s: float | None = None,
     ) -> None:
         """Raises EnvironmentFault if the address is invalid."""
-        self._limit_s = limit_s
+        self._limit_s = limit_s or _ANSWER_WITHIN_S
         self._settings = settings
         self._address = ray_api.address_of(settings, environment)
         self._token = _token(environment)

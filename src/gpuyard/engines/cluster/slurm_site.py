@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed, impossible
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import slurm_commands as commands
@@ -25,7 +26,7 @@ from gpuyard.engines.cluster.site import (
     SiteState,
     SiteUnreachable,
 )
-from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
+from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits
 
 _LIMIT_S = 30.0
 _REAP_S = 1.0
@@ -37,9 +38,9 @@ class SlurmSite:
 
     name = "slurm"
 
-    def __init__(self, settings: SlurmSettings, *, limit_s: float = _LIMIT_S) -> None:
+    def __init__(self, settings: SlurmConfig, *, limit_s: float | None = None) -> None:
         self._settings = settings
-        self._limit_s = limit_s
+        self._limit_s = limit_s or _LIMIT_S
         self._limits: SlurmLimits | None = None
         self._jobs: dict[str, str] = {}  # Slurm's job number by token
         self._keeps_comments = False

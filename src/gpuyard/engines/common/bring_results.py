@@ -2,8 +2,7 @@
 
 - A result is a file or link that was not copied from the tree, or that has changed since. `__pycache__` is none, and
   nothing that is mounted in the snapshot.
-- On one disk a result is a hard link in the tree: what a job goes on writing to it is there, too. Else it is a copy,
-  which is made again if the file changes.
+- On one disk a result is a hard link in the tree; else it is a copy, which is made again if the file changes.
 - A file of the tree that has changed since the submission is never overwritten: the result gets the name of the job
   behind its own, such as `results.csv.job-17`.
 - Nothing is written through a symbolic link of the tree. Each file appears whole, and a crash loses none.

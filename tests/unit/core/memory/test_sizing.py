@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started, Usage
+from gpuyard.core.job.job import Attempt, BatchPace, Growth, Job, JobSpec, Started, TagSharing, Usage
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import (
     FixedMemory,
@@ -34,9 +34,7 @@ from gpuyard.core.memory.sizing import (
     ram_limit_mb,
     size_need,
 )
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Vendor
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared

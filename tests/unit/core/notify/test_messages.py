@@ -278,19 +278,6 @@ def test_dropped_messages_are_counted_in_the_next_message_or_one_of_their_own() 
     assert message.body.split("\n") == ["GPU 0, GPU 1 are free", "1 more were dropped: too many at once"]
 
 
-def test_a_retried_message_goes_first_after_its_delay_and_counts_for_the_rate_limit() -> None:
-    outbox = Outbox()
-    outbox.add(happened(Event.FINISHED, 1))
-    message = outbox.take(0.0, 2, "")
-    assert message is not None
-    outbox.try_again(message, at=10.0)
-    outbox.add(happened(Event.FINISHED, 2))
-    assert outbox.take(9.0, 2, "") is None
-    assert outbox.take(10.0, 2, "") is message
-    assert outbox.due_at(2) == 60.0
-    assert not outbox.is_over(1000.0)
-
-
 STEPS = st.lists(
     st.tuples(st.floats(min_value=0.0, max_value=40.0), st.lists(st.sampled_from(Event), max_size=20)), max_size=60
 )

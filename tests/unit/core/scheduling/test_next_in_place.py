@@ -30,7 +30,8 @@ def on_gpu(job_id: int, need: Need, index: int = 0) -> tuple[RunningJob, Lease]:
 def refused(seen: World, need: Need) -> list[int]:
     """Return the jobs in whose places the next job may not start, which the plan of this moment does not start."""
     assert decide(seen).starts == ()
-    job = NextJob(job_id=NEXT, lane=seen.lanes[0].lane, need=need)
+    [first] = seen.lanes
+    job = NextJob(job_id=NEXT, lane=first.lane, need=need, facts=seen.facts_of(first.jobs[0]))
     return [run.job_id for run in refused_places(seen, job, seen.running)]
 
 

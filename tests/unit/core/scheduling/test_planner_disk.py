@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from gpuyard.core.job.job import BatchPace
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind

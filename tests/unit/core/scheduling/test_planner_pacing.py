@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpuyard.core.job.job import BatchPace
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import BatchPace, GateFigure, PaceState
+from gpuyard.core.scheduling.batch_pacing import GateFigure, PaceState
 from gpuyard.core.scheduling.load_gates import SteadyGate
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuyard.core.job.job import TagSharing
 from gpuyard.core.lease import Need, PartOfDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import CPU, NOW, queue, running, started, view, waiting_job

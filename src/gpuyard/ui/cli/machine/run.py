@@ -12,8 +12,7 @@ import click
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
-from gpuyard.core.job.link_options import check_several
+from gpuyard.core.device_names import check_possible, check_several, choose_vendor, find_devices, refuse_while_silent
 from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
 from gpuyard.core.job.thread_variables import thread_variables
 from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice

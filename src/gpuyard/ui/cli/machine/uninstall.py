@@ -8,8 +8,16 @@ from msgspec import to_builtins
 from gpuyard.core.units import format_bytes, format_count
 from gpuyard.errors import UserError
 from gpuyard.installation import find_installation
-from gpuyard.recipes.uninstall.find_files import InstalledFiles, KeptFile, find
-from gpuyard.recipes.uninstall.uninstall import Size, UninstallBlocker, find_blockers, measure, uninstall
+from gpuyard.recipes.uninstall import (
+    InstalledFiles,
+    KeptFile,
+    Size,
+    UninstallBlocker,
+    find,
+    find_blockers,
+    measure,
+    uninstall,
+)
 from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import note, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column

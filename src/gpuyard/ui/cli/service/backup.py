@@ -2,7 +2,7 @@
 
 from gpuyard.connect.fast_http import NoDaemon, connect
 from gpuyard.core.units import format_bytes, format_count
-from gpuyard.errors import UserError
+from gpuyard.errors import StoreFault, UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
 
@@ -50,6 +50,7 @@ class RestoreVerb:
     )
 
     def run(self, typed: Typed) -> int:
+        import contextlib
         from pathlib import Path
 
         from msgspec import to_builtins
@@ -64,7 +65,9 @@ class RestoreVerb:
         source, folder = Path(typed.arguments[0]).expanduser().absolute(), Path(state_folder())
 
         def refuse_unfinished() -> None:
-            unfinished = count_unfinished(folder / "queue.db")
+            unfinished: dict[str, int] = {}
+            with contextlib.suppress(StoreFault):  # it is set aside
+                unfinished = count_unfinished(folder / "queue.db")
             if unfinished and not typed.flag("force"):
                 states = ", ".join(f"{count} {state}" for state, count in unfinished.items())
                 raise UserError(
