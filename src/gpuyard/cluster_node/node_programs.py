@@ -21,6 +21,7 @@ import psutil
 from gpuyard.core.job.job import Usage
 from gpuyard.core.memory.usage_curve import add_sample
 from gpuyard.core.snapshot import Snapshot
+from gpuyard.core.units import MB
 from gpuyard.probes.fallback_chain import check_probes
 from gpuyard.probes.local_machine import local_machine, local_probes
 from gpuyard.probes.sampler import SnapshotSource
@@ -30,7 +31,6 @@ _FIRST_S, _FIRST_EVERY_S, _EVERY_S = 2.0, 0.25, 1.0
 _REST_FOR_WORK = 50
 _LONGER, _GREW = 1.1, 1.02
 _PROBES_WITHIN_S = 5.0
-_MB = 1048576
 _IGNORED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 
 
@@ -66,7 +66,7 @@ class Meter:
         ram_mb = []
         for process in processes:  # memory shared between processes counts for each of them
             with contextlib.suppress(psutil.Error):
-                ram_mb.append(process.memory_info().rss / _MB)
+                ram_mb.append(process.memory_info().rss / MB)
         ran_s = self._ran_s()
         self._usage = add_sample(self._usage, ran_s, memory, ram_mb=sum(ram_mb) if ram_mb else None)
         if _has_grown(self._written, self._usage) or ran_s > self._written_at_s * _LONGER:

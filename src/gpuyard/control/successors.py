@@ -36,7 +36,8 @@ from gpuyard.control.launch_command import follow_launch
 from gpuyard.control.may_follow import is_held_up, is_stopping, job_may_follow, lane_may_follow, turn_ends
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started
+from gpuyard.core.job.job import Attempt, Job, Started
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, asks_for_the_same
 from gpuyard.core.scheduling.next_in_place import NextJob, refused_places, waits_for_places

@@ -14,7 +14,8 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.move_rates import LearnedRates
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
+from gpuyard.core.job.job import Attempt, OutcomeKind, SuspendedBy, Usage
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, Share, UncertainMemory, WholeDevice
 from gpuyard.core.memory.memory_guard import room_to_resume

@@ -10,16 +10,8 @@ from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import (
-    Attempt,
-    OnPreempt,
-    Outcome,
-    OutcomeKind,
-    PublishedEventKind,
-    Started,
-    SuspendedBy,
-    Usage,
-)
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, PublishedEventKind, Started, SuspendedBy, Usage
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
 from gpuyard.core.scheduling.world import SchedulingLimits

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from gpuyard.control.launch_command import launch_of
 from gpuyard.control.rules import Rules
 from gpuyard.core.job.container import Container
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder, Lease, Need, Share
 from gpuyard.core.scheduling.world import SchedulingLimits

@@ -8,7 +8,8 @@ import pytest
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.control.running_jobs import running_jobs
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, Usage
+from gpuyard.core.job.job import Attempt, Job, Started, Usage
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Estimate

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.suspend_jobs import SuspendControl, resume_need
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, SuspendedBy, Usage
+from gpuyard.core.job.job import Attempt, Job, Started, SuspendedBy, Usage
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.memory.move_rates import MoveRates

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_type_hints
 
 import pytest
 
-from gpuyard.core.job.job import (
+from gpuyard.core.job.job_spec import (
     DEFAULT_GRACE_S,
     DEFAULT_LOG_CAP_MB,
     DEFAULT_SMOOTHING_S,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import BatchPace, TagSharing
+from gpuyard.core.job.job_spec import BatchPace, TagSharing
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.wait_reasons import Reason
 

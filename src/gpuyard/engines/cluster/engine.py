@@ -29,7 +29,6 @@ from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _SOON_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 1.0, 30.0
-_SLOWER = 1.5
 _CLOSED_WITHIN_S = 2.0
 
 
@@ -309,7 +308,7 @@ class ClusterEngine:
             self._has_news = True
         has_changed = self._publish(self._in_flight.collect(report)) or before != report.offer
         self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
-        self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
+        self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * 2)
         has_work = bool(self._in_flight.live or self._in_flight.has_to_cancel or self._to_end or self._to_send)
         self._ask_at = time.monotonic() + self._interval_s if has_work else None
         self._end_requested()

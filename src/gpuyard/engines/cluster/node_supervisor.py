@@ -32,7 +32,15 @@ from typing import Any
 
 from gpuyard.engines.common.handled_signals import handles
 from gpuyard.engines.common.log_cap import cut_if_over, watch_log
-from gpuyard.engines.common.spawn_program import NotBegun, SpawnSpec, StartFailure, exit_status, open_above, spawn
+from gpuyard.engines.common.spawn_program import (
+    BY_SIGNAL,
+    NotBegun,
+    SpawnSpec,
+    StartFailure,
+    exit_status,
+    open_above,
+    spawn,
+)
 from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.passing_errors import passes
 from gpuyard.system.python_command import python_command
@@ -43,7 +51,6 @@ _METER_AFTER_S = 2.0
 CHECK_LOST_EVERY_S = 2.0
 _TRY_AGAIN_S = 1.0
 _GIVE_UP_AFTER_S = 120.0
-_KILLED = 128 + signal.SIGKILL
 GIVEN_UP = "given-up"  # the last word on a program that was killed because of `N.lost`
 _LOST = 0
 NOT_BEGUN = 75  # not 0: the site must not report success for an element that we did not run
@@ -256,7 +263,7 @@ class Supervisor:
         _, status = os.waitpid(self._program, 0)
         word = str(exit_status(status)) if os.WIFEXITED(status) else GIVEN_UP
         self._write_end(word, self._program, None)
-        os._exit(_KILLED)
+        os._exit(BY_SIGNAL + signal.SIGKILL)
 
     def _watch_for_loss(self) -> None:
         """Wait for `N.lost`. Runs in a thread, because a network file system that is down may block forever."""

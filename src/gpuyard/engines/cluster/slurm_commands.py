@@ -32,6 +32,7 @@ from gpuyard.engines.cluster.site import (
     SiteState,
     SiteUnreachable,
 )
+from gpuyard.engines.common.spawn_program import BY_SIGNAL
 
 _OURS = "gpuyard:"
 _CONFIGURED = "configured"
@@ -64,7 +65,6 @@ _NOWHERE = "None assigned"
 _ELEMENT = re.compile(r"([0-9]+)(?:_([0-9]+))?")
 _TAKEN = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
 _CANCELLED_AT_ONCE = 500
-_BY_SIGNAL = 128
 _WAITING = frozenset(
     ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 )
@@ -398,7 +398,7 @@ def status_of(code: str) -> int | None:
     exited, killed = (int(status), int(signum)) if colon else (int(status) >> 8, int(status) & 0x7F)
     if exited and killed:
         return None
-    return _BY_SIGNAL + killed if killed else exited
+    return BY_SIGNAL + killed if killed else exited
 
 
 # Cancelling

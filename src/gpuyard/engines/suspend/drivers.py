@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.snapshot import Device, Vendor
+from gpuyard.core.units import MB
 from gpuyard.engines.suspend.prefault import Prefault
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 
@@ -43,7 +44,6 @@ _ERRORS = {
 _NOT_NVIDIA = "{} is no NVIDIA device, and only NVIDIA's driver can suspend programs"
 _IN_PROGRESS = (4, 5)  # only newer drivers report these; older ones answer when they are done
 _POLL_S = 0.05
-_MB = 1048576
 
 
 class CudaProcessState(IntEnum):
@@ -106,7 +106,7 @@ class Cuda:
         self._call("Lock", pid, self._lock_timeout_ms)
 
     def suspend(self, pid: int) -> None:
-        with Prefault(pid, round(self._held_everywhere(pid) * _MB)):
+        with Prefault(pid, round(self._held_everywhere(pid) * MB)):
             self.checkpoint(pid)
 
     def checkpoint(self, pid: int) -> None:
@@ -123,17 +123,17 @@ class Cuda:
 
     def free_mb(self, device_id: str) -> float:
         with _nvml(device_id) as (pynvml, device):
-            return float(pynvml.nvmlDeviceGetMemoryInfo(device).free) / _MB
+            return float(pynvml.nvmlDeviceGetMemoryInfo(device).free) / MB
 
     def used_mb(self, device_id: str) -> float:
         with _nvml(device_id) as (pynvml, device):
-            return float(pynvml.nvmlDeviceGetMemoryInfo(device).used) / _MB
+            return float(pynvml.nvmlDeviceGetMemoryInfo(device).used) / MB
 
     def held_mb(self, device_id: str, pids: Collection[int]) -> float:
         """Return how much memory these processes hold on the device, as far as the driver reports it."""
         with _nvml(device_id) as (pynvml, device):
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
-        return float(sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)) / _MB
+        return float(sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)) / MB
 
     def _held_everywhere(self, pid: int) -> float:
         """Return how many MB a process holds on all devices, or all processes if the driver does not say."""

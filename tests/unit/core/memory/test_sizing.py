@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, BatchPace, Growth, Job, JobSpec, Started, TagSharing, Usage
+from gpuyard.core.job.job import Attempt, Growth, Job, Started, Usage
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, TagSharing
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import (
     FixedMemory,

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, UncertainMemory
 from gpuyard.core.memory.estimates import Estimate, Profile, estimate
 from gpuyard.core.scheduling.backfill import STRICT_AFTER_S

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import BatchPace
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import LaneQueue

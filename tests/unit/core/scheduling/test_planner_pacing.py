@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import BatchPace
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.batch_pacing import GateFigure, PaceState
 from gpuyard.core.scheduling.load_gates import SteadyGate

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import TagSharing
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import Need, PartOfDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import Plan

@@ -12,10 +12,10 @@ import click
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import check_possible, check_several, choose_vendor, find_devices, refuse_while_silent
+from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
 from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
 from gpuyard.core.job.thread_variables import thread_variables
-from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
 from gpuyard.core.memory.preallocation import growth_variables
 from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
