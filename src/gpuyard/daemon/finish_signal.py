@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 # Jobs may finish a thousand times a second; waits are checked no more often than this.
-_CHECK_EVERY_S = 0.01
+_WAKE_EVERY_S = 0.01
 
 
 class FinishSignal:
@@ -19,7 +19,7 @@ class FinishSignal:
         """Announce that jobs have finished."""
         if self._waiters and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time(), self._woken_at + _CHECK_EVERY_S), self._wake)
+            self._timer = loop.call_at(max(loop.time(), self._woken_at + _WAKE_EVERY_S), self._wake)
 
     async def wait(self, is_over: Callable[[], bool], timeout_s: float) -> None:
         loop = asyncio.get_running_loop()

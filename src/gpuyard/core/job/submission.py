@@ -21,18 +21,19 @@ from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job_spec import BatchPace, DiskLimits, JobSpec, OnPreempt, OnReboot, TagSharing
 from gpuyard.core.job.moments import parse_moment
-from gpuyard.core.job.option_parser import Options, parse_variable
 from gpuyard.core.job.output_files import check_pattern, names_host
 from gpuyard.core.job.placeholders import used_names
 from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.shell_settings import ShellSettings, Submitters
 from gpuyard.core.job.stop_warning import parse_signal_option
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.job.sweep import all_points, count_points, parse_axes, sample_points
 from gpuyard.core.job.sweep_placeholders import check_placeholders, varying_names
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice, check_several
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription
+from gpuyard.core.option_values import Options
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 
@@ -116,7 +117,7 @@ def decode_submission(body: bytes, kind: type[SubmissionRequest] = SubmissionReq
 
 
 def parse_submission(request: SubmissionRequest) -> Submission:
-    options = Options(request.options)
+    options = Options(request.options, SUBMIT_OPTIONS)
     engine = "" if options["engine"] in (None, LOCAL) else options["engine"]
     _check(request, options, engine)
     pace = _parse_pace(options) if "concurrency" in options else None
@@ -126,7 +127,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     if request.list is None:
         check_placeholders(request.command or (), options, elements)
     cwd, on_reboot = request.cwd, options["on-reboot"]
-    variables = dict(map(parse_variable, options["env"]))
+    variables = dict(map(_parse_variable, options["env"]))
     spec = JobSpec(
         command=request.command or (),
         cwd=cwd,
@@ -413,3 +414,10 @@ def _expand_rows(text: str) -> Iterator[ArrayElement]:
             raise UserError("the CSV file has no values in it", hint="write a line of them for each job")
     except csv.Error as error:
         raise UserError(f"line {rows.line_num} of the CSV file: {error}") from error
+
+
+def _parse_variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError("--env takes NAME=VALUE", hint="write it as --env LR=3e-4")  # the text may be a secret
+    return name, value
