@@ -20,8 +20,9 @@ from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse, HostView
 from gpuyard.core.scheduling.linked_sets import best_set
 from gpuyard.core.scheduling.load_gates import SteadyGate
-from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
+from gpuyard.core.scheduling.placement import in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError, WaitedTooLong
@@ -187,7 +188,7 @@ class Acquisition:
             return None
         bound = self._packing.max_foreign_load_percent
         self._loads = self._foreign.update(self._snapshot, leases, time.monotonic(), bound)
-        view = PlacementView(
+        view = Machine(
             now=time.time(),
             snapshot=self._snapshot,
             leases=leases,

@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.engines.cluster.site import SiteRefused, SiteUnreachable
 from gpuyard.errors import EnvironmentFault, UserError
 
