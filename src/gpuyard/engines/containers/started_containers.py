@@ -27,9 +27,9 @@ from gpuyard.engines.containers.installed_tools import has_podman_init
 from gpuyard.engines.containers.tool_commands import (
     ContainedProgram,
     HostUser,
+    container_command,
     container_name,
     remove_command,
-    container_command,
 )
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch

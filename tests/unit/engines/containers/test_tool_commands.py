@@ -9,9 +9,9 @@ from gpuyard.core.job.container import Container, Mount
 from gpuyard.engines.containers.tool_commands import (
     ContainedProgram,
     HostUser,
+    container_command,
     container_name,
     remove_command,
-    container_command,
 )
 
 PROGRAM = ContainedProgram(
