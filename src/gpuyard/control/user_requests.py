@@ -7,16 +7,14 @@ Such requests are generators: they yield after each piece and return the answer.
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
 from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.control.add_submission import InPieces, SubmissionIntake
+from gpuyard.control.add_submission import InPieces, SubmissionIntake, batched
 from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
-from gpuyard.control.delete_finished import delete_finished
 from gpuyard.control.dependants import Revival
 from gpuyard.control.selected_jobs import SelectedJobs
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent, silent_probe
@@ -32,15 +30,14 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.ports import Clock
 from gpuyard.schema.queue import UnchangedJob
+from gpuyard.store.database import PIECE
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.old_jobs import FinishedJob
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.visible_devices import named_visible
 
 Act: TypeAlias = Callable[[Job, float], None]
 # A piece of a change takes about this long: other requests are served between two.
 _PIECE_S = 0.008
-_FIRST_PIECE, _LEAST_AT_ONCE, _MOST_AT_ONCE = 100, 10, 400
 _NO_SNAPSHOT = "the snapshot of its code was removed (`snapshots` under [keep]): submit it again from its directory"
 _BEGINS = "it is about to start: try again in a moment"
 
@@ -170,25 +167,23 @@ class UserRequests:
         refused: list[UnchangedJob] = []
         revival = Revival(self._store, self._transitions.dependants)
         # The states of jobs whose ids are known are checked as they are changed: they may have changed since.
-        ids = iter(self.selected.ids(replace(selection, states=()) if selection.ranges else selection))
-        size = _FIRST_PIECE
-        piece, following = list(islice(ids, size)), list(islice(ids, size))
+        ids = self.selected.ids(replace(selection, states=()) if selection.ranges else selection)
+        pieces = batched(iter(ids), PIECE)
+        piece, following = next(pieces, []), next(pieces, [])
         try:
             yield from self._settle()
             while piece:
                 # The sync of the last commit covers those before it.
-                began, count = self._clock.monotonic(), len(piece)
                 with self._transitions.in_step(), self._store.transaction(is_synced=is_last and not following):
                     self._revival, self._supply = revival, supply or Supply()
                     lacking = {} if supply is None else self._supply_secrets(piece)
                     done, not_done, piece = self._change_piece(piece, selection.states, act, lacking)
                 changed += done
                 refused += not_done
-                size = _next_size(count - len(piece), self._clock.monotonic() - began)
                 yield
                 yield from self._settle(revival, supply)
                 if not piece:
-                    piece, following = following, list(islice(ids, size))
+                    piece, following = following, next(pieces, [])
         finally:
             self._has_left_revivals = self._has_left_revivals or revival.has_undecided()
         others = {each for each in revival.revived.difference(changed) if not self._store.is_arriving(each)}
@@ -321,9 +316,9 @@ class UserRequests:
                 self._store.learned.set_profile(fingerprint, profiles[fingerprint])
             return len(added)
 
-    def clean(self, older_than_s: float) -> InPieces[list[FinishedJob]]:
-        """Delete old finished jobs, and return them. The caller removes their logs."""
-        return delete_finished(self._store, self._queries, self._clock.now() - older_than_s)
+    def clean(self, older_than_s: float) -> InPieces[list[int]]:
+        """Delete old finished jobs, and return their ids. The caller removes their logs."""
+        return self._queries.old_jobs.delete_ended_before(self._clock.now() - older_than_s)
 
 
 def fit_to_machine(
@@ -397,12 +392,6 @@ def _own_variable(submission: Submission) -> str | None:
     """Return the user's own CUDA_VISIBLE_DEVICES: for a job that submits another, gpuyard has set it."""
     environment = submission.spec.environment
     return None if LEASE_VARIABLE in environment else environment.get("CUDA_VISIBLE_DEVICES")
-
-
-def _next_size(count: int, took_s: float) -> int:
-    """Return how many jobs the next piece changes, if this many took so long."""
-    per_job_s = max(took_s / max(1, count), _PIECE_S / _MOST_AT_ONCE)
-    return max(_LEAST_AT_ONCE, int(_PIECE_S / per_job_s))
 
 
 def _lacking_text(names: Sequence[str]) -> str:
