@@ -340,7 +340,7 @@ def test_odd_files(folder: Path, place: Path) -> None:
 
 def hold_ticket(folder: str) -> str:
     global _kept  # noqa: PLW0603 - held until the process ends
-    _kept = Ledger(Path(folder)).take_ticket(me(), Need(), 0, DEADLINE_S)
+    _kept = Ledger(Path(folder)).take_ticket(me(), Need(), 0, hold_mutex(Path(folder), DEADLINE_S))
     return _kept.id
 
 
@@ -362,7 +362,7 @@ def wait_in_a_container(connection: Connection, folder: Path) -> None:
     pid = os.fork()
     if pid == 0:
         become(BEN)
-        ticket = Ledger(folder).take_ticket(me(), Need(devices=2), 100, DEADLINE_S)
+        ticket = Ledger(folder).take_ticket(me(), Need(devices=2), 100, hold_mutex(folder, DEADLINE_S))
         connection.send(ticket.id)
         wait_for_message(connection)
     connection.send(pid)

@@ -12,6 +12,7 @@ import pytest
 from gpuyard.core.lease import Need
 from gpuyard.leases.ledger import HeldLease, Ledger
 from gpuyard.leases.ledger_directory import make_shared_directory
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.system.process_identity import this_process
 from gpuyard.wait_for_devices import Acquisition
 from tests.hostile.catalogue import attack
@@ -90,7 +91,9 @@ def test_stopped_ticket_holder(ledger: Path) -> None:
 
 
 def take_ticket(folder: str, kept: list[object] = []) -> None:  # noqa: B006 - it is kept on purpose
-    kept.append(Ledger(Path(folder)).take_ticket(this_process(), Need(devices=2), 0, DEADLINE_S))
+    kept.append(
+        Ledger(Path(folder)).take_ticket(this_process(), Need(devices=2), 0, hold_mutex(Path(folder), DEADLINE_S))
+    )
 
 
 @attack(
@@ -99,7 +102,7 @@ def take_ticket(folder: str, kept: list[object] = []) -> None:  # noqa: B006 - i
     now="harmless: the time is when the kernel last saw the file change",
 )
 def test_backdated_ticket(ledger: Path) -> None:
-    first = Ledger(ledger).take_ticket(this_process(), Need(), 0, DEADLINE_S)
+    first = Ledger(ledger).take_ticket(this_process(), Need(), 0, hold_mutex(ledger, DEADLINE_S))
     with ben_holds(ledger, ("1-0.ticket", record(need={"devices": 1}, since=0.0))):
         os.utime(ledger / "1-0.ticket", (0, 0))
         assert ticket_order(ledger) == [os.getuid(), BEN]
