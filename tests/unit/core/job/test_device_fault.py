@@ -36,4 +36,4 @@ def test_mistakes_of_the_program_are_not(line: str) -> None:
 def test_only_the_end_of_the_output_counts_and_it_is_made_printable() -> None:
     fault = "CUDA error: uncorrectable ECC error encountered"
     assert find_device_fault(fault + "\nfine" * 500) is None
-    assert find_device_fault(f"\x1b[31m{fault}\u2028") == f"{fault}\\u2028"
+    assert find_device_fault(f"\x1b[31m{fault}\x01.") == f"{fault}\\x01."
