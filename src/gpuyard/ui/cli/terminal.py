@@ -28,21 +28,27 @@ def ellipsis() -> str:
 
 
 def paint(text: str, style: str | None) -> str:
-    if style is None or "NO_COLOR" in os.environ or not is_terminal(sys.stdout):
-        return text
-    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+    return styled(text, style) if is_terminal(sys.stdout) else text
+
+
+def styled(text: str, style: str | None) -> str:
+    """Return the text with its style for a terminal."""
+    return text if style is None or "NO_COLOR" in os.environ else f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
 def terminal_size() -> tuple[int | None, int | None]:
-    """Return the columns and lines of the terminal. A pipe has no limits, unless COLUMNS sets one."""
+    """Return the columns and lines of standard output. A pipe has no limits, unless COLUMNS sets one."""
+    return window_size(sys.stdout) if is_terminal(sys.stdout) else (_number("COLUMNS"), None)
+
+
+def window_size(stream: "TextIO") -> tuple[int, int]:
+    """Return the columns and lines of a terminal."""
     columns, lines = _number("COLUMNS"), _number("LINES")
-    if is_terminal(sys.stdout):
-        try:
-            size = os.get_terminal_size(sys.stdout.fileno())
-        except OSError:
-            return columns or 80, lines or 24
-        return columns or size.columns or 80, lines or size.lines or 24
-    return columns, None
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # a terminal that tells none
+        return columns or 80, lines or 24
+    return columns or size.columns or 80, lines or size.lines or 24
 
 
 def _number(variable: str) -> int | None:

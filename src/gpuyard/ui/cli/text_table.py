@@ -117,6 +117,17 @@ def cut(text: str, width: int, ellipsis: str = "…") -> str:
     return "".join(kept) + ellipsis[:width]
 
 
+def cut_line(line: Line, width: int, ellipsis: str = "…") -> Line:
+    """Return the line in at most this many columns."""
+    shown: list[Span] = []
+    for text, style in line:
+        left = width - sum(cell_width(part) for part, _ in shown)
+        if cell_width(text) > left:
+            return (*shown, (cut(text, left, ellipsis), style))
+        shown.append((text, style))
+    return tuple(shown)
+
+
 def pad(text: str, width: int, *, is_right: bool = False) -> str:
     padding = " " * (width - cell_width(text))
     return padding + text if is_right else text + padding

@@ -11,7 +11,7 @@ from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.core.units import UNKNOWN, format_gigabytes, format_size
 from gpuyard.probes.common.process_info import ProcessInfo
 from gpuyard.ui.cli.text_table import GAP, Column, Line, cell_width, join_spans, lay_out, make_columns
-from gpuyard.ui.views import Frame
+from gpuyard.ui.views import Frame, bar
 
 T = TypeVar("T")
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -180,11 +180,7 @@ def _more_line(more: int, what: str) -> list[Line]:
 def _bar(device: Device, width: int, frame: Frame) -> str:
     if device.memory_used_mb is None or not device.memory_total_mb:
         return UNKNOWN
-    share = min(1.0, device.memory_used_mb / device.memory_total_mb)
-    # A bar is empty or full only if the memory is.
-    filled = min(width - (share < 1), max(share > 0, round(share * width)))
-    full, empty = ("█", "░") if frame.is_unicode else ("#", ".")
-    return full * filled + empty * (width - filled)
+    return "".join(bar(device.memory_used_mb / device.memory_total_mb, width, frame))
 
 
 def _sparkline(values: Sequence[float | None], width: int, frame: Frame) -> str:
