@@ -23,15 +23,15 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Teletype:
 def shown_on(output: str) -> list[str]:
     """Return the lines that a terminal shows, without styles."""
     lines, row, column = [""], 0, 0
-    for part in re.split(r"(\x1b\[\d*[AKJm]|\r|\n)", output):
+    for part in re.split(r"(\x1b\[\d*[AJm]|\r|\n)", output):
         if part == "\n":
             row, column = row + 1, 0
             lines += [""] * (row + 1 - len(lines))
         elif part == "\r":
             column = 0
-        elif part in ("\x1b[K", "\x1b[J"):
+        elif part == "\x1b[J":
             lines[row] = lines[row][:column]
-            del lines[len(lines) if part == "\x1b[K" else row + 1 :]
+            del lines[row + 1 :]
         elif part.startswith("\x1b"):
             row -= int(part[2:-1]) if part.endswith("A") else 0
         else:
@@ -43,7 +43,7 @@ def shown_on(output: str) -> list[str]:
 def test_lines_replace_those_before_and_are_cut_to_the_width(terminal: Teletype) -> None:
     with LiveDisplay(terminal) as shown:
         shown.draw([(("first", "bold"),), (("x" * 40, None),), (("third", None),)])
-        assert shown_on(terminal.getvalue()) == ["first", "x" * 18 + "…", "third"]
+        assert shown_on(terminal.getvalue()) == ["first", "x" * 19 + "…", "third"]
         shown.draw([(("again", "red"),)])
     assert shown_on(terminal.getvalue()) == ["again"]
     assert "\x1b[?25l" not in terminal.getvalue()  # the cursor stays visible, also after an interrupt

@@ -97,16 +97,23 @@ def _without_controls(line: str) -> str:
     return "".join(parts)
 
 
-def table_lines(columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]") -> list[str]:
-    from gpuyard.ui.cli.text_table import join_cells, lay_out
+def table_lines(
+    columns: "Sequence[Column]",
+    rows: "Sequence[Sequence[str]]",
+    styles: "Sequence[dict[str, str | None]]" = (),
+) -> list[str]:
+    """Return a table for standard output; `styles` as in `lay_out_lines`."""
+    from gpuyard.ui.cli.text_table import lay_out_lines
 
-    heading, *lines = lay_out(columns, rows, terminal_size()[0], ellipsis())
-    return [paint(join_cells(heading), "dim"), *map(join_cells, lines)]
+    return list(map(_painted, lay_out_lines(columns, rows, terminal_size()[0], ellipsis(), styles=styles)))
 
 
 def say_lines(lines: "Iterable[Line]") -> None:
-    for line in lines:
-        say("".join(paint(text, style) if text.strip() else text for text, style in line))
+    say(*map(_painted, lines))
+
+
+def _painted(line: "Line") -> str:
+    return "".join(paint(text, style) if text.strip() else text for text, style in line)
 
 
 def say_json(value: "Any") -> None:

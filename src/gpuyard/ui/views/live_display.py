@@ -47,7 +47,7 @@ class LiveDisplay:
     def draw(self, lines: Iterable[Line]) -> None:
         """Draw the lines, cut to the width."""
         frame = self.frame()
-        shown = [cut_line(line, frame.columns - 1, frame.ellipsis) for line in lines]
+        shown = [cut_line(line, frame.columns, frame.ellipsis) for line in lines]
         self._write(["".join(styled(text, style) for text, style in line) for line in shown])
 
     def note(self, text: str) -> None:
@@ -67,7 +67,7 @@ class LiveDisplay:
         with self._lock:
             up = f"\x1b[{len(self._drawn) - 1}A" if len(self._drawn) > 1 else ""
             self._drawn = lines
-            self._print(f"\r{up}" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J")
+            self._print(f"\r{up}\x1b[J" + "\n".join(lines))
 
     def _print(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"
