@@ -13,7 +13,7 @@ from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.host_guard import HostProgram, HostWatch
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from tests.unit.store import QueueDb
 

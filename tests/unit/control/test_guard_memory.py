@@ -14,7 +14,7 @@ from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, PublishedEventKi
 from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.ports import LeaseLedger, SuspendResult
 from tests.fakes.no_suspender import NoSuspender
