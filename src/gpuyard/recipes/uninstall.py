@@ -55,7 +55,7 @@ _DATABASE = (
 )
 _DAEMON_FILES = (
     r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name|lease-directories|neighbours-checked|file-system\..+"
-    rf"|batch-sizes\.json|usage-history|{MANIFEST}"
+    rf"|usage-history|{MANIFEST}"
 )
 _QUEUE_FILES = (
     *_JOB_FILES,
