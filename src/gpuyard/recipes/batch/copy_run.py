@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuyard.system.folder_tree import FolderTree
 
-_CHUNK = 64 * 1024
+CHUNK = 64 * 1024
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -84,7 +84,7 @@ def _is_same(run: FolderTree, copy: FolderTree, path: str) -> bool:
 
 
 def _has_same_content(one: int, other: int) -> bool:
-    while content := os.read(one, _CHUNK):
+    while content := os.read(one, CHUNK):
         if os.read(other, len(content)) != content:
             return False
     return not os.read(other, 1)

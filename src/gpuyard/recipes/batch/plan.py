@@ -44,7 +44,6 @@ RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pru
 MOST_RUNS = 100_000
 SUCCEEDED = "succeeded"
 _ENDS = (SUCCEEDED, "failed", "cancelled", "rejected")
-_PAGE = 1000
 _CLAIM = ".gpuyard-"  # and the first folder that is claimed
 _NUMBERED = re.compile(rf"(?:{re.escape(_CLAIM)})?run-(\d{{6,}})")
 
@@ -353,7 +352,7 @@ def _read_runs(part: BatchPart) -> Iterator[RunRecord]:
     after: int | None = 0
     with RetryingClient() as queue:
         while after is not None:
-            page = queue.get(f"/batches/{part.first}/runs", {"after": str(after), "limit": str(_PAGE)})
+            page = queue.get(f"/batches/{part.first}/runs", {"after": str(after)})
             # Not strict: index and seed are values of the command, and come as text.
             yield from msgspec.convert(page["runs"], list[RunRecord], strict=False)
             after = page["next"]

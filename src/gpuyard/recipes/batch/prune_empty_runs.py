@@ -28,14 +28,12 @@ from msgspec import Struct, convert, to_builtins
 from msgspec.structs import asdict
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.batch.copy_run import copy_all, has_copy, is_whole
+from gpuyard.recipes.batch.copy_run import CHUNK, copy_all, has_copy, is_whole
 from gpuyard.system.atomic_files import sync
 from gpuyard.system.folder_tree import Entry, FolderTree, raise_it, remove_tree
 from gpuyard.system.private_files import PrivateFileError, open_to_append, read_own
 
 ANY_FILE = "*"
-# Many random bytes: a file system can store a few in the inode, or zeros as a hole, even when the disk is full.
-_TRIAL_BYTES = 64 * 1024
 
 
 class PrunedRun(Struct, frozen=True, kw_only=True):
@@ -248,7 +246,8 @@ def _make_root(role: str, root: Path, option: str) -> None:
         raise EnvironmentFault(f"cannot create the {role} {root}: {error.strerror}", hint=hint) from error
     try:
         with tempfile.TemporaryFile(dir=root) as trial:
-            trial.write(os.urandom(_TRIAL_BYTES))
+            # Many random bytes: a full file system can store a few in the inode, or zeros as a hole.
+            trial.write(os.urandom(CHUNK))
             trial.flush()
             os.fsync(trial.fileno())
     except OSError as error:

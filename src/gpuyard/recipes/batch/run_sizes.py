@@ -14,14 +14,13 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.config import load_config
-from gpuyard.core.units import format_count, format_size, parse_size
+from gpuyard.core.units import MB, format_count, format_size, parse_size
 from gpuyard.errors import EnvironmentFault
 from gpuyard.probes.disk_watch import read_disk_in_time
 from gpuyard.recipes.batch.plan import RUNS, SUCCEEDED, BatchPlan, RunRecord, read_record, run_folder
 from gpuyard.system.folder_tree import FolderTree
 from gpuyard.system.private_files import PrivateFileError, read_own
 
-_MIB = 1048576
 # Enough for a mean; a batch may have 100,000 runs, and a run as many files.
 _MOST_RUNS, _MOST_FILES = 20, 20_000
 
@@ -90,7 +89,7 @@ def _size_mb(folder: str) -> float | None:
                     return None
     except OSError:
         return None
-    return total / _MIB
+    return total / MB
 
 
 def _finished(plan: BatchPlan) -> Iterator[RunRecord]:
