@@ -173,7 +173,8 @@ def submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | N
     if the record in the root is not `before`, or the numbers of its runs are taken: another command has changed it."""
     check_plan(plan)
     _check_program(run_command(plan, 0)[0])
-    make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
+    pruned = None if plan.pruned_root is None else Path(plan.pruned_root)
+    make_roots(Path(plan.root), pruned, is_mover=plan.prunes == "scheduler")
     with locked(Path(plan.root)):
         if read_record(Path(plan.root)) != before:
             return None
