@@ -10,7 +10,8 @@ from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.core.health_figures import HealthMark
 from gpuyard.core.job.code_record import CodeSnapshot
 from gpuyard.core.job.container import Container
-from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, OutcomeKind, SiteRequest, Usage
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
+from gpuyard.core.job.job_spec import DEFAULT_LOG_CAP_MB
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket

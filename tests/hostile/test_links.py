@@ -73,7 +73,7 @@ def swap(path: Path, other: Path) -> None:
     path.symlink_to(other)
 
 
-@attack("swap a folder in a leftover for a link while it is removed", before="modes behind it changed", now="refused")
+@attack("swap a folder in a leftover for a link while it is removed", now="refused")
 def test_swap_while_a_leftover_is_removed(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     (shared.leftover / "deep").mkdir(parents=True)
     open_folder = folder_tree.open_folder
@@ -89,7 +89,7 @@ def test_swap_while_a_leftover_is_removed(shared: Shared, monkeypatch: pytest.Mo
     shared.check_victim()
 
 
-@attack("make the record of pruned runs a link", before="lines were appended to the victim's file", now="refused")
+@attack("make the record of pruned runs a link", now="refused")
 def test_record_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "pruned.jsonl"))
     assert "it is a symbolic link" in (shared.prune().left or "")
@@ -97,7 +97,7 @@ def test_record_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("write a record of a run that was never moved", before="the run was removed", now="refused")
+@attack("write a record of a run that was never moved", now="refused")
 def test_record_of_another_user(shared: Shared, place: Path) -> None:
     act_as(BEN, os.mkdir, str(place / "fake"))
     act_as(BEN, os.mkdir, str(place / "fake/deep"))
@@ -108,7 +108,7 @@ def test_record_of_another_user(shared: Shared, place: Path) -> None:
     assert (shared.run / "deep" / "log.txt").exists()
 
 
-@attack("write the record of a batch into an output root", before="it was obeyed", now="refused")
+@attack("write the record of a batch into an output root", now="refused")
 def test_batch_record_of_another_user(shared: Shared) -> None:
     plan = {"name": "b", "command": ["true"], "root": str(shared.keys), "count": 1, "seed": 0}
     act_as(BEN, write, str(shared.output / RECORD), json.dumps({"plan": plan, "parts": []}))
@@ -116,7 +116,7 @@ def test_batch_record_of_another_user(shared: Shared) -> None:
         read_record(shared.output)
 
 
-@attack("make `skipped.jsonl` of a render run a link", before="the victim's file was emptied", now="refused")
+@attack("make `skipped.jsonl` of a render run a link", now="refused")
 def test_skipped_labels_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "skipped.jsonl"))
     outputs = Outputs(shared.output, resume=False)
@@ -126,7 +126,7 @@ def test_skipped_labels_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("make `.lock` of a render run a link to a new file", before="the file was created", now="refused")
+@attack("make `.lock` of a render run a link to a new file", now="refused")
 def test_lock_of_a_render_run_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "new"), str(shared.output / ".lock"))
     with pytest.raises(EnvironmentFault, match="cannot be used for outputs"):
@@ -134,7 +134,7 @@ def test_lock_of_a_render_run_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("make `.partial` of a render run a link", before="held", now="refused")
+@attack("make `.partial` of a render run a link", now="refused")
 def test_partial_outputs_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys), str(shared.output / ".partial"))
     with pytest.raises(EnvironmentFault, match="cannot be used for outputs"):
@@ -146,7 +146,7 @@ class _Status(msgspec.Struct):
     elapsed_s: float = 100.0
 
 
-@attack("plant a link at the draft of `status.json`", before="the victim's file was overwritten", now="ignored")
+@attack("plant a link at the draft of `status.json`", now="ignored")
 def test_status_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / f".status.json.{os.getpid()}"))
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "status.json"))
@@ -155,7 +155,7 @@ def test_status_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("make the log of a workspace's task a link", before="held", now="refused")
+@attack("make the log of a workspace's task a link", now="refused")
 def test_task_log_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "a.log"))
     with pytest.raises(PrivateFileError, match="it is a symbolic link"):
@@ -166,7 +166,7 @@ def test_task_log_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("put links and folders into a folder that `gpuyard uninstall` removes", before="held", now="ignored")
+@attack("put links and folders into a folder that `gpuyard uninstall` removes", now="ignored")
 def test_uninstall_beside_links(shared: Shared, place: Path) -> None:
     state = place / "state"
     state.mkdir()
@@ -181,7 +181,6 @@ def test_uninstall_beside_links(shared: Shared, place: Path) -> None:
 
 @attack(
     "plant a link at the file that `submit --output` names, or at a folder above it",
-    before="held",
     now="refused",
 )
 def test_output_through_a_link(queue: QueueUnderTest, shared: Shared) -> None:
@@ -205,7 +204,6 @@ def test_output_through_a_link(queue: QueueUnderTest, shared: Shared) -> None:
 @attack(
     "plant links at the files that `report --html`, `export --force`, `simulate --save` and `--picture`, `estimates "
     "export` and `watch --log` name, or at a folder above them",
-    before="the victim's file was overwritten",
     now="refused",
 )
 @pytest.mark.parametrize(
@@ -252,7 +250,6 @@ def replace_by_pipe(path: str) -> None:
 
 @attack(
     "replace the file of `submit --output` by a pipe while the job runs, so that readers wait for ever",
-    before="held",
     now="harmless",
 )
 def test_output_replaced_by_a_pipe(queue: QueueUnderTest, shared: Shared) -> None:

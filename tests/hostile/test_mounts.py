@@ -73,7 +73,6 @@ def unmount(target: Path) -> None:
 
 @attack(
     "mount a remote store in the snapshot that a job runs in",
-    before="the store was copied into the tree as results, and emptied when the snapshot was removed",
     now="harmless: it is no result; the snapshot stays until it is unmounted, and a notice names the mount",
 )
 def test_a_mount_in_a_snapshot(
@@ -105,7 +104,6 @@ def test_a_mount_in_a_snapshot(
 
 @attack(
     "mount a folder in a run that `batch` moves",
-    before="what was mounted was moved away, and removed",
     now="refused: the run stays, and its mount is named",
 )
 def test_a_mount_in_a_run_that_is_pruned(place: Path, store: Path, mount: Mount) -> None:
@@ -123,7 +121,6 @@ def test_a_mount_in_a_run_that_is_pruned(place: Path, store: Path, mount: Mount)
 
 @attack(
     "mount a folder below `batches`, and run `gpuyard uninstall`",
-    before="what was mounted from the same disk was removed",
     now="refused: it stays, with the folders that hold it, and is named",
 )
 def test_a_mount_in_what_uninstall_removes(place: Path, store: Path, mount: Mount) -> None:
@@ -143,7 +140,6 @@ def test_a_mount_in_what_uninstall_removes(place: Path, store: Path, mount: Moun
 
 @attack(
     "mount a folder in the folder of outputs, or on the whole folder that is removed",
-    before="what was mounted was removed",
     now="refused: it stays, and is named",
 )
 def test_a_mount_in_place_of_the_folder(place: Path, store: Path, mount: Mount) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.notify.messages import Message, Occurrence

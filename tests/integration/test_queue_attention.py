@@ -14,7 +14,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import Claim, Share
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.leases.ledger import Ledger, open_ledger

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.ui.cli.recipes.render_profile import profile_command
+from gpuyard.ui.cli.recipes.render_profile import PROFILE
 from tests.fakes.queue_command import run
 from tests.integration.render_fixture import (
     ALL,
@@ -65,5 +65,5 @@ def test_the_table_has_a_row_per_asset_and_the_errors_of_broken_ones() -> None:
 def test_the_reference_names_its_options() -> None:
     page = (ROOT / "docs/reference/commands.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `gpuyard render profile"))
-    options = [name for parameter in profile_command.params for name in parameter.opts if name.startswith("--")]
+    options = [f"--{option.name}" for option in PROFILE.VERB.options]
     assert [name for name in options if name not in row] == []

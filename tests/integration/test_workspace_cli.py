@@ -131,7 +131,7 @@ def test_help_works_outside_of_a_workspace(tmp_path: Path, monkeypatch: pytest.M
     ("arguments", "message"),
     [
         (("strat",), "did you mean `start`?"),
-        (("frobnicate",), "commands: help"),
+        (("frobnicate",), "it can be start"),
         (("start", "exp1.yml", "0", "1"), "separate names with commas: ./scheduler.sh start"),
         (("start", "-rf $(reboot).yml"), "there is no config '-rf $(reboot).yml'"),
         (("start", "--", "--rerun"), "there is no config '--rerun'"),

@@ -18,7 +18,7 @@ from msgspec import Struct
 from gpuyard.core.job.job import Growth, Job
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuyard.control.controller import Controller
-from gpuyard.core.job.job import BatchPace, Job
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Lease
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import Lane

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import TagSharing
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import FixedMemory
 from gpuyard.core.scheduling import start_limits
 from tests.scale import seeds

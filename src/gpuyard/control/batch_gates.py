@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.device_names import silent_probe
-from gpuyard.core.job.job import BatchPace
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.scheduling.batch_pacing import (
     ExpectedUse,
     GateFigure,

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import OnPreempt, OutcomeKind
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.core.memory.host_guard import (

@@ -12,7 +12,8 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import OnPreempt, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import OutcomeKind, SuspendedBy
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.core.memory.memory_guard import (
     SPARED_S,

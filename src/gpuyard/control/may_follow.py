@@ -7,8 +7,9 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.core.job.job import Growth, Job
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.plan import Plan, PlannerView
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.core.scheduling.world import World
 
 # How long jobs follow each other on a lease for which others wait.
 _TURN_S = 0.25
@@ -38,16 +39,16 @@ def is_stopping(live: Live) -> bool:
     )
 
 
-def is_held_up(plan: Plan, view: PlannerView) -> bool:
+def is_held_up(plan: Plan, view: World) -> bool:
     """Return whether more than the lack of free devices decides what starts next."""
     return bool(plan.preempts or view.closed_reasons or view.start_caps)
 
 
-def turn_ends(need: Need, since: Mapping[int, float], view: PlannerView) -> dict[int, float]:
+def turn_ends(need: Need, since: Mapping[int, float], view: World) -> dict[int, float]:
     """Return when jobs with this need have followed each other for long enough in each place. `since` is the beginning
     of its lease. Other programs may wait in the ledger for what an end gives back; if one of them has a higher
     priority, the turn ends now."""
     if not view.tickets or not (need.devices or need.host is not None):
         return dict.fromkeys(since, math.inf)
-    is_urgent = any(ticket.priority > view.queues[0].lane.priority for ticket in view.tickets)
+    is_urgent = any(ticket.priority > view.lanes[0].lane.priority for ticket in view.tickets)
     return {place: view.now if is_urgent else begin + _TURN_S for place, begin in since.items()}

@@ -25,7 +25,7 @@ is as if this queue had decided at the very end of the job, because:
 import logging
 import math
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
@@ -36,13 +36,15 @@ from gpuyard.control.launch_command import follow_launch
 from gpuyard.control.may_follow import is_held_up, is_stopping, job_may_follow, lane_may_follow, turn_ends
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started
+from gpuyard.core.job.job import Attempt, Job, Started
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, asks_for_the_same
 from gpuyard.core.scheduling.next_in_place import NextJob, refused_places, waits_for_places
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Start, WaitingJob
+from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.world import JobFacts, World
 from gpuyard.core.snapshot import Sample
 from gpuyard.errors import GpuyardError
 from gpuyard.ports import Followed, Launch
@@ -73,7 +75,7 @@ class _Steady(Struct, frozen=True):
 
     group: _Group
     first: Job
-    view: PlannerView
+    view: World
     places: int  # those with a job that has not run for long yet
     likely_s: float | None  # how long each job takes
     until: float  # when other programs come next
@@ -83,7 +85,7 @@ class _Steady(Struct, frozen=True):
 
     @property
     def lane(self) -> Lane:
-        return self.view.queues[0].lane
+        return self.view.lanes[0].lane
 
     def most(self, now: float) -> int:
         """Return how many jobs may be in the prefetch queue."""
@@ -92,19 +94,20 @@ class _Steady(Struct, frozen=True):
         left_s = min(_WITHIN_S, self.until - now)
         return min(_MOST, int(self.places * left_s / max(self.likely_s, _SHORTEST_S)))
 
-    def takes(self, job: Job) -> bool:
+    def takes(self, job: Job, need_of: Callable[[int], Need]) -> bool:
         """Return whether a job can take the place of others of the group."""
         if job.spec is not self.group.spec or not job_may_follow(job):
             return False
         needs_same = not self.lane.sizes_each or job.argv == self.first.argv
-        return needs_same or asks_for_the_same(self.group.need, self.view.need(self.lane, job.id))
+        return needs_same or asks_for_the_same(self.group.need, need_of(job.id))
 
 
 class Successors:
-    def __init__(self, transitions: JobTransitions, engines: EngineSet) -> None:
+    def __init__(self, transitions: JobTransitions, engines: EngineSet, need_of: Callable[[int], Need]) -> None:
         self._transitions = transitions
         self._store = transitions.store
         self._engines = engines
+        self._need_of = need_of
         self._followed: list[Followed] = []  # not recorded yet
         self._groups: list[_Group] = []
         self._last_group = 0
@@ -276,7 +279,7 @@ class Successors:
             and [queue.lane.id for queue in queues] == [known.lane.id]
         )
 
-    def note_plan(self, plan: Plan, view: PlannerView | None, sample: Sample, rules: Rules) -> None:
+    def note_plan(self, plan: Plan, view: World | None, sample: Sample, rules: Rules) -> None:
         """Note a plan, after its starts. `view` is None if several lanes have ready jobs, or suspended jobs wait."""
         self._is_paused = False
         known, live = self._steady, self._transitions.live
@@ -298,7 +301,7 @@ class Successors:
         brief = sum(1 for job_id in places if view.now < (live[job_id].attempt.started_at or 0.0) + _WITHIN_S)
         if self._put and (known is None or known.group is not group or not brief):
             self.stop()  # no job that ends soon would be followed by them
-        elif self._put and (waiting := _waiting(plan, view.queues[0].lane)) and waiting.job_id < max(self._put):
+        elif self._put and (waiting := _waiting(plan, view.lanes[0].lane)) and waiting.job_id < max(self._put):
             self._engines.take_back()  # it comes before them: all are put again, in their order
             begun = self.prefetched()
             self._put = {job_id: job for job_id, job in self._put.items() if job_id in begun}
@@ -308,24 +311,22 @@ class Successors:
             until=min(ends.values(), default=math.inf), sample=sample, rules=rules, live=len(live),
         )  # fmt: skip
 
-    def _find_next(self, plan: Plan, view: PlannerView, rules: Rules) -> tuple[_Group, Job] | None:
+    def _find_next(self, plan: Plan, view: World, rules: Rules) -> tuple[_Group, Job] | None:
         """Return the first job that waits, and its group. If the last ones are with the keeper: the one before."""
-        lane, known = view.queues[0].lane, self._steady
+        lane, known = view.lanes[0].lane, self._steady
         if not lane_may_follow(lane):
             return None
         waiting = _waiting(plan, lane)
         first = None if waiting is None else self._store.job(waiting.job_id)
         if first is not None:
-            return self._group_for(lane, _need(view, first), first.spec), first
+            return self._group_for(lane, self._need(view, first), first.spec), first
         return (known.group, known.first) if known is not None and known.rules is rules else None
 
-    def _may_go_on(
-        self, group: _Group, first: Job, turn_ends: Mapping[int, float], plan: Plan, view: PlannerView
-    ) -> bool:
+    def _may_go_on(self, group: _Group, first: Job, turn_ends: Mapping[int, float], plan: Plan, view: World) -> bool:
         """Return whether the keeper may start the next jobs in the places of the group: they wait for nothing but these
         places, and could start in each at its end. If that holds for some of the places only, the group is given up:
         jobs that start later have another one."""
-        lane, taken = view.queues[0].lane, turn_ends.keys()
+        lane, taken = view.lanes[0].lane, turn_ends.keys()
         running = [run for run in view.running if run.job_id in taken]
         waiting = _waiting(plan, lane)
         reasons: Sequence[Reason] = () if waiting is None else waiting.reasons
@@ -333,16 +334,21 @@ class Successors:
             reasons = [each for each in reasons if each.kind is not ReasonKind.AWAITED]
         if not waits_for_places(reasons, {device_id for run in running for device_id in run.device_ids}):
             return False
-        need = group.need if waiting is None else _need(view, first)
+        need = group.need if waiting is None else self._need(view, first)
         alike = [job_id for job_id, live in self._transitions.live.items() if live.job.spec is group.spec]
         if self._store.that_may_unblock(alike, max(self.prefetched(), default=0)):
             return False
-        following = NextJob(job_id=first.id, lane=lane, need=need)
+        known = (view.facts_of(each) for each in view.lanes[0].jobs if each.job_id == first.id)
+        following = NextJob(job_id=first.id, lane=lane, need=need, facts=next(known, JobFacts()))
         over = {job_id for job_id, end in turn_ends.items() if end <= view.now}
         refused = over | {run.job_id for run in refused_places(view, following, running)}
         if refused and refused != taken:
             self._give_up({group.number})
         return not refused
+
+    def _need(self, view: World, job: Job) -> Need:
+        lane = view.lanes[0].lane
+        return self._need_of(job.id) if lane.sizes_each else lane.need
 
     def pause(self) -> None:
         """Put no more until the next plan. The keeper starts what it has, which ends within 0.25 s."""
@@ -366,7 +372,7 @@ class Successors:
         jobs = self._store.next_jobs(known.lane.id, most, after=self._put_up_to)
         unblocking = self._store.that_may_unblock([job.id for job in jobs], jobs[-1].id) if jobs else ()
         for job in jobs:
-            may_put = job.id not in unblocking and known.takes(job)
+            may_put = job.id not in unblocking and known.takes(job, self._need_of)
             if job.id not in prefetched and not (may_put and self._put_job(job, known.group.number)):
                 return
             self._put_up_to = job.id
@@ -389,8 +395,3 @@ def _is_same(before: Sample, now: Sample) -> bool:
 def _waiting(plan: Plan, lane: Lane) -> WaitingJob | None:
     """Return the first job of the lane that did not start."""
     return next((each for each in plan.waiting if each.lane.id == lane.id), None)
-
-
-def _need(view: PlannerView, job: Job) -> Need:
-    lane = view.queues[0].lane
-    return view.need(lane, job.id) if lane.sizes_each else lane.need

@@ -17,8 +17,6 @@ from gpuyard.core.snapshot import Device, Problem, Snapshot, Vendor
 from gpuyard.core.units import format_count, format_size
 from gpuyard.errors import EnvironmentFault, UserError
 
-SEVERAL = 2
-
 
 def choose_vendor(  # noqa: PLR0913 - a request, and what it may get
     need: Need,
@@ -192,13 +190,3 @@ def banned_ids(names: Sequence[int | str], models: Sequence[str], snapshot: Snap
         if any(str(name) == snapshot.labels.get(device.id) or matches_name(name, device) for name in names)
         or any(model and str(model) in (device.name or "") for model in models)
     )
-
-
-def check_several(count: int, example: str, given: Sequence[str]) -> None:
-    """Raise UserError where such options are given for fewer than two GPUs. `example` is how a user asks for two."""
-    if given and count < SEVERAL:
-        verb = "is" if len(given) == 1 else "are"
-        raise UserError(
-            f"{' and '.join(given)} {verb} for several GPUs, and {count or 'none'} is asked for",
-            hint=f"add {example}, or leave out {' and '.join(given)}",
-        )

@@ -72,7 +72,7 @@ def format_gigabytes(megabytes: float | None) -> str:
 def format_bytes(count: float | None) -> str:
     """Return `812 B`, `1.5 KB`, and from 1 MB on the text of `format_size`."""
     if count is None or count >= MB:
-        return format_size(None if count is None else count / 1048576)
+        return format_size(None if count is None else count / MB)
     return f"{count:.0f} B" if count < 1024 else f"{_one_decimal(count / 1024)} KB"
 
 

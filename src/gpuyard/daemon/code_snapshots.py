@@ -27,7 +27,8 @@ from gpuyard.config import load_config
 from gpuyard.control.add_submission import InPieces
 from gpuyard.control.step_result import Step
 from gpuyard.core.job.code_record import CodeSnapshot
-from gpuyard.core.job.job import JobSpec, PublishedEvent, PublishedEventKind
+from gpuyard.core.job.job import PublishedEvent, PublishedEventKind
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.bring_results import Brought, bring_results, unbrought_results
 from gpuyard.engines.registry import cluster_folder

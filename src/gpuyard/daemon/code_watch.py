@@ -26,9 +26,10 @@ from gpuyard.system.background_thread import BackgroundThread
 
 _log = logging.getLogger(__name__)
 EVENT = "script-changed"
+# Also for how long a digest is taken as that of now.
 _READ_WITHIN_S = 1.0
 # A page that is open asks for the details of a job after each step.
-_FRESH_S, _MOST_DIGESTS = 1.0, 1000
+_MOST_DIGESTS = 1000
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -89,8 +90,8 @@ class CodeWatch:
         if code.script is None or code.digest is None:
             return None
         script, now = code.script, asyncio.get_running_loop().time()
-        at, digest = self._digests.get(script, (-_FRESH_S, None))
-        if now - at >= _FRESH_S:
+        at, digest = self._digests.get(script, (-_READ_WITHIN_S, None))
+        if now - at >= _READ_WITHIN_S:
             try:
                 digest = await asyncio.wait_for(self._scripts.run(lambda: script_digest(script)), _READ_WITHIN_S)
             except TimeoutError:

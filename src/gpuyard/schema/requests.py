@@ -12,7 +12,8 @@ from gpuyard.core.job.command_line import read_line
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import Submitters
 from gpuyard.core.job.submission import SubmissionRequest
-from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
+from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
+from gpuyard.core.option import Option
 from gpuyard.core.report.usage_report import GroupBy
 from gpuyard.schema.estimates import LearnedProfile
 
@@ -39,10 +40,16 @@ Ids = Annotated[
         "a job has one of the ids and meets each condition"
     ),
 ]
-Limit = Annotated[int, Meta(ge=0, le=999_999_999, description="the most rows to return")]
-After = Annotated[int, Meta(ge=0, le=999_999_999, description="the `next` of the page before")]
-AttemptNumber = Annotated[int, Meta(ge=1, le=999_999_999, description="of this attempt; default: the last one")]
-Tail = Annotated[int, Meta(ge=0, le=999_999_999, description="the most bytes of the end to return")]
+
+
+def _count(description: str, least: int = 0) -> Meta:
+    return Meta(ge=least, le=999_999_999, description=description)
+
+
+Limit = Annotated[int, _count("the most rows to return")]
+After = Annotated[int, _count("the `next` of the page before")]
+AttemptNumber = Annotated[int, _count("of this attempt; default: the last one", least=1)]
+Tail = Annotated[int, _count("the most bytes of the end to return")]
 
 
 # Queries
@@ -275,7 +282,7 @@ _KINDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def _describe(option: SubmitOption) -> dict[str, Any]:
+def _describe(option: Option) -> dict[str, Any]:
     kinds = [{"enum": list(option.choices)}] if option.kind == "choice" else _KINDS[option.kind]
     return {"description": option.help_with_default, "anyOf": [*kinds, {"type": "null"}]}
 

@@ -22,17 +22,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import (
-    UNREADABLE,
-    Growth,
-    JobSpec,
-    MemoryLack,
-    Outcome,
-    OutcomeKind,
-    SiteRequest,
-    SuspendedBy,
-    Usage,
-)
+from gpuyard.core.job.job import Growth, MemoryLack, Outcome, OutcomeKind, SiteRequest, SuspendedBy, Usage
+from gpuyard.core.job.job_spec import UNREADABLE, JobSpec
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING, JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Profile

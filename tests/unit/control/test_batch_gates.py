@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from gpuyard.control.batch_gates import BatchGates, BatchGateState, GateSample
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, BatchPace, Outcome, OutcomeKind, Started, Usage
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, Usage
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Claim, Share

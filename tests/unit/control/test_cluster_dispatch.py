@@ -8,7 +8,8 @@ import pytest
 from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.step_result import Step
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, Offer
-from gpuyard.core.job.job import Attempt, HandedOver, Job, Outcome, OutcomeKind, TagSharing, Usage
+from gpuyard.core.job.job import Attempt, HandedOver, Job, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, PartOfDevice

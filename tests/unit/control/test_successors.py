@@ -1,6 +1,7 @@
 """Which jobs the keeper gets in advance, and which it may start in the place of others."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, cast
 
 import pytest
@@ -15,10 +16,9 @@ from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Holder, HostShare, Lease, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_shares import share_of
-from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.plan import PlannerView, SchedulingLimits, Start
+from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.scheduling.planner import decide
-from gpuyard.core.scheduling.preemption import RunningJob
+from gpuyard.core.scheduling.world import Machine, RunningJob, SchedulingLimits, WaitingLane, World
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.ports import Followed, Launch
 from tests.simulation.simulated_daemon import RULES
@@ -58,8 +58,8 @@ class ShortJobs:
 
     def __init__(self, queue_db: QueueDb, need: Need, **fields: Any) -> None:
         self.transitions, self.keeper, self.need = JobTransitions(queue_db.store), Keeper(), need
-        self.successors = Successors(self.transitions, cast("EngineSet", self.keeper))
-        self.change_view: Callable[[PlannerView], PlannerView] = lambda view: view
+        self.successors = Successors(self.transitions, cast("EngineSet", self.keeper), lambda _: need)
+        self.change_view: Callable[[World], World] = lambda view: view
         self.limits = SchedulingLimits(cpu_jobs=2)
         self.devices: Sequence[Device] = (card(0), card(1))
         self._db = queue_db
@@ -95,7 +95,7 @@ class ShortJobs:
     def _claim(self, device_id: str | None) -> Claim:
         return Claim(shares=() if device_id is None else (share_of(self.need, card(int(device_id[1:]))),))
 
-    def view(self) -> PlannerView:
+    def view(self) -> World:
         live = self.transitions.live.values()
         leases = [
             Lease(
@@ -122,15 +122,22 @@ class ShortJobs:
         ]
         measured = {(lease.id, share.device_id): 0.0 for lease in leases for share in lease.shares}
         snapshot, lanes = machine(*self.devices), self.successors.without_prefetched(self._db.store.ready_queues())
-        placement = PlacementView(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured)
-        view = PlannerView(now=NOW, placement=placement, queues=lanes, holder=ME, limits=self.limits, running=running)
+        first = [WaitingLane(lane=each.lane, jobs=tuple(islice(each.jobs, 64))) for each in lanes]
+        view = World(
+            now=NOW,
+            machine=Machine(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured),
+            lanes=tuple(first),
+            holder=ME,
+            limits=self.limits,
+            running=tuple(running),
+        )
         return self.change_view(view)
 
     def plan(self) -> list[int]:
         """Make a plan, as each new sample does. Return the groups of the launches that the keeper has then."""
         self.successors.leave_out_stopping()
         view = self.view()
-        sample = Sample(snapshot=view.placement.snapshot)
+        sample = Sample(snapshot=view.machine.snapshot)
         self.successors.note_plan(decide(view), view, sample, RULES)
         self.successors.leave_out_stopping()
         self.successors.fill(NOW)
@@ -256,7 +263,7 @@ def test_a_job_that_waits_for_a_whole_array_holds_up_only_its_last_jobs(queue_db
 def close(jobs: ShortJobs, *device_ids: str) -> None:
     """Ban devices in the configuration."""
     closed = closed_devices(machine(*jobs.devices), (), device_ids)
-    jobs.change_view = lambda view: replace(view, placement=replace(view.placement, closed=closed))
+    jobs.change_view = lambda view: replace(view, machine=replace(view.machine, closed=closed))
 
 
 def test_a_closed_device_does_not_matter_to_jobs_without_one(on_cpus: ShortJobs) -> None:

@@ -79,7 +79,7 @@ def test_an_unused_ledger_is_empty_and_stays_untouched(ledger: Ledger, tmp_path:
 
 def test_a_ticket_keeps_its_need_and_ends_with_the_lease_it_led_to(ledger: Ledger) -> None:
     need = Need(devices=2, memory=FixedMemory(4096.0), only=("G0", "G1"))
-    ticket = ledger.take_ticket(ME, need, 3, DEADLINE_S)
+    ticket = ledger.take_ticket(ME, need, 3, hold_mutex(ledger.folder, DEADLINE_S))
     (waiting,) = ledger.tickets()
     assert (waiting.id, waiting.need, waiting.priority) == (ticket.id, need, 3)
     assert ledger.claim(ME, nothing, DEADLINE_S, ticket) is None
@@ -121,7 +121,7 @@ def test_a_lease_too_large_to_be_read_is_refused(ledger: Ledger) -> None:
 def test_several_claims_are_granted_together_or_not_at_all(ledger: Ledger) -> None:
     valid, too_large = take("G0")((), ()), take(*(f"G{number}" for number in range(10_000)))((), ())
     with pytest.raises(EnvironmentFault, match="cannot be written"):
-        ledger.claim_all(lambda leases, tickets: [(ME, valid), (ME, too_large)], DEADLINE_S)
+        ledger.claim_all(lambda leases, tickets: [(ME, valid), (ME, too_large)], hold_mutex(ledger.folder, DEADLINE_S))
     assert ledger.leases() == ()
     assert names(ledger.folder) == []
 
@@ -134,11 +134,11 @@ def test_as_many_claims_are_granted_as_there_are_descriptors(ledger: Ledger, mon
     resource.setrlimit(resource.RLIMIT_NOFILE, (null + 20, hard))
     try:
         monkeypatch.setattr(ledger_module, "first_reserved_descriptor", lambda: null + 8)
-        few = ledger.claim_all(lambda *_: claims, DEADLINE_S)
+        few = ledger.claim_all(lambda *_: claims, hold_mutex(ledger.folder, DEADLINE_S))
         monkeypatch.setattr(ledger_module, "first_reserved_descriptor", lambda: 1 << 30)
-        all_free = ledger.claim_all(lambda *_: claims, DEADLINE_S)
+        all_free = ledger.claim_all(lambda *_: claims, hold_mutex(ledger.folder, DEADLINE_S))
         with pytest.raises(EnvironmentFault, match="Too many open files"):
-            ledger.claim_all(lambda *_: claims, DEADLINE_S)
+            ledger.claim_all(lambda *_: claims, hold_mutex(ledger.folder, DEADLINE_S))
     finally:
         for held in (*few, *all_free):
             held.release()
@@ -210,7 +210,7 @@ def test_a_huge_number_in_a_record_is_harmless(ledger: Ledger) -> None:
 def hold_both(connection: Connection, folder: Path) -> None:
     ledger = Ledger(folder)
     lease = ledger.claim(this_process(), take("G0"), DEADLINE_S)
-    ticket = ledger.take_ticket(this_process(), Need(), 0, DEADLINE_S)
+    ticket = ledger.take_ticket(this_process(), Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
     assert lease is not None
     connection.send((lease.lease.id, ticket.id))
     wait_for_message(connection)
@@ -282,7 +282,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk: Path) ->
     fill(small_disk / "big")
     for attempt in (
         lambda: ledger.claim(ME, take("G0"), DEADLINE_S),
-        lambda: ledger.take_ticket(ME, Need(), 0, DEADLINE_S),
+        lambda: ledger.take_ticket(ME, Need(), 0, hold_mutex(ledger.folder, DEADLINE_S)),
     ):
         with pytest.raises(EnvironmentFault, match=f"{small_disk} cannot be written: No space left") as caught:
             attempt()

@@ -7,14 +7,10 @@ from msgspec.structs import replace
 from gpuyard.core.job.dependencies import Dependency, DependencyKind
 from gpuyard.core.job.job import (
     Attempt,
-    BatchPace,
     Growth,
     HandedOver,
     Job,
-    JobSpec,
     MemoryLack,
-    OnPreempt,
-    OnReboot,
     Outcome,
     OutcomeKind,
     Over,
@@ -22,6 +18,7 @@ from gpuyard.core.job.job import (
     SuspendedBy,
     Usage,
 )
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import FixedMemory, Need, UnknownMemory

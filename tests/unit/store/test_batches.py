@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, BatchPace, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.store.job_store import JobStore
 from tests.unit.store import QueueDb, end_attempt

@@ -14,17 +14,8 @@ import pytest
 from gpuyard.control.batch_gates import BatchGates, BatchGateState
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import (
-    BatchPace,
-    Growth,
-    HandedOver,
-    OnPreempt,
-    OnReboot,
-    Outcome,
-    OutcomeKind,
-    Started,
-    SuspendedBy,
-)
+from gpuyard.core.job.job import Growth, HandedOver, Outcome, OutcomeKind, Started, SuspendedBy
+from gpuyard.core.job.job_spec import BatchPace, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.lease import FixedMemory, Need

@@ -15,6 +15,7 @@ the program's own. Of a message of gpuyard, the first line is the reason. A prog
 about it.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
@@ -107,6 +108,18 @@ _OWN = "gpuyard: "
 _FRAME = " \t=-_*#~+|│┃╭╮╰╯─━"
 
 
+# Errors for which the driver or the hardware is to blame: the GPU is gone, broken or cannot be used. An illegal memory
+# access or a failed launch is mostly a mistake of the program, and does not count.
+_DEVICE_FAULTS = LazyPattern(
+    r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE"
+    r"|(?:CUDA|ROCm)-capable devices? (?:is|are) (?:detected|busy or unavailable)"
+    r"|CUDA_ERROR_(?:NO_DEVICE|DEVICE_UNAVAILABLE|SYSTEM_NOT_READY)|hipError(?:NoDevice|ECCNotCorrectable)"
+    r"|cudaError(?:NoDevice|DevicesUnavailable|ECCUncorrectable|NvlinkUncorrectable|SystemNotReady)"
+    r"|\bGPU (?:is lost|has fallen off the bus)|HW Exception by GPU node",
+    re.IGNORECASE,
+)
+
+
 class _Weight(IntEnum):
     CONSEQUENCE = 0
     MESSAGE = 1
@@ -158,6 +171,12 @@ def find_last_line(texts: Sequence[str]) -> str | None:
             if any(map(str.isalnum, stripped)) and not _NO_MESSAGE.search(line):
                 return printable(stripped, _LONGEST_QUOTE)
     return None
+
+
+def find_device_fault(text: str) -> str | None:
+    """Return the last line of an output that reports a fault of a GPU, or None."""
+    found = next((line for line in reversed(_read(text)) if _DEVICE_FAULTS.search(line)), None)
+    return None if found is None else printable(found.strip(), LONGEST)
 
 
 def _with_reason(error: str, reason: str | None) -> str:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, TagSharing, Usage
+from gpuyard.core.job.job import Attempt, Growth, Job, Usage
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import FixedMemory, HostShare, Need, PartOfDevice, UncertainMemory, WholeDevice
 from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
 from gpuyard.core.memory.expected_peak import ExpectedPeak, assumed_peak, peak_of_any, peak_of_program

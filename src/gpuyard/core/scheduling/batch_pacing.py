@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import BatchPace
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.scheduling.device_fit import tolerated_foreign_mb
 from gpuyard.core.scheduling.device_memory import DeviceState

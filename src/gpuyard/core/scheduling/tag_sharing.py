@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import TagSharing
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.scheduling.device_choice import placement_cost
 from gpuyard.core.scheduling.device_memory import DeviceState

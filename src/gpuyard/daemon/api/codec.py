@@ -14,6 +14,10 @@ from gpuyard.errors import UserError
 
 T = TypeVar("T", bound=Struct)
 MOST_ROWS = 10_000
+# Of a page of an export.
+EXPORT_PAGE = 500
+# Of a list in an answer that gives the number of all.
+MOST_LISTED = 100
 _AT_KEY = re.compile(r" - at `\$\.(\w+).*`$")
 
 

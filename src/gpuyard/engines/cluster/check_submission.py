@@ -11,12 +11,10 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.engines.cluster.site import SiteRefused, SiteUnreachable
 from gpuyard.errors import EnvironmentFault, UserError
 
-# Of each request to a site: a user waits for it.
-WITHIN_S = 3.0
 _GOOD_FOR_S = 60.0
 
 

@@ -25,7 +25,7 @@ from gpuyard.engines.cluster.site import ClusterNode
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.python_command import python_command
 
-WITHIN_S = 40.0
+NODE_WITHIN_S = 40.0
 _REPORT = "gpuyard.cluster_node.node_programs"
 _SIMULATE = "GPUYARD_SIMULATE"
 _CLOCK_ERROR_S = 2.0
@@ -62,7 +62,7 @@ class NodeCheck(Struct, frozen=True, kw_only=True):
 
 
 def check_nodes(
-    open_site: Callable[[], CheckedSite], folder: Path, cwd: str, card_mb: float | None, within_s: float = WITHIN_S
+    open_site: Callable[[], CheckedSite], folder: Path, cwd: str, card_mb: float | None, within_s: float = NODE_WITHIN_S
 ) -> list[NodeCheck]:
     """Check each node. `folder` is the engine's, and `card_mb` the configured memory of its GPUs. Each node gets a site
     of its own, as a site is for one thread."""

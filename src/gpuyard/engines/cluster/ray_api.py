@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, amount_needed, impossible, whole_gpu_basis
-from gpuyard.core.job.job import DEFAULT_GRACE_S, SiteRequest
+from gpuyard.core.job.job import SiteRequest
+from gpuyard.core.job.job_spec import DEFAULT_GRACE_S
 from gpuyard.core.printable_text import printable
 from gpuyard.core.units import MB
 from gpuyard.engines.cluster.site import (

@@ -27,9 +27,9 @@ from gpuyard.engines.containers.installed_tools import has_podman_init
 from gpuyard.engines.containers.tool_commands import (
     ContainedProgram,
     HostUser,
+    container_command,
     container_name,
     remove_command,
-    run_command,
 )
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
@@ -66,7 +66,7 @@ class StartedContainers:
         # Random: an attempt whose start was not recorded is prepared again, while its first container is removed.
         record = f"{launch.key}-{os.urandom(2).hex()}"
         name = container_name(queue, record)
-        command = run_command(
+        command = container_command(
             ContainedProgram(
                 container=_with_progress_file(container, environment),
                 name=name,

@@ -76,6 +76,7 @@ class Cuda:
 
     def __init__(self, lock_timeout_s: float) -> None:
         self._lock_timeout_ms = round(lock_timeout_s * 1000)
+        self._devices: list[str] = []
         try:
             self._library = ctypes.CDLL(LIBRARY)
         except OSError as error:
@@ -88,7 +89,7 @@ class Cuda:
         if device_id.startswith("MIG-"):
             raise CannotSuspend(f"{device_id} is a MIG device, and the driver cannot suspend programs on it")
         with _nvml(device_id):
-            pass
+            self._devices.append(device_id)
 
     def state(self, pid: int) -> CudaProcessState | None:
         """Return None if the process uses no device."""
@@ -136,10 +137,11 @@ class Cuda:
         return float(sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)) / MB
 
     def _held_everywhere(self, pid: int) -> float:
-        """Return how many MB a process holds on all devices, or all processes if the driver does not say."""
+        """Return how many MB a process holds on the devices that were checked, or all processes if the driver does not
+        say."""
         held = used = 0.0
         with contextlib.suppress(DriverError):
-            for device_id in _device_ids():
+            for device_id in self._devices:
                 held, used = held + self.held_mb(device_id, {pid}), used + self.used_mb(device_id)
         return held or used
 
@@ -164,17 +166,6 @@ def _nvml(device_id: str) -> Iterator[tuple[Any, Any]]:
         yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(device_id)
     except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
         raise CannotSuspend(_NOT_NVIDIA.format(device_id)) from None
-    except pynvml.NVMLError as error:
-        raise DriverError(f"NVML: {error}") from None
-
-
-def _device_ids() -> list[str]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except pynvml.NVMLError as error:
         raise DriverError(f"NVML: {error}") from None
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from gpuyard.connect.fast_http import DaemonConnection, connect
 from gpuyard.connect.paths import state_folder
 from gpuyard.connect.submitted_code import code_of
-from gpuyard.core.job.job import TagSharing
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.engines.session.tmux import Tmux, TmuxError

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gpuyard.core.job.job import RetryCause
+from gpuyard.core.job.job_spec import RetryCause
 from gpuyard.core.job.stop_warning import parse_warning
 from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.snapshot import Vendor

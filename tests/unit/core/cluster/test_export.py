@@ -6,7 +6,8 @@ from msgspec import convert, to_builtins
 from gpuyard.core.cluster.export import ExportedJob, NotExported, pack
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import BatchPace, Job, JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need

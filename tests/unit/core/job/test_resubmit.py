@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import BatchPace, Growth, Job, JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.job import Growth, Job
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import edited, resubmission
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission

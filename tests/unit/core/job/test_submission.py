@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import BatchPace, Job, JobSpec, OnReboot, TagSharing
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnReboot, TagSharing
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import (

@@ -8,17 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import (
-    Attempt,
-    Job,
-    JobSpec,
-    Outcome,
-    OutcomeKind,
-    Over,
-    PublishedEvent,
-    PublishedEventKind,
-    Started,
-)
+from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Over, PublishedEvent, PublishedEventKind, Started
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder, Lease, Need, Share
 from gpuyard.core.notify.messages import (

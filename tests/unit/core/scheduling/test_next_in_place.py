@@ -10,10 +10,9 @@ from gpuyard.core.lease import HostShare, Lease, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.next_in_place import NextJob, refused_places, waits_for_places
-from gpuyard.core.scheduling.plan import PlannerView
 from gpuyard.core.scheduling.planner import decide
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.wait_reasons import PLACES_TAKEN, Reason, ReasonKind
+from gpuyard.core.scheduling.world import RunningJob, World
 from gpuyard.core.snapshot import Device, Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import CPU, PAUSED, queue, running, view
@@ -28,21 +27,22 @@ def on_gpu(job_id: int, need: Need, index: int = 0) -> tuple[RunningJob, Lease]:
     return run, replace(lease(f"L{job_id}", f"G{index}", memory_mb=memory_mb), host=need.host)
 
 
-def refused(seen: PlannerView, need: Need) -> list[int]:
+def refused(seen: World, need: Need) -> list[int]:
     """Return the jobs in whose places the next job may not start, which the plan of this moment does not start."""
     assert decide(seen).starts == ()
-    job = NextJob(job_id=NEXT, lane=seen.queues[0].lane, need=need)
+    [first] = seen.lanes
+    job = NextJob(job_id=NEXT, lane=first.lane, need=need, facts=seen.facts_of(first.jobs[0]))
     return [run.job_id for run in refused_places(seen, job, seen.running)]
 
 
 def beside(
     need: Need, *places: tuple[RunningJob, Lease], devices: Sequence[Device] = (card(0),), **changes: Any
-) -> PlannerView:
+) -> World:
     """Return the view of one lane behind these jobs. `placement` are fields of the placement's view."""
     runs, leases = [run for run, _ in places], [each for _, each in places]
     lane, placement = changes.pop("lane", {}), changes.pop("placement", {})
     seen = view(queue(NEXT, need, **lane), on=machine(*devices), leases=leases, running=runs, **changes)
-    return replace(seen, placement=replace(seen.placement, **placement))
+    return replace(seen, machine=replace(seen.machine, **placement))
 
 
 @pytest.mark.parametrize("need", [Need(), shared(16 * GB)])
@@ -97,7 +97,7 @@ def test_a_limit_of_power_that_was_lowered_counts() -> None:
     places = on_gpu(1, Need(), 0), on_gpu(2, Need(), 1)
     learned = {1: 200.0, 2: 200.0, NEXT: 200.0}
     for limit_w, expected in ((400.0, []), (350.0, [1, 2])):
-        seen = beside(Need(), *places, devices=devices, power=power(limit_w, learned, 1, 2))
+        seen = beside(Need(), *places, devices=devices, **power(limit_w, learned, 1, 2))
         assert refused(seen, Need()) == expected
 
 

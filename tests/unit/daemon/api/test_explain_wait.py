@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import BatchPace, Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import BatchPace, JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need

@@ -4,7 +4,7 @@ import pytest
 
 from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, impossible
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.check_submission import SubmissionCheck

@@ -2,11 +2,12 @@
 
 import sys
 
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ VERB = Verb(
     gpuyard export slurm submit.sh
     gpuyard export ray - tag=night
     """,
-    (Option("force", None, "Overwrite FILE if it exists."),),
+    (Option("force", "flag", None, "Overwrite FILE if it exists."),),
     Arguments("slurm|ray FILE [IDS]...", is_many=True),
 )
 _SITES = ("slurm", "ray")
