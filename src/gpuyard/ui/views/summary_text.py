@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from gpuyard.core.units import format_co2e, format_duration, format_energy, format_money
-from gpuyard.ui.cli.text_table import Column, Line, clean, join_spans, lay_out
+from gpuyard.ui.cli.text_table import Column, Line, clean, lay_out_lines
 from gpuyard.ui.views import Frame
 
 Answer = dict[str, Any]
@@ -79,10 +79,8 @@ def _counts(summary: Answer, frame: Frame) -> str:
 def _causes(summary: Answer, frame: Frame) -> Iterator[Line]:
     causes = summary["causes"]
     rows = [(f"{each['count']:,} x", each["text"] or _OTHER_CAUSES, each["ids"]) for each in causes[:_MOST_CAUSES]]
-    headings, *lines = lay_out(_CAUSES, rows, frame.width, frame.ellipsis)
-    yield join_spans((cell, "dim") for cell in headings)
-    for count, text, ids in lines:
-        yield join_spans(((count, "red"), (text, None), (ids, "dim")))
+    styles: list[dict[str, str | None]] = [{"": "red", "JOBS": "dim"}] * len(rows)
+    yield from lay_out_lines(_CAUSES, rows, frame.width, frame.ellipsis, styles=styles)
     left = causes[_MOST_CAUSES:]
     if left:
         yield ((f"and {sum(each['count'] for each in left):,} jobs for {len(left):,} more causes (--json)", "dim"),)

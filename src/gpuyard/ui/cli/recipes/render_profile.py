@@ -65,17 +65,18 @@ def run(options: Typed) -> int:
 
 def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[AssetProfile]":
     """Measure all assets, with a progress bar on a terminal: it may take minutes."""
-    from rich.console import Console
-    from rich.progress import track
-
     from gpuyard.recipes.render.profile_assets import assets_of
+    from gpuyard.ui.views.live_display import LiveDisplay, progress_head
 
     assets = assets_of(manifest.units)
-    bar = Console(stderr=True, highlight=False)
-    steps = profiler.measure(assets)
-    return list(
-        track(steps, "measuring", len(assets), console=bar, transient=True, disable=not is_terminal(sys.stderr))
-    )
+    measured: list[AssetProfile] = []
+    with LiveDisplay(sys.stderr, is_transient=True) as shown:
+        for each in profiler.measure(assets):
+            measured.append(each)
+            if is_terminal(sys.stderr):
+                text = f"{len(measured):,} of {len(assets):,} assets measured"
+                shown.draw([progress_head("", len(measured) / len(assets), text, "green", shown.frame())])
+    return measured
 
 
 def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
