@@ -85,9 +85,8 @@ class CodeWatch:
         """Return whether the script is another one now than at submission; None if that cannot be told."""
         if code.script is None or code.digest is None:
             return None
-        script = code.script
         try:
-            digest = await asyncio.wait_for(self._scripts.run(lambda: script_digest(script)), _READ_WITHIN_S)
+            digest = await asyncio.wait_for(self._scripts.run(partial(script_digest, code.script)), _READ_WITHIN_S)
         except TimeoutError:
             return None
         return None if digest is None else digest != code.digest
