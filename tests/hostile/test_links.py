@@ -1,10 +1,8 @@
 """Attacks by links in folders for results, to which other users can write."""
 
-import hashlib
 import json
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from tests.fakes.queue_command import run
 from tests.hostile.catalogue import attack
 from tests.hostile.users import BEN, act_as
 from tests.integration.queue_fixture import QueueUnderTest, until
-from tests.unit.recipes import AT, RUN, WHY, rename_within_folders_only
+from tests.unit.recipes import AT, RUN, WHY
 
 PRECIOUS = "precious"
 
@@ -53,9 +51,7 @@ class Shared:
 
     @property
     def leftover(self) -> Path:
-        """The path of what the next copy takes for the leftover of a killed one."""
-        origin = hashlib.sha256(os.fsencode(os.path.realpath(self.run))).hexdigest()[:16]
-        return self.pruned / f".{RUN}.partial-{origin}-planted"
+        return self.pruned / ".leftover"
 
     def prune(self) -> PrunedRun:
         return prune(self.run, self.pruned, self.output / "pruned.jsonl", why=WHY, at=AT)
@@ -67,9 +63,7 @@ class Shared:
 
 
 @pytest.fixture
-def shared(place: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
-    """Nothing can be renamed from one root to the other, so that runs are copied."""
-    monkeypatch.setattr(os, "rename", rename_within_folders_only)
+def shared(place: Path) -> Shared:
     return Shared(place)
 
 
@@ -77,27 +71,6 @@ def swap(path: Path, other: Path) -> None:
     """As any user can in a folder that all can write to: put a link in place of a folder."""
     path.replace(path.with_name(f"{path.name}.aside"))
     path.symlink_to(other)
-
-
-@attack(
-    "plant a link to a folder of the victim as the leftover of a copy",
-    now="ignored",
-)
-def test_pruning_with_a_planted_leftover(shared: Shared) -> None:
-    act_as(BEN, os.symlink, str(shared.keys.parent), str(shared.leftover))
-    moved = shared.prune()
-    assert (moved.left, moved.to) == (None, str(shared.pruned / RUN))
-    assert shared.leftover.is_symlink()
-    shared.check_victim()
-
-
-@attack("plant a folder of the attacker as the leftover of a copy", now="ignored")
-def test_pruning_with_a_planted_folder(shared: Shared) -> None:
-    act_as(BEN, os.mkdir, str(shared.leftover))
-    act_as(BEN, os.symlink, str(shared.keys), str(shared.leftover / "link"))
-    assert shared.prune().left is None
-    assert (shared.leftover / "link").is_symlink()
-    shared.check_victim()
 
 
 @attack("swap a folder in a leftover for a link while it is removed", now="refused")
@@ -116,68 +89,6 @@ def test_swap_while_a_leftover_is_removed(shared: Shared, monkeypatch: pytest.Mo
     shared.check_victim()
 
 
-@attack("swap the new copy for a link to a folder of the victim", now="refused")
-def test_swap_of_a_copy(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    mkdtemp = tempfile.mkdtemp
-
-    def swapped(**options: Any) -> str:
-        made: str = mkdtemp(**options)
-        swap(Path(made), shared.keys)
-        return made
-
-    monkeypatch.setattr(tempfile, "mkdtemp", swapped)
-    assert shared.prune().left is not None
-    assert (shared.run / "deep" / "log.txt").exists()
-    shared.check_victim()
-
-
-@attack("swap the new copy for a folder of the attacker", now="refused")
-def test_swap_of_a_copy_for_another_users_folder(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    mkdtemp = tempfile.mkdtemp
-
-    def swapped(**options: Any) -> str:
-        made: str = mkdtemp(**options)
-        os.rmdir(made)
-        act_as(BEN, os.mkdir, made, 0o777)
-        return made
-
-    monkeypatch.setattr(tempfile, "mkdtemp", swapped)
-    left = shared.prune().left or ""
-    assert "another user has replaced its copy" in left
-    assert (shared.run / "deep" / "log.txt").exists()
-
-
-@attack("swap a folder of the run for a link before it is removed", now="refused")
-def test_swap_before_the_run_is_removed(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-
-    def swap_then(source: Any, target: Any) -> None:
-        rename(source, target)
-        if str(target) == str(shared.pruned / RUN):
-            swap(shared.run / "deep", shared.keys)
-
-    monkeypatch.setattr(os, "rename", swap_then)
-    moved = shared.prune()
-    assert moved.to == str(shared.pruned / RUN)
-    assert "cannot be removed here" in (moved.left or "")
-    shared.check_victim()
-
-
-@attack("swap the finished copy before the run is removed", now="refused")
-def test_swap_of_a_finished_copy(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-
-    def swap_then(source: Any, target: Any) -> None:
-        rename(source, target)
-        if str(target) == str(shared.pruned / RUN):
-            Path(target).replace(shared.pruned / "stolen")
-            os.mkdir(target)
-
-    monkeypatch.setattr(os, "rename", swap_then)
-    assert "another user has replaced its copy" in (shared.prune().left or "")
-    assert (shared.run / "deep" / "log.txt").exists()
-
-
 @attack("make the record of pruned runs a link", now="refused")
 def test_record_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "pruned.jsonl"))
@@ -186,12 +97,12 @@ def test_record_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("write a record of a run that was never copied", now="refused")
+@attack("write a record of a run that was never moved", now="refused")
 def test_record_of_another_user(shared: Shared, place: Path) -> None:
     act_as(BEN, os.mkdir, str(place / "fake"))
     act_as(BEN, os.mkdir, str(place / "fake/deep"))
     act_as(BEN, write, str(place / "fake/deep/log.txt"), "no frame")
-    line = {"run": RUN, "to": str(place / "fake"), "why": WHY, "at": AT, "is_copy": True}
+    line = {"run": RUN, "to": str(place / "fake"), "why": WHY, "at": AT}
     act_as(BEN, write, str(shared.output / "pruned.jsonl"), json.dumps(line) + "\n")
     assert "it belongs to another user" in (shared.prune().left or "")
     assert (shared.run / "deep" / "log.txt").exists()

@@ -14,7 +14,7 @@ from gpuyard.system.folder_tree import remove_tree
 from tests.fakes.queue_command import run
 from tests.hostile.catalogue import attack
 from tests.integration.queue_fixture import QueueUnderTest, until
-from tests.unit.recipes import AT, RUN, WHY, rename_within_folders_only
+from tests.unit.recipes import AT, RUN, WHY
 
 pytestmark = pytest.mark.needs("bindfs", "mount", "umount")
 Mount = Callable[[Path], None]
@@ -103,13 +103,10 @@ def test_a_mount_in_a_snapshot(
 
 
 @attack(
-    "mount a folder in a run that `batch` moves to another disk",
+    "mount a folder in a run that `batch` moves",
     now="refused: the run stays, and its mount is named",
 )
-def test_a_mount_in_a_run_that_is_pruned(
-    place: Path, store: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "rename", rename_within_folders_only)
+def test_a_mount_in_a_run_that_is_pruned(place: Path, store: Path, mount: Mount) -> None:
     folder, pruned = place / "out" / RUN, place / "pruned"
     folder.mkdir(parents=True)
     pruned.mkdir()

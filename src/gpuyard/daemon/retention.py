@@ -20,6 +20,7 @@ from typing import TypeVar
 from gpuyard.config import KeepConfig, load_config
 from gpuyard.control.add_submission import InPieces
 from gpuyard.control.step_result import Step
+from gpuyard.core.units import MB
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
@@ -37,7 +38,6 @@ _FIRST_AFTER_S, _EVERY_S, _AFTER_FAILURE_S = 60.0, 3600.0, 60.0
 _DROP_SECRETS_AFTER_S = 5.0
 # Work takes one part of the loop's time in this many.
 _PARTS = 10.0
-_MB = 1048576.0
 
 
 class Retention:
@@ -107,7 +107,7 @@ class Retention:
         old = gone | await self._ended_before(logs, keep.logs_s)
         # After the logs were listed: each log in the list of a job that was submitted since is of an earlier queue.
         unfinished = self._scheduler.queries.unfinished()
-        most = None if keep.most_log_mb is None else keep.most_log_mb * _MB
+        most = None if keep.most_log_mb is None else keep.most_log_mb * MB
 
         def remove() -> tuple[list[LogFile], str | None]:
             jobs = {log.job_id for log in logs}
@@ -141,7 +141,7 @@ class Retention:
             log_bytes=size,
             keep_jobs_s=keep.jobs_s,
             keep_logs_s=keep.logs_s,
-            keep_log_bytes=None if keep.most_log_mb is None else int(keep.most_log_mb * _MB),
+            keep_log_bytes=None if keep.most_log_mb is None else int(keep.most_log_mb * MB),
         )
 
     def close(self) -> None:
