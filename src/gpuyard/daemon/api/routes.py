@@ -198,10 +198,10 @@ class Routes:
         return _respond(answer)
 
     def _has_to_wait(self) -> bool:
-        return self._scheduler.has_unrecorded or self._scheduler.checkpoints.is_paused
+        return self._scheduler.has_upcoming or self._scheduler.checkpoints.is_paused
 
     async def _act_later(self, act: Callable[[], Struct | Awaitable[Struct]]) -> Struct:
-        await self._scheduler.record_begun()
+        await self._scheduler.settle_slices()
         await self._scheduler.checkpoints.may_write()
         answer = act()
         return await answer if isinstance(answer, Awaitable) else answer
