@@ -1,7 +1,7 @@
 """How long large requests hold the daemon's loop. While it is held, no request is answered and no job starts.
 
-For each request: how long it took, the slowest response to another client's `GET /status` meanwhile, and the longest
-turn of the loop, which the daemon counts in `gpuyard_turn_seconds` of `/metrics`. A daemon without jobs is the floor.
+For each request: how long it took, and the slowest response to another client's `GET /status` meanwhile. A daemon
+without jobs is the floor.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ _JOBS = _LANES * _EACH
 _DEPENDANTS, _RUNNING, _IDS = 20_000, 60, 10_000
 _PROCESSES, _STOPPED = 3_000, 2
 _FLOOR_S, _LIMIT_S, _LOOK_S = 3.0, 60.0, 0.02
-_BUCKET = re.compile(r'gpuyard_turn_seconds_bucket\{le="([^"]+)"\} (\S+)')
 Act = Callable[[], object]
 
 
@@ -78,18 +77,12 @@ class _Queue:
         """Submit jobs; return the id of the first."""
         return int(re.split(r"\D+", self.run("submit", *arguments).strip())[0])
 
-    def turns(self) -> dict[str, float]:
-        """Return the number of turns so far that were not longer than each bound."""
-        return {bound: float(count) for bound, count in _BUCKET.findall(self.ask("GET", "/metrics").decode())}
-
     def measure(self, what: str, act: Act) -> None:
-        before = self.turns()
         with _polled(self._path) as slowest_s:
             started = time.perf_counter()
             act()
             took_s = time.perf_counter() - started
-        longest = _longest_turn(before, self.turns())
-        print(f"{what:<50}{took_s:10.2f} s{slowest_s[0] * 1e3:13.1f} ms{longest:>16}", flush=True)
+        print(f"{what:<50}{took_s:10.2f} s{slowest_s[0] * 1e3:13.1f} ms", flush=True)
 
 
 @contextlib.contextmanager
@@ -108,19 +101,10 @@ def _polled(path: Path) -> Iterator[list[float]]:
         slowest.append(float(poller.communicate()[0].split()[2]))
 
 
-def _longest_turn(before: dict[str, float], after: dict[str, float]) -> str:
-    """Return the bound of the longest turn between two readings."""
-    longer = [(bound, after[bound] - before[bound]) for bound in before]
-    total = longer[-1][1]
-    bound = next(bound for bound, count in longer if count == total)
-    last = longer[-2][0]
-    return f"over {float(last):g} s" if bound == "+Inf" else f"up to {float(bound) * 1e3:g} ms"
-
-
 def bench_stalls(names: Sequence[str]) -> None:
     if unknown := set(names) - set(PARTS):
         raise SystemExit(f"unknown part: {', '.join(unknown)}; parts are: {', '.join(PARTS)}")
-    print(f"{'':<50}{'took':>12}{'others waited':>16}{'longest turn':>16}")
+    print(f"{'':<50}{'took':>12}{'others waited':>16}")
     for name in names or PARTS:
         with (
             tempfile.TemporaryDirectory(prefix="bench-") as folder,

@@ -120,10 +120,10 @@ FAULTS = (
     Fault(
         id="daemon-body-limit-unread",
         file=f"{_DAEMON}/server/http_parser.py",
-        old="    if len(value) > 18 or int(value) > max_bytes:\n",
-        new="    if len(value) > 18:\n",
+        old="        if count > self._max_body_bytes:\n",
+        new="        if count < 0:\n",
         breaks="One request fills the daemon's memory.",
-        near=(f"{_TESTS}/test_daemon_http.py::test_a_body_that_is_too_long_or_of_unknown_length_is_refused",),
+        near=(f"{_TESTS}/test_daemon_http.py::test_a_head_or_body_that_is_too_long_is_refused",),
     ),
     Fault(
         id="daemon-silent-clients-stay",

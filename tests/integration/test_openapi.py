@@ -55,7 +55,7 @@ def test_the_document_and_the_routes_have_the_same_operations(own_home: Path) ->
             engine, me = LocalEngine(own_home), this_process("test")
             suspender = LocalSuspender(own_home / "suspending", engine.queue)
             loop = Loop(database, QueueLedger(open_ledger(), me), engine, SystemClock(), me, suspender=suspender)
-            return set(Routes(loop, lambda _: None, 0.0).table())
+            return set(Routes(loop, lambda _: None, 0.0).table)
 
     own_home.mkdir()
     described = {(each.method, each.path) for each in OPERATIONS.values() if not each.is_of_page}

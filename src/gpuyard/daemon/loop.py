@@ -28,7 +28,6 @@ from gpuyard.daemon.ledger_watch import LedgerWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
 from gpuyard.daemon.read_rules import read_rules
 from gpuyard.daemon.step_timer import StepTimer, StepWaits
-from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault
@@ -89,8 +88,6 @@ class SchedulerLoop:
         self.step_s: float | None = None
         # Called after each step, so after each change and each sample; they have to return quickly.
         self.listeners: list[Callable[[Step], None]] = []
-        # Called after each turn of the event loop, with its seconds.
-        self.turn_listeners: list[Callable[[float], None]] = []
         # What else users should know at this moment.
         self.notice_sources: list[Callable[[], Iterable[str]]] = []
         # Called when a changed configuration has been read.
@@ -129,9 +126,6 @@ class SchedulerLoop:
         self.controller.recover()
         self._watch_engine(is_wanted=True)
         self._home.watch(self.wake)
-        if isinstance(self._loop, MeteredLoop):
-            # Without the turn of the start.
-            self._loop.call_soon(self._loop.turns.listeners.extend, self.turn_listeners)
         self.wake()
 
     def close(self) -> None:
@@ -253,7 +247,6 @@ class SchedulerLoop:
         self._watch_memory()
         self._timer.set(self._waits.seconds(step))
         self._ledger_watch.set(is_wanted=step.waits_for_others)
-        self.checkpoints.schedule()
         if self._home.problem is not None and not self.controller.transitions.live:
             self.fail(StoreFault(f"the daemon ends: no job of it runs any more, and {self._home.problem}"))
         for listener in self.listeners:

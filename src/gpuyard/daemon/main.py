@@ -26,7 +26,6 @@ from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
 from gpuyard.daemon.queue_clock import StoredClock
 from gpuyard.daemon.server.connection import Server, serve
-from gpuyard.daemon.turn_meter import MeteredLoop
 from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
@@ -133,7 +132,7 @@ def run_daemon(*, is_managed: bool = False) -> int:
 
 def _run_on_database(folder: Path, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
     database, notice = open_database(folder / "queue.db")
-    with contextlib.closing(database), asyncio.Runner(loop_factory=MeteredLoop) as runner:
+    with contextlib.closing(database), asyncio.Runner() as runner:
         return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
 
 
@@ -199,7 +198,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
     _collect_garbage()
-    tasks = [_start_task(each) for each in (_restore_socket(server), routes.retention.run(), routes.import_rare())]
+    tasks = [_start_task(each) for each in (_restore_socket(server), routes.retention.run())]
     try:
         ending = await _wait_for_end(scheduler, stop)
         return RESTART_STATUS if is_managed and ending.restart else ending.status

@@ -41,7 +41,6 @@ _LONG_S = (
     _HOUR, 3 * _HOUR, 8 * _HOUR, _DAY, 3 * _DAY, 7 * _DAY,
 )  # fmt: skip
 _SHORT_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-_TURN_S = (0.001, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _BYTES_PER_MB = 1_048_576
 _VALUE_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 Labels = Mapping[str, str]
@@ -55,7 +54,6 @@ class Metrics:
         self._started_at = started_at
         self._counters = EventCounters()
         scheduler.listeners.append(self._count)
-        scheduler.turn_listeners.append(self._counters.turn_s.add)
 
     def _count(self, step: Step) -> None:
         scheduler, snapshot = self._scheduler, self._scheduler.sampling.latest.snapshot
@@ -128,7 +126,6 @@ class EventCounters:
         self.wait_s = Histogram(_LONG_S)
         self.run_s = Histogram(_LONG_S)
         self.step_s = Histogram(_SHORT_S)
-        self.turn_s = Histogram(_TURN_S)
         self._avoided: set[int] = set()
         self._snapshot: Snapshot | None = None
         self._examined: set[int] = set()
@@ -229,7 +226,6 @@ def write_metrics(scrape: Scrape) -> bytes:
         _histogram("wait_seconds", "From when a job was queued to its start.", counters.wait_s),
         _histogram("run_seconds", "How long attempts ran, without the time suspended.", counters.run_s),
         _histogram("step_seconds", "Duration of a step of the scheduler.", counters.step_s),
-        _histogram("turn_seconds", "How long the daemon was busy before it answered others again.", counters.turn_s),
     )
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 

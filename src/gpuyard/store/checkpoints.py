@@ -62,22 +62,21 @@ class WalCheckpoints:
             self._end_snapshot()
             raise
 
-    def empty(self, generation: int, wait_s: float, *, is_truncated: bool) -> bool:
+    def empty(self, generation: int, *, is_truncated: bool) -> bool:
         """Copy the rest, with this generation of the queue, and empty the log. Writers have to wait meanwhile.
 
         `is_truncated`: give its disk space back, too, which took 100 ms for 40 MB on a disk that discards freed blocks.
-        Otherwise the next log overwrites it. Return False if a reader or a writer prevents it for `wait_s` seconds.
+        Otherwise the next log overwrites it. Return False if a reader or a writer prevents it for 0.1 s.
         """
         self._end_snapshot()
         try:
-            return self._empty(generation, wait_s, is_truncated=is_truncated)
+            return self._empty(generation, is_truncated=is_truncated)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & _PRIMARY_CODE == sqlite3.SQLITE_BUSY:
                 return False
             raise
 
-    def _empty(self, generation: int, wait_s: float, *, is_truncated: bool) -> bool:
-        self._connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+    def _empty(self, generation: int, *, is_truncated: bool) -> bool:
         self._connection.execute(SET_GENERATION, (str(generation),))
         self._has_frames = False
         mode = "TRUNCATE" if is_truncated else "RESTART"
@@ -101,6 +100,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA busy_timeout = 100")
         connection.execute("SELECT 1 FROM settings").fetchone()  # opens the log
     except BaseException:
         connection.close()

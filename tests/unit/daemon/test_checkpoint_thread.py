@@ -81,7 +81,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario],
     monkeypatch.setattr(checkpoint_thread, "_LOG_LIMIT", _LIMIT)
     monkeypatch.setattr(checkpoint_thread, "_LARGE_LOG", 2 * _LIMIT)
     monkeypatch.setattr(checkpoint_thread, "_RETRY_S", 0.01)
-    monkeypatch.setattr(checkpoint_thread, "_WAIT_IF_LARGE_S", 0.0)
+    monkeypatch.setattr(checkpoint_thread, "_LOOK_S", 10 * _DEADLINE_S)
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Fixture]:
@@ -151,29 +151,12 @@ def test_changes_wait_for_the_rest_and_the_loop_does_not(run: Run, monkeypatch: 
     run(scenario)
 
 
-def test_what_writes_by_itself_follows_the_pause(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = Held(monkeypatch, "empty")
-    done: list[str] = []
-
-    async def scenario(queue: Fixture) -> None:
-        queue.thread.when_writable(lambda: done.append("before"))
-        queue.fill_log()
-        await queue.until(empty.is_reached.is_set, "the end of a checkpoint")
-        queue.thread.when_writable(lambda: done.append("after"))
-        assert done == ["before"]
-        empty.goes_on.set()
-        await queue.until(lambda: done == ["before", "after"], "what had to wait")
-
-    run(scenario)
-
-
 def test_a_change_that_does_not_wait_is_saved_by_the_next_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_thread, "_QUIET_S", 0.001)
+    monkeypatch.setattr(checkpoint_thread, "_LOOK_S", 0.001)
     empty = Held(monkeypatch, "empty")
 
     async def scenario(queue: Fixture) -> None:
         queue.write(1)
-        queue.thread.schedule()
         await queue.until(empty.is_reached.is_set, "the end of a save")
         queue.write(2)
         empty.goes_on.set()
@@ -184,14 +167,12 @@ def test_a_change_that_does_not_wait_is_saved_by_the_next_checkpoint(run: Run, m
 
 
 def test_a_quiet_queue_is_saved(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_thread, "_QUIET_S", 0.001)
+    monkeypatch.setattr(checkpoint_thread, "_LOOK_S", 0.001)
 
     async def scenario(queue: Fixture) -> None:
         queue.write(1)
-        queue.thread.schedule()
         await queue.until(lambda: not queue.database.has_unsaved, "the save")
         queue.write(2)
-        queue.thread.schedule()
         await queue.until(lambda: not queue.database.has_unsaved, "the next save")
 
     run(scenario)
@@ -334,7 +315,6 @@ def test_a_database_in_memory_needs_none() -> None:
         thread.start()
         with database.transaction(is_synced=True):
             database.execute("INSERT INTO settings VALUES ('a', '1')")
-        thread.schedule()
         await thread.synced()
         assert not thread.has_unsynced
         thread.close()

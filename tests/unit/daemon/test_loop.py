@@ -149,7 +149,7 @@ def test_the_keeper_starts_and_a_sample_is_taken_while_many_jobs_are_stored(
 
 
 def test_a_submission_is_followed_by_a_step(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_thread, "_QUIET_S", 10 * DEADLINE_S)  # a step follows each checkpoint, too
+    monkeypatch.setattr(checkpoint_thread, "_LOOK_S", 10 * DEADLINE_S)  # a step follows each checkpoint, too
 
     async def scenario(fixture: LoopFixture) -> None:
         await fixture.submit(gpus=0)
@@ -473,9 +473,9 @@ def test_a_step_waits_while_a_checkpoint_pauses_changes_and_follows_it(
     is_reached, goes_on = threading.Event(), threading.Event()
     empty = WalCheckpoints.empty
 
-    def wait(files: WalCheckpoints, generation: int, wait_s: float, *, is_truncated: bool) -> bool:
+    def wait(files: WalCheckpoints, generation: int, *, is_truncated: bool) -> bool:
         is_reached.set()
-        return goes_on.wait(DEADLINE_S) and empty(files, generation, wait_s, is_truncated=is_truncated)
+        return goes_on.wait(DEADLINE_S) and empty(files, generation, is_truncated=is_truncated)
 
     async def scenario(fixture: LoopFixture) -> None:
         monkeypatch.setattr(WalCheckpoints, "empty", wait)

@@ -3,10 +3,7 @@
 import subprocess
 import sys
 
-LATE = {
-    "psutil", "tomllib", "importlib.resources", "gpuyard.daemon.api.rare_routes", "gpuyard.daemon.web.open_page",
-    "gpuyard.daemon.api.usage_report", "gpuyard.engines.session.runner", "gpuyard.engines.cluster.engine",
-}  # fmt: skip
+LATE = {"tomllib", "gpuyard.engines.session.runner", "gpuyard.engines.cluster.engine"}
 
 
 def test_the_daemon_imports_what_it_needs_rarely_after_its_start() -> None:

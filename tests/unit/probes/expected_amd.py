@@ -17,17 +17,6 @@ _UNKNOWN: dict[str, object] = {
     "fault": None,
 }
 
-# (W, °C) of the 32 partitions, in the order of the table.
-_CPX_ROWS = (
-    (248, 55), (247, 55), (247, 55), (247, 55),
-    (221, 50), (221, 50), (222, 50), (221, 50),
-    (239, 53), (239, 53), (239, 53), (239, 53),
-    (219, 51), (219, 51), (219, 51), (219, 51),
-    (222, 51), (222, 51), (222, 51), (222, 51),
-    (241, 55), (241, 55), (241, 55), (240, 55),
-    (211, 51), (211, 51), (211, 51), (211, 51),
-    (227, 51), (227, 51), (227, 51), (227, 51),
-)  # fmt: skip
 
 _MI250_DIE: dict[str, object] = {
     **_UNKNOWN,
@@ -49,12 +38,6 @@ _RX6700XT: dict[str, object] = {
     "temperature_c": 45.0,
 }
 
-_MI300X: dict[str, object] = {
-    **_UNKNOWN,
-    "name": "AMD Instinct MI300X",
-    "utilization_percent": 0.0,
-    "power_limit_w": 750.0,
-}
 
 EXPECTED: dict[str, list[dict[str, object]]] = {
     "amd-smi/amd-smi-metric-json__rocm7-gpu_data-30GB.txt": [
@@ -70,25 +53,8 @@ EXPECTED: dict[str, list[dict[str, object]]] = {
             "temperature_c": 54.0,
         },
     ],
-    "amd-smi/amd-smi-metric-power-text.txt": [
-        {**_UNKNOWN, "id": "amd-0", "index": 0, "power_draw_w": 11.0},
-        {**_UNKNOWN, "id": "amd-1", "index": 1, "power_draw_w": 17.0},
-    ],
     "amd-smi/amd-smi-metric-u-json__rocm6-bare-list-w7700.txt": [
         {**_UNKNOWN, "id": "amd-0", "index": 0, "utilization_percent": 42.0},
-    ],
-    "amd-smi/amd-smi-monitor-ptv__mi300-cpx32.txt": [
-        {
-            **_UNKNOWN,
-            "id": f"amd-{index}",
-            "index": index,
-            "memory_total_mb": 196300.0,
-            "memory_used_mb": 283.0,
-            "memory_free_mb": 196017.0,
-            "power_draw_w": float(draw),
-            "temperature_c": float(temperature),
-        }
-        for index, (draw, temperature) in enumerate(_CPX_ROWS)
     ],
     "amd-smi/amd-smi-process-json__r9700-rocm7.2.0.txt": [
         {
@@ -180,11 +146,5 @@ EXPECTED: dict[str, list[dict[str, object]]] = {
             "power_limit_w": 225.0,
             "temperature_c": 36.0,
         },
-    ],
-    "rocm-smi/rocm-smi-table__mi300x4.txt": [
-        {**_MI300X, "id": "amd-0", "index": 0, "power_draw_w": 133.0, "temperature_c": 35.0},
-        {**_MI300X, "id": "amd-1", "index": 1, "power_draw_w": 131.0, "temperature_c": 37.0},
-        {**_MI300X, "id": "amd-2", "index": 2, "power_draw_w": 131.0, "temperature_c": 34.0},
-        {**_MI300X, "id": "amd-3", "index": 3, "power_draw_w": 137.0, "temperature_c": 38.0},
     ],
 }

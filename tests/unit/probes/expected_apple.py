@@ -53,39 +53,7 @@ EXPECTED: dict[str, list[dict[str, object]]] = {
             "power_draw_w": 0.0018,
         }
     ],
-    "powermetrics/powermetrics-text-all__powermetrics-tui.txt": [
-        {
-            **_POWERMETRICS_UNKNOWN,
-            "name": "Apple GPU (MacBookPro18,2)",
-            "utilization_percent": 1.22,
-            "power_draw_w": 0.01,
-        }
-    ],
-    "powermetrics/powermetrics-text__Mac13,1-m1max-macos14.txt": [
-        {
-            **_POWERMETRICS_UNKNOWN,
-            "name": "Apple GPU (Mac13,1)",
-            "utilization_percent": 2.21,
-            "power_draw_w": 0.016,
-        }
-    ],
     # one sample out of the middle of a log, without its head; 7539 mW is in the processor's section
-    "powermetrics/powermetrics-text__Macmini9,1-m1-loaded.txt": [
-        {
-            **_POWERMETRICS_UNKNOWN,
-            "name": "Apple GPU",
-            "utilization_percent": 100.0,
-            "power_draw_w": 7.516,
-        }
-    ],
-    "powermetrics/powermetrics-text__powermetrics-go.txt": [
-        {
-            **_POWERMETRICS_UNKNOWN,
-            "name": "Apple GPU (Mac16,6)",
-            "utilization_percent": 1.63,
-            "power_draw_w": 0.028,
-        }
-    ],
     # only the memory of the driver is reported, which is another figure
     "ioreg/ioreg-IOAccelerator__m2pro-no-inuse.txt": [
         {

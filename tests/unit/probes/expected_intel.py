@@ -68,42 +68,4 @@ EXPECTED: dict[str, list[dict[str, object]]] = {
             "processes": None,
         }
     ],
-    # 1,966 kB of 1,000 bytes
-    "xpu-smi/xpu-smi-ps.txt": [
-        {
-            **_UNTOLD,
-            "id": f"intel-{index}",
-            "index": index,
-            "utilization_percent": None,
-            "power_draw_w": None,
-            "memory_used_mb": None,
-            "temperature_c": None,
-            "processes": [(12961, 1.87)],
-        }
-        for index in (0, 1)
-    ],
-    "xpu-smi/xpu-smi-stats__table.txt": [
-        {
-            **_UNTOLD,
-            "id": "intel-0",
-            "index": 0,
-            "utilization_percent": 0.0,
-            "power_draw_w": 15.0,
-            "memory_used_mb": 24.0,
-            "temperature_c": 41.0,
-            "processes": None,
-        }
-    ],
-    "xpu-smi/xpumcli-dump__tile-blank-field.txt": [
-        {
-            **_UNTOLD,
-            "id": "intel-0",
-            "index": 0,
-            "utilization_percent": 0.0,
-            "power_draw_w": None,
-            "memory_used_mb": None,
-            "temperature_c": None,
-            "processes": None,
-        }
-    ],
 }

@@ -43,34 +43,6 @@ _INTEL_PLIST = plist(
     "</dict>\n</array>"
 )
 
-_TEXT_HEAD = "Machine model: Mac14,7\nOS version: 22G120\nBoot arguments: \nBoot time: Tue Jul  4 10:11:12 2023\n"
-_TEXT_NEW = (
-    "\n*** Sampled system activity (Tue Jul  4 12:00:01 2023 +0200) (203.10ms elapsed) ***\n\n"
-    "**** Processor usage ****\n\nCPU Power: 310 mW\nGPU Power: 99 mW\nANE Power: 0 mW\n"
-    "Combined Power (CPU + GPU + ANE): 409 mW\n\n"
-    "**** GPU usage ****\n\nGPU HW active frequency: 612 MHz\n"
-    "GPU HW active residency:   .97% (444 MHz: .50% 612 MHz: .47%)\n"
-    "GPU SW requested state: (P1 :  90% P2 :  10%)\nGPU SW state: (SW_P1 :   0% SW_P2 :   0%)\n"
-    "GPU idle residency:  99.03%\nGPU Power: 101 mW\n"
-)
-_TEXT_OLD = (
-    "*** Sampled system activity (Mon Mar  1 09:00:00 2021 +0000) (1002.00ms elapsed) ***\n\n"
-    "**** GPU usage ****\n\nGPU active frequency: 1000 MHz\n"
-    "GPU active residency:  64.20% (396 MHz:   0% 1278 MHz:  64%)\n"
-    "GPU requested frequency: (396 MHz:   0% 1278 MHz:  64%)\nGPU idle residency:  35.80%\nGPU Power: 5125 mW\n\n\n"
-)
-_TEXT_INTEL = (
-    "Machine model: MacBookPro16,1\nSMC version: Unknown\nEFI version: 1554.3.0\nOS version: 20G95\n\n"
-    "*** Sampled system activity (Sat Oct 30 11:12:13 2021 +0100) (501.00ms elapsed) ***\n\n"
-    "**** GPU usage ****\n\nGPU 0 name IntelIG\nGPU 0 C-state residency: 87.50% (2.50%, 85.00%)\n"
-    "GPU 0 P-state residency: 1150MHz: 0.00%, 350MHz: 12.50%\n"
-    "GPU 0 average active frequency as fraction of nominal (350.00Mhz): 100.00% (350.00Mhz)\n"
-    "GPU 0 GPU Busy                     : 12.50%\nGPU 0 [PSR] Only GPU is On         : 0.00%\n"
-    "GPU 0 [INT] UP_THRESHOLD       : 0 (0.00/second)\nGPU 0 FB Test Case 0\n"
-)
-_TEXT_EXCERPT = (
-    "GPU HW active residency:  12.50% (338 MHz: 12% 618 MHz:   0%)\nGPU idle residency:  87.50%\nGPU Power: 45 mW\n"
-)
 
 _M_SERIES = (
     "+-o AGXAcceleratorG15X  <class AGXAcceleratorG15X, id 0x10000047b, registered, matched, active, busy 0 (2 ms),"
@@ -106,11 +78,6 @@ SAMPLES: dict[str, list[str]] = {
         f"{_ENERGY_ONLY}\0{_WITH_PROCESSOR}",
         f"\0{_WITH_PROCESSOR}\0{_ENERGY_ONLY}\0{_WITH_PROCESSOR[:500]}",
         _INTEL_PLIST,
-        _TEXT_HEAD + _TEXT_NEW,
-        _TEXT_OLD + _TEXT_NEW,
-        _TEXT_OLD,
-        _TEXT_INTEL,
-        _TEXT_EXCERPT,
     ],
     "ioreg": [_M_SERIES, _IN_A_TREE, _INTEL_MAC],
 }

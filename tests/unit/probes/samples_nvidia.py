@@ -110,25 +110,6 @@ NO_UNITS_CSV = (
     "NVIDIA Test One, 24576, 4096, 37, 201.50, 350.00\n"
 )
 
-HEADERLESS_CSV = "0, NVIDIA Test One, 61, 4096, 24576, 37, 201.50\n1, NVIDIA Test Two, 40, 0, 16384, [N/A], [N/A]\n"
-
-HEADERLESS_UNITS_CSV = (
-    "0, NVIDIA Test One, 61, 4096 MiB, 24576 MiB, 37 %, 201.50 W\n"
-    "1, NVIDIA Test Two, 40, 0 MiB, 16384 MiB, [N/A], [N/A]\n"
-)
-
-OTHER_ORDER_CSV = "0, GPU-11111111-0000-0000-0000-000000000001, NVIDIA Test One, 61, 37, 4096, 12287\n"
-
-UNKNOWN_COLUMNS_CSV = "NVIDIA Test One, GPU-11111111-0000-0000-0000-000000000001, 00000000:3B:00.0, 5, 6\n"
-
-LOOP_CSV = (
-    "timestamp, index, memory.used [MiB], utilization.gpu [%]\n"
-    "2024/01/02 03:04:05.000, 0, 4096 MiB, 37 %\n"
-    "2024/01/02 03:04:05.001, 1, 20 MiB, 4 %\n"
-    "timestamp, index, memory.used [MiB], utilization.gpu [%]\n"
-    "2024/01/02 03:04:06.000, 0, 8000 MiB, 91 %\n"
-    "2024/01/02 03:04:06.001, 1, 20 MiB, 5 %\n"
-)
 
 LOST_CSV = (
     "index, uuid, name, memory.total [MiB], utilization.gpu [%]\n"
@@ -142,12 +123,9 @@ APPS = (
     "GPU-22222222-0000-0000-0000-000000000002, 88, 5 MiB, [Not Found]\n"
 )
 
-APPS_WITHOUT_HEADER = (
-    "GPU-11111111-0000-0000-0000-000000000001, 4242, 3800 MiB, python, with a comma, train.py\n"
-    "GPU-11111111-0000-0000-0000-000000000001, 77, [N/A], Xorg\n"
-)
 
 APPS_WITHOUT_PID = (
+    "gpu_uuid, pid, used_gpu_memory [MiB], process_name\n"
     "GPU-11111111-0000-0000-0000-000000000001, 4242, 3800 MiB, python\n"
     "GPU-11111111-0000-0000-0000-000000000001, [N/A], 120 MiB, [Not Found]\n"
 )
@@ -162,13 +140,8 @@ SAMPLES = {
         CSV,
         GB10_CSV,
         NO_UNITS_CSV,
-        HEADERLESS_CSV,
-        HEADERLESS_UNITS_CSV,
-        OTHER_ORDER_CSV,
-        UNKNOWN_COLUMNS_CSV,
-        LOOP_CSV,
         LOST_CSV,
         LOST_LINE,
     ],
-    "nvidia-smi-apps": [APPS, APPS_WITHOUT_CARD, APPS_WITHOUT_HEADER, APPS_WITHOUT_PID],
+    "nvidia-smi-apps": [APPS, APPS_WITHOUT_CARD, APPS_WITHOUT_PID],
 }

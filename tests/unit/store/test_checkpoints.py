@@ -73,7 +73,7 @@ def test_an_emptied_log_leaves_everything_in_the_file(
     assert "99" not in names_in(path)
     checkpoints.copy()
     write(database, "meanwhile")
-    assert checkpoints.empty(7, 0.0, is_truncated=is_truncated)
+    assert checkpoints.empty(7, is_truncated=is_truncated)
     assert names_in(path) == {"first", "meanwhile", *map(str, range(100))}
     assert database.progress().generation == 7
     assert checkpoints.log_bytes < before
@@ -88,7 +88,7 @@ def test_no_writer_begins_the_log_anew_between_the_copy_and_the_end(
     checkpoints.copy()  # all of it
     write(database, "meanwhile")
     assert salt_of(path) == salt
-    assert checkpoints.empty(7, 0.0, is_truncated=True)
+    assert checkpoints.empty(7, is_truncated=True)
     assert salt_of(path) != salt
 
 
@@ -96,7 +96,7 @@ def test_the_first_write_after_a_checkpoint_begins_no_new_log(
     path: Path, database: Database, checkpoints: WalCheckpoints
 ) -> None:
     """A new log's header is synced by its first writer, which must not be the loop."""
-    assert checkpoints.empty(7, 0.0, is_truncated=True)
+    assert checkpoints.empty(7, is_truncated=True)
     salt = salt_of(path)
     write(database, "next")
     assert salt_of(path) == salt
@@ -109,7 +109,7 @@ def test_a_kill_at_any_point_of_a_checkpoint_loses_nothing(
     assert names_after_kill(path, tmp_path / "copied") == {"first"}
     write(database, "meanwhile")
     assert names_after_kill(path, tmp_path / "written") == {"first", "meanwhile"}
-    assert checkpoints.empty(7, 0.0, is_truncated=True)
+    assert checkpoints.empty(7, is_truncated=True)
     assert names_after_kill(path, tmp_path / "emptied") == {"first", "meanwhile"}
     write(database, "later")
     assert names_after_kill(path, tmp_path / "later") == {"first", "meanwhile", "later"}
@@ -122,10 +122,10 @@ def test_a_reader_only_delays_it(path: Path, database: Database, checkpoints: Wa
         for number in range(3):
             write(database, str(number))
             checkpoints.copy()
-            assert not checkpoints.empty(number, 0.0, is_truncated=True)
+            assert not checkpoints.empty(number, is_truncated=True)
         reader.execute("COMMIT")
     checkpoints.copy()
-    assert checkpoints.empty(7, 0.0, is_truncated=True)
+    assert checkpoints.empty(7, is_truncated=True)
     assert names_in(path) == {"first", "0", "1", "2"}
 
 
@@ -133,8 +133,8 @@ def test_a_writer_only_delays_it(path: Path, database: Database, checkpoints: Wa
     checkpoints.copy()
     with database.transaction():
         database.execute("INSERT INTO settings VALUES ('second', '1')")
-        assert not checkpoints.empty(1, 0.0, is_truncated=True)
-    assert checkpoints.empty(2, 0.0, is_truncated=True)
+        assert not checkpoints.empty(1, is_truncated=True)
+    assert checkpoints.empty(2, is_truncated=True)
     assert names_in(path) == {"first", "second"}
 
 
@@ -150,7 +150,7 @@ def test_a_copy_that_failed_does_not_keep_the_log_from_being_emptied(
             checkpoints.copy()
     write(database, "meanwhile")
     checkpoints.copy()
-    assert checkpoints.empty(7, 0.0, is_truncated=False)
+    assert checkpoints.empty(7, is_truncated=False)
     assert names_in(path) == {"first", "meanwhile"}
 
 

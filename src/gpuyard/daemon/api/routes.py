@@ -1,8 +1,7 @@
 """The daemon's routes, as the command line, the web page and scripts use them.
 
 All are below `/v1`, where keys and routes are only ever added, except `/metrics` and `/openapi.json`, which are where
-tools expect them. `gpuyard.schema.operations` describes each: requests are decoded by it. Those that the start does not
-need are in `rare_routes`.
+tools expect them. `gpuyard.schema.operations` describes each: requests are decoded by it.
 """
 
 import asyncio
@@ -10,9 +9,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -22,10 +19,22 @@ from gpuyard.connect import paths
 from gpuyard.core.job.job import SuspendedBy
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.units import parse_duration
+from gpuyard.daemon.api.batches import batch_runs, batch_status, task_list
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode
+from gpuyard.daemon.api.edit import EditHandler
+from gpuyard.daemon.api.job_logs import JobLogs
 from gpuyard.daemon.api.jobs import JobHandler, queue_state
+from gpuyard.daemon.api.learned_estimates import (
+    estimate_list,
+    export_estimates,
+    forget_estimates,
+    import_estimates,
+)
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import SubmissionHandler
+from gpuyard.daemon.api.summary import SummaryHandler
+from gpuyard.daemon.api.usage_report import ReportHandler
+from gpuyard.daemon.api.wait_routes import WaitHandler
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
@@ -33,11 +42,13 @@ from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
 from gpuyard.daemon.monitor.history_file import HistoryFile
 from gpuyard.daemon.monitor.progress_watch import ProgressWatch
+from gpuyard.daemon.monitor.timeline import Timeline
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
 from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
 from gpuyard.daemon.server.router import EVENTS, Route, RouteKey, Router
+from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.schema.operations import OPERATIONS, document
@@ -46,13 +57,9 @@ from gpuyard.schema.requests import CleanRequest, StopRequest, TagRequest
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.version import API, __version__
 
-if TYPE_CHECKING:
-    from gpuyard.daemon.api.rare_routes import RareRoutes
-
 # EX_TEMPFAIL of sysexits.h: not 0, so that a unit with `Restart=on-failure` is started again.
 RESTART_STATUS = 75
 _LONGEST_REASON = 300
-_IMPORT_AFTER_S = 2.0
 # Routes that read the request themselves.
 _UNDECODED = {("POST", f"{API}/submissions"), ("POST", f"{API}/submissions/preview"), ("GET", f"{API}{EVENTS}")}
 
@@ -81,30 +88,25 @@ class Routes:
         self._code = CodeWatch(scheduler)
         self._reader = ThreadedReader(scheduler.database.path)
         self._jobs = JobHandler(scheduler, self._reader, self._code)
+        self._logs = JobLogs(scheduler)
         self._submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
-        self._rare: RareRoutes | None = None
         devices = DeviceList(scheduler)
         self._usage = UsageHistory(scheduler, devices, HistoryFile(Path(paths.state_folder())))
         self.health = devices.health
-        self._table: dict[RouteKey, Route] = {
-            **_with_prefix(self._api_routes(devices)),
+        self._reports = ReportHandler(scheduler)
+        self.web = PageListener(self.handle, Path(paths.state_folder()))
+        self.table: dict[RouteKey, Route] = {
+            **_with_prefix(self._routes_of_jobs()),
+            **_with_prefix(self._routes_of_waits_and_reports()),
+            **_with_prefix(self._routes_of_the_machine(devices)),
             ("GET", "/openapi.json"): lambda: Response(body=document()),
             ("GET", "/metrics"): Metrics(scheduler, devices, started_at).metrics,
         }
         self._router = Router(key for key, each in OPERATIONS.items() if not each.is_of_page)
 
-    def _api_routes(self, devices: DeviceList) -> dict[RouteKey, Route]:
-        requests, jobs, submissions = self._scheduler.requests, self._jobs, self._submissions
+    def _routes_of_jobs(self) -> dict[RouteKey, Route]:
+        requests, jobs, submissions, logs = self._scheduler.requests, self._jobs, self._submissions, self._logs
         return {
-            ("GET", "/status"): self._status,
-            ("GET", EVENTS): self.events.stream,
-            ("POST", "/pause"): partial(self._pause, paused=True),
-            ("POST", "/unpause"): partial(self._pause, paused=False),
-            ("POST", "/drain"): partial(self._pause, paused=True, draining=True),
-            ("POST", "/clean"): self._clean,
-            ("POST", "/stop"): self._shut_down,
-            ("POST", "/tags/stop"): partial(self._set_tag_stopped, stopped=True),
-            ("POST", "/tags/go"): partial(self._set_tag_stopped, stopped=False),
             ("GET", "/jobs"): jobs.page,
             ("GET", "/sweeps/{id}"): jobs.folded.table,
             ("GET", "/exports"): jobs.export,
@@ -121,6 +123,43 @@ class Routes:
             ("POST", "/jobs/suspend"): jobs.suspend,
             ("POST", "/jobs/resume"): partial(jobs.change, requests.resume),
             ("POST", "/jobs/priority"): jobs.prioritise,
+            ("POST", "/jobs/edit"): EditHandler(self._scheduler, jobs, submissions).edit,
+            ("GET", "/jobs/{id}/log"): logs.tail,
+            ("GET", "/jobs/{id}/log/live"): logs.live,
+        }
+
+    def _routes_of_waits_and_reports(self) -> dict[RouteKey, Route]:
+        scheduler, reader = self._scheduler, self._reader
+        waits = WaitHandler(scheduler, reader)
+        return {
+            ("GET", "/wait"): waits.wait,
+            ("POST", "/wait/reported"): waits.mark_reported,
+            ("GET", "/batches/{id}"): partial(batch_status, scheduler),
+            ("GET", "/batches/{id}/runs"): partial(batch_runs, scheduler),
+            ("GET", "/tasks"): partial(task_list, scheduler),
+            ("GET", "/estimates"): partial(estimate_list, scheduler),
+            ("GET", "/estimates/export"): partial(export_estimates, scheduler),
+            ("POST", "/estimates/import"): partial(import_estimates, scheduler),
+            ("POST", "/estimates/forget"): partial(forget_estimates, scheduler),
+            ("GET", "/timeline"): Timeline(scheduler, reader).timeline,
+            ("GET", "/report"): self._reports.report,
+            ("GET", "/summary"): SummaryHandler(scheduler, reader, self._submissions.snapshots.unbrought).summary,
+        }
+
+    def _routes_of_the_machine(self, devices: DeviceList) -> dict[RouteKey, Route]:
+        return {
+            ("GET", "/status"): self._status,
+            ("GET", EVENTS): self.events.stream,
+            ("POST", "/pause"): partial(self._pause, paused=True),
+            ("POST", "/unpause"): partial(self._pause, paused=False),
+            ("POST", "/drain"): partial(self._pause, paused=True, draining=True),
+            ("POST", "/clean"): self._clean,
+            ("POST", "/stop"): self._shut_down,
+            ("POST", "/tags/stop"): partial(self._set_tag_stopped, stopped=True),
+            ("POST", "/tags/go"): partial(self._set_tag_stopped, stopped=False),
+            ("GET", "/web"): self.web.state,
+            ("POST", "/web"): self.web.open,
+            ("POST", "/web/stop"): self.web.stop,
             ("GET", "/devices"): devices.devices,
             ("POST", "/devices/drain"): devices.drain,
             ("POST", "/devices/undrain"): devices.undrain,
@@ -128,33 +167,15 @@ class Routes:
             ("GET", "/devices/history"): self._usage.history,
         }
 
-    def table(self) -> dict[RouteKey, Route]:
-        """Return all routes."""
-        self._load_rare()
-        return self._table
-
-    def _load_rare(self) -> "RareRoutes":
-        if self._rare is None:
-            from gpuyard.daemon.api.rare_routes import RareRoutes
-
-            self._rare = RareRoutes(self._scheduler, self.handle, self._reader, self._jobs, self._submissions)
-            self._table.update(_with_prefix(self._rare.table))
-        return self._rare
-
     async def open_page_as_configured(self) -> None:
         """Open the page at the start of the daemon, if it is enabled."""
         if load_config().page.enabled:
-            await self._load_rare().web.open_as_configured(self._scheduler.notices.append)
-
-    async def import_rare(self) -> None:
-        """Import the handlers of all routes some seconds after the start, so that no request has to wait for it."""
-        await asyncio.sleep(_IMPORT_AFTER_S)
-        await asyncio.to_thread(import_module, "gpuyard.daemon.api.rare_routes")
+            await self.web.open_as_configured(self._scheduler.notices.append)
 
     def close(self) -> None:
         """Close the page and the connections that only read; the database itself stays open."""
-        if self._rare is not None:
-            self._rare.close()
+        self.web.close()
+        self._reports.close()
         self._reader.close()
         self.retention.close()
         self._usage.close()
@@ -189,9 +210,7 @@ class Routes:
             decoded = _decode(request, key)
             if key[0] != "GET":
                 until_answered.enter_context(self._scheduler.during_change())
-            if key not in self._table:
-                self._load_rare()
-            act = partial(self._table[key], *numbers, *decoded)
+            act = partial(self.table[key], *numbers, *decoded)
             answer = self._act_later(act) if key[0] != "GET" and self._has_to_wait() else act()
             if isinstance(answer, Awaitable) or (key[0] != "GET" and self._scheduler.checkpoints.has_unsynced):
                 return self._respond_later(answer, until_answered.pop_all(), is_change=key[0] != "GET")

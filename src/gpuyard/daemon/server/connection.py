@@ -34,8 +34,6 @@ Handler = Callable[[http.Request], HttpAnswer | Awaitable[HttpAnswer]]
 PeerCheck = Callable[[socket.socket], str | None]
 # Raise HttpError to refuse a request before its body is read. Return whether it proves that its client has access.
 HeadCheck = Callable[[http.Request], bool]
-# Pipelined requests answered in a row before other connections get their turn: a few milliseconds.
-_IN_A_ROW = 32
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
@@ -144,20 +142,20 @@ def read_future(request: http.Request, future: "asyncio.Future[HttpAnswer]") -> 
 
 
 class _Connection(asyncio.Protocol):
-    """One client. The next request is handled when the response to the last one has been written."""
+    """One client. The next request is handled when the response to the last one has been written, and other clients
+    have had their turn."""
 
     _transport: asyncio.Transport
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._parser = http.Parser(server.limits.body_bytes)
+        self._reader = http.RequestReader(server.limits.body_bytes)
         self._stop_stream: Callable[[], object] | None = None
         self._awaited: asyncio.Future[HttpAnswer] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None  # set while other connections get their turn
         self._is_known = False  # the client has proven that it has access
         self._has_sent = False
-        self._is_handling = False
         self._is_checked = False  # the head of the current request
         self._is_blocked = False  # the client does not read
         self._is_over = False
@@ -165,8 +163,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         if self._server.listener is None:  # accepted just before; what its requests need may be gone by now
-            self._is_over = True
-            self._transport.abort()
+            self.abort()
             return
         strangers, silent_s = self._server.strangers, self._server.limits.silent_s
         refusal = self._server.check_peer(self._transport.get_extra_info("socket"))
@@ -176,7 +173,7 @@ class _Connection(asyncio.Protocol):
             dropped = strangers.add(self, network_of(self._transport.get_extra_info("peername")))
             if dropped is not None:
                 dropped.abort()
-            self._set_timer(silent_s, self._drop_stranger)
+            self._set_timer(silent_s, self.abort)
         elif self._has_place():
             self._set_timer(silent_s, self._transport.abort)
 
@@ -187,11 +184,12 @@ class _Connection(asyncio.Protocol):
             self._has_sent = True
             if self._is_known:  # a stranger's time goes on
                 self._cancel_timer()
-        self._parser.feed(data)
-        if self._awaited is None and self._turn is None and not self._is_blocked:
-            self._handle_requests()
-        elif len(self._parser.buffer) > http.MAX_HEAD_BYTES:
-            self._transport.pause_reading()
+        self._reader.feed(data)
+        if self._is_busy:
+            if len(self._reader.unread) > http.MAX_HEAD_BYTES:
+                self._transport.pause_reading()
+        else:
+            self._handle_next()
 
     def eof_received(self) -> None:
         self.close()
@@ -206,8 +204,7 @@ class _Connection(asyncio.Protocol):
             self._cancel_timer()
         elif not self._is_over:
             self._cancel_timer()
-            if self._turn is None:
-                self._handle_requests()
+            self._handle_next()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature of asyncio
         self._is_over = True
@@ -240,43 +237,41 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     def close(self) -> None:
-        """End the connection: after the response of a handler that runs now; a handler that is awaited is cancelled."""
-        if self._is_handling:
-            self._is_over = True
-            return
+        """End the connection, and cancel a handler that is awaited."""
         if self._awaited is not None:
             self._awaited.cancel()
         self.end()
 
-    def _handle_requests(self) -> None:
-        """Handle the requests that have arrived, up to `_IN_A_ROW` of them."""
-        for _ in range(_IN_A_ROW):
-            if self._awaited is not None or self._is_blocked or self._is_over:
-                return
-            try:
-                request = self._parser.take()
-            except http.HttpError as refusal:
-                self._refuse(refusal)
-                return
-            if request is None:
-                self._wait_for_data()
-                return
-            if self._timer is not None:
-                self._cancel_timer()
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the next request has to wait."""
+        return self._awaited is not None or self._turn is not None or self._is_blocked
+
+    def _handle_next(self) -> None:
+        if self._is_busy or self._is_over:
+            return
+        try:
+            request = self._reader.take()
+        except http.HttpError as refusal:
+            self._refuse(refusal)
+            return
+        if request is None:
+            self._wait_for_data()
+        else:
+            self._cancel_timer()
             self._handle(request)
-        self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._turn = None
-        self._handle_requests()
+        self._handle_next()
 
     def _wait_for_data(self) -> None:
-        head, buffer = self._parser.head, self._parser.buffer
-        if head is not None and not self._is_accepted(head.request):
+        reader = self._reader
+        if reader.head is not None and not self._is_accepted(reader.head):
             return
-        if head is not None and head.expects_continue and not buffer:
+        if reader.expects_continue:
             self._transport.write(http.CONTINUE)
-        if (head is not None or buffer) and self._timer is None:
+        if (reader.head is not None or reader.unread) and self._timer is None:
             late = http.HttpError(408, "the rest of the request did not arrive in time")
             self._set_timer(self._server.limits.half_request_s, lambda: self._refuse(late))
         self._transport.resume_reading()
@@ -308,34 +303,24 @@ class _Connection(asyncio.Protocol):
         self._is_known = True
         return True
 
-    def _drop_stranger(self) -> None:
-        if self._has_sent:
-            self._refuse(http.HttpError(408, "the request did not arrive in time"))
-        else:
-            self.abort()
-
     def _handle(self, request: http.Request) -> None:
-        is_last = self._parser.is_last
+        is_last = self._reader.is_last
         if not self._is_accepted(request):
             return
-        self._is_handling, self._is_checked = True, False
+        self._is_checked = False
         answer = call_handler(self._server.handler, request)
-        self._is_handling = False
         if isinstance(answer, HttpAnswer):
             self._answer(request, answer, is_last=is_last)
-            return
-        self._awaited = answer
-        answer.add_done_callback(lambda future: self._answer_awaited(request, future, is_last=is_last))
-        if self._is_over:  # the handler closed the server; a task has to start before it can be cancelled
-            asyncio.get_running_loop().call_soon(self.close)
+        else:
+            self._awaited = answer
+            answer.add_done_callback(lambda future: self._answer_awaited(request, future, is_last=is_last))
 
     def _answer_awaited(self, request: http.Request, future: "asyncio.Future[HttpAnswer]", *, is_last: bool) -> None:
         self._awaited = None
         if future.cancelled():
             self._transport.abort()
-            return
-        self._answer(request, read_future(request, future), is_last=is_last)
-        self._handle_requests()
+        else:
+            self._answer(request, read_future(request, future), is_last=is_last)
 
     def _answer(self, request: http.Request, answer: HttpAnswer, *, is_last: bool) -> None:
         if self._transport.is_closing():
@@ -353,6 +338,8 @@ class _Connection(asyncio.Protocol):
         self._transport.write(http.render(answer, is_last=is_last, has_body=has_body, common_headers=common))
         if is_last:
             self.end()
+        else:
+            self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _refuse(self, refusal: http.HttpError, *, has_body: bool = True) -> None:
         self._is_over = True

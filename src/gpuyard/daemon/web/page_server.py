@@ -111,7 +111,10 @@ class PageServer:
         credential = access.credential_of(request, self.rules)
         if credential is access.Credential.WRONG_TOKEN:
             self._take(self._wrong_tokens, "too many wrong tokens")
-        has_body = request.method == "POST" or request.headers.get("content-length", "0") != "0"
+        headers = request.headers
+        has_body = (
+            headers.get("content-length", "0") != "0" or "transfer-encoding" in headers or request.method == "POST"
+        )
         is_file = request.path == access.PAGE or request.path.startswith(_STATIC)
         if has_body or not is_file:
             access.check_rights(request, credential, self.rules)

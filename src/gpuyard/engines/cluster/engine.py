@@ -53,9 +53,7 @@ class ClusterEngine:
         self._lock = threading.Lock()  # guards all attributes from here to the thread
         self._to_send: list[Launch] = []
         self._to_adopt: list[Attempt] = []
-        self._to_cancel: set[str] = set()
-        self._has_new_to_cancel = False
-        self._to_withdraw: set[str] = set()
+        self._to_end: dict[str, bool] = {}  # attempts to end, and whether only those that have not begun
         self._promised: dict[str, ClusterTerms] = {}
         self._live: set[str] = set()
         self._over: list[Ended] = []
@@ -144,20 +142,18 @@ class ClusterEngine:
         return offer
 
     def signal(self, attempt: Attempt, signum: int) -> int:  # noqa: ARG002 - a site ends jobs by signals of its own
+        return self._request_end(attempt, only_waiting=False)
+
+    def withdraw(self, attempt: Attempt) -> None:
+        self._request_end(attempt, only_waiting=True)
+
+    def _request_end(self, attempt: Attempt, *, only_waiting: bool) -> int:
         with self._lock:
             if attempt.key not in self._live:
                 return 0
-            self._to_cancel.add(attempt.key)
-            self._has_new_to_cancel = True
+            self._to_end[attempt.key] = only_waiting and self._to_end.get(attempt.key, True)
         self._wake()
         return 1
-
-    def withdraw(self, attempt: Attempt) -> None:
-        with self._lock:
-            if attempt.key not in self._live:
-                return
-            self._to_withdraw.add(attempt.key)
-        self._wake()
 
     def close(self) -> None:
         """Stop the thread. Submitted jobs continue."""
@@ -204,13 +200,8 @@ class ClusterEngine:
         self._in_flight.forget(recorded)  # first: an attempt that never started may be submitted again under its key
         self._adopt_pending()
         self._submit_all()
-        with self._lock:
-            has_new_to_cancel, self._has_new_to_cancel = self._has_new_to_cancel, False
-        if has_new_to_cancel:
-            self._ask_within(_SOON_S)
-            self._cancel()
         try:
-            self._withdraw()
+            self._end_requested()
             self._publish(self._in_flight.collect())
         finally:  # also if files cannot be read
             self._ask_if_due()
@@ -237,7 +228,7 @@ class ClusterEngine:
     def _submit_all(self) -> None:
         with self._lock:
             launches, self._to_send = self._to_send, []
-            cancelled = self._to_cancel | self._to_withdraw
+            cancelled = set(self._to_end)
         for launch in launches:
             self._results.note(launch)
         withdrawn = [launch for launch in launches if launch.key in cancelled]
@@ -279,39 +270,26 @@ class ClusterEngine:
             self._publish(_never_started(launch, why) for launch in launches if launch.key not in self._in_flight.live)
             raise
 
-    def _cancel(self) -> None:
-        """Cancel at the site. Elements that the site has not reported yet are tried again after the next report."""
+    def _end_requested(self) -> None:
+        """End the requested elements at the site. What fails is tried again after the next report, and so are elements
+        that the site has not reported yet."""
         with self._lock:
-            wanted = set(self._to_cancel)
-        if not wanted:
-            return
-        try:
-            done = self._in_flight.cancel(wanted)
-        except SiteUnreachable as error:
-            _log.warning("cancelling at %s is tried again: %s", self._site.name, error)
-            return
-        self._ask_within(_SOON_S)
+            requested = dict(self._to_end)
+        ended, done = self._in_flight.end(requested)
+        self._publish(ended)
         with self._lock:
             coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
-            self._to_cancel -= done - coming
-
-    def _withdraw(self) -> None:
-        """Keep elements from starting that wait at the site, and cancel them there, which is tried again after the next
-        report; so are elements that the site has not reported yet."""
-        with self._lock:
-            wanted = set(self._to_withdraw)
-        if wanted:
-            ended, done = self._in_flight.withdraw(wanted)
-            self._publish(ended)
-            self._ask_within(_SOON_S)  # some may have begun
-            with self._lock:
-                coming = {*(launch.key for launch in self._to_send), *(attempt.key for attempt in self._to_adopt)}
-                self._to_withdraw -= done - coming
-        if self._offer.trouble is None:
-            try:
-                self._in_flight.cancel_withdrawn()
-            except SiteUnreachable as error:
-                _log.warning("cancelling what was withdrawn at %s is tried again: %s", self._site.name, error)
+            for key in done - coming:
+                if self._to_end[key] is requested[key]:  # else it was cancelled meanwhile
+                    del self._to_end[key]
+        if self._offer.trouble is not None and not done:
+            return
+        if requested:
+            self._ask_within(_SOON_S)  # for their ends; others may have begun
+        try:
+            self._in_flight.cancel_ended()
+        except SiteUnreachable as error:
+            _log.warning("cancelling at %s is tried again: %s", self._site.name, error)
 
     # Reports
 
@@ -337,10 +315,9 @@ class ClusterEngine:
         has_changed = self._publish(self._in_flight.collect(report)) or before != report.offer
         self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
         self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
-        has_work = bool(self._in_flight.live or self._in_flight.has_withdrawn or self._to_cancel or self._to_send)
+        has_work = bool(self._in_flight.live or self._in_flight.has_to_cancel or self._to_end or self._to_send)
         self._ask_at = time.monotonic() + self._interval_s if has_work else None
-        self._cancel()
-        self._withdraw()
+        self._end_requested()
 
     def _note_trouble(self, error: EnvironmentFault) -> None:
         """Offer nothing while the site or its folder cannot be reached."""
@@ -350,7 +327,7 @@ class ClusterEngine:
         )
         with self._lock:
             is_new, self._offer = self._offer.trouble != trouble, Offer(trouble=trouble)
-            is_awaited = self._is_wanted or bool(self._to_send or self._to_adopt or self._to_cancel)
+            is_awaited = self._is_wanted or bool(self._to_send or self._to_adopt or self._to_end)
             self._has_news = self._has_news or self._is_wanted
             self._is_wanted = False  # the controller asks again if it still needs an offer
         if is_new:
@@ -358,7 +335,7 @@ class ClusterEngine:
             self._has_news = True
             self._publish(self._in_flight.report_trouble(trouble))
         self._interval_s = min(_LONGEST_PAUSE_S, self._interval_s * 2)
-        has_reason = is_awaited or self._in_flight.has_withdrawn or bool(self._in_flight.live)
+        has_reason = is_awaited or self._in_flight.has_to_cancel or bool(self._in_flight.live)
         self._ask_at = time.monotonic() + self._interval_s if has_reason else None
 
     def _publish(self, changes: Iterable[SiteStatus | Ended]) -> bool:

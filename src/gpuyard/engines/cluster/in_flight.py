@@ -109,7 +109,7 @@ class InFlightJobs:
         self._submissions: dict[str, InFlightSubmission] = {}
         self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
-        self._withdrawn: set[str] = set()  # ids at the site
+        self._to_cancel: set[str] = set()  # ids at the site
         self._voided: set[str] = set()  # attempts of an earlier daemon that can no longer start
         # Until when nodes are left out, by the options of the jobs that could not start there (which may be at fault),
         # the node and its place.
@@ -227,35 +227,34 @@ class InFlightJobs:
         for number, element in entry.elements.items():
             element.request = self._site.request(entry.submission, number)
 
-    def cancel(self, keys: Collection[str]) -> set[str]:
-        """Cancel at the site. Return those that are done: an element has no id before the site has reported it."""
-        known = {key: self.live.get(key) for key in keys}
-        ids = [each.sighting.id for each in known.values() if each is not None and each.sighting is not None]
-        if ids:
-            self._site.cancel(ids)
-        return {key for key, each in known.items() if each is None or each.sighting is not None}
+    def end(self, keys: Mapping[str, bool]) -> tuple[Iterator[Ended], set[str]]:
+        """End these elements; those whose value is True only if they wait at the site, where they are voided, so that
+        they never start, whatever the site does. `cancel_ended` ends them there.
 
-    def withdraw(self, keys: Collection[str]) -> tuple[Iterator[Ended], set[str]]:
-        """Void those that wait at the site: they never start, whatever the site does. `cancel_withdrawn` removes them
-        there. Return their ends, and those of `keys` that are done: an element has no id before the site has reported
-        it."""
+        Return the ends of the voided ones, and those of `keys` that are done: an element has no id before the site has
+        reported it."""
         known = {key: self.live.get(key) for key in keys}
         seen = [(each, each.sighting) for each in known.values() if each is not None and each.sighting is not None]
-        taken = {sighting.id: each for each, sighting in seen if sighting.at is SiteState.PENDING and self._void(each)}
-        self._withdrawn |= taken.keys()
+        voided = [
+            (each, sighting)
+            for each, sighting in seen
+            if keys[each.key] and sighting.at is SiteState.PENDING and self._void(each)
+        ]
+        running = ((each, sighting) for each, sighting in seen if not keys[each.key])
+        self._to_cancel |= {sighting.id for _, sighting in (*voided, *running)}
         outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
-        ended = (self._end(each, outcome, None, None) for each in taken.values())
+        ended = (self._end(each, outcome, None, None) for each, _ in voided)
         return ended, {key for key, each in known.items() if each is None or each.sighting is not None}
 
     @property
-    def has_withdrawn(self) -> bool:
-        """Whether the site may still list elements that were withdrawn."""
-        return bool(self._withdrawn)
+    def has_to_cancel(self) -> bool:
+        """Whether there are elements that the site may still list, and shall end."""
+        return bool(self._to_cancel)
 
-    def cancel_withdrawn(self) -> None:
-        if self._withdrawn:
-            self._site.cancel(sorted(self._withdrawn))
-            self._withdrawn.clear()
+    def cancel_ended(self) -> None:
+        if self._to_cancel:
+            self._site.cancel(sorted(self._to_cancel))
+            self._to_cancel.clear()
 
     # From the site
 

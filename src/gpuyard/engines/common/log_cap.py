@@ -5,9 +5,8 @@ its cap, its middle is cut out: the blocks of that range are given back to the f
 length (a hole, `fallocate` with FALLOC_FL_PUNCH_HOLE). So the first quarter of the cap and the newest output stay, each
 byte keeps its offset, writers notice nothing, and nothing is copied. `job_logs` reads around the hole.
 
-- A watch of the kernel (inotify) reports the first write after each look; further writes cost nothing. The next look
-  follows when a program that writes 2 GB/s could have reached the cap: after 1 ms at the earliest, 1 s at the latest. A
-  log that is not written to is not looked at.
+- The next look follows when a program that writes 2 GB/s could have reached the cap: after 1 ms at the earliest. While
+  a log is not written to, the time between two looks doubles, up to 1 s.
 - A file system that cannot make holes gets the kept text written to a shorter file. Output that is written in the same
   moment may be lost or change places there. The same happens once per TB of output: files have a longest length.
 """
@@ -17,14 +16,10 @@ import ctypes
 import functools
 import heapq
 import os
-import select
-import struct
 import time
 from collections.abc import Callable
 
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
-_MODIFY, _OVERFLOW, _ONESHOT = 0x2, 0x4000, 0x80000000
-_EVENT = struct.Struct("iIII")
 _LEAST_BLOCK = 4096
 _SPEED = 2 << 30
 _SOONEST_S, _LATEST_S = 0.001, 1.0
@@ -114,32 +109,26 @@ def _shorten(descriptor: int, first: int, last: int) -> int:
 
 
 class _CappedLog:
-    __slots__ = ("cap", "due", "full_at", "left", "path", "watch")
+    __slots__ = ("cap", "due", "full_at", "left", "path", "wait_s")
 
     def __init__(self, path: str, cap: int, now: float) -> None:
         self.path = path
         self.cap = self.left = cap
-        self.watch = -1
-        self.due = now + self.delay()
+        self.wait_s = self.shortest_s()
+        self.due = now + self.wait_s
         self.full_at = now + cap / _SPEED  # at the earliest: an empty log cannot be over its cap before
 
-    def delay(self) -> float:
+    def shortest_s(self) -> float:
         """Return how long a program needs at least until the log is over its cap."""
         return min(max(self.left / _SPEED, _SOONEST_S), _LATEST_S)
 
 
 class LogCaps:
-    """For an event loop: poll `fileno()` for up to `timeout_ms()`, and call `run()`. For one thread."""
+    """For an event loop: wait for up to `timeout_ms()`, and call `run()`. For one thread."""
 
     def __init__(self) -> None:
-        self._inotify = _Inotify()
         self._logs: dict[str, _CappedLog] = {}
-        self._watched: dict[int, _CappedLog] = {}
         self._due: list[tuple[float, str]] = []
-
-    def fileno(self) -> int:
-        """-1 if the system has no inotify: then logs are looked at by time alone."""
-        return self._inotify.descriptor
 
     def add(self, path: str, cap: int) -> None:
         """Watch a log. Costs no call of the system: most programs end before their first look is due."""
@@ -149,14 +138,9 @@ class LogCaps:
     def remove(self, path: str) -> None:
         """Look at a log for the last time: all that write to it have ended."""
         log = self._logs.pop(path, None)
-        if log is None:
-            return
-        if time.monotonic() >= log.full_at:
+        if log is not None and time.monotonic() >= log.full_at:
             with contextlib.suppress(OSError):
                 cut_if_over(path, log.cap)
-        if log.watch >= 0:
-            self._watched.pop(log.watch, None)
-            self._inotify.remove(log.watch)
 
     def timeout_ms(self) -> float | None:
         while self._due and not self._is_waiting(*self._due[0]):
@@ -165,16 +149,9 @@ class LogCaps:
             return None
         return max(0.0, (self._due[0][0] - time.monotonic()) * 1000 + 0.1)
 
-    def run(self, *, is_readable: bool = True) -> None:
-        """Look at the logs that are due, and note which have been written to. `is_readable`: whether the descriptor may
-        have something to read."""
+    def run(self) -> None:
+        """Look at the logs that are due."""
         now = time.monotonic()
-        written = self._inotify.read() if is_readable else []
-        for watch in list(self._watched) if written is None else written:
-            log = self._watched.pop(watch, None)
-            if log is not None:
-                log.watch = -1
-                self._set_due(log, now)
         while self._due and self._due[0][0] <= now:
             due, path = heapq.heappop(self._due)
             if self._is_waiting(due, path):
@@ -184,70 +161,21 @@ class LogCaps:
         """Return whether an entry of `_due` is still the next look at its log."""
         return path in self._logs and self._logs[path].due == due
 
-    def _set_due(self, log: _CappedLog, now: float) -> None:
-        log.due = now + log.delay()
-        heapq.heappush(self._due, (log.due, log.path))
-
     def _look(self, log: _CappedLog, now: float) -> None:
-        log.watch = self._inotify.add(log.path)  # first: what is written from now on is reported
+        before = log.left
         try:
             log.left = cut_if_over(log.path, log.cap)
         except OSError:  # the file was removed, or the disk fails
             log.left = log.cap
-        if log.watch >= 0:
-            self._watched[log.watch] = log
-        else:
-            log.left = max(log.left, log.cap // 4)
-            self._set_due(log, now)
-
-
-class _Inotify:
-    """Reports the first write to a file after each `add`."""
-
-    def __init__(self) -> None:
-        library = ctypes.CDLL(None, use_errno=True)
-        self._library = library if hasattr(library, "inotify_init1") else None
-        self.descriptor = -1
-        if self._library is not None:
-            self.descriptor = self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def add(self, path: str) -> int:
-        """Return the number of the watch, or -1."""
-        if self._library is None or self.descriptor < 0:
-            return -1
-        watch: int = self._library.inotify_add_watch(
-            self.descriptor, os.fsencode(path), ctypes.c_uint32(_MODIFY | _ONESHOT)
-        )
-        return watch
-
-    def remove(self, watch: int) -> None:
-        if self._library is not None:
-            self._library.inotify_rm_watch(self.descriptor, watch)
-
-    def read(self) -> list[int] | None:
-        """Return the watches whose files were written to, None if any may be. Each has ended with that."""
-        try:
-            content = os.read(self.descriptor, 1 << 16) if self.descriptor >= 0 else b""
-        except BlockingIOError:
-            return []
-        found, offset = [], 0
-        while offset < len(content):
-            watch, mask, _, length = _EVENT.unpack_from(content, offset)
-            offset += _EVENT.size + length
-            if mask & _OVERFLOW:
-                return None
-            if mask & _MODIFY:
-                found.append(watch)
-        return found
+        log.wait_s = min(log.wait_s * 2, _LATEST_S) if log.left == before else log.shortest_s()
+        log.due = now + log.wait_s
+        heapq.heappush(self._due, (log.due, log.path))
 
 
 def watch_log(path: str, cap: int) -> None:
     """Keep one log within its cap until the process ends. For a thread of its own."""
     caps = LogCaps()
     caps.add(path, cap)
-    poll = select.poll()
-    if caps.fileno() >= 0:
-        poll.register(caps.fileno(), select.POLLIN)
     while True:
-        poll.poll(caps.timeout_ms())
+        time.sleep((caps.timeout_ms() or 0.0) / 1000)
         caps.run()

@@ -34,7 +34,6 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import Launch
 from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder
-from gpuyard.system.wakeable_poll import WakeablePoll
 
 _log = logging.getLogger(__name__)
 _MB = 1048576
@@ -49,10 +48,10 @@ _HOLD_S = 10.0
 class StartedContainers:
     """For one thread of one process at a time. Keys are those of attempts, such as `17.1`."""
 
-    def __init__(self, folder: str, poll: WakeablePoll) -> None:
-        """`poll` is ready when `collect` should be called."""
+    def __init__(self, folder: str, wake: Callable[[], None]) -> None:
+        """`wake` is called, from any thread, when `collect` should be called."""
         self._folder = folder
-        self._poll = poll
+        self._wake = wake
         self._records: dict[str, RemoveCommand] = {}  # by the name of the record, such as `17.1-a0b1`
         self._removals: dict[str, ContainerRemoval] = {}
 
@@ -124,13 +123,17 @@ class StartedContainers:
         return False
 
     def collect(self) -> None:
-        """Look after the removals."""
-        for name in [name for name, removal in self._removals.items() if removal.has_succeeded()]:
+        """Forget the containers that are gone, and begin removals that could not begin yet."""
+        for removal in self._removals.values():
+            removal.begin()
+        for name in [name for name, removal in self._removals.items() if removal.has_succeeded]:
             self._forget(name)
 
     def next_check_s(self) -> float | None:
-        """Return in how many seconds to call `collect` even if the poll is not ready; None if there is no removal."""
-        return min((removal.next_check_s() for removal in self._removals.values()), default=None)
+        """Return after how many seconds the next end is no longer held back; None if none is."""
+        now = time.monotonic()
+        held_s = (removal.since + _HOLD_S - now for removal in self._removals.values())
+        return min((each for each in held_s if each > 0), default=None)
 
     def problems(self) -> list[str]:
         """Return a line for each container that could not be removed so far."""
@@ -138,7 +141,7 @@ class StartedContainers:
 
     def _remove(self, name: str) -> None:
         if name not in self._removals:
-            self._removals[name] = ContainerRemoval(self._records[name], self._poll)
+            self._removals[name] = ContainerRemoval(self._records[name], self._wake)
 
     def _record(self, name: str, removal: RemoveCommand) -> None:
         path = f"{self._folder}/{name}"

@@ -93,19 +93,16 @@ class Keeper:
         self._watch(self._signal_pipe, self._reap)
         self._watch(CONNECTION, self._serve_own)
         self._watch(self._listener.fileno(), self._accept)
-        if self._log_caps.fileno() >= 0:
-            self._watch(self._log_caps.fileno(), lambda _: None)  # after each poll, `run` looks at the logs
         own.unsent += _line("0.0", self._me, "hello")
         self._send(own)
 
     def run(self) -> None:
         while self._daemon is not None or self._jobs or self._left or self._unwritten:
-            ready = dict(self._wait(self._timeout_ms()))
-            for descriptor, event in ready.items():
+            for descriptor, event in self._wait(self._timeout_ms()):
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler(event)
-            self._log_caps.run(is_readable=self._log_caps.fileno() in ready)
+            self._log_caps.run()
             if self._unwritten:
                 self._write()
             if self._report_at is not None and time.monotonic() >= self._report_at:

@@ -24,7 +24,7 @@ class LaunchBuilder:
         """`folder` is that of the queue, `open_files` the limit on open files for jobs."""
         self.queue = str(folder)
         self.variables = {process_tree.QUEUE: self.queue}  # set for all jobs
-        self.containers = StartedContainers(f"{folder}/containers", poll)
+        self.containers = StartedContainers(f"{folder}/containers", poll.wake)
         self.cgroups, self.results = JobCgroups(self.queue), SnapshotResults(poll.wake)
         self._logs = logs
         self._sessions_at = sessions_at

@@ -1,6 +1,5 @@
-"""`amd-smi`, AMD's tool since ROCm 5.6: `list`, `static`, `metric`, `process`, `monitor`, and what it prints by itself.
+"""`amd-smi`, AMD's tool since ROCm 5.6: the JSON of its commands `list`, `static`, `metric` and `process`.
 
-Rules:
 - A section that a release leaves out stays unknown; an output without any known section is rejected.
 - "MB" are of 1,048,576 bytes.
 - A read costs two calls, `metric` and `process`. Ids, names and power limits are read once, and again when the card
@@ -15,9 +14,8 @@ from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.probes.amd.amd_smi_records import read_records
 from gpuyard.probes.amd.card_fields import SECTIONS, Record, device_of, process_of, without_repeated_memory
-from gpuyard.probes.amd.tool_output import garbled, parse_output
+from gpuyard.probes.amd.tool_output import garbled, json_documents, parse_output
 from gpuyard.probes.common.device_ids import with_distinct_ids
 from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, run_until
 
@@ -27,9 +25,9 @@ _IDENTITY_OR_USERS = frozenset({"bdf", "uuid", "process_list", "process_info"})
 
 
 def parse(text: str) -> Reading:
-    """Parse the output of `amd-smi`, alone or with `list`, `static`, `metric`, `process` or `monitor`."""
+    """Parse the JSON of `list`, `static`, `metric` or `process`."""
     try:
-        records = read_records(text)
+        records = _read_records(text)
         if records is None or (records and not any(map(_is_understood, records))):
             raise garbled(NAME, text)
         devices = with_distinct_ids(
@@ -38,6 +36,17 @@ def parse(text: str) -> Reading:
         return Reading(devices=without_repeated_memory(devices))
     except RecursionError as error:
         raise ProbeGarbled(NAME, "its output is nested too deeply") from error
+
+
+def _read_records(text: str) -> list[Record] | None:
+    """Return the records of a bare list, of the list under "gpu_data" (ROCm 7), or of one record."""
+    for document in json_documents(text):
+        listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
+        if isinstance(listed, list):
+            records = [record for record in listed if isinstance(record, dict) and "gpu" in record]
+            if records or not listed:
+                return records
+    return None
 
 
 def merge(first: Reading, *others: Reading) -> Reading:

@@ -1,18 +1,19 @@
 """`xpu-smi`: Intel's tool for its discrete cards, and for integrated graphics where Level Zero drives them.
 
-Rules:
-- `discovery` runs once, and again after the tool has failed; `dump` and `ps` run each time. A reading without processes
-  is still a reading: a problem says so.
-- The JSON of `ps` does not say whether its memory is in kB (before 1.3) or KiB: the version does, which a live reading
-  asks for once. A saved JSON counts as KiB.
+- `discovery` (JSON, and CSV for memory sizes) runs once, and again after the tool has failed; `dump` (CSV) and `ps`
+  (JSON) run each time. A reading without processes is still a reading: a problem says so.
+- The JSON of `ps` does not say whether its memory is in kB of 1,000 bytes (before 1.3) or KiB: the version does, which
+  a live reading asks for once. A saved JSON counts as KiB.
 - `xpu-smi ps` lists itself as a process on every device. That process is ours and has exited: it is left out.
-- Since 2.0 `dump` has no short options, before it had no long ones: the form that works is remembered.
+- Since 2.0 `dump` has no short options, before it had no long ones: the form that works is remembered. Its columns are
+  named as nvidia-smi does since then (`power.draw (W)`), in words before.
 """
 
+import csv
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -20,12 +21,11 @@ from msgspec import structs
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing, ProbeTimeout
 from gpuyard.probes.common import parse_numbers
+from gpuyard.probes.common.device_ids import pci_bus_id
 from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, run_until
-from gpuyard.probes.intel import xpu_smi_fields as xpu
-from gpuyard.probes.intel.intel_cards import within_used, without_shared_uuids
-from gpuyard.probes.intel.xpu_smi_fields import NAME
-from gpuyard.probes.intel.xpu_smi_text import parse_text
+from gpuyard.probes.intel.intel_cards import device_id, processes_of, within_used, without_shared_uuids
 
+NAME = "xpu-smi"
 # By their numbers in `xpu-smi dump -h`: utilisation, power, core temperature, used memory. Every release knows them.
 _METRICS = "0,1,3,18"
 _MEMORY_SIZE = "1,16"
@@ -38,7 +38,19 @@ _JSON_START = re.compile(r"^[ \t]*(?=\{|\[\s*[\{\]])", re.MULTILINE)
 _DECODER = json.JSONDecoder(strict=False)
 _VERSION = re.compile(r"\bVersion: *(\d+)\.(\d+)", re.ASCII)
 _FIRST_WITH_KIB = (1, 3)
-_IDENTITY = {"uuid": "uuid", "name": "device_name", "pci": "pci_bdf_address"}
+_KIB, _OLD_KB = 1024, 1000
+_CSV_START = re.compile(r'^[ \t]*"?(?:Timestamp"?[ ]*,|Device ID"?[ ]*,)', re.MULTILINE | re.IGNORECASE)
+_COLUMNS: tuple[tuple[re.Pattern[str], str, Callable[[Any], float | None]], ...] = (
+    (
+        re.compile(r"gpu utilization|average % utilization|utilization\.gpu\b"),
+        "utilization_percent",
+        parse_numbers.percent,
+    ),
+    (re.compile(r"gpu power\b|power\.draw(?!\.)"), "power_draw_w", parse_numbers.watts),
+    (re.compile(r"gpu core temperature|temperature\.gpu\b"), "temperature_c", parse_numbers.celsius),
+    (re.compile(r"gpu memory used|memory\.used\b"), "memory_used_mb", parse_numbers.megabytes),
+    (re.compile(r"memory physical size"), "memory_total_mb", parse_numbers.megabytes),
+)
 
 
 class XpuSmi:
@@ -71,7 +83,7 @@ class XpuSmi:
         if self._unit_bytes is None:
             version = _VERSION.search(run_until([NAME, "-v"], deadline).stdout)
             is_old = version is not None and (int(version[1]), int(version[2])) < _FIRST_WITH_KIB
-            self._unit_bytes = xpu.OLD_KB if is_old else xpu.KIB
+            self._unit_bytes = _OLD_KB if is_old else _KIB
         return parse(run_until([NAME, "ps", "-j"], deadline).require_success(), self._unit_bytes)
 
     def _measure(self, known: Sequence[Device], deadline: Deadline) -> dict[int | None, Device]:
@@ -99,15 +111,6 @@ class XpuSmi:
         return self._known
 
 
-def parse(text: str, unit_bytes: int = xpu.KIB) -> Reading:
-    """Parse any output of the tool that lists devices; also of `xpumcli`. Warnings may precede its JSON.
-
-    unit_bytes: the unit of the memory of processes in JSON.
-    """
-    start = _JSON_START.search(text)
-    return _parse_json(text[start.end() :], unit_bytes) if start else parse_text(text)
-
-
 def _ask(argv: Sequence[str], deadline: Deadline) -> Reading:
     return parse(run_until(argv, deadline).require_success())
 
@@ -129,30 +132,65 @@ def _with_sizes(known: tuple[Device, ...], deadline: Deadline) -> tuple[Device, 
 
 
 def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] | None) -> Device:
-    """Merge identity and metrics; free memory at the time of the discovery is dropped."""
+    """Merge identity and metrics."""
     figures = ("memory_used_mb", "utilization_percent", "power_draw_w", "temperature_c")
     merged = structs.replace(known, **{figure: getattr(measured, figure, None) for figure in figures})
-    used = merged.memory_used_mb
-    free = xpu.free_memory(known.memory_total_mb, used)
+    total, used = merged.memory_total_mb, merged.memory_used_mb
+    free = round(total - used, 2) if total is not None and used is not None and used <= total else None
     return structs.replace(merged, memory_free_mb=free, processes=within_used(users, used))
 
 
+def parse(text: str, unit_bytes: int = _KIB) -> Reading:
+    """Parse the JSON of `discovery` and `ps`, or the CSV of `dump` and `discovery`. Warnings may precede either.
+
+    unit_bytes: the unit of the memory of processes.
+    """
+    start = _JSON_START.search(text)
+    if start is not None:
+        return _parse_json(text[start.end() :], unit_bytes)
+    start = _CSV_START.search(text)
+    if start is None:
+        raise ProbeGarbled(NAME, "its output is no list of devices")
+    return _parse_csv(text[start.start() :].splitlines())
+
+
+def _parse_csv(lines: Sequence[str]) -> Reading:
+    """Return the devices by number. `dump` prints rows for as long as it runs: the last complete one counts."""
+    try:
+        titles, *rows = csv.reader(lines, skipinitialspace=True)
+    except csv.Error as error:
+        raise ProbeGarbled(NAME, f"its CSV cannot be read: {error}") from error
+    titles = [title.strip().lower() for title in titles]
+    known = {place: column for place, title in enumerate(titles) for column in _COLUMNS if column[0].match(title)}
+    number = next((place for place, title in enumerate(titles) if title in {"deviceid", "device id"}), None)
+    if number is None or not known or "tileid" in titles:
+        raise ProbeGarbled(NAME, f"no column of whole devices is known: {', '.join(titles)[:100]!r}")
+    found = {}
+    for row in rows:
+        index = parse_numbers.device_index(row[number]) if len(row) >= len(titles) else None
+        if index is not None:
+            figures: dict[str, Any] = {field: read(row[place]) for place, (_, field, read) in known.items()}
+            found[index] = Device(id=device_id(index), vendor=Vendor.INTEL, index=index, **figures)
+    if not found:
+        raise ProbeGarbled(NAME, "its list of devices has no rows")
+    return Reading(devices=tuple(found.values()))
+
+
 def _parse_json(text: str, unit_bytes: int) -> Reading:
-    """Parse the JSON of `discovery -j`, `stats -d N -j` and `ps -j`."""
     try:
         document = _DECODER.raw_decode(text)[0]
     except (ValueError, RecursionError) as error:
         raise ProbeGarbled(NAME, f"its JSON cannot be read: {str(error)[:100]}") from error
-    lists: dict[str, Any] = document if isinstance(document, dict) else {"datas": document}
+    lists: dict[str, Any] = document if isinstance(document, dict) else {}
     said = parse_numbers.words(lists.get("error"))
     if said is not None:
         raise ProbeGarbled(NAME, f"it reports an error: {said[:200]}")
     for key in ("device_util_by_proc_list", "process_list"):
         if isinstance(lists.get(key), list):
-            return xpu.of_processes(_processes(lists[key]), unit_bytes)
-    listed = next((lists[key] for key in ("device_list", "datas") if isinstance(lists.get(key), list)), [document])
-    devices = [device for entry in _objects(listed) if (device := _device(entry)) is not None]
-    if not devices and lists.get("device_list") != []:
+            return _users_in(_objects(lists[key]), unit_bytes)
+    listed = lists.get("device_list")
+    devices = [_identified(entry) for entry in _objects(listed)]
+    if not devices and listed != []:
         raise ProbeGarbled(NAME, "its JSON describes no device")
     return Reading(devices=without_shared_uuids(devices))
 
@@ -161,27 +199,33 @@ def _objects(values: Any) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-def _device(entry: dict[str, Any]) -> Device | None:
-    index = parse_numbers.device_index(entry.get("device_id"))
-    if isinstance(entry.get("device_level"), list) or isinstance(entry.get("tile_level"), list):
-        tiles = [_metrics(tile.get("data_list")) for tile in _objects(entry.get("tile_level"))]
-        statistics = xpu.of_device(_metrics(entry.get("device_level")), tiles)
-        return xpu.as_device(index, None, statistics) if index is not None else None
-    identity = {name: entry.get(key) for name, key in _IDENTITY.items()}
-    if not any(parse_numbers.words(value) for value in identity.values()):
-        return None
+def _identified(entry: dict[str, Any]) -> Device:
+    index, place = parse_numbers.device_index(entry.get("device_id")), pci_bus_id(entry.get("pci_bdf_address"))
     in_bytes = parse_numbers.megabytes(entry.get("memory_physical_size_byte"), "B")
-    device = xpu.identified(index, identity, in_bytes or parse_numbers.megabytes(entry.get("memory_physical_size")))
-    return structs.replace(device, memory_free_mb=parse_numbers.megabytes(entry.get("memory_free_size_byte"), "B"))
-
-
-def _metrics(listed: Any) -> xpu.Metrics:
-    return xpu.from_metrics(
-        (metric.get("metrics_type"), metric.get("value", metric.get("avg"))) for metric in _objects(listed)
+    return Device(
+        id=device_id(index, parse_numbers.words(entry.get("uuid")), place),
+        vendor=Vendor.INTEL,
+        index=index,
+        name=parse_numbers.words(entry.get("device_name")),
+        pci_bus_id=place,
+        # The driver reports zero for unknown.
+        memory_total_mb=in_bytes or parse_numbers.megabytes(entry.get("memory_physical_size")) or None,
     )
 
 
-def _processes(entries: Any) -> Iterator[tuple[Any, ...]]:
-    for entry in _objects(entries):
-        pid = entry.get("process_id", entry.get("pid"))
-        yield entry.get("device_id"), pid, entry.get("process_name"), entry.get("mem_size")
+def _users_in(entries: Iterable[dict[str, Any]], unit_bytes: int) -> Reading:
+    """Return the devices with only their processes."""
+    users: dict[int, list[Process]] = {}
+    for entry in entries:
+        index = parse_numbers.device_index(entry.get("device_id"))
+        pid = parse_numbers.process_id(entry.get("process_id", entry.get("pid")))
+        count = parse_numbers.number(entry.get("mem_size"))
+        if index is not None and pid is not None:
+            memory_mb = None if count is None else parse_numbers.megabytes(count * unit_bytes, "B")
+            name = parse_numbers.words(entry.get("process_name"))
+            users.setdefault(index, []).append(Process(pid=pid, memory_mb=memory_mb, name=name))
+    devices = (
+        Device(id=device_id(index), vendor=Vendor.INTEL, index=index, processes=processes_of(users[index]))
+        for index in sorted(users)
+    )
+    return Reading(devices=tuple(devices))

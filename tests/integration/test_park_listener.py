@@ -1,5 +1,7 @@
 """A signal handler of a program may raise an exception in `point` while the program's memory is parked. Whatever saves
-tensors then must not find empty ones."""
+tensors then must not find empty ones.
+
+Not a unit test, as these run with coverage: an exception amid its code would leave its lock held."""
 
 import contextlib
 import signal
@@ -16,8 +18,6 @@ from gpuyard.scripting.park_listener import ParkListener
 from gpuyard.system import user_sockets
 from gpuyard.system.park_sockets import Registration, path_of, registered
 
-# An exception amid coverage's own code would leave its lock held, and every later test waiting for it.
-pytestmark = pytest.mark.no_cover
 DEADLINE_S = 30.0
 
 
