@@ -2,8 +2,9 @@
 
 Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 86400.123 .`: the attempt's key, the keeper's pid, and a word
 or the program's exit status with its pid and the time, in seconds since the machine booted. An attempt that follows
-others of its slice begins with `18.1 4242 began 86400.123 .` The keeper's pid is part of a line because an attempt that never started may be prepared again under the same key. A line that a full disk cut off lacks
-its dot or runs into the next line; it is ignored.
+others of its slice begins with `18.1 4242 began 86400.123 .` The keeper's pid is part of a line because an attempt that
+never started may be prepared again under the same key. A line that a full disk cut off lacks its dot or runs into the
+next line; it is ignored.
 
 A message to a keeper is sent whole or not at all, however long that takes: half a launch would garble all that follow.
 Nothing here waits for longer than 2 s: a keeper may be stopped (SIGSTOP), or hang in a file system that is gone.
@@ -24,7 +25,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper, system_processes
