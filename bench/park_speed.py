@@ -55,6 +55,7 @@ def main(gigabytes: float) -> None:
 
 def _move_rest(pid: int) -> None:
     driver = Cuda(10.0)
+    driver.check(_ask_card("uuid"))
     for name in ("lock", "suspend", "restore", "unlock"):
         began = time.monotonic()
         getattr(driver, name)(pid)
@@ -70,7 +71,11 @@ def _ask(program: "subprocess.Popen[str]", word: str) -> str:
 
 
 def _used() -> str:
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"]
+    return _ask_card("memory.used")
+
+
+def _ask_card(what: str) -> str:
+    query = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
     return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
 
 

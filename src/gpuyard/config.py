@@ -193,6 +193,12 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SlurmConfig(ClusterConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    options: more arguments for every `sbatch`.
+    shard_mb: the memory that a shard stands for; if given, jobs that share a GPU request shards.
+    nice_base: the nice value of a job with priority 0; only root may use values below 0.
+    """
+
     partition: str | None = None
     account: str | None = None
     qos: str | None = None

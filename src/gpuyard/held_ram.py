@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 
 from gpuyard.config import load_config
-from gpuyard.core.memory.declared_ram import HeldRam, RamWarnings, judge_held_ram
-from gpuyard.core.memory.host_guard import ram_figures
+from gpuyard.core.memory.declared_ram import HeldRam, RamWarnings, judge_held_ram, ram_figures
 from gpuyard.leases.host_usage import HostMeter
-from gpuyard.ports import HostProbe
 from gpuyard.probes.local_machine import local_host
+from gpuyard.probes.machine_reader import HostProbe
 
 _EVERY_S = 2.0
 # `gpuyard run` and its two helpers, which are copies of it.

@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from gpuyard.config import CurrentBans, load_config
 from gpuyard.core.lease import Lease, Ticket
-from gpuyard.core.memory.host_guard import host_closed_reason, ram_figures
+from gpuyard.core.memory.declared_ram import host_closed_reason, ram_figures
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.host_capacity import HostReserved, HostState, HostUse, HostView, sum_reserved
-from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
+from gpuyard.core.scheduling.placement import in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Process, Snapshot
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
@@ -58,7 +59,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
     contents = ledger.contents()
     leases, tickets = contents.leases, in_queue_order(contents.tickets)
     host = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases), machine=machine_name())
-    view = PlacementView(
+    view = Machine(
         now=time.time(),
         snapshot=snapshot,
         leases=leases,
@@ -79,7 +80,7 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
     )
 
 
-def _waiting(order: list[Ticket], view: PlacementView) -> Iterator[WaitingTicket]:
+def _waiting(order: list[Ticket], view: Machine) -> Iterator[WaitingTicket]:
     figures = ram_figures(view.snapshot.host, view.host.limits.keep_free_mb)
     closed = () if figures is None or figures[0] >= figures[1] else (host_closed_reason(*figures),)
     for position, ticket in enumerate(order):

@@ -1,7 +1,7 @@
 """Interfaces between the code that decides and the code that touches the system, as Protocols."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -9,7 +9,8 @@ from gpuyard.core.cluster.offer import ClusterTerms, Offer
 from gpuyard.core.health_figures import HealthMark
 from gpuyard.core.job.code_record import CodeSnapshot
 from gpuyard.core.job.container import Container
-from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Attempt, Outcome, OutcomeKind, SiteRequest, Usage
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
+from gpuyard.core.job.job_spec import DEFAULT_LOG_CAP_MB
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
@@ -18,7 +19,7 @@ from gpuyard.core.scheduling.disk_space import DiskFigure
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.core.snapshot import Device, Host, Reading, Snapshot, Vendor
+from gpuyard.core.snapshot import Device, Snapshot
 
 
 class Clock(Protocol):
@@ -38,45 +39,6 @@ class Clock(Protocol):
         """Return the time of `now` at a wall time, such as one that another program reports."""
 
     def sleep(self, seconds: float) -> None: ...
-
-
-class Probe(Protocol):
-    """Reads the devices of one vendor through one tool or library, such as NVML or `nvidia-smi`."""
-
-    @property
-    def name(self) -> str:
-        """Name of the tool or library, as problems and `gpuyard doctor` show it."""
-
-    @property
-    def vendor(self) -> Vendor: ...
-
-    @property
-    def may_hang(self) -> bool:
-        """Whether `read` may exceed its timeout, like a call into a driver, and so needs its own thread."""
-
-    def read(self, timeout_s: float) -> Reading:
-        """Read all devices. Raises ProbeError, and no other exception, when that fails."""
-
-
-@runtime_checkable
-class MemoryProbe(Probe, Protocol):
-    """A probe that can read the memory of single devices in less than a millisecond."""
-
-    def read_memory(self, devices: Sequence[Device]) -> Sequence[Device]:
-        """Read the memory and the processes of these devices of an earlier reading. Returns those that could be read;
-        all other figures may be missing. Raises ProbeError, and no other exception, when that fails."""
-
-
-class HostProbe(Protocol):
-    def read(self) -> Host: ...
-
-
-@runtime_checkable
-class HostMemoryProbe(HostProbe, Protocol):
-    """A probe that can read the RAM alone, in less than a millisecond."""
-
-    def read_memory(self, host: Host) -> Host:
-        """Return an earlier reading of the host with the present RAM."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import CurrentBans, load_config
 from gpuyard.core.lease import Claim, Lease, Need, Share, Ticket
-from gpuyard.core.memory.host_guard import host_closed_reason, judge_host, ram_figures
+from gpuyard.core.memory.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
@@ -20,8 +20,9 @@ from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse, HostView
 from gpuyard.core.scheduling.linked_sets import best_set
 from gpuyard.core.scheduling.load_gates import SteadyGate
-from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
+from gpuyard.core.scheduling.placement import in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError, WaitedTooLong
@@ -185,7 +186,7 @@ class Acquisition:
             return None
         bound = self._packing.max_foreign_load_percent
         self._loads = self._foreign.update(self._snapshot, leases, time.monotonic(), bound)
-        view = PlacementView(
+        view = Machine(
             now=time.time(),
             snapshot=self._snapshot,
             leases=leases,
@@ -207,7 +208,7 @@ class Acquisition:
         figures = ram_figures(host, self._host_limits.keep_free_mb)
         if figures is None:
             return None
-        self._floor_gate = judge_host(self._floor_gate, *figures, None, time.monotonic())
+        self._floor_gate = judge_host(self._floor_gate, *figures, time.monotonic(), has_alarm=False)
         return host_closed_reason(*figures) if self._floor_gate.is_closed else None
 
     def _measure_host(self, leases: tuple[Lease, ...]) -> Mapping[str, HostUse]:

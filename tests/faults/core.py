@@ -52,8 +52,8 @@ FAULTS = (
     Fault(
         id="core-backfill-delays-head",
         file=f"{_CORE}/scheduling/backfill.py",
-        old="return self._view.now + most_s <= self._head_starts_at",
-        new="return self._view.now + most_s >= self._head_starts_at",
+        old="return self._world.now + most_s <= self._head_starts_at",
+        new="return self._world.now + most_s >= self._head_starts_at",
         breaks="Jobs that end after the first job could start are backfilled, and jobs that end before are not.",
         near=(f"{_TESTS}/scheduling/test_planner_backfill.py",),
     ),
@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         id="core-cpu-slots-off-by-one",
         file=f"{_CORE}/scheduling/start_limits.py",
-        old="self._counts.without_devices >= view.limits.cpu_jobs:",
-        new="self._counts.without_devices > view.limits.cpu_jobs:",
+        old="self._counts.without_devices >= world.limits.cpu_jobs:",
+        new="self._counts.without_devices > world.limits.cpu_jobs:",
         breaks="One more job without a GPU runs than the machine has slots for.",
         near=(f"{_TESTS}/scheduling/test_planner.py",),
     ),

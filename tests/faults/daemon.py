@@ -272,16 +272,16 @@ FAULTS = (
     Fault(
         id="daemon-notification-hangs",
         file=f"{_DAEMON}/notify/send_message.py",
-        old="        if status is None and time.monotonic() < self._deadline:\n",
-        new="        if status is None:\n",
+        old="is None and time.monotonic() < deadline and not",
+        new="is None and not",
         breaks="A notification command that hangs is never killed, and no later notification is sent.",
         near=(f"{_TESTS}/test_notifying.py::test_a_command_that_hangs_is_killed_with_its_children",),
     ),
     Fault(
         id="daemon-notification-reveals-its-secret",
         file=f"{_DAEMON}/notify/send_message.py",
-        old="        shown = redact(last, self.target) if is_url(self.target) else last\n",
-        new="        shown = last\n",
+        old="    shown = redact(last, target) if is_url(target) else last\n",
+        new="    shown = last\n",
         breaks="The daemon's log shows the secret of a notification's URL.",
         near=(
             f"{_TESTS}/test_notifying.py::test_a_service_that_fails_twice_is_reported_without_its_secrets",

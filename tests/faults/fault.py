@@ -1,7 +1,7 @@
 """Fault: one change of one file that causes a problem that a user would notice."""
 
 import hashlib
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class Fault:
 
     @property
     def digest(self) -> str:
-        """A digest of all fields, so that results of an earlier version of the fault are not reused."""
-        return hashlib.blake2b(repr(astuple(self)).encode(), digest_size=8).hexdigest()
+        """A digest of what is planted, so that results of an earlier version are not reused. A file may be renamed."""
+        return hashlib.blake2b(repr((self.id, self.old, self.new)).encode(), digest_size=8).hexdigest()
 
     def applied_to(self, source: str) -> str:
         """Return `source` with the fault planted. Raises ValueError unless `old` occurs exactly once."""

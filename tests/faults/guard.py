@@ -52,8 +52,8 @@ _WHEN_THE_GUARD_ACTS = (
     Fault(
         id="guard-takes-restored-memory-for-growth",
         file=_CARDS,
-        old="            if live.job.state in _AWAY:\n",
-        new="            if False:\n",
+        old="if mb is None or live.job.state in _AWAY:",
+        new="if mb is None:",
         breaks="A job is suspended again as soon as its memory has been put back.",
         near=_CARD_TESTS,
     ),

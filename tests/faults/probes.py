@@ -81,7 +81,7 @@ FAULTS = (
     Fault(
         id="probes-amd-pids-outside-of-the-container",
         file="src/gpuyard/probes/amd/kernel_memory.py",
-        old=" if self._has_own_pids() else {}",
+        old=" if sees_all_processes(self._root) else {}",
         new="",
         breaks="In a container with an AMD card, the memory of other programs is counted for a job.",
         near=(f"{_TESTS}/test_amd_kernel_memory.py",),

@@ -12,10 +12,11 @@ from tests.faults.trials import STAGES, Result, Stage
 _HEAD = """# Planted faults
 
 Written by `scripts/plant-faults --update docs/internals/planted-faults.md`; [how it works](tests.md#what-it-catches).
+What each fault breaks stands beside it in `tests/faults/`.
 """
 _NOT_TRIED, _SURVIVED = "not tried", "survived"
 _CELLS = re.compile(r"(?<!\\)\|")
-_COLUMNS = ("fault", "what breaks", "caught by", "stage", "s", "version")
+_COLUMNS = ("fault", "caught by", "stage", "version")
 # What the page says about a stage, with the last stage that was tried and the one that caught the fault.
 _STAGES_BY_TEXT: dict[str, tuple[Stage, Stage | None]] = {
     **{str(stage): (stage, stage) for stage in STAGES},
@@ -81,18 +82,11 @@ def read_report(page: str, faults: Iterable[Fault]) -> dict[str, Result]:
 
 def _parse_row(line: str) -> Result | None:
     cells = [cell.strip().strip("`").replace("\\|", "|") for cell in _CELLS.split(line)[1:-1]]
-    if len(cells) != len(_COLUMNS) or cells[3] not in _STAGES_BY_TEXT:
+    if len(cells) != len(_COLUMNS) or cells[2] not in _STAGES_BY_TEXT:
         return None
-    fault_id, _, test, stage, seconds, digest = cells
+    fault_id, test, stage, digest = cells
     tried, caught = _STAGES_BY_TEXT[stage]
-    return Result(
-        id=fault_id,
-        digest=digest,
-        tried=tried,
-        caught=caught,
-        test=None if test == "-" else test,
-        seconds=float(seconds),
-    )
+    return Result(id=fault_id, digest=digest, tried=tried, caught=caught, test=None if test == "-" else test)
 
 
 def report(areas: Mapping[str, Sequence[Fault]], results: Mapping[str, Result]) -> str:
@@ -120,14 +114,14 @@ def _counts(results: Sequence[Result | None]) -> list[int]:
 def _table(area: str, faults: Sequence[Fault], results: Mapping[str, Result]) -> str:
     lines = [f"## {area}\n", _row(*_COLUMNS), _row(*["---"] * len(_COLUMNS))]
     for fault in faults:
-        known = _result_cells(results[fault.id]) if fault.id in results else ("-", _NOT_TRIED, "-", "-")
-        lines.append(_row(f"`{fault.id}`", _escaped(fault.breaks), *known))
+        known = _result_cells(results[fault.id]) if fault.id in results else ("-", _NOT_TRIED, "-")
+        lines.append(_row(f"`{fault.id}`", *known))
     return "\n".join(lines) + "\n"
 
 
 def _result_cells(result: Result) -> tuple[str, ...]:
     test = "-" if result.test is None else f"`{_escaped(result.test)}`"
-    return test, stage_of(result), f"{result.seconds:.0f}", f"`{result.digest}`"
+    return test, stage_of(result), f"`{result.digest}`"
 
 
 def _row(*cells: object) -> str:

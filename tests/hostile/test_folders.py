@@ -1,9 +1,7 @@
 """Attacks by folders and files that another user has prepared."""
 
-import contextlib
 import json
 import os
-import sqlite3
 import stat
 import subprocess
 from pathlib import Path
@@ -18,9 +16,10 @@ from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.recipes.uninstall.find_files import find
+from gpuyard.recipes.uninstall import find
 from gpuyard.store.database import open_database
 from gpuyard.system import local_folder
+from gpuyard.system.outside_files import LOG, MANIFEST
 from gpuyard.system.private_files import PrivateFileError
 from tests.fakes.queue_command import run
 from tests.fakes.site import ProcessSite
@@ -218,22 +217,18 @@ def test_token_of_another_user(own: Path) -> None:
 
 
 @attack(
-    "leave a `queue.db` that names files of the victim as logs, and wait for `gpuyard uninstall`",
+    "leave an `outside-files` that names files of the victim as logs, and wait for `gpuyard uninstall`",
     before="listed the victim's files, and removed them",
     now="refused",
 )
-def test_uninstall_with_a_database_of_another_user(
+def test_uninstall_with_a_manifest_of_another_user(
     own: Path, place: Path, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUYARD_LOCK_DIR", str(place / "ledger"))
-    open_database(own / "queue.db")[0].close()
-    with contextlib.closing(sqlite3.connect(own / "queue.db")) as database, database:
-        body = json.dumps({"task": {"workspace": "/work", "log": str(profile)}})
-        database.execute("INSERT INTO specs (body, command) VALUES (?, '')", (body,))
-    for name in os.listdir(own):
-        os.chown(own / name, BEN, BEN)
+    (own / MANIFEST).write_text(json.dumps([LOG, str(profile)]) + "\n")
+    os.chown(own / MANIFEST, BEN, BEN)
     own.chmod(0o755)
-    with pytest.raises(EnvironmentFault, match=r"queue\.db belongs to another user"):
+    with pytest.raises(EnvironmentFault, match=MANIFEST):
         find()
     assert profile.exists()
 

@@ -16,8 +16,7 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.batch.plan import RECORD, read_record
 from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, prune
 from gpuyard.recipes.render.follow_run import StatusFile
-from gpuyard.recipes.uninstall.find_files import InstalledFiles
-from gpuyard.recipes.uninstall.uninstall import remove
+from gpuyard.recipes.uninstall import InstalledFiles, remove
 from gpuyard.residency.planning.render_units import Label
 from gpuyard.residency.running.output_folders import Outputs
 from gpuyard.system import folder_tree

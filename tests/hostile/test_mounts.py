@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.recipes.batch.prune_empty_runs import prune
-from gpuyard.recipes.uninstall.find_files import InstalledFiles
-from gpuyard.recipes.uninstall.uninstall import remove
+from gpuyard.recipes.uninstall import InstalledFiles, remove
 from gpuyard.system.folder_tree import remove_tree
 from tests.fakes.queue_command import run
 from tests.hostile.catalogue import attack

@@ -113,12 +113,6 @@ def test_without_an_output_root_a_run_gets_a_folder_of_gpuyard(own_home: Path) -
     assert run("logs", "1").stdout.splitlines()[1].startswith(f"{own_home}/batches/sh-")
 
 
-def test_a_sample_log_is_written_where_the_command_was_typed(tmp_path: Path) -> None:
-    assert batch(2, "--sample-log", "gates.jsonl", program="true").returncode == 0
-    events = [json.loads(line)["event"] for line in (tmp_path / "gates.jsonl").read_text().splitlines()]
-    assert events.count("launch") == 2
-
-
 def test_empty_runs_are_pruned_by_gpuyard(tmp_path: Path) -> None:
     program = "echo log > {output}/log.txt; [ {index} = 1 ] || echo data > {output}/1.png"
     pruning = ("--output-root", "out", "--prune-output-root", "empty", "--frames", "*.png")
@@ -273,35 +267,24 @@ def test_a_batch_that_the_queue_has_forgotten_is_reported_from_its_summary(tmp_p
     [
         (["batch", "--", "true"], "how many runs?"),
         (["batch", "--count", "3"], "no program given"),
-        (["batch", "--count", "0", "--", "true"], "--count 0 is too small"),
-        (["batch", "--count", "many", "--", "true"], "--count takes a whole number"),
+        (["batch", "--count", "0", "--", "true"], "--count 0 is out of range"),
         (["batch", "--count", "200000", "--", "true"], "200,000 runs are too many"),
-        (["batch", "--count", "1", "--concurrency", "0", "--", "true"], "--concurrency 0 is too small"),
-        (["batch", "--count", "1", "--max-cpu", "101", "--", "true"], "--max-cpu 101 is not a percentage"),
-        (["batch", "--count", "1", "--max-gpu", "nan", "--", "true"], "--max-gpu nan is not a percentage"),
-        (["batch", "--count", "1", "--max-gpu", "much", "--", "true"], "--max-gpu takes a number"),
+        (["batch", "--count", "1", "--max-cpu", "101", "--", "true"], "--max-cpu 101 is out of range"),
         (["batch", "--count", "1", "--min-free-mem-mb", "-1", "--", "true"], "--min-free-mem-mb -1 is out of range"),
-        (["batch", "--count", "1", "--run-vram", "0", "--", "true"], "--run-vram is 0"),
-        (["batch", "--count", "1", "--run-ram", "big", "--", "true"], "'big' is not a size"),
+        (["batch", "--count", "1", "--run-vram", "0", "--", "true"], "--run-vram 0 is out of range"),
         (["batch", "--count", "1", "--run-vram", "9G", "--max-gpu-mem-mb", "8000", "--", "true"], "9216 MB"),
         (["batch", "--count", "1", "--run-vram", "9G", "--gpus", "0", "--", "true"], "--gpus 0 asks for no GPU"),
         (["batch", "--count", "1", "--device", ",", "--", "true"], "--device names no GPU"),
-        (["batch", "--count", "1", "--stagger", "soon", "--", "true"], "'soon' is not a time"),
-        (["batch", "--count", "1", "--time-limit", "0", "--", "true"], "--time-limit is 0"),
         (["batch", "--count", "1", "--name", "a b", "--", "true"], "--name 'a b' is not one plain word"),
-        (["batch", "--count", "1", "--sample-log", "x.txt", "--", "true"], "cannot log to 'x.txt'"),
         (["batch", "--count", "1", "--frames", "*.png", "--", "true"], "--frames needs --prune-output-root"),
         (["batch", "--count", "1", "--output-root", "", "--", "true"], "a path is empty"),
         (["batch", "--count", "1", "--resume", "--", "true"], "--resume: which batch?"),
         (["batch", "--count", "1", "--resume", "--output-root", "none", "--", "true"], "there is no batch in "),
         (["batch", "--count", "1", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["batch", "--count", "1", "--", "echo", os.fsdecode(b"\xff")], "is not UTF-8"),
-        (["batch", "--count", "1", "--append", "--", "true"], "--append: which batch?"),
         (["datagen", "--count", "1", "--append", "--resume"], "--resume and --append exclude each other"),
         (["datagen", "--count", "1"], "there is no program 'sim_view'\n  give a program on PATH"),
         (["batch", "--count", "1", "--", "/etc/passwd"], "'/etc/passwd' is not executable"),
-        (["datagen", "--count", "1", "--program", ""], "--program '' is not a program"),
-        (["datagen", "--count", "1", "--max-frames", "0"], "--max-frames 0 is too small"),
         (
             ["datagen", "--count", "1", "--no-prune", "--prune-keeps", "here"],
             "--prune-keeps needs --prune-with program",
@@ -331,13 +314,6 @@ def test_a_program_of_the_current_folder_is_not_started_by_its_bare_name(own_hom
     )
     program.chmod(0o755)
     assert "\n  write it as ./sim_view; for datagen: --program ./sim_view\n" in run("datagen", "--count", "1").stderr
-    assert running_pid(own_home / "daemon.lock") is None
-
-
-def test_a_sample_log_that_cannot_be_written_is_refused_before_anything_starts(own_home: Path) -> None:
-    result = batch(1, "--sample-log", "nowhere/gates.csv", program="true")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "nowhere/gates.csv': No such file or directory\n  name another file with --sample-log" in result.stderr
     assert running_pid(own_home / "daemon.lock") is None
 
 

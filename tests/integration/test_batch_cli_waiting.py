@@ -1,6 +1,5 @@
 """A batch that is followed in the foreground: its progress, and what ends the command but not the batch."""
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
 from tests.fakes.queue_command import GPUYARD, run
 from tests.fakes.queue_standin import ReceivedRequest, StandIn, job
 from tests.integration.batch_fixture import (  # noqa: F401 - a fixture is among them
@@ -23,7 +21,6 @@ from tests.integration.batch_fixture import (  # noqa: F401 - a fixture is among
     queue,
     summary_in,
 )
-from tests.integration.queue_fixture import until
 from tests.integration.terminal import Terminal
 from tests.scale import some
 
@@ -49,27 +46,6 @@ def test_a_paused_queue_is_named_as_what_the_batch_waits_for(tmp_path: Path) -> 
         run("unpause")
         process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
-
-
-def test_a_daemon_killed_midway_does_not_end_the_command_and_no_seed_runs_twice(own_home: Path, tmp_path: Path) -> None:
-    with begun("batch", "--count", "3", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
-        await_run(tmp_path, 0)
-        pid = running_pid(own_home / "daemon.lock")
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        let_go(tmp_path, 0, 1, 2)
-        output, errors = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, output.startswith("sh: all 3 runs succeeded")) == (0, True), errors
-    assert (tmp_path / "seeds").read_text().split() == ["0", "1", "2"]
-
-
-def test_when_the_command_is_killed_the_batch_continues_in_the_queue(tmp_path: Path) -> None:
-    with begun("batch", "--count", "2", *OPEN, "--output-root", "out", "--", "sh", "-c", GATED) as process:
-        await_run(tmp_path, 0)
-        process.kill()
-    let_go(tmp_path, 0, 1)
-    until((tmp_path / "out/summary.json").exists, "the summary")
-    assert summary_in(tmp_path / "out")["succeeded"] == 2
 
 
 @pytest.fixture
@@ -210,10 +186,3 @@ def test_the_gate_that_blocks_the_next_run_is_named_with_its_figure_and_gpu(
     assert "0 of 3 done" in output
     assert "10s" in output
     assert output.count("gpuyard: --max-cpu is not enforced: no probe measures it") == 1
-
-
-def test_a_threshold_that_cannot_be_measured_is_reported_once_in_a_pipe(paced: StandIn) -> None:
-    paced.answers["GET /jobs/4"] = job(4, "failed")
-    errors = batch(3, program="true").stderr
-    assert errors.count("gpuyard: --max-cpu is not enforced: no probe measures it\n") == 1
-    assert "0 of 3 done, 1 running, 2 waiting; limited by GPU 91% > 80% on GPU 1; 10s\n" in errors

@@ -105,17 +105,6 @@ def test_each_seed_runs_once_however_often_the_daemon_or_the_command_is_killed(l
     check_each_once(it, read_summary(it.root))
 
 
-def test_any_other_command_starts_the_daemon_that_finishes_a_batch(left_alone: Batch) -> None:
-    it = left_alone
-    it.begin(RUNS, TAKES, **OPTIONS)
-    for least in (1, RUNS // 2):
-        it.until_begun(least)
-        kill_daemon(it.queue.home)
-        assert run("queue").returncode == 0
-    assert run("wait").returncode == 0
-    check_each_once(it, read_summary(it.root))
-
-
 def crash_after(step: str, command_line: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", CRASHING, step, *command_line], timeout=90, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -144,25 +133,6 @@ def test_the_next_command_summarises_runs_that_ended_before_a_summary_was_reques
     done = run(*command_line)
     assert done.returncode == 0, done.stderr
     check_each_once(it, read_summary(it.root))
-
-
-def test_the_same_command_retries_failed_runs_with_their_seeds_but_not_succeeded_runs(
-    left_alone: Batch,
-) -> None:
-    it = left_alone
-    command_line = it.command(4, ("--seconds", "0", "--fail-every", "2"), **OPTIONS)
-    assert run(*command_line).returncode == 1
-    first = read_summary(it.root)
-    assert first is not None
-    assert (first.succeeded, first.failed, first.pruned) == (2, 2, 0)
-    assert [failure.seed for failure in first.failures] == [0, 2]
-    again = run("datagen", "--resume", *command_line[1:])
-    assert again.returncode == 0, again.stderr
-    second = read_summary(it.root)
-    assert second is not None
-    assert (second.succeeded, second.failed) == (4, 0)
-    assert sorted(entry.seed for entry in it.entries("begins")) == [0, 0, 1, 2, 2, 3]
-    assert sorted(entry.seed for entry in it.entries("ends")) == [0, 1, 2, 3]
 
 
 def test_the_stagger_between_launches_holds_when_the_daemon_is_killed_between_two(batch: Batch) -> None:

@@ -222,10 +222,9 @@ def test_the_duration_of_a_run_includes_all_attempts(tmp_path: Path) -> None:
 def test_an_interrupt_while_submitting_still_submits_the_whole_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from click.testing import CliRunner
-
     from gpuyard.recipes.batch import plan as recipe
-    from gpuyard.ui.cli.recipes.batch import command
+    from gpuyard.ui.cli import import_verb
+    from gpuyard.ui.cli.verb_options import run_verb
 
     real = recipe._post
 
@@ -237,9 +236,8 @@ def test_an_interrupt_while_submitting_still_submits_the_whole_batch(
     monkeypatch.setattr(recipe, "_post", interrupted)
     monkeypatch.setattr("sys.argv", ["gpuyard", "batch", "--count", "2"])
     options = ["--count", "2", *OPEN, "--output-root", str(tmp_path / "out"), "--", "true"]
-    result = CliRunner().invoke(command, options, standalone_mode=False)
-    assert result.return_value == 130
-    assert "the batch continues in the queue as jobs 1-2" in capfd.readouterr().err + result.output
+    assert run_verb("batch", import_verb("batch"), options) == 130
+    assert "the batch continues in the queue as jobs 1-2" in capfd.readouterr().err
     assert run("wait", "1-3").returncode == 0
     assert summary_in(tmp_path / "out")["succeeded"] == 2
 

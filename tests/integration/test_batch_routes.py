@@ -48,15 +48,6 @@ def test_the_status_of_a_batch_counts_runs_and_names_the_gate_they_wait_for(queu
     until(lambda: status_of(queue, first)["waits_s"].get("concurrency", 0.0) > 0.0, "the wait to be counted")
 
 
-def test_a_finished_batch_is_reported_as_done(queue: QueueUnderTest) -> None:
-    first = start(queue, "exit {index}", 3)
-    queue.wait()
-    standing = status_of(queue, first)
-    assert standing["done"]
-    assert standing["counts"] == {"succeeded": 1, "failed": 2}
-    assert (standing["running"], standing["gate"], standing["held_by"]) == ([], None, None)
-
-
 def test_a_closed_gate_is_reported_with_its_figure_and_other_jobs_continue(queue: QueueUnderTest) -> None:
     first = start(queue, "true", 3, min_free_mem_mb=10**9)
     until(lambda: status_of(queue, first)["gate"] == "memory", "the gate")
@@ -127,13 +118,6 @@ def test_a_run_that_has_not_started_has_neither_log_nor_times(queue: QueueUnderT
     running, _, waiting = runs_of(queue, first)["runs"]
     assert (running["is_live"], running["is_finished"], running["seconds"]) == (True, False, None)
     assert (waiting["log"], waiting["started_at"], waiting["devices"], waiting["attempts"]) == (None, None, [], 0)
-
-
-def test_runs_on_devices_name_them(queue: QueueUnderTest) -> None:
-    first = start(queue, "true", 1, gpus=1, vram="1G")
-    queue.wait()
-    (run,) = runs_of(queue, first)["runs"]
-    assert len(run["devices"]) == 1
 
 
 def test_runs_are_listed_page_by_page(queue: QueueUnderTest) -> None:

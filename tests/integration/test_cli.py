@@ -300,9 +300,8 @@ def test_completion_answers_with_our_verbs() -> None:
 
 
 def test_the_command_imports_only_what_it_needs() -> None:
-    program = (
-        "import sys; sys.argv = ['gpuyard', '--version']\ntry:\n import gpuyard.__main__\nexcept SystemExit: pass\n"
-    )
+    version = "import atexit, sys; sys.argv = ['gpuyard', '--version']\n"
+    program = f"{version}try:\n import gpuyard.__main__\nexcept SystemExit: pass\n"
     check = f"{program}print(sorted({{'rich', 'psutil', 'pynvml', 'msgspec'}} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=90, check=True)
     assert result.stdout.splitlines()[-1] == "[]"

@@ -15,7 +15,7 @@ from gpuyard import Client
 from gpuyard.connect.fast_http import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema.queue import StopResult
-from gpuyard.ui.cli import QUEUE_VERBS
+from gpuyard.ui.cli import JOB_VERBS, SERVICE_VERBS
 from tests.executables import write_executable
 from tests.integration.queue_fixture import QueueUnderTest, end_leftovers
 
@@ -55,7 +55,9 @@ def test_five_lines_submit_wait_and_read_the_log_and_no_daemon_need_run(
 
 
 def test_a_client_has_every_verb_of_the_queue() -> None:
-    assert [verb for verb in QUEUE_VERBS if verb not in NOT_FOR_SCRIPTS and not hasattr(Client, verb)] == []
+    assert [
+        verb for verb in (*JOB_VERBS, *SERVICE_VERBS) if verb not in NOT_FOR_SCRIPTS and not hasattr(Client, verb)
+    ] == []
 
 
 def test_a_job_is_submitted_shown_and_waited_for(either: Client) -> None:

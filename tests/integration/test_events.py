@@ -114,8 +114,8 @@ def test_a_viewer_that_stops_reading_is_dropped_and_the_others_continue(queue: Q
 
 def test_a_listener_that_raises_affects_neither_the_queue_nor_other_viewers(own_queue: QueueUnderTest) -> None:
     broken = (
-        "import sys; from gpuyard.daemon import main; from gpuyard.daemon.monitor import devices; "
-        "devices.UsageHistory._after_step = lambda *_: 1 / 0; sys.exit(main.run_daemon())"
+        "import sys; from gpuyard.daemon import main; from gpuyard.daemon.monitor import usage_history; "
+        "usage_history.UsageHistory._after_step = lambda *_: 1 / 0; sys.exit(main.run_daemon())"
     )
     own_queue.start((sys.executable, "-c", broken))
     with watching(own_queue, "/status") as watcher:

@@ -9,7 +9,8 @@ import pytest
 
 from gpuyard.control.track_usage import UsageTracker
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need, UnknownMemory

@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
-from gpuyard.cluster_node.usage_meter import Meter, memory_of
+from gpuyard.cluster_node.node_programs import memory_of
 from gpuyard.core.job.job import Usage
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.probes.local_machine import local_machine
 from tests.integration.engine_fixture import is_gone, wait_for
 
 Child = subprocess.Popen[str]
@@ -59,9 +57,8 @@ class World:
         return process
 
     def meter(self, pid: int) -> Child:
-        return self._start(
-            ("-m", "gpuyard.cluster_node.usage_meter", str(pid), str(self.file)), start_new_session=False
-        )
+        code = "from gpuyard.cluster_node.node_programs import main; main()"
+        return self._start(("-c", code, "meter", str(pid), str(self.file)), start_new_session=False)
 
     def _start(self, arguments: tuple[str, ...], *, start_new_session: bool) -> Child:
         process = subprocess.Popen(
@@ -175,18 +172,6 @@ def test_figures_that_cannot_be_written_are_written_later(world: World) -> None:
     wait_for(lambda: world.file.parent.stat().st_mtime_ns != before, "a first attempt to write")
     world.file.rmdir()
     world.wait_for_peaks({"SIM-0": 100.0})
-
-
-@pytest.mark.parametrize("has_pidfd", [True, False])
-def test_the_end_is_noticed_even_without_pidfd(world: World, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool) -> None:
-    if not has_pidfd:
-        monkeypatch.delattr(os, "pidfd_open")
-    program = world.program("-c", TAKE, "SIM-0=100")
-    say(program, "SIM-1=50")
-    say(program, "end")
-    Meter(psutil.Process(program.pid), str(world.file), local_machine()).run()
-    assert is_gone(program.pid)
-    assert world.file.exists()
 
 
 # Attribution of memory

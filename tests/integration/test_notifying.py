@@ -1,5 +1,6 @@
 """Sending of notifications: by real commands, working and broken, and by Apprise to a server of the test."""
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -15,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.notify.messages import Message, Occurrence
 from gpuyard.core.notify.subscriptions import Event
-from gpuyard.daemon.notify import delivery_thread as working
-from gpuyard.daemon.notify import send_message
-from gpuyard.daemon.notify.delivery_thread import DeliveryThread
+from gpuyard.daemon.notify import delivery, send_message
+from gpuyard.daemon.notify.delivery import Delivery
 from gpuyard.daemon.notify.send_message import apprise_missing, send
 from gpuyard.installation import find_installation
 from tests.fakes.queue_command import run
@@ -45,10 +46,30 @@ class Notices(list[str]):
     """The notices that the status of the daemon would list."""
 
 
+class Worker:
+    """A delivery in an event loop of its own, in a thread."""
+
+    def __init__(self, notices: Notices, **options: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.delivery = Delivery("lab", 6, notices.append, **options)
+
+    def put(self, *addressed: tuple[str, Occurrence]) -> None:
+        self.loop.call_soon_threadsafe(self.delivery.put, addressed)
+
+    def close(self) -> None:
+        if self.thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self.delivery.close(), self.loop).result()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+
+
 @contextlib.contextmanager
-def working_for(**options: Any) -> Iterator[tuple[DeliveryThread, Notices]]:
+def working_for(**options: Any) -> Iterator[tuple[Worker, Notices]]:
     notices = Notices()
-    worker = DeliveryThread("lab", 6, notices.append, **options)
+    worker = Worker(notices, **options)
     try:
         yield worker, notices
     finally:
@@ -123,7 +144,7 @@ def test_background_processes_of_a_command_continue(tmp_path: Path) -> None:
 def test_a_hanging_target_delays_neither_other_targets_nor_the_end(tmp_path: Path) -> None:
     sent, pid = tmp_path / "sent", tmp_path / "pid"
     with working_for(limit_s=600.0) as (worker, _):
-        worker.put([(f"echo $$ > {pid}; exec sleep 600", failure()), (f"cat >> {sent}", failure())])
+        worker.put((f"echo $$ > {pid}; exec sleep 600", failure()), (f"cat >> {sent}", failure()))
         until(lambda: lines(pid) and lines(sent), "both")
         in_time(30.0, worker.close)
     until(lambda: is_gone(int(pid.read_text())), "the end of the hanging command")
@@ -133,10 +154,10 @@ def test_a_hanging_target_delays_neither_other_targets_nor_the_end(tmp_path: Pat
 def test_simultaneous_messages_are_merged_and_dropped_ones_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working, "_MAX_WAITING", 3)
+    monkeypatch.setattr(delivery, "_MAX_WAITING", 3)
     sent = tmp_path / "sent"
     with working_for() as (worker, _):
-        worker.put([(f"cat >> {sent}", failure(job_id)) for job_id in range(5, 15)])
+        worker.put(*((f"cat >> {sent}", failure(job_id)) for job_id in range(5, 15)))
         until(lambda: len(lines(sent)) == 2, "the message")
     assert lines(sent) == ["3 jobs failed: 5-7", "7 more were dropped: too many at once"]
 
@@ -148,7 +169,7 @@ def test_a_failed_command_is_logged_and_the_next_message_is_still_sent(
     command = f"tell() {{ echo x >> {sent}; echo no luck; exit 1; }}; tell secret"
     with working_for() as (worker, notices):
         for count in (1, 2):
-            worker.put([(command, failure())])
+            worker.put((command, failure()))
             until(lambda count=count: len(_logged(caplog)) == count, "the line in the log")  # type: ignore[misc]
     assert len(lines(sent)) == 2
     assert _logged(caplog)[0] == "a notification to a command was not sent: exit status 1: no luck"
@@ -168,7 +189,7 @@ def test_a_command_that_the_system_refuses_to_start_is_started_later(
     monkeypatch.setattr(send_message, "_spawn", spawn_later)
     sent = tmp_path / "sent"
     with working_for(retry_after_s=0.05) as (worker, _):
-        worker.put([(f"cat >> {sent}", failure())])
+        worker.put((f"cat >> {sent}", failure()))
         until(lambda: lines(sent), "the message")
     assert len(lines(sent)) == 1
     assert _logged(caplog) == []
@@ -179,10 +200,10 @@ def test_messages_left_unsent_at_the_end_are_counted_in_the_log(
 ) -> None:
     sent = tmp_path / "sent"
     with working_for() as (worker, _):
-        worker.per_minute = 1
-        worker.put([(f"cat >> {sent}", failure())])
+        worker.delivery.per_minute = 1
+        worker.put((f"cat >> {sent}", failure()))
         until(lambda: lines(sent), "the first")
-        worker.put([(f"cat >> {sent}", failure(1)), (f"cat >> {sent}", failure(2))])
+        worker.put((f"cat >> {sent}", failure(1)), (f"cat >> {sent}", failure(2)))
     assert _logged(caplog) == ["2 notifications were not sent before the daemon stopped"]
 
 
@@ -243,9 +264,9 @@ def test_a_failed_service_is_retried_once(service: tuple[Service, str], caplog: 
     seen, url = service
     seen.answers = [500]
     with working_for(retry_after_s=0.0) as (worker, _):
-        worker.put([(url, failure())])
+        worker.put((url, failure()))
         until(lambda: len(seen.bodies) == 2, "the second time")
-        until(lambda: not worker._in_flight, "its end")
+        until(lambda: not worker.delivery._in_flight, "its end")
     assert seen.bodies[0]["title"] == seen.bodies[1]["title"] == "Job 17 failed on lab"
     assert _logged(caplog) == []
 
@@ -256,7 +277,7 @@ def test_a_service_that_fails_twice_is_reported_without_its_secrets(
     seen, url = service
     seen.answers = [500, 500]
     with working_for(retry_after_s=0.0) as (worker, _):
-        worker.put([(url, failure())])
+        worker.put((url, failure()))
         until(lambda: _logged(caplog), "the line in the log")
     assert len(seen.bodies) == 2
     (message,) = _logged(caplog)
@@ -284,7 +305,7 @@ def test_a_missing_apprise_is_reported_once_with_what_to_install(
     sent = tmp_path / "sent"
     with working_for() as (worker, notices):
         for count in (1, 2):
-            worker.put([("ntfy://topic", failure()), (f"cat >> {sent}", failure())])
+            worker.put(("ntfy://topic", failure()), (f"cat >> {sent}", failure()))
             until(lambda count=count: len(lines(sent)) == count, "the other target")  # type: ignore[misc]
     assert notices == [apprise_missing()] == _logged(caplog)
     assert find_installation().with_extra("notify") in str(send("ntfy://topic", MESSAGE))

@@ -10,7 +10,6 @@ from gpuyard.core.snapshot import Vendor
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.probes.simulated_devices import SimulatedDevices
-from gpuyard.system.park_sockets import registered
 from tests.fakes import gated_job, parking_job
 from tests.integration.driver_fixture import Card, card, libraries, users_in
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for
@@ -47,24 +46,6 @@ def parking(engine: LocalEngine, folder: Path, gate: Path, device_id: str, *opti
     attempt = begun(engine, 1, *command, devices=(device_id,))
     wait_for_line(folder, 1, "holding")
     return attempt
-
-
-@pytest.mark.usefixtures("unmeasured")
-def test_a_program_on_an_amd_card_parks_its_memory_and_takes_it_back(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, tmp_path: Path, amd: str
-) -> None:
-    attempt = parking(engine, folder, tmp_path / "gate", amd)
-    ((_, pid, _),) = registered(str(folder), "1.1")
-    for _ in range(2):
-        moved = suspended(suspender, attempt)
-        parked_mb = SIZE_MB - parking_job.CONTEXT_MB
-        assert (moved.is_done, moved.parked_mb, moved.held_mb) == (True, parked_mb, {amd: parked_mb})
-        wait_for(lambda: is_stopped(pid), "a stopped program")
-        assert used_mb() == parking_job.CONTEXT_MB, "its context stays"
-        assert resumed(suspender, attempt, SIZE_MB).is_done
-        assert used_mb() == SIZE_MB
-    (tmp_path / "gate").touch()
-    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
 
 
 @pytest.mark.usefixtures("unmeasured")

@@ -89,37 +89,6 @@ def test_ranks_that_wait_for_each_other_park_after_the_same_step(
     assert moves(folder) == [*both[0], *both[1]]
 
 
-def test_no_rank_stays_parked_if_another_does_not_come_to_the_end_of_its_step(
-    engine: LocalEngine, folder: Path, impatient: LocalSuspender, gate: Path
-) -> None:
-    attempt = ranks(engine, folder, gate)
-    gate.with_suffix(".wait").touch()
-    moved = suspended(impatient, attempt)
-    assert (moved.is_done, moved.parked_mb) == (True, None)
-    assert moved.text.startswith("no end of a step within 2 s (process ")
-    assert used_mb() == 0, "the driver has moved all of it"
-    assert resumed(impatient, attempt, 2 * SIZE_MB).is_done
-    gate.with_suffix(".wait").unlink()
-    assert has_ended_well(engine, gate)
-
-
-def test_all_ranks_stay_suspended_if_one_cannot_take_its_memory_back(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, gate: Path
-) -> None:
-    attempt = ranks(engine, folder, gate)
-    assert suspended(suspender, attempt).parked_mb == PARKED_MB
-    wait_for(lambda: used_mb() == 0, "the driver, which moves the rest")
-    gate.with_suffix(".full").touch()
-    moved = resumed(suspender, attempt, 2 * SIZE_MB)
-    assert (moved.is_done, moved.is_ruined) == (False, False)
-    assert moved.text == "the program did not take its memory back: CUDA out of memory"
-    wait_for(lambda: used_mb() == 0, "the memory of the rank that was back already")
-    gate.with_suffix(".full").unlink()
-    assert resumed(suspender, attempt, 2 * SIZE_MB).is_done
-    assert used_mb() == 2 * SIZE_MB
-    assert has_ended_well(engine, gate)
-
-
 def test_a_rank_that_has_parked_goes_on_when_the_helper_is_killed_before_all_have(
     engine: LocalEngine, folder: Path, suspender: LocalSuspender, gate: Path
 ) -> None:
@@ -154,20 +123,6 @@ def test_a_rank_that_is_back_parks_again_when_the_helper_is_killed_before_all_ar
     assert next_result(suspender).is_done, "the second helper"
     assert used_mb() == 2 * SIZE_MB
     assert has_ended_well(engine, gate)
-
-
-def test_a_rank_that_ends_while_others_wait_for_it_leaves_none_parked(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, gate: Path
-) -> None:
-    attempt = ranks(engine, folder, gate)
-    gate.with_suffix(".wait").touch()
-    gate.with_suffix(".crash").touch()
-    suspender.suspend(attempt)
-    helper_pid()
-    gate.with_suffix(".wait").unlink()
-    assert not next_result(suspender).is_done
-    assert outcomes(engine)[1].kind is OutcomeKind.FAILED
-    assert moves(folder) == ["the other rank has ended"]
 
 
 CANNOT_PARK = {

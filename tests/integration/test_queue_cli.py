@@ -123,7 +123,7 @@ def test_submit_says_that_a_program_is_missing_and_a_dry_run_fails(daemon: Stand
         (["logs", "-n", "few", "17"], "--lines 20"),
         (["clean", "--older-than", "long"], "10m"),
         (["wait", "--timeout", "soon"], "10m"),
-        (["daemon", "reload"], "'start', 'stop', 'restart', 'status', 'run'"),
+        (["daemon", "reload"], "it can be start, stop, restart, status, run, adopt"),
         (["pause", "17"], "17"),
         (["submti", "--", "true"], "did you mean `gpuyard submit`?"),
     ],
@@ -447,6 +447,7 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     assert {name for name in imported if name.startswith("gpuyard.core.")} <= {
         "gpuyard.core.job",
         "gpuyard.core.job.submit_options",
+        "gpuyard.core.option",
         "gpuyard.core.printable_text",
         "gpuyard.core.units",
     }

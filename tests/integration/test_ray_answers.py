@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import ray_site
-from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState, SiteUnreachable
 
@@ -44,7 +45,7 @@ def answering(answer: Answer, environment: dict[str, str] = NO_TOKEN) -> Iterato
     thread = threading.Thread(target=server.serve_forever, args=[0.02])
     thread.start()
     try:
-        yield RaySite(RaySettings(address=f"http://127.0.0.1:{server.server_port}"), environment)
+        yield RaySite(RayConfig(address=f"http://127.0.0.1:{server.server_port}"), environment)
     finally:
         server.shutdown()
         thread.join()
@@ -162,12 +163,17 @@ def test_a_partly_accepted_submission_is_not_reported_as_rejected() -> None:
 
 
 def test_a_submission_or_cancel_over_its_time_limit_continues_at_the_next_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_site, "_ALL_WITHIN_S", 0.0)
-    with answering(lambda _: (200, b"{}")) as site:
-        with pytest.raises(SiteUnreachable, match="took 1 of 3"):
+    monkeypatch.setattr(ray_site, "_ANSWER_WITHIN_S", 0.05)
+
+    def slow(_: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        time.sleep(0.04)
+        return 200, b"{}"
+
+    with answering(slow) as site:
+        with pytest.raises(SiteUnreachable, match=r"took [12] of 3"):
             site.submit(SUBMISSION)
-        with pytest.raises(SiteUnreachable, match=r"stopped [01] of 2"):
-            site.cancel(["gpuyard-f00d-0", "gpuyard-f00d-1"])
+        with pytest.raises(SiteUnreachable, match=r"stopped [12] of 3"):
+            site.cancel(["gpuyard-f00d-0", "gpuyard-f00d-1", "gpuyard-f00d-2"])
 
 
 def test_every_request_has_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,9 @@
 """`gpuyard render` when the renderer prints too, when readers of its output disconnect, and on a full disk."""
 
-import contextlib
 import json
 import os
-import pty
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +71,6 @@ def test_with_json_output_of_the_renderer_goes_to_standard_error() -> None:
     assert [result.stderr.count(text) for text in printed] == [1, 24, 24, 24, 24]
 
 
-def test_with_json_output_of_the_loader_is_not_in_the_profile() -> None:
-    Path("talkative.py").write_text(TALKATIVE)
-    result = run(
-        "render", "profile", "manifest.jsonl", "--loader", "talkative:load", "--device", "host", "--json",
-    )  # fmt: skip
-    assert len(json.loads(result.stdout)["assets"]) == 5
-    assert "loaded" in result.stderr
-
-
-def test_without_json_output_of_the_renderer_is_not_redirected() -> None:
-    Path("talkative.py").write_text(TALKATIVE)
-    result = run("render", "manifest.jsonl", "--renderer", "talkative:render", *BUDGETS)
-    assert result.stdout.count("by number\n") == 24
-    assert "by number" not in result.stderr
-
-
 # Readers that disconnect
 
 
@@ -128,38 +109,6 @@ def test_a_renderer_may_print_to_a_closed_standard_error() -> None:
     os.close(writes)
     assert json.loads(result.stdout)["status"]["rendered"] == 24
     assert result.returncode == 0
-
-
-@contextlib.contextmanager
-def on_a_terminal_that_closes() -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """Start a render whose terminal can close; it gets no SIGHUP, because it has a session of its own."""
-    ours, theirs = pty.openpty()
-    command = [*GPUYARD, "render", "manifest.jsonl", "--renderer", "renderers:gated", *BUDGETS]
-    process = subprocess.Popen(
-        [*command, "--status", "status.json"],
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        env={**os.environ, "TERM": "xterm"},
-    )
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait(DEADLINE_S)
-
-
-def test_a_closed_terminal_stops_neither_the_run_nor_the_status_file() -> None:
-    with closed_gate() as open_gate, on_a_terminal_that_closes() as (process, ours):
-        begun = await_begun(2)
-        os.close(ours)
-        await_newer_status()
-        process.send_signal(signal.SIGTERM)
-        await_newer_status()
-        open_gate()
-        assert process.wait(DEADLINE_S) == 143
-    assert (rendered(), status_now()["state"]) == (begun, "interrupted")
 
 
 def test_a_closed_standard_output_is_an_error_after_all_labels_are_rendered() -> None:

@@ -147,7 +147,7 @@ def test_a_program_that_cannot_be_executed_is_reported_before_waiting(start: Sta
     ("--image img --mount /data -- true", "gpuyard submit --image IMAGE -- CMD"),
     ("--vram 25G -- true", "no GPU has"),
     ("--vram much -- true", "'much' is not a size"),
-    ("--vram 0 -- true", "--vram is 0"),
+    ("--vram 0 -- true", "--vram 0 is out of range"),
     ("--wait soon -- true", "'soon' is not a time"),
     ("--no-such-option -- true", "--no-such-option"),
 ])  # fmt: skip

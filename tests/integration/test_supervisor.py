@@ -158,29 +158,6 @@ def test_output_goes_to_the_files_that_the_user_named_with_times_where_asked_for
     assert node.logs() == []
 
 
-def test_standard_error_has_a_log_of_its_own_where_asked_for(node: Node) -> None:
-    assert node.run(shell("echo out; echo err >&2", split_stderr=True)).word == "0"
-    assert node.log() == "out\n"
-    assert node.logs() == ["0", "0.err.log"]
-
-
-def test_a_file_that_cannot_be_written_is_named(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    terms = ClusterTerms(need=Need(devices=0), name="job")
-    node.write(shell("true", output=f"{tmp_path}/file/out", terms=terms))
-    assert node.start().wait(60) == 126
-    context = node.submissions.read(TOKEN)[1][0].context
-    outcome = outcome_of(node.end_of().word, context)
-    assert outcome.kind is OutcomeKind.CANNOT_START
-    assert outcome.reason == f"the output {tmp_path}/file/out cannot be written"
-
-
-def test_a_program_ended_by_a_signal_has_status_128_plus_the_signal(node: Node) -> None:
-    node.write(shell("kill -KILL $$"))
-    assert node.start().wait(60) == 137
-    assert node.end_of().word == "137"
-
-
 def test_a_program_leads_its_own_session_and_inherits_only_its_streams(node: Node) -> None:
     # No shell here: it would hold pipe ends for a moment and replace itself with its last command.
     node.run(shell("echo $$; cut -d' ' -f5,6 /proc/$$/stat; ls /proc/$$/fd; :"))
@@ -189,19 +166,6 @@ def test_a_program_leads_its_own_session_and_inherits_only_its_streams(node: Nod
     assert node.end_of().pid == int(pid)
     assert descriptors[:3] == ["0", "1", "2"]
     assert not any(int(number) in range(3, 10) for number in descriptors)
-
-
-def test_a_program_gets_its_input_and_its_directory_is_created(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "input").write_text("from the file\n")
-    launch = shell(f"cat; ls -d {tmp_path}/made", stdin=str(tmp_path / "input"), folder=str(tmp_path / "made"))
-    assert node.run(launch).word == "0"
-    assert node.log() == f"from the file\n{tmp_path}/made\n"
-
-
-def test_the_program_reports_a_directory_that_cannot_be_created(node: Node, tmp_path: Path) -> None:
-    end = node.run(shell(f"ls {tmp_path}/no/such", folder=f"{tmp_path}/no/such"))
-    assert end.word not in ("0", "no-directory")
-    assert "No such file" in node.log()
 
 
 @pytest.mark.parametrize(
@@ -227,13 +191,6 @@ def test_a_program_that_cannot_start_has_the_same_reason_as_a_local_job(
     outcome = outcome_of(end.word, node.submissions.read(TOKEN)[1][0].context)
     assert outcome.kind is OutcomeKind.CANNOT_START
     assert outcome.status == status
-
-
-def test_without_a_log_nothing_runs(node: Node, tmp_path: Path) -> None:
-    node.submissions.write(TOKEN, [(launch_of(1, "touch", str(tmp_path / "ran")), "/no/such/log")])
-    assert node.start().wait(60) == 126
-    assert node.end_of().word == "no-log"
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.fixture
@@ -316,14 +273,6 @@ def test_an_element_is_either_voided_or_run(node: Node, tmp_path: Path) -> None:
     assert [(tmp_path / f"ran{number}").exists() for number in numbers] == [not voided[n] for n in numbers]
     assert [node.trace(number).started is VOID for number in numbers] == [voided[n] for n in numbers]
     assert [node.trace(number).ended is None for number in numbers] == [voided[n] for n in numbers]
-
-
-def test_a_voided_element_never_runs(node: Node, tmp_path: Path) -> None:
-    node.write(launch_of(1, "touch", str(tmp_path / "ran")))
-    assert node.submissions.void(TOKEN, 0)
-    assert node.start().wait(60) == NOT_FIRST
-    assert not (tmp_path / "ran").exists()
-    assert node.trace() == ElementTrace(started=VOID)
 
 
 def test_a_killed_supervisor_records_no_end_and_its_element_never_runs_again(

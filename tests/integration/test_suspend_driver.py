@@ -21,7 +21,7 @@ from tests.integration.driver_fixture import (
     users_in,
     works_on,
 )
-from tests.integration.engine_fixture import let_go, outcomes, started, wait_for
+from tests.integration.engine_fixture import let_go, outcomes, wait_for
 from tests.integration.suspend_fixture import (
     is_stopped,
     next_result,
@@ -56,21 +56,6 @@ def test_a_process_tree_is_suspended_stopped_and_resumed(
     assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
 
 
-def test_suspending_or_resuming_twice_changes_nothing(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card
-) -> None:
-    attempt, pid = one_user(engine, folder)
-    suspender.suspend(attempt)
-    suspender.suspend(attempt)
-    assert next_result(suspender).is_done
-    assert suspended(suspender, attempt).is_done
-    assert card.cuda.state(pid) == "checkpointed"
-    assert is_stopped(pid)
-    assert resumed(suspender, attempt, 0).is_done
-    assert resumed(suspender, attempt, 0).is_done
-    works_on(card, pid)
-
-
 @pytest.mark.parametrize(
     "refusal",
     [
@@ -93,21 +78,6 @@ def test_if_one_process_cannot_be_suspended_the_whole_tree_runs_on(
     for pid in users:
         works_on(card, pid)
     assert not any(is_stopped(pid) for pid in (shell, *children_of(shell)))
-
-
-def test_resume_waits_for_free_memory(engine: LocalEngine, folder: Path, suspender: LocalSuspender, card: Card) -> None:
-    attempt, pid = one_user(engine, folder)
-    assert suspended(suspender, attempt).is_done
-    card.set_free(4000)
-    before = card.cuda.calls()
-    moved = resumed(suspender, attempt, 4096)
-    assert (moved.is_done, moved.is_ruined) == (False, False)
-    assert "not enough memory" in moved.text
-    assert card.cuda.calls() == before
-    assert is_stopped(pid)
-    card.set_free(5000)
-    assert resumed(suspender, attempt, 4096).is_done
-    works_on(card, pid)
 
 
 def test_an_unreadable_card_does_not_count_as_free(
@@ -228,14 +198,6 @@ def test_a_job_without_device_memory_is_only_stopped(
     assert resumed(suspender, attempt, 0).is_done
     let_go(pipe)
     works_on(card, users_in(folder, 1, 1)[0])
-
-
-def test_a_job_without_processes_is_not_suspended(engine: LocalEngine, suspender: LocalSuspender, card: Card) -> None:
-    attempt = started(engine, 1, "true")
-    outcomes(engine)
-    for moved in (suspended(suspender, attempt), resumed(suspender, attempt, 0)):
-        assert (moved.is_done, moved.is_ruined) == (False, False)
-        assert "it has no processes" in moved.text
 
 
 def test_processes_that_share_device_memory_are_not_suspended(

@@ -97,16 +97,8 @@ def test_where_the_driver_cannot_suspend_a_program_that_parks_its_memory_can_be(
     assert refusal(suspender, device) is not None
 
 
-def test_a_device_that_is_not_visible_prevents_suspending(suspender: LocalSuspender) -> None:
-    assert refusal(suspender, CARD, visible=()) == "GPU-1 is not visible now"
-
-
 def test_a_job_without_devices_cannot_be_suspended(suspender: LocalSuspender) -> None:
     assert refusal(suspender) == "it uses no device"
-
-
-def test_a_simulated_device_can_be_suspended(suspender: LocalSuspender) -> None:
-    assert refusal(suspender, Device(id="SIM-0", vendor=Vendor.SIMULATED)) is None
 
 
 @pytest.mark.needs("cc")

@@ -1,24 +1,20 @@
 """Suspending real processes that use simulated devices: freed memory, resumed work, locks."""
 
-import contextlib
 import fcntl
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
-from tests.fakes import gated_job
-from tests.integration.engine_fixture import log_of, outcomes
+from gpuyard.probes.simulated_devices import SimulatedDevices
+from tests.integration.engine_fixture import outcomes
 from tests.integration.suspend_fixture import (
     begun,
     nothing_is_left,
@@ -86,76 +82,10 @@ def sim_job(engine: LocalEngine, folder: Path, job_id: int, *options: str) -> At
     return holding(engine, folder, job_id, *GPUYARD, "sim-job", *options)
 
 
-def gated(engine: LocalEngine, folder: Path, job_id: int, megabytes: int, gate: Path) -> Attempt:
-    """Start a job that works until the file `gate` exists, and logs a checksum of its work."""
-    options = ("--vram", str(megabytes), "--load", "50", str(gate))
-    return holding(engine, folder, job_id, *gated_job.COMMAND, *options)
-
-
 def holding(engine: LocalEngine, folder: Path, job_id: int, *command: str) -> Attempt:
     attempt = begun(engine, job_id, *command, devices=DEVICES)
     wait_for_line(folder, job_id, "holding")
     return attempt
-
-
-@contextlib.contextmanager
-def filled_by_others(megabytes: float) -> Iterator[None]:
-    with SimulatedUse() as usage:
-        usage.allocate("SIM-0", megabytes)
-        yield
-
-
-def test_a_suspended_job_frees_its_memory_and_continues_its_work_on_resume(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
-) -> None:
-    gates = [tmp_path / "first", tmp_path / "second"]
-    attempt, _ = (gated(engine, folder, number, 8192, gate) for number, gate in enumerate(gates, 1))
-    assert used_mb(devices) == 16384
-    asked_at = time.monotonic()
-    moved = suspended(suspender, attempt)
-    assert (moved.job_id, moved.attempt, moved.is_resumed, moved.is_done, moved.text) == (1, 1, False, True, "")
-    assert 0 < (moved.seconds or 0) <= time.monotonic() - asked_at
-    assert moved.held_mb == {"SIM-0": 8192}
-    gates[1].touch()
-    assert outcomes(engine)[2].kind is OutcomeKind.SUCCEEDED, "the other job runs on"
-    device = devices.read(1).devices[0]
-    assert (device.memory_used_mb, device.utilization_percent) == (0, 0)
-    moved = resumed(suspender, attempt, 8192)
-    assert (moved.is_resumed, moved.is_done) == (True, True)
-    assert used_mb(devices) == 8192
-    gates[0].touch()
-    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
-    assert log_of(folder, 1) == log_of(folder, 2), "all of the work was done exactly once"
-
-
-def test_an_urgent_job_gets_the_memory_and_the_suspended_one_waits(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices, tmp_path: Path
-) -> None:
-    attempt = gated(engine, folder, 1, 20480, tmp_path / "gate")
-    assert suspended(suspender, attempt).is_done
-    with filled_by_others(16384):
-        moved = resumed(suspender, attempt, 20480)
-        assert (moved.is_done, moved.is_ruined) == (False, False)
-        assert moved.text == "not enough memory on SIM-0: 20 GB needed, 8 GB free"
-        assert used_mb(devices) == 16384
-    assert resumed(suspender, attempt, 20480).is_done
-    (tmp_path / "gate").touch()
-    assert outcomes(engine)[1].kind is OutcomeKind.SUCCEEDED
-
-
-def test_a_job_resumed_without_free_memory_can_only_be_ended(
-    engine: LocalEngine, folder: Path, suspender: LocalSuspender, devices: SimulatedDevices
-) -> None:
-    attempt = sim_job(engine, folder, 1, "--vram", "20G", *ENDLESS)
-    assert suspended(suspender, attempt).is_done
-    with filled_by_others(16384):
-        moved = resumed(suspender, attempt, 0)
-        assert (moved.is_done, moved.is_ruined) == (False, True)
-        assert "not enough free memory" in moved.text
-    assert resumed(suspender, attempt, 20480).is_ruined, "even with enough free memory"
-    assert used_mb(devices) == 0
-    engine.signal(attempt, signal.SIGTERM)
-    assert outcomes(engine)[1].status == 128 + signal.SIGTERM
 
 
 def test_a_killed_suspended_job_leaves_no_memory_in_use(

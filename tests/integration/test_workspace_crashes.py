@@ -110,16 +110,3 @@ def test_a_task_is_retried_if_configured_after_a_kill_of_its(
     row = once.rows()["exp"]
     assert (row["state"], row["attempt"], once.markers()) == ("failed", 1, set())
     assert len(once.starts()) == 1
-
-
-@pytest.mark.full
-def test_start_runs_killed_tasks_again(workspace: Workspace) -> None:
-    workspace.add_gated("exp")
-    workspace.do("start")
-    kill9(workspace.program("exp"))
-    workspace.until_state("exp", "failed")
-    assert "exp  job 2\n" in workspace.do("start")
-    workspace.until_started("exp", times=2)
-    workspace.let_go("exp")
-    row = workspace.until_over()["exp"]
-    assert (row["state"], row["attempt"], row["job"]) == ("completed", 1, 2)

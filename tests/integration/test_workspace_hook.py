@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
-
 from tests.executables import write_executable
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
@@ -97,22 +95,3 @@ def test_a_hook_survives_a_kill_of_the_daemon(workspaces: Workspaces) -> None:
 def open_gate(gate: Path) -> None:
     """Open the gate once the hook waits at it."""
     gate.write_text("go\n")
-
-
-@pytest.mark.parametrize(
-    ("hook", "says"),
-    [
-        ("hooks/none.sh", "hook: there is no program '{folder}/hooks/none.sh'"),
-        ("configs/exp.yml", "hook: {folder}/configs/exp.yml is not executable"),
-        ("no-such-hook", "hook: there is no program 'no-such-hook'"),
-    ],
-)
-def test_a_hook_that_cannot_be_executed_is_reported_before_anything_starts(
-    workspace: Workspace, hook: str, says: str
-) -> None:
-    workspace.configure(hook=hook, sessions="none")
-    workspace.add("exp")
-    refused = workspace.scheduler("start")
-    assert refused.returncode == 2
-    assert says.format(folder=workspace.folder) in refused.stderr
-    assert workspace.tasks() == {}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.executables import write_executable
-from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
     Workspaces,
@@ -68,18 +67,6 @@ def test_configs_with_hostile_names_run(workspaces: Workspaces) -> None:
     assert pwned(workspaces.place) == []
 
 
-@pytest.mark.full
-def test_a_config_with_a_comma_or_dash_in_its_name_can_be_selected(workspace: Workspace) -> None:
-    workspace.configure(sessions="none")
-    workspace.add("a,b", "a", "b", "-rf", "--rerun", ".hidden")
-    workspace.do("start", "a,b.yml")
-    workspace.do("start", "-rf")
-    workspace.do("start", "--", "--rerun")
-    workspace.until_over()
-    assert workspace.markers() == {"a,b", "-rf", "--rerun"}
-    assert set(workspace.rows()) == {"a,b", "a", "b", "-rf", "--rerun"}
-
-
 def test_a_workspace_with_hostile_paths_and_settings_runs(workspaces: Workspaces) -> None:
     ws = workspaces.make(f"ws {EVIL}")
     work = ws.work_dir = ws.folder / f"work {EVIL}"
@@ -114,18 +101,6 @@ def test_a_workspace_with_hostile_paths_and_settings_runs(workspaces: Workspaces
     assert (work / f"notified {EVIL}").exists()
     assert "2 sessions closed" in ws.do("kill-all")
     assert pwned(workspaces.place) == []
-
-
-@pytest.mark.parametrize("name", ["new\nline", "bell\x07", "es\x1b[31mcape"])
-def test_a_config_with_a_line_break_in_its_name_is_rejected_before_anything_starts(
-    workspace: Workspace, own_queue: QueueUnderTest, name: str
-) -> None:
-    workspace.add("exp1", name)
-    refused = workspace.scheduler("start")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "has control characters in it" in refused.stderr
-    assert not any(letter in refused.stderr for letter in "\x07\x1b")
-    assert own_queue.counts() == {}
 
 
 @pytest.mark.full

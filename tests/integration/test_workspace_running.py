@@ -78,25 +78,6 @@ def test_tasks_can_be_ended_though_the_configuration_is_invalid(workspace: Works
     assert workspace.scheduler("start").returncode == 2
 
 
-@unmeasured
-def test_completed_configs_are_skipped_by_default(workspace: Workspace) -> None:
-    workspace.add("exp1", "exp2", "exp3")
-    workspace.marker("exp2").write_text("done elsewhere\n")
-    output = workspace.do("start")
-    assert "exp2  skipped: completed: out/exp2_completed.txt exists\n" in output
-    assert workspace.until_over()["exp2"]["state"] == "completed"
-    assert {each["config"] for each in workspace.starts()} == {"exp1", "exp3"}
-    assert "Nothing to do: 3 configs" in workspace.do("start")
-
-    workspace.do("start", "exp1.yml,exp2.yml", "--rerun")
-    workspace.until_started("exp1", times=2)
-    workspace.until_started("exp2")
-    assert set(states(workspace)) == {"exp1", "exp2", "exp3"}
-    workspace.until_over()
-    assert len(workspace.ends("exp1")) == 2
-    assert workspace.marker("exp2").read_text().startswith("slope ")
-
-
 # Stop, kill and continue
 
 
@@ -159,19 +140,6 @@ def test_a_failed_task_is_retried_as_often_as_configured(workspace: Workspace) -
     for attempt in ("2 of 3", "3 of 3"):
         assert f"late retried, attempt {attempt}: exit status 1 after “" in workspace.scheduler_log()
     assert workspace.log("late").count("it did not converge") == 2
-
-
-@pytest.mark.full
-@unmeasured
-def test_a_failed_task_is_not_retried_by_default_and_start_runs_it_again(workspace: Workspace) -> None:
-    workspace.add("exp1", fails=1)
-    workspace.do("start")
-    row = workspace.until_over()["exp1"]
-    assert (row["state"], row["attempt"], row["last_line"]) == ("failed", 1, "it did not converge")
-    assert f"exp1 failed; log: {workspace.folder}/logs/train_logs/exp1.log\n" in workspace.do("status")
-    assert workspace.markers() == set()
-    assert "exp1  job 2\n" in workspace.do("start")
-    assert workspace.until_over()["exp1"]["state"] == "completed"
 
 
 @pytest.mark.full

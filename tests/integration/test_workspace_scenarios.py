@@ -62,24 +62,6 @@ def test_configs_are_spread_evenly_and_a_gpu_that_finishes_early_takes_the_next_
     assert Counter(each["config"] for each in workspace.starts()) == dict.fromkeys(configs, 1)
 
 
-@pytest.mark.full
-def test_numbers_of_tasks_on_three_gpus_differ_by_at_most_one(
-    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GPUYARD_SIMULATE", "3x24GB")
-    ws = workspaces.make(vram="1G", max_jobs_per_gpu=5)  # all would fit on one
-    configs = [f"exp{number}" for number in range(5)]
-    ws.add_gated(*configs)
-    ws.do("start")
-    ws.until_running(*configs)
-    assert sorted(ws.per_gpu().values()) == [1, 2, 2]
-    assert is_always_balanced(ws, 3)
-    assert len(set(seen_devices(ws).values())) == 3
-    ws.let_go(*configs)
-    ws.until_over()
-    assert ws.markers() == set(configs)
-
-
 def test_selected_configs_run_on_their_given_gpus(workspace: Workspace) -> None:
     workspace.add_gated("heavy", "light", "test", "other")
     output = workspace.do("start", "heavy.yml,light.yml,test.yml", "1,0,0")

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.queue_fixture import is_gone
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,
     Workspaces,
@@ -138,21 +137,3 @@ def test_status_follows_a_sweep_from_start_to_end(workspace: Workspace, lines: I
     assert (after["over"], after["left_s"], after["why"]) == (True, 0.0, None)
     assert {row["state"] for row in after["tasks"]} == {"completed"}
     assert "3 of 3 done" in workspace.do("status")
-
-
-@pytest.mark.full
-def test_tasks_run_on_without_a_daemon_and_a_terminal(workspace: Workspace, workspaces: Workspaces) -> None:
-    """The daemon and the terminal from which the tasks were started have ended."""
-    workspace.add_gated("exp1")
-    workspace.do("start")
-    workspace.until_running("exp1")
-    program = workspace.program("exp1")
-    # A new `status` starts a daemon if none runs; a running watch waits for the next daemon.
-    workspace.tmux.wait_to_see("T_scheduler", "● running")
-    workspaces.queue.stop()
-    workspace.let_go("exp1")
-    until(lambda: is_gone(program), "its end")
-    until(workspace.marker("exp1").exists, "its marker")
-    workspaces.queue.start()
-    row = workspace.until_over()["exp1"]
-    assert (row["state"], row["attempt"]) == ("completed", 1)

@@ -79,21 +79,6 @@ def test_a_task_runs_in_its_conda_environment(
     assert environment["PATH"].startswith(f"{prefix}/bin{os.pathsep}")
 
 
-def test_a_missing_conda_environment_is_reported_before_anything_starts(
-    workspace: Workspace, own_queue: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conda = Installation(tmp_path / "miniconda")
-    conda.add("torch")
-    monkeypatch.setenv("CONDA_EXE", str(conda.tool))
-    workspace.configure(conda_env="tohrc")
-    workspace.add("exp1", "exp2")
-    refused = workspace.scheduler("start")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "there is no conda environment 'tohrc'" in refused.stderr
-    assert own_queue.counts() == {}
-    assert workspace.tmux.sessions() == []
-
-
 def test_the_notify_command_runs_at_the_end_of_a_sweep(workspace: Workspace) -> None:
     workspace.configure(notify=["sh", "-c", 'echo "$GPUYARD_TASK_NAME: $GPUYARD_SUMMARY" >> notice'])
     workspace.add("exp1")
@@ -130,21 +115,6 @@ def test_a_config_sets_the_needs_of_its_task(workspace: Workspace, own_queue: Qu
     }  # fmt: skip
 
 
-@pytest.mark.full
-def test_a_config_of_higher_priority_starts_first(workspace: Workspace) -> None:
-    workspace.configure(max_jobs_per_gpu=1, gpu_count=1, sessions="none")
-    workspace.add_gated("exp1", "exp2")
-    workspace.add_gated("urgent", scheduler={"priority": 5})
-    workspace.do("start", "exp1,exp2")
-    workspace.until_running("exp1")
-    workspace.do("start")
-    assert workspace.tasks()["urgent"]["id"] > workspace.tasks()["exp2"]["id"]
-    workspace.let_go("exp1")
-    workspace.let_go("urgent", "exp2")
-    workspace.until_over()
-    assert [each["config"] for each in workspace.starts()] == ["exp1", "urgent", "exp2"]
-
-
 # Logs and sessions
 
 
@@ -177,22 +147,6 @@ def test_logs_in_a_linked_or_shared_folder_are_private(workspace: Workspace, tmp
     assert [path.stat().st_mode & 0o777 for path in (log.parent, log, scheduler_log)] == [0o700, 0o600, 0o600]
 
 
-def test_two_workspaces_with_one_task_name_have_separate_logs(workspaces: Workspaces, tmp_path: Path) -> None:
-    one, two = (workspaces.make(name, log_dir=str(tmp_path), sessions="none") for name in ("one", "two"))
-    for ws in (one, two, one):
-        ws.add("exp")
-        ws.do("start", "--rerun")
-        ws.until_over()
-    assert [log.name for log in sorted(tmp_path.glob("*_scheduler.log"))] == [
-        "T_scheduler.log", f"{two.tag}_scheduler.log",
-    ]  # fmt: skip
-    logs = {ws: Path(ws.rows()["exp"]["log"]) for ws in (one, two)}
-    assert logs == {one: tmp_path / "train_logs/exp.log", two: tmp_path / f"train_logs/{two.tag}_exp.log"}
-    texts = [(tmp_path / f"{name}_scheduler.log").read_text() for name in ("T", two.tag)]
-    assert [text.count("exp completed") for text in texts] == [2, 1]
-    assert [log.read_text().count("epoch 1:") for log in logs.values()] == [2, 1]
-
-
 def test_a_symbolic_link_at_the_path_of_a_log_is_not_followed(workspace: Workspace, tmp_path: Path) -> None:
     victim = tmp_path / "precious"
     victim.write_text("mine\n")
@@ -206,15 +160,6 @@ def test_a_symbolic_link_at_the_path_of_a_log_is_not_followed(workspace: Workspa
     assert "it is a symbolic link" in row["note"]
 
 
-def test_configs_start_in_natural_order(workspace: Workspace) -> None:
-    workspace.configure(max_jobs_per_gpu=1, gpu_count=1, sessions="none")
-    configs = [f"batch{number}" for number in range(1, 12)]
-    workspace.add(*configs)
-    workspace.do("start")
-    assert list(workspace.until_over()) == configs
-    assert [each["config"] for each in workspace.starts()] == configs
-
-
 @pytest.mark.full
 def test_sessions_are_closed_if_configured_except_those_of_failed_tasks(workspace: Workspace) -> None:
     workspace.configure(cleanup_on_complete=True)
@@ -223,17 +168,6 @@ def test_sessions_are_closed_if_configured_except_those_of_failed_tasks(workspac
     workspace.do("start")
     left = {workspace.until_over()["bad"]["session"]}
     until(lambda: workspace.session_names() == left, "the end of the scheduler's session")
-
-
-@pytest.mark.full
-def test_without_sessions_everything_else_works(workspace: Workspace) -> None:
-    workspace.configure(sessions="none")
-    workspace.add("exp1", "exp2")
-    assert "tmux" not in workspace.do("start")
-    rows = workspace.until_over()
-    assert {(row["state"], row["session"]) for row in rows.values()} == {("completed", None)}
-    assert "epoch 2: loss" in workspace.log("exp1")
-    assert workspace.tmux.sessions() == []
 
 
 def test_a_missing_tmux_is_reported_and_everything_else_works(

@@ -12,7 +12,8 @@ from gpuyard.core.lease import Drain, Holder, Lease, Need, Share, Ticket, asks_f
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse
-from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
+from gpuyard.core.scheduling.placement import in_queue_order
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import WantedClaim
@@ -196,7 +197,7 @@ class Others:
                 continue
             ahead = tuple(other_ticket for other_ticket in order[:position] if other_ticket.id in world.tickets)
             seen, leases = world.snapshot(), world.leases()
-            view = PlacementView(
+            view = Machine(
                 now=world.now, snapshot=seen, leases=leases, measured=world.measure(seen, leases), ahead=ahead
             )
             claim = choose(other.need, view).claim

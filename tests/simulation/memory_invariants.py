@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from gpuyard.control.controller import Controller
-from gpuyard.core.job.job import Attempt, Job, OnPreempt, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.memory.sizing import MOST_RERUNS
 from gpuyard.store.job_store import JobStore

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from gpuyard.control.controller import Controller
 from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Lease
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind

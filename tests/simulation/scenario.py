@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.step_result import Step
 from gpuyard.core.lease import FixedMemory, Need, WholeDevice
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.simulator.machine_parts import EPOCH
 from gpuyard.store.database import open_database

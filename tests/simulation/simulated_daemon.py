@@ -9,7 +9,7 @@ from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Sample
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpuyard.control import planner_input
 from gpuyard.control.batch_gates import BatchGates
-from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.core.scheduling import batch_pacing, planner, start_limits
 from gpuyard.core.scheduling.batch_pacing import ExpectedUse
 from gpuyard.core.scheduling.load_gates import SteadyGate, smooth
@@ -57,7 +57,7 @@ def _ignore_gates_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignore_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunningJobs, "list", lambda self: [])
+    monkeypatch.setattr(planner_input, "running_jobs", lambda _: ())
 
 
 def _let_all_wait_for_a_gated_job(monkeypatch: pytest.MonkeyPatch) -> None:

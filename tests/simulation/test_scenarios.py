@@ -274,7 +274,7 @@ def _count_unbegun_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignore_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StartLimits, "refusals", lambda self, lane: self._view.closed_reasons)
+    monkeypatch.setattr(StartLimits, "refusals", lambda self, lane: self._world.closed_reasons)
 
 
 def _see_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:

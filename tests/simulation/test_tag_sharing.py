@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import FixedMemory
 from gpuyard.core.scheduling import start_limits
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from tests.scale import seeds
 from tests.simulation.behaviors import random_behavior
 from tests.simulation.clients import Operation, operations

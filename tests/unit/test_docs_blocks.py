@@ -15,8 +15,7 @@ import yaml
 
 from gpuyard.config import parse_config
 from gpuyard.recipes.workspace.settings import TaskOptions, load, load_task_options
-from gpuyard.ui.cli import ALIASES
-from gpuyard.ui.cli.click_group import cli
+from gpuyard.ui.cli import ALIASES, VERBS, import_verb
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -109,8 +108,8 @@ def gpuyard_commands(code: str) -> Iterator[list[str]]:
 @cache
 def options_of(verb: str) -> set[str]:
     """Return the options of a verb and of its subcommands. An unknown verb is an error."""
-    group = cli.make_context("gpuyard", ["--help"], resilient_parsing=True)
-    command = cli.get_command(group, ALIASES.get(verb, verb))
-    assert command is not None, f"there is no command gpuyard {verb}"
-    subcommands = getattr(command, "commands", {}).values()
-    return {"--help", *(name for one in (command, *subcommands) for parameter in one.params for name in parameter.opts)}
+    name = ALIASES.get(verb, verb)
+    assert name in VERBS, f"there is no command gpuyard {verb}"
+    top = import_verb(name).VERB
+    verbs = (top, *(below.VERB for below in top.commands.values()))
+    return {"--help", *(f"--{option.name}" for each in verbs for option in each.options)}

@@ -18,7 +18,7 @@ import stat
 
 from gpuyard.connect import git_files
 from gpuyard.connect.git_folder import work_tree
-from gpuyard.core.units import format_size
+from gpuyard.core.units import MB, format_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.snapshot_files import FILES, NEW, TREE, Listed, write_listing
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _FICLONE = 0x40049409  # from linux/fs.h: share the blocks of another file
 _LEFT_OUT = ("__pycache__", ".git")
-_MB = 1048576.0
 _CHUNK = 1 << 20
 _MOST_FILES = 50_000
 _MOST_NAMED = 3
@@ -137,20 +136,20 @@ def _walk(root: str, inner: str | None, limits: SnapshotLimits, at: str = "") ->
                 elif stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
                     files.append((at + entry.name, found))
                     size += found.st_size
-        if size > limits.most_mb * _MB or len(files) > _MOST_FILES:
+        if size > limits.most_mb * MB or len(files) > _MOST_FILES:
             _refuse(files, root, limits, "more than ")
     return files
 
 
 def _check_size(files: "list[Listed]", root: str, folder: str, limits: SnapshotLimits) -> None:
     size = sum(found.st_size for _, found in files)
-    if size > limits.most_mb * _MB or len(files) > _MOST_FILES:
+    if size > limits.most_mb * MB or len(files) > _MOST_FILES:
         _refuse(files, root, limits)
     disk = os.statvfs(folder)
-    free_mb = disk.f_bavail * disk.f_frsize / _MB
-    if free_mb - size / _MB < limits.keep_free_mb:
+    free_mb = disk.f_bavail * disk.f_frsize / MB
+    if free_mb - size / MB < limits.keep_free_mb:
         raise EnvironmentFault(
-            f"no snapshot can be made: it takes {format_size(size / _MB)}, and {format_size(free_mb)} is free on the "
+            f"no snapshot can be made: it takes {format_size(size / MB)}, and {format_size(free_mb)} is free on the "
             f"disk of {folder}, of which {format_size(limits.keep_free_mb)} stays free",
             hint="free some space (`gpuyard clean`), or submit with --no-snapshot",
         )
@@ -158,8 +157,8 @@ def _check_size(files: "list[Listed]", root: str, folder: str, limits: SnapshotL
 
 def _refuse(files: "list[Listed]", root: str, limits: SnapshotLimits, about: str = "") -> None:
     largest = sorted(files, key=lambda each: -each[1].st_size)[:_MOST_NAMED]
-    named = ", ".join(f"{name} ({format_size(found.st_size / _MB)})" for name, found in largest)
-    size = format_size(sum(found.st_size for _, found in files) / _MB)
+    named = ", ".join(f"{name} ({format_size(found.st_size / MB)})" for name, found in largest)
+    size = format_size(sum(found.st_size for _, found in files) / MB)
     raise UserError(
         f"{root} is too large for a snapshot: {about}{len(files)} files with {size}, and the limit is {_MOST_FILES} "
         f"files with {format_size(limits.most_mb)}; the largest: {named}",

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.device_names import silent_probe
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.scheduling.batch_pacing import (
-    BatchPace,
     ExpectedUse,
     GateFigure,
     PaceState,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
-from gpuyard.control.running_jobs import list_running
+from gpuyard.control.running_jobs import running_jobs
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.cluster.dispatch import MAX_STARTS_PER_STEP, DispatchView, plan_dispatch
 from gpuyard.core.cluster.offer import LEAVE_OUT_S, Basis, ClusterTerms
@@ -204,7 +204,7 @@ class ClusterDispatch:
                 terms=self.terms,
                 buffered={name: tuple(priorities.values()) for name, priorities in buffered.items()},
                 started=started,
-                running=list_running(self._transitions.live),
+                running=running_jobs(self._transitions),
                 used=self._transitions.used(now),
                 shut=(*closed, *([_BEING_CHANGED] if self._changes_under_way else [])),
                 stopped=self._store.stopped_tags(),

@@ -35,7 +35,6 @@ from gpuyard.control.planner_input import PlannerInput
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.programs_beside import ProgramsBeside
 from gpuyard.control.rules import Rules
-from gpuyard.control.running_jobs import RunningJobs
 from gpuyard.control.slices import Slices
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step, are_held_by_others, awaited
@@ -49,9 +48,10 @@ from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import died_with_the_machine
 from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.plan import Explanation, Plan, PlannerView, Start, WaitingJob
-from gpuyard.core.scheduling.planner import decide, estimate_start
+from gpuyard.core.scheduling.plan import Explanation, Plan, Start, WaitingJob
+from gpuyard.core.scheduling.planner import estimate_start
 from gpuyard.core.scheduling.queue_order import LaneQueue
+from gpuyard.core.scheduling.world import World
 from gpuyard.core.snapshot import Sample
 from gpuyard.engines.common.oom_evidence import loaded_libraries
 from gpuyard.errors import EnvironmentFault, LedgerBusy
@@ -77,7 +77,6 @@ class Controller:
         open_engine: Callable[[str], Engine] | None = None,
     ) -> None:
         self.transitions = JobTransitions(store)
-        self.running_jobs = RunningJobs(self.transitions)
         self.suspend_control = SuspendControl(self.transitions, suspender)
         self.batch_gates = BatchGates(self.transitions, clock.to_wall)
         self.engines = EngineSet(engine, open_engine, from_wall=clock.from_wall)
@@ -103,15 +102,16 @@ class Controller:
             self.start_pauses, health=DeviceHealthWatch(leases),
             progress=self.progress_tracker, boot_id=me.boot_id,
         )  # fmt: skip
-        self.slices = Slices(self.transitions, self.engines)
+        self._input = PlannerInput(self, leases, clock, self._host_usage)
+        self.slices = Slices(self.transitions, self.engines, self._input.need_of)
         parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses
         self._launcher = JobLauncher(*parts, slices=self.slices, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
-        self._ticket, self._input = QueueTicket(leases), PlannerInput(self, leases, clock, self._host_usage)
+        self._ticket = QueueTicket(leases)
         self._has_ended_leases = self._has_more_to_start = self._waits_for_engine = False
         self._memory_freed_at = 0.0
-        self._view: PlannerView | None = None  # of the last plan
+        self._world: World | None = None  # of the last plan
 
     def recover(self) -> None:
         """Take over from an earlier daemon. Call this once, before the first step."""
@@ -229,7 +229,7 @@ class Controller:
                 self._decide(sample, now, self._local_queues(), None)
         else:
             self._decide(sample, now, queues, None)
-        leases, slices = iter(granted), self.slices.taken_along(self.plan, self._view)
+        leases, slices = iter(granted), self.slices.taken_along(self.plan, self._world)
         started = 0
         for start in self.plan.starts:
             if start.lane.resumes:
@@ -263,7 +263,7 @@ class Controller:
 
     def _others_wait(self) -> bool:
         """Return whether other programs waited in the ledger at the last plan."""
-        return self._view is not None and bool(self._view.tickets)
+        return self._world is not None and bool(self._world.tickets)
 
     def _claim(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState) -> list[WantedClaim]:
         """Decide while the ledger is locked; return the leases to amend, and a claim for each start."""
@@ -291,8 +291,7 @@ class Controller:
         return WantedClaim(claim=replace(claim, host=host), label=f"job {start.job_id}", amends=amends)
 
     def _decide(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> None:
-        self._view = self._input.view(sample, now, queues, ledger) if queues else None
-        self.plan = Plan() if self._view is None else decide(self._view)
+        self._world, self.plan = self._input.decide(sample, now, queues, ledger) if queues else (None, Plan())
 
     def _is_outdated(self, sample: Sample, ready: Sequence[LaneQueue]) -> bool:
         """Return whether the sample was taken before device memory was last freed, and that matters.
@@ -329,12 +328,11 @@ class Controller:
             leases = self.own_leases.complete(found)
             self.suspend_control.measure_left(self._leases, leases, sample.snapshot)
             queues = [*self._local_queues(), *self.suspend_control.queues(now)]
-            view = self._input.view(sample, now, queues, (leases, tickets))
             resuming = next((queue.lane for queue in queues if queue.lane.id == -job.id), None)
             lane = resuming or self._store.lane_of(job.id)
-            plan = decide(view, explained_lane=lane.id)
+            world, plan = self._input.decide(sample, now, queues, (leases, tickets), lane.id)
             ahead = 0 if resuming else self._store.count_ahead(lane, job.id)
-            starts_at = estimate_start(view, lane, ahead, self.transitions.estimates.estimate(job).likely_s)
+            starts_at = estimate_start(world, lane, ahead, self.transitions.estimates.estimate(job).likely_s)
         first = next((waiting for waiting in plan.waiting if waiting.lane.id == lane.id), None)
         reasons, first_id = (first.reasons, first.job_id) if first is not None else ((), job.id)
         return Explanation(reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at)

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import OnPreempt, OutcomeKind
+from gpuyard.core.job.job import OutcomeKind
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.memory.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.core.memory.host_guard import (
     HostAlarm,
     HostJob,
@@ -18,12 +20,9 @@ from gpuyard.core.memory.host_guard import (
     find_host_alarm,
     grown_ram,
     host_alarm_text,
-    host_closed_reason,
     is_short,
-    judge_host,
     must_kill,
     next_watch,
-    ram_figures,
     ram_to_restart,
 )
 from gpuyard.core.memory.memory_guard import MemoryClimb, stops_soon
@@ -68,7 +67,7 @@ class HostGuard:
         may_be_short = is_short(available, floor, self._fall, grows=True)
         self._alarm = self._find_alarm(available, floor, list(self._jobs(now)), now) if may_be_short else None
         self._must_kill = must_kill(available, floor, self._fall)
-        self._gate = judge_host(self._gate, available, floor, self._alarm, now)
+        self._gate = judge_host(self._gate, available, floor, now, has_alarm=self._alarm is not None)
         return self._is_due
 
     def _note_climbs(self, sample: Sample, now: float) -> None:

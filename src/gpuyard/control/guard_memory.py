@@ -12,9 +12,9 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import OnPreempt, OutcomeKind, SuspendedBy
+from gpuyard.core.job.job import OutcomeKind, SuspendedBy
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
-from gpuyard.core.memory.memory_climbs import MemoryClimbs
 from gpuyard.core.memory.memory_guard import (
     SPARED_S,
     Alarm,
@@ -60,7 +60,7 @@ class MemoryGuard:
         self._leases = leases
         self._from_wall = from_wall
         self._last: Sample | None = None
-        self._climbs = MemoryClimbs()
+        self._climbs: dict[tuple[int, int], dict[str, MemoryClimb]] = {}  # by job and attempt, on each device
         self._cards: dict[str, MemoryClimb] = {}  # used memory where the driver lists no processes
         self._gates: dict[str, SteadyGate] = {}
         self._alarms: dict[str, Alarm] = {}
@@ -90,10 +90,9 @@ class MemoryGuard:
 
     def _growing_beside(self, first_runs: Mapping[int, Live]) -> frozenset[str]:
         """Return the devices that have a first run, and on which a job grows: it or another one."""
-        if not (growing := self._climbs.growing):
-            return frozenset()
-        with_first_runs = frozenset(each for live in first_runs.values() for each in live.attempt.devices)
-        return with_first_runs.intersection(chain.from_iterable(growing.values()))
+        with_first_runs = {each for live in first_runs.values() for each in live.attempt.devices}
+        climbs = chain.from_iterable(each.items() for each in self._climbs.values())
+        return frozenset(device_id for device_id, climb in climbs if device_id in with_first_runs and climb.rate_mb_s)
 
     def _uncertain_devices(
         self, first_runs: Mapping[int, Live], growing: Collection[str], sample: Sample
@@ -179,18 +178,18 @@ class MemoryGuard:
 
     def _note_climbs(self, sample: Sample, held_mb: Mapping[int, Mapping[str, float | None]], now: float) -> None:
         """Note what each job holds: also of jobs that stay within their memory, as these may outgrow it later."""
-        reread, climbs = sample.reread, self._climbs
-        climbs.start_reading(now, reread)
         for job_id, on_devices in held_mb.items():
             live = self._transitions.live.get(job_id)
             if live is None:
                 continue
             attempt = live.attempt
-            key = (job_id, attempt.number)
-            if live.job.state in _AWAY:
-                climbs.drop(key)
-            elif reread or not climbs.is_level(key, on_devices):
-                climbs.note(key, on_devices, now, reread, attempt.since if not attempt.suspended_s else None)
+            climbs = self._climbs.setdefault((job_id, attempt.number), {})
+            began_at = attempt.since if not attempt.suspended_s else None
+            for device_id, mb in on_devices.items():
+                if mb is None or live.job.state in _AWAY:
+                    climbs.pop(device_id, None)
+                elif not sample.reread or device_id in sample.reread:
+                    climbs[device_id] = climbs.get(device_id, MemoryClimb()).add(now, mb, began_at)
         for device in filter(None, map(sample.snapshot.device, sample.snapshot.hiding)):
             if device.memory_used_mb is not None:
                 self._cards[device.id] = self._cards.get(device.id, MemoryClimb()).add(now, device.memory_used_mb)
@@ -209,12 +208,15 @@ class MemoryGuard:
             jobs = [replace(job, **rates) if job is youngest else job for job in jobs]
         return find_alarm(free, size, jobs, has_other_leases=lambda: self._has_other_leases(device, now))
 
+    def _climb(self, live: Live, device_id: str) -> MemoryClimb | None:
+        return self._climbs.get((live.job.id, live.attempt.number), {}).get(device_id)
+
     def _is_measured(self, job_id: int, device_id: str) -> bool:
-        return self._climbs.on((job_id, self._transitions.live[job_id].attempt.number), device_id) is not None
+        return self._climb(self._transitions.live[job_id], device_id) is not None
 
     def _guarded(self, live: Live, device: Device, first_runs: Mapping[int, Live], now: float) -> GuardedJob:
         attempt = live.attempt
-        climb = self._climbs.on((live.job.id, attempt.number), device.id) or MemoryClimb()
+        climb = self._climb(live, device.id) or MemoryClimb()
         return GuardedJob(
             job_id=live.job.id,
             since=attempt.since,
@@ -234,7 +236,7 @@ class MemoryGuard:
 
     def _foreign_mb(self, device: Device) -> float | None:
         """Return the memory of the device that no job of this queue holds; None if that cannot be measured."""
-        climbs = [self._climbs.on((each.job.id, each.attempt.number), device.id) for each in self._on(device)]
+        climbs = [self._climb(each, device.id) for each in self._on(device)]
         free, size = _figures(device)
         if device.hides_processes or not size:
             return None
@@ -275,7 +277,7 @@ class MemoryGuard:
         for known in (self._left_at, self._kept_at):
             for job_id in known.keys() - live.keys():
                 del known[job_id]
-        self._climbs.keep(live)
+        self._climbs = {key: climbs for key, climbs in self._climbs.items() if key[0] in live}
 
 
 def _peak_mb(live: Live) -> float:

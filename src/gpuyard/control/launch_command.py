@@ -11,7 +11,8 @@ from gpuyard.control.rules import Rules
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.code_record import CodeSnapshot
 from gpuyard.core.job.container import Container, Mount
-from gpuyard.core.job.job import Attempt, HandedOver, Job, JobSpec, Started
+from gpuyard.core.job.job import Attempt, HandedOver, Job, Started
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.output_files import fill_pattern
 from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.sweep import SWEEP_PREFIX, variable_of

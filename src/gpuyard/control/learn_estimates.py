@@ -6,7 +6,8 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from gpuyard.core.job.container import bare_container_tool
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job import Attempt, Growth, Job, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import (
     Estimate,

@@ -1,6 +1,7 @@
-"""PlannerInput: what the planner decides by, collected from the parts of the controller."""
+"""PlannerInput: computes the world that a plan is decided by, from the parts of the controller, and has it decided."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -9,18 +10,24 @@ from gpuyard.control.host_usage import HostUsage
 from gpuyard.control.ledger_ticket import LedgerState
 from gpuyard.control.power_draws import power_limit
 from gpuyard.control.rules import HostGates
+from gpuyard.control.running_jobs import running_jobs
 from gpuyard.control.sharing_facts import lease_loads, packing_now
+from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.host_capacity import grantable_mb
-from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.plan import PlannerView
-from gpuyard.core.scheduling.queue_order import LaneQueue
+from gpuyard.core.scheduling.plan import Plan
+from gpuyard.core.scheduling.planner import decide
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, most_urgent
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.world import JobFacts, Machine, WaitingLane, World
 from gpuyard.core.snapshot import Sample
 from gpuyard.ports import Clock, LeaseLedger
 
 if TYPE_CHECKING:
     from gpuyard.control.controller import Controller
+
+# The first world has this many jobs of each lane. A lane that runs dry is given this many times as many.
+_FIRST_JOBS, _MORE = 2, 8
 
 
 class PlannerInput:
@@ -30,9 +37,32 @@ class PlannerInput:
         self._clock = clock
         self._host_usage = host_usage
         self._host_gates = HostGates()
+        self._need_of: Callable[[int], Need] | None = None  # as of the last world
 
-    def view(self, sample: Sample, now: float, queues: Sequence[LaneQueue], ledger: LedgerState | None) -> PlannerView:
-        """Collect the planner's input. Without `ledger` (it was not read) no process counts as foreign."""
+    def decide(
+        self,
+        sample: Sample,
+        now: float,
+        queues: Sequence[LaneQueue],
+        ledger: LedgerState | None,
+        explained_lane: int | None = None,
+    ) -> tuple[World, Plan]:
+        """Return the plan, and the world that it follows from. Without `ledger` (it was not read) no process counts as
+        foreign."""
+        world, lanes = self._world(sample, now, queues, ledger, explained_lane)
+        while (plan := decide(world, explained_lane=explained_lane)).dry:
+            lanes.read_more(plan.dry)
+            world = replace(world, lanes=lanes.waiting(), facts=lanes.facts)
+        return world, plan
+
+    def _world(
+        self,
+        sample: Sample,
+        now: float,
+        queues: Sequence[LaneQueue],
+        ledger: LedgerState | None,
+        explained_lane: int | None,
+    ) -> tuple[World, "_Lanes"]:
         parts, (leases, tickets) = self._controller, ledger or ((), ())
         my_ticket = self._leases.my_ticket()
         tickets = tuple(replace(each, since=self._clock.from_wall(each.since)) for each in tickets)
@@ -40,13 +70,23 @@ class PlannerInput:
         foreign_limit = rules.packing.max_foreign_load_percent
         banned = rules.devices.banned_ids(snapshot)
         devices = [each for each in snapshot.usable_devices() if each.id not in banned] or snapshot.usable_devices()
-        running = parts.running_jobs.list()
         most_ram_mb = grantable_mb(snapshot.host, rules.host.limits)
+        running = running_jobs(transitions)
         if any(queue.lane.preempts for queue in queues):
-            running = list(parts.suspend_control.with_costs(running, sample, rules, now))
-        return PlannerView(
+            running = tuple(parts.suspend_control.with_costs(running, sample, rules, now))
+        used = transitions.used(now) if len({queue.lane.party for queue in queues}) > 1 else {}
+
+        def need_of(job_id: int) -> Need:
+            return transitions.estimates.need(
+                job_id, devices, rules.first_runs, lambda job: parts.lease_adjuster.running_like(job, now), most_ram_mb
+            )
+
+        self._need_of = need_of
+        first = most_urgent(queues, used, now, explained_lane)
+        lanes = _Lanes(first, self._controller, need_of)
+        world = World(
             now=now,
-            placement=PlacementView(
+            machine=Machine(
                 now=now,
                 snapshot=snapshot,
                 leases=leases,
@@ -61,11 +101,12 @@ class PlannerInput:
                     **closed_devices(snapshot, self._leases.drains(), banned, self._leases.health_marks()),
                 },
             ),
-            queues=queues,
+            lanes=lanes.waiting(),
+            facts=lanes.facts,
             holder=parts.me,
             limits=rules.limits,
             running=running,
-            used=transitions.used(now) if len({queue.lane.party for queue in queues}) > 1 else {},
+            used=used,
             closed_reasons=(
                 *self.paused(),
                 *self._host_gates.closed_reasons(sample, rules),
@@ -74,24 +115,18 @@ class PlannerInput:
             start_caps=tuple(parts.start_pauses.start_caps(now)),
             tickets=tuple(ticket for ticket in tickets if ticket.id != my_ticket),
             my_ticket=next((ticket for ticket in tickets if ticket.id == my_ticket), None),
-            estimate=transitions.estimates.estimate_of,
-            ends_after=parts.running_jobs.ends_after,
-            ends_about=parts.running_jobs.ends_about,
-            kind=transitions.estimates.kind_of,
-            disk_refusals=lambda job_id: parts.disk_gate.job_reasons(job_id, rules.min_free_disk_mb),
             power=power_limit(rules.max_gpu_power_w, transitions),
             pace_states=parts.batch_gates.pace_states,
             stopped_tags=parts.transitions.store.stopped_tags(),
             last_starts=transitions.staggered_starts.of_tags(queue.lane for queue in queues),
             array_starts=transitions.staggered_starts.of_arrays(queue.lane for queue in queues),
-            need=lambda _, job_id: transitions.estimates.need(
-                job_id,
-                devices,
-                rules.first_runs,
-                lambda job: parts.lease_adjuster.running_like(job, now),
-                most_ram_mb,
-            ),
         )
+        return world, lanes
+
+    def need_of(self, job_id: int) -> Need:
+        """Return the need of a job in a lane that sizes each, as of the last world."""
+        assert self._need_of is not None
+        return self._need_of(job_id)
 
     def paused(self) -> Iterator[Reason]:
         """Yield why no job starts, as people decided or the disk demands."""
@@ -100,3 +135,55 @@ class PlannerInput:
         if self._controller.transitions.store.setting("paused"):
             yield Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
         yield from self._controller.disk_gate.closed_reasons(self._controller.rules.min_free_disk_mb)
+
+
+class _Lanes:
+    """The first jobs of each lane, as far as they have been read, and what is known of them."""
+
+    def __init__(
+        self, first: Sequence[tuple[LaneQueue, Candidate]], controller: "Controller", need_of: Callable[[int], Need]
+    ) -> None:
+        self.facts: dict[int, JobFacts] = {}
+        self._estimates, self._rules = controller.transitions.estimates, controller.rules
+        self._disk_gate = controller.disk_gate
+        self._need_of = need_of
+        self._queues = {queue.lane.id: queue for queue, _ in first}
+        self._jobs = {queue.lane.id: [self._known(queue.lane, job)] for queue, job in first}
+        self._ended: set[int] = set()
+        self._read(self._queues, _FIRST_JOBS)
+
+    def read_more(self, lane_ids: frozenset[int]) -> None:
+        for lane_id in lane_ids:
+            self._read((lane_id,), _MORE * len(self._jobs[lane_id]))
+
+    def waiting(self) -> tuple[WaitingLane, ...]:
+        return tuple(
+            WaitingLane(lane=queue.lane, jobs=tuple(self._jobs[lane_id]), has_more=lane_id not in self._ended)
+            for lane_id, queue in self._queues.items()
+        )
+
+    def _read(self, lane_ids: Iterable[int], count: int) -> None:
+        for lane_id in lane_ids:
+            queue, jobs = self._queues[lane_id], self._jobs[lane_id]
+            jobs += [self._known(queue.lane, job) for job in islice(queue.jobs, count - len(jobs))]
+            if len(jobs) < count:
+                self._ended.add(lane_id)
+
+    def _known(self, lane: Lane, job: Candidate) -> Candidate:
+        kind = None
+        if lane.sizes_each or lane.need.devices or lane.need.host is not None:
+            kind = self._estimates.kind_of(job.job_id)
+            self._note_kind(lane, kind, job.job_id)
+        full: tuple[Reason, ...] = ()
+        if lane.writes_files and not lane.resumes:
+            full = self._disk_gate.job_reasons(job.job_id, self._rules.min_free_disk_mb)
+        return job if kind is None and not full else replace(job, kind=kind, full_disks=full)
+
+    def _note_kind(self, lane: Lane, kind: int, job_id: int) -> None:
+        found = self.facts.get(kind)
+        if found is None:
+            has_power_limit = self._rules.max_gpu_power_w is not None
+            power_w = self._estimates.power_w(self._estimates.job(job_id)) if has_power_limit else None
+            found = self.facts[kind] = JobFacts(estimate=self._estimates.estimate_of(job_id), power_w=power_w)
+        if lane.sizes_each and found.need is None:
+            self.facts[kind] = replace(found, need=self._need_of(job_id))

@@ -3,7 +3,7 @@
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.scheduling.power_limit import PowerLimit
+from gpuyard.core.scheduling.world import PowerLimit
 
 # A running job of unknown draw that was measured for this long shows what it draws.
 _SHOWN_S = 30.0
@@ -20,7 +20,6 @@ def power_limit(limit_w: float | None, transitions: JobTransitions) -> PowerLimi
     return PowerLimit(
         limit_w=limit_w,
         running_w={each.job.id: _draw_w(each, estimates.power_w(each.job)) for each in running},
-        own_w=lambda job_id: estimates.power_w(estimates.job(job_id)),
     )
 
 

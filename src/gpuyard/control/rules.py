@@ -10,8 +10,8 @@ from gpuyard.core.memory.sizing import FirstRuns
 from gpuyard.core.report.energy import EnergyPrice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.load_gates import is_above, is_below
-from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Sample
 
 _CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0

@@ -10,7 +10,7 @@ until the keeper reports that they have begun. They are taken back, and queued a
 What was taken back ends as NEVER_STARTED, as does what the keeper did not start because the daemon died.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -19,9 +19,10 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Growth, Job
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import asks_for_the_same
+from gpuyard.core.lease import Need, asks_for_the_same
 from gpuyard.core.scheduling import slices
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Start
+from gpuyard.core.scheduling.plan import Plan, Start
+from gpuyard.core.scheduling.world import World
 from gpuyard.ports import Prepared, SiteStatus
 
 
@@ -31,10 +32,12 @@ class _Slice(Struct, frozen=True):
 
 
 class Slices:
-    def __init__(self, transitions: JobTransitions, engines: EngineSet) -> None:
+    def __init__(self, transitions: JobTransitions, engines: EngineSet, need_of: Callable[[int], Need]) -> None:
+        """`need_of` returns the need of a job in a lane that sizes each."""
         self._transitions = transitions
         self._store = transitions.store
         self._engines = engines
+        self._need_of = need_of
         self._begun: list[SiteStatus] = []  # not recorded yet
         self._slices: list[_Slice] = []  # those of which some jobs may not have begun
         self._changes = 0  # requests that may change the queue, and are not answered yet
@@ -57,23 +60,23 @@ class Slices:
 
     # What starts take along
 
-    def taken_along(self, plan: Plan, view: PlannerView | None) -> Mapping[int, Sequence[Job]]:
+    def taken_along(self, plan: Plan, world: World | None) -> Mapping[int, Sequence[Job]]:
         """Return the jobs that starts take along, by the first job."""
         found: dict[int, Sequence[Job]] = {}
         by_lane: dict[int, list[Start]] = {}
-        for start in plan.starts if view is not None and not self._changes else ():
+        for start in plan.starts if world is not None and not self._changes else ():
             by_lane.setdefault(start.lane.id, []).append(start)
         for starts in by_lane.values():
-            if view is not None and slices.may_slice(starts[0].lane, plan, view):
-                jobs = self._next_jobs(starts, view, places=len(view.running) + len(plan.starts))
+            if world is not None and slices.may_slice(starts[0].lane, plan, world):
+                jobs = self._next_jobs(starts, places=len(world.running) + len(plan.starts))
                 found |= {start.job_id: jobs[place :: len(starts)] for place, start in enumerate(starts)}
         return found
 
-    def _next_jobs(self, starts: Sequence[Start], view: PlannerView, places: int) -> list[Job]:
+    def _next_jobs(self, starts: Sequence[Start], places: int) -> list[Job]:
         """Return the next jobs of a lane that need what the starts need."""
         start = starts[0]
         lane, first = start.lane, self._store.job(start.job_id)
-        likely_s = view.estimate(start.job_id).likely_s
+        likely_s = self._transitions.estimates.estimate_of(start.job_id).likely_s
         waiting = self._store.count_queued([lane.id], slices.MOST * places + len(starts)) - len(starts)
         length = slices.slice_length(likely_s, waiting, places)
         are_alike = all(start.need and each.need and asks_for_the_same(start.need, each.need) for each in starts)
@@ -81,11 +84,9 @@ class Slices:
             return []
         jobs: list[Job] = []
         for job in self._store.next_jobs(lane.id, length * len(starts), after=max(each.job_id for each in starts)):
-            needs_same = (
-                not lane.sizes_each
-                or job.argv == first.argv
-                or (start.need is not None and asks_for_the_same(start.need, view.need(lane, job.id)))
-            )
+            needs_same = not lane.sizes_each or job.argv == first.argv
+            if not needs_same and start.need is not None:
+                needs_same = asks_for_the_same(start.need, self._need_of(job.id))
             if job.spec is not first.spec or not needs_same or not _may_follow(job):
                 break
             jobs.append(job)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import Verdict
-from gpuyard.core.scheduling.plan import StartCap
 from gpuyard.core.scheduling.start_backoff import LONGEST_DELAY_S, ResourceLimit, StartBackoff
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.world import StartCap
 from gpuyard.errors import EnvironmentFault, GpuyardError, WaitedTooLong
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator, Sequence
 from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, OutcomeKind, StopWarning
+from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.job.job_spec import StopWarning
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.core.job.stop_warning import signal_name, warn_at
 from gpuyard.core.units import format_count, format_duration

@@ -14,13 +14,14 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.move_rates import LearnedRates
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, OnPreempt, OutcomeKind, SuspendedBy, Usage
+from gpuyard.core.job.job import Attempt, OutcomeKind, SuspendedBy, Usage
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, Share, UncertainMemory, WholeDevice
 from gpuyard.core.memory.memory_guard import room_to_resume
 from gpuyard.core.scheduling.plan import Preempt
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
+from gpuyard.core.scheduling.world import RunningJob
 from gpuyard.core.snapshot import Sample, Snapshot
 from gpuyard.core.units import format_size
 from gpuyard.ports import LeaseLedger, Suspender, SuspendResult, WantedClaim

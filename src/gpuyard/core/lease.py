@@ -1,11 +1,13 @@
 """Needs, claims, leases and tickets: the devices that work asks for, and the devices that it is granted."""
 
+from collections.abc import Sequence
 from typing import ClassVar, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Vendor
+from gpuyard.errors import UserError
 
 
 class FixedMemory(Struct, frozen=True, tag="fixed"):
@@ -174,6 +176,16 @@ def asks_for_the_same(one: Need, other: Need) -> bool:
     if isinstance(one.memory, UncertainMemory) and isinstance(other.memory, UncertainMemory):
         other = replace(other, memory=one.memory)
     return one == other
+
+
+def check_several(count: int, example: str, given: Sequence[str]) -> None:
+    """Raise UserError where such options are given for fewer than two GPUs. `example` is how a user asks for two."""
+    if given and count < 2:
+        verb = "is" if len(given) == 1 else "are"
+        raise UserError(
+            f"{' and '.join(given)} {verb} for several GPUs, and {count or 'none'} is asked for",
+            hint=f"add {example}, or leave out {' and '.join(given)}",
+        )
 
 
 class Share(Struct, frozen=True, kw_only=True):

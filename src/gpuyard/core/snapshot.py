@@ -36,7 +36,7 @@ class Process(Struct, frozen=True, kw_only=True):
 
 
 # A driver uses less memory of a device than this for itself.
-_UNEXPLAINED_MB = 1024.0
+UNEXPLAINED_MB = 1024.0
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Device(Struct, frozen=True, kw_only=True):
     @property
     def hides_processes(self) -> bool:
         """Whether the driver does not list all processes that use the device, as in containers."""
-        return not self.processes and (self.processes is None or (self.memory_used_mb or 0.0) > _UNEXPLAINED_MB)
+        return not self.processes and (self.processes is None or (self.memory_used_mb or 0.0) > UNEXPLAINED_MB)
 
 
 class Host(Struct, frozen=True, kw_only=True):

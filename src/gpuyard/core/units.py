@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "-"
 
-_MB_PER_UNIT = {"B": 1 / 1048576, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
+MB = 1048576
+_MB_PER_UNIT = {"B": 1 / MB, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
 _SIZE = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(?:i?B)?|(B))?\s*"
 
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -70,8 +71,8 @@ def format_gigabytes(megabytes: float | None) -> str:
 
 def format_bytes(count: float | None) -> str:
     """Return `812 B`, `1.5 KB`, and from 1 MB on the text of `format_size`."""
-    if count is None or count >= 1048576:
-        return format_size(None if count is None else count / 1048576)
+    if count is None or count >= MB:
+        return format_size(None if count is None else count / MB)
     return f"{count:.0f} B" if count < 1024 else f"{_one_decimal(count / 1024)} KB"
 
 

@@ -27,13 +27,15 @@ from gpuyard.config import load_config
 from gpuyard.control.add_submission import InPieces
 from gpuyard.control.step_result import Step
 from gpuyard.core.job.code_record import CodeSnapshot
-from gpuyard.core.job.job import JobSpec, PublishedEvent, PublishedEventKind
+from gpuyard.core.job.job import PublishedEvent, PublishedEventKind
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.bring_results import Brought, bring_results, unbrought_results
 from gpuyard.engines.registry import cluster_folder
 from gpuyard.errors import UserError
 from gpuyard.system.background_thread import BackgroundThread
 from gpuyard.system.folder_tree import remove_tree
+from gpuyard.system.outside_files import SNAPSHOTS, record_outside
 from gpuyard.system.snapshot_files import FOLDER, NEW, REMOVED, TAKEN, TREE
 
 _log = logging.getLogger(__name__)
@@ -72,6 +74,8 @@ class CodeSnapshots:
     def _read_config(self) -> None:
         named = load_config().submit.snapshot_folder
         self.folder = os.path.expanduser(named) if named else f"{self._queue}/{FOLDER}"
+        if named:
+            record_outside(self._queue, SNAPSHOTS, [self.folder])
 
     def close(self) -> None:
         if self._sync is not None:

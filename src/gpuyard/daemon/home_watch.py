@@ -1,9 +1,8 @@
 """Notices that the folder of the queue was removed, renamed, replaced or given to another machine (`gpuyard daemon
 adopt`) while the daemon runs.
 
-The daemon is then invisible: commands look for its socket at a path that is gone, and start a second daemon there. So
-it starts no further jobs. It goes on until its running jobs have ended, because it still records their ends, and holds
-leases that it made again (`control/own_leases.py`); then it ends by itself.
+The daemon is then invisible: commands start a second one at that path. So it starts no further jobs, goes on until its
+running jobs have ended and are recorded, and then ends by itself.
 """
 
 import asyncio

@@ -21,8 +21,8 @@ from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job import Attempt, Started
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.closed_devices import drain_notice
-from gpuyard.daemon.api.wait_for_jobs import FinishSignal
 from gpuyard.daemon.checkpoint_thread import CheckpointThread
+from gpuyard.daemon.finish_signal import FinishSignal
 from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.ledger_watch import LedgerWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread

@@ -208,7 +208,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         server.close()
         routes.close()
         scheduler.close()
-        publisher.close()
+        await publisher.close()
         os.close(directory_record)
         _log.info("the daemon stops; running jobs go on")
 

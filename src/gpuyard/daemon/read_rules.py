@@ -9,7 +9,7 @@ from gpuyard.control.rules import Rules
 from gpuyard.core.memory.expected_peak import sureness_of
 from gpuyard.core.report.energy import EnergyPrice
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 
 
 def read_rules() -> Rules:

@@ -3,17 +3,15 @@
     the front ── the keeper ── the starter ── the program
 
 - The front is the caller: it waits, forwards signals, and returns the program's status as soon as the program ends.
-- The keeper holds the lease and adopts the processes that the program leaves behind, including those that daemonised
-  and closed all descriptors; it ends with the last of them. It has a session of its own, so that signals to the
-  terminal or the process group do not reach it.
-- The starter is the program's parent, in the same process group as the front and the program. It reports to the front
-  when the program stops, so that Ctrl-Z stops both, and exits when the program exits.
-- The program has the caller's descriptors, terminal, process group and signal settings, and the lease's descriptor.
+- The keeper holds the lease and adopts the processes that the program leaves behind (on Linux; elsewhere the lease
+  lasts as long as a process keeps its descriptor open). It has a session of its own, out of reach of the terminal's
+  signals.
+- The starter is the program's parent, in its process group. It reports to the front when the program stops, so that
+  Ctrl-Z stops both.
 
 If the front is killed with SIGKILL, the program and its lease continue. A signal to the front reaches the program once:
 a signal to the whole group, from a terminal or `kill %1`, is also pending for the starter, which blocks it; then the
-program has it already. Only Linux lets the keeper adopt processes: elsewhere the lease lasts as long as a process keeps
-its descriptor open.
+program has it already.
 """
 
 import contextlib

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
-from gpuyard.config import ClusterConfig, Config, load_config
+from gpuyard.config import ClusterConfig, RayConfig, SlurmConfig, load_config
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
 from gpuyard.system.file_locks import lock
+from gpuyard.system.outside_files import CLUSTER, record_outside
 from gpuyard.system.private_files import open_own
 from gpuyard.system.user_directories import shared_directory, state_directory
 
@@ -60,16 +60,22 @@ def names() -> list[str]:
 
 def log_folders(queue: Path) -> list[Path]:
     """Return the folders with logs of jobs: the queue's own, and those that cluster nodes see."""
-    config = load_config()
-    folders = [queue, *(_folder(queue, cluster) for cluster in (config.slurm, config.ray))]
+    folders = [queue, *(cluster_folder(name, queue) for name in _OWN)]
     return list(dict.fromkeys(folder / "logs" for folder in folders))
 
 
 def cluster_folder(name: str, queue: Path) -> Path:
-    """Return the folder of a cluster engine, which its nodes see."""
+    """Return the folder of a cluster engine, which its nodes see: for Slurm and Ray the configured one, else the user's
+    folder on a shared disk; else the queue's own. Queues that share a folder, one per login node, have subfolders."""
+    if name not in _OWN:
+        return queue
+    named = _settings(name).folder or (shared_directory() if str(queue) == state_directory() else None)
+    return queue if named is None or named == str(queue) else Path(named).expanduser() / _queue_name(queue)
+
+
+def _settings(name: str) -> ClusterConfig:
     config = load_config()
-    known: dict[str, ClusterConfig] = {"slurm": config.slurm, "ray": config.ray}
-    return _folder(queue, known[name]) if name in known else queue
+    return config.slurm if name == "slurm" else config.ray
 
 
 def check_name(name: str) -> None:
@@ -88,8 +94,7 @@ def open_engine(context: Context) -> Engine:
 def check_engines() -> Iterator[Checked]:
     """Yield each engine. The clusters of Slurm and Ray are asked, within a few seconds."""
     try:
-        load_config()
-        unreachable = _ask_own()
+        unreachable = _unreachable()
     except GpuyardError as error:
         unreachable = {}
         yield Checked(name="all", problem=f"{error}{f' ({error.hint})' if error.hint else ''}")
@@ -112,19 +117,19 @@ def site_to_ask(name: str) -> "SlurmSite | RaySite | None":
     Slurm where it is not installed."""
     from gpuyard.engines.cluster.check_submission import WITHIN_S
 
-    if name not in _OWN or (name == "slurm" and shutil.which("sbatch") is None):
-        return None
-    return _open_site(name, load_config(), WITHIN_S)
+    return _open_site(_settings(name), WITHIN_S) if name in _installed() else None
+
+
+def _installed() -> list[str]:
+    return [name for name in _OWN if name != "slurm" or shutil.which("sbatch") is not None]
 
 
 def check_cluster_nodes(name: str, queue: Path, cwd: str) -> "list[NodeCheck]":
     """Run one job on every node of Slurm or Ray, and return what is wrong there."""
     from gpuyard.engines.cluster.node_check import WITHIN_S, check_nodes
 
-    config = load_config()
-    cluster: ClusterConfig = config.slurm if name == "slurm" else config.ray
-    limit_s = 2 * WITHIN_S if name == "slurm" else None
-    return check_nodes(partial(_open_site, name, config, limit_s), _folder(queue, cluster), cwd, cluster.card_mb)
+    settings, limit_s = _settings(name), 2 * WITHIN_S if name == "slurm" else None
+    return check_nodes(partial(_open_site, settings, limit_s), cluster_folder(name, queue), cwd, settings.card_mb)
 
 
 def _load(name: str) -> Opener:
@@ -157,41 +162,29 @@ def _plugins() -> "list[EntryPoint]":
 def _open_own(context: Context) -> Engine:
     from gpuyard.engines.cluster.engine import ClusterEngine
 
-    config = load_config()
-    cluster: ClusterConfig = config.slurm if context.name == "slurm" else config.ray
-    site = _open_site(context.name, config)
-    return ClusterEngine(site, _folder(context.folder, cluster), context.on_news, poll_s=cluster.poll_s)
+    settings, folder = _settings(context.name), cluster_folder(context.name, context.folder)
+    if folder != context.folder:
+        record_outside(context.folder, CLUSTER, [folder])
+    return ClusterEngine(_open_site(settings), folder, context.on_news, poll_s=settings.poll_s)
 
 
-def _open_site(name: str, config: Config, limit_s: float | None = None) -> "SlurmSite | RaySite":
+def _open_site(settings: ClusterConfig, limit_s: float | None = None) -> "SlurmSite | RaySite":
     """Open Slurm or Ray; `limit_s` is the most that a request may take, by default the site's own limit."""
-    if name == "slurm":
-        from gpuyard.engines.cluster.slurm_commands import SlurmSettings
+    if isinstance(settings, SlurmConfig):
         from gpuyard.engines.cluster.slurm_site import SlurmSite
 
-        slurm = msgspec.convert(config.slurm, SlurmSettings, from_attributes=True)
-        return SlurmSite(slurm) if limit_s is None else SlurmSite(slurm, limit_s=limit_s)
-    from gpuyard.engines.cluster.ray_api import RaySettings
+        return SlurmSite(settings, limit_s=limit_s)
     from gpuyard.engines.cluster.ray_site import RaySite
 
-    ray = msgspec.convert(config.ray, RaySettings, from_attributes=True)
-    return RaySite(ray) if limit_s is None else RaySite(ray, limit_s=limit_s)
+    assert isinstance(settings, RayConfig)
+    return RaySite(settings, limit_s=limit_s)
 
 
-def _ask_own() -> dict[str, str]:
+def _unreachable() -> dict[str, str]:
     """Return why Slurm or Ray cannot be reached, by name; without Slurm where it is not installed."""
     from gpuyard.engines.cluster.reach_site import WITHIN_S, unreachable_sites
 
-    config = load_config()
-    asked = [name for name in _OWN if name != "slurm" or shutil.which("sbatch") is not None]
-    return unreachable_sites({name: partial(_open_site, name, config, WITHIN_S) for name in asked})
-
-
-def _folder(queue: Path, config: ClusterConfig) -> Path:
-    """Return the engine's folder, which nodes must see: the configured one, else the user's folder on a shared disk,
-    else the queue's own. Queues that share a folder, one per login node, have subfolders."""
-    named = config.folder or (shared_directory() if str(queue) == state_directory() else None)
-    return queue if named is None or named == str(queue) else Path(named).expanduser() / _queue_name(queue)
+    return unreachable_sites({name: partial(_open_site, _settings(name), WITHIN_S) for name in _installed()})
 
 
 def _queue_name(queue: Path) -> str:

@@ -30,10 +30,10 @@ class DrainRecord(Struct, frozen=True, kw_only=True):
 
 
 def drain_files(folder: Path) -> OwnedFiles[Drain]:
-    return OwnedFiles(folder, _decode)
+    return OwnedFiles(folder, _decode_drain)
 
 
-def _decode(content: bytes, uid: int) -> Drain:
+def _decode_drain(content: bytes, uid: int) -> Drain:
     record = msgspec.json.decode(content, type=DrainRecord)
     return Drain(
         device_id=record.device_id,

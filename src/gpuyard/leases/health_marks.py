@@ -21,10 +21,10 @@ from gpuyard.system.process_identity import user_name
 
 
 def mark_files(folder: Path) -> OwnedFiles[HealthMark]:
-    return OwnedFiles(folder, _decode)
+    return OwnedFiles(folder, _decode_mark)
 
 
-def _decode(content: bytes, uid: int) -> HealthMark:
+def _decode_mark(content: bytes, uid: int) -> HealthMark:
     mark = msgspec.json.decode(content, type=HealthMark)
     return replace(mark, since=min(mark.since, time.time()), uid=uid, user=user_name(uid))
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuyard.core.lease import Lease
 from gpuyard.core.scheduling.host_capacity import HostUse
+from gpuyard.core.units import MB
 from gpuyard.system.process_identity import is_alive
 
 _IS_LINUX = sys.platform == "linux"
@@ -137,6 +138,6 @@ def _rss_mb(process: "object") -> float:
     import psutil
 
     try:
-        return float(process.memory_info().rss) / 1048576.0  # type: ignore[attr-defined]
+        return float(process.memory_info().rss) / MB  # type: ignore[attr-defined]
     except psutil.Error:
         return 0.0

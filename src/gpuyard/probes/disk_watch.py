@@ -13,6 +13,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from gpuyard.core.scheduling.disk_space import DiskFigure
+from gpuyard.core.units import MB
 
 # A figure is read again after FRESH_S, and used until it is STALE_S old.
 FRESH_S, STALE_S = 5.0, 30.0
@@ -23,7 +24,6 @@ SILENT_S = 2.0
 # Readings at a time: those of dead disks never end.
 _MOST_READINGS = 16
 _MOST_FOLDERS = 256
-_MIB = 1048576
 
 
 class _Entry(Struct):
@@ -47,7 +47,7 @@ def read_disk(folder: str) -> DiskFigure:
         except OSError:
             return DiskFigure(folder=folder)
         else:
-            free_mb, total_mb = (blocks * found.f_frsize / _MIB for blocks in (found.f_bavail, found.f_blocks))
+            free_mb, total_mb = (blocks * found.f_frsize / MB for blocks in (found.f_bavail, found.f_blocks))
             # Some file systems, such as procfs, have no blocks at all: that is no full disk.
             return (
                 DiskFigure(folder=folder, free_mb=free_mb, total_mb=total_mb)

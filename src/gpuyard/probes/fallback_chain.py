@@ -12,18 +12,21 @@ Rules:
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
-from gpuyard.ports import Clock, MemoryProbe, Probe
 from gpuyard.probes.common.device_ids import without_number
 from gpuyard.probes.common.printable_reading import printable_problem, printable_reading
 from gpuyard.probes.common.probe_calls import Backoff, Deadline, as_problem
 from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 from gpuyard.system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from gpuyard.ports import Clock
 
 # The fraction of the timeout that a probe may use before the next one is started. A probe on its own thread continues
 # beside the next one, and a library needs less remaining time than a tool.
@@ -32,10 +35,37 @@ _ALONE_BEFORE_A_TOOL = 0.6
 _ALONE_BEFORE_A_LIBRARY = 0.85
 
 
+class Probe(Protocol):
+    """Reads the devices of one vendor through one tool or library, such as NVML or `nvidia-smi`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tool or library, as problems and `gpuyard doctor` show it."""
+
+    @property
+    def vendor(self) -> Vendor: ...
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether `read` may exceed its timeout, like a call into a driver, and so needs its own thread."""
+
+    def read(self, timeout_s: float) -> Reading:
+        """Read all devices. Raises ProbeError, and no other exception, when that fails."""
+
+
+@runtime_checkable
+class MemoryProbe(Probe, Protocol):
+    """A probe that can read the memory of single devices in less than a millisecond."""
+
+    def read_memory(self, devices: Sequence[Device]) -> Sequence[Device]:
+        """Read the memory and the processes of these devices of an earlier reading. Returns those that could be read;
+        all other figures may be missing. Raises ProbeError, and no other exception, when that fails."""
+
+
 class ChainStep:
     """One probe of a chain, with its current problem, its backoff, and a pending answer."""
 
-    def __init__(self, probe: Probe, clock: Clock) -> None:
+    def __init__(self, probe: Probe, clock: "Clock") -> None:
         self.name = probe.name
         self.may_hang = probe.may_hang
         self._probe = probe
@@ -112,7 +142,7 @@ class ChainStep:
 
 
 class FallbackChain:
-    def __init__(self, vendor: Vendor, probes: Sequence[Probe], clock: Clock) -> None:
+    def __init__(self, vendor: Vendor, probes: Sequence[Probe], clock: "Clock") -> None:
         self.vendor = vendor
         self._steps = [ChainStep(probe, clock) for probe in probes]
         self._seen: dict[str, tuple[Device, ChainStep]] = {}

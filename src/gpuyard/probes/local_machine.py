@@ -5,23 +5,25 @@ import importlib
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuyard.config import simulated_devices, simulated_host
 from gpuyard.core.simulated_topology import parse_topology
 from gpuyard.core.snapshot import Reading, Snapshot, Vendor
-from gpuyard.ports import Clock, HostProbe, Probe
 from gpuyard.probes.common.run_tool import find_any_tool
-from gpuyard.probes.fallback_chain import FallbackChain
+from gpuyard.probes.fallback_chain import FallbackChain, Probe
 from gpuyard.probes.links.link_reader import LinkReader, ReadLinks, read_local_links
-from gpuyard.probes.machine_reader import MachineReader
+from gpuyard.probes.machine_reader import HostProbe, MachineReader
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from gpuyard.ports import Clock
 
 DEFAULT_DEADLINE_S = 2.0
 
 
-def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: Clock | None = None) -> MachineReader:
+def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: "Clock | None" = None) -> MachineReader:
     """Return a reader of this machine. `clock` says when a snapshot is taken; default: the wall clock."""
     clock = clock or SystemClock()
     chains = [FallbackChain(vendor, probes, clock) for vendor, probes in local_probes().items()]
@@ -77,19 +79,19 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
     from gpuyard.probes.nvidia.nvml import Nvml
 
     return {
-        Vendor.NVIDIA: [Nvml(), _ToolProbe(Vendor.NVIDIA, "nvidia-smi", "nvidia.nvidia_smi:NvidiaSmi")],
+        Vendor.NVIDIA: [Nvml(), _ToolProbe(Vendor.NVIDIA, "nvidia-smi", "gpuyard.probes.nvidia.nvidia_smi:NvidiaSmi")],
         Vendor.AMD: [
             AmdSmiLibrary(),
-            _ToolProbe(Vendor.AMD, "amd-smi", "amd.amd_smi:AmdSmi"),
-            _ToolProbe(Vendor.AMD, "rocm-smi", "amd.rocm_smi:RocmSmi"),
-            _ToolProbe(Vendor.AMD, "radeontop", "amd.radeontop:RadeonTop"),
+            _ToolProbe(Vendor.AMD, "amd-smi", "gpuyard.probes.amd.amd_smi:AmdSmi"),
+            _ToolProbe(Vendor.AMD, "rocm-smi", "gpuyard.probes.amd.rocm_smi:RocmSmi"),
+            _ToolProbe(Vendor.AMD, "radeontop", "gpuyard.probes.amd.radeontop:RadeonTop"),
         ],
         Vendor.INTEL: [
-            _ToolProbe(Vendor.INTEL, "intel_gpu_top", "intel.intel_gpu_top:IntelGpuTop"),
-            _ToolProbe(Vendor.INTEL, "xpu-smi", "intel.xpu_smi:XpuSmi"),
+            _ToolProbe(Vendor.INTEL, "intel_gpu_top", "gpuyard.probes.intel.intel_gpu_top:IntelGpuTop"),
+            _ToolProbe(Vendor.INTEL, "xpu-smi", "gpuyard.probes.intel.xpu_smi:XpuSmi"),
             IntelSysfs(),
         ],
-        Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "apple.apple_gpu:AppleProbe")],
+        Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "gpuyard.probes.apple.apple_gpu:AppleProbe")],
     }
 
 
@@ -118,6 +120,6 @@ class _ToolProbe:
         if self._reader is None:
             find_any_tool(self.name.split("+"))
             module, _, class_name = self._home.partition(":")
-            self._reader = getattr(importlib.import_module(f"gpuyard.probes.{module}"), class_name)()
+            self._reader = getattr(importlib.import_module(module), class_name)()
         reading: Reading = self._reader.read(timeout_s)
         return reading

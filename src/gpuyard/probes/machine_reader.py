@@ -4,15 +4,18 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Host, Problem, Reading, Snapshot, Vendor
-from gpuyard.ports import Clock, HostMemoryProbe, HostProbe
 from gpuyard.probes.common.probe_calls import Deadline
 from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
 from gpuyard.probes.fallback_chain import FallbackChain
 from gpuyard.probes.links.link_reader import LinkReader
+
+if TYPE_CHECKING:
+    from gpuyard.ports import Clock
 
 # The rest of the deadline is for killing tools and their children.
 _CHAIN_SHARE = 0.85
@@ -31,6 +34,18 @@ _INTEGRATED = {
 _INTEL_INTEGRATED = "0000:00:02.0"
 
 
+class HostProbe(Protocol):
+    def read(self) -> Host: ...
+
+
+@runtime_checkable
+class HostMemoryProbe(HostProbe, Protocol):
+    """A probe that can read the RAM alone, in less than a millisecond."""
+
+    def read_memory(self, host: Host) -> Host:
+        """Return an earlier reading of the host with the present RAM."""
+
+
 class MachineReader:
     """Takes snapshots. Not thread-safe."""
 
@@ -38,7 +53,7 @@ class MachineReader:
         self,
         chains: Sequence[FallbackChain],
         host: HostProbe,
-        clock: Clock,
+        clock: "Clock",
         deadline_s: float,
         links: LinkReader | None = None,
     ) -> None:

@@ -17,8 +17,8 @@ _PARSERS = {
     "radeontop": ("gpuyard.probes.amd.radeontop", "parse"),
     "intel_gpu_top": ("gpuyard.probes.intel.intel_gpu_top", "parse"),
     "xpu-smi": ("gpuyard.probes.intel.xpu_smi", "parse"),
-    "powermetrics": ("gpuyard.probes.apple.powermetrics", "parse"),
-    "ioreg": ("gpuyard.probes.apple.ioreg", "parse"),
+    "powermetrics": ("gpuyard.probes.apple.powermetrics", "parse_powermetrics"),
+    "ioreg": ("gpuyard.probes.apple.ioreg", "parse_ioreg"),
 }
 TOOLS = tuple(_PARSERS)
 # Byte order marks of files written with `>` in PowerShell, or saved by a Windows editor.

@@ -6,13 +6,15 @@ consumer no sample is due. The sampler has no thread: its owner calls `due_in` a
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
 from gpuyard.core.scheduling.load_gates import Smoothed, smooth
 from gpuyard.core.snapshot import HOST_RAM, Problem, Sample, Snapshot, find_new_problems
-from gpuyard.ports import Clock
+
+if TYPE_CHECKING:
+    from gpuyard.ports import Clock
 
 HALF_LIFE_S = 5.0
 SHORTEST_INTERVAL_S = 0.05
@@ -27,7 +29,9 @@ class SnapshotSource(Protocol):
 
 
 class Sampler:
-    def __init__(self, machine: SnapshotSource, clock: Clock, *, sink: Callable[[Sample], None] | None = None) -> None:
+    def __init__(
+        self, machine: SnapshotSource, clock: "Clock", *, sink: Callable[[Sample], None] | None = None
+    ) -> None:
         self._machine = machine
         self._clock = clock
         self._sink = sink

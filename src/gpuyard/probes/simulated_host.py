@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.core.snapshot import Host
 from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
-from gpuyard.ports import HostProbe
+from gpuyard.probes.machine_reader import HostProbe
 
 _EXAMPLE = "write it as 23GB, or as 23GB,8 for 8 CPUs"
 

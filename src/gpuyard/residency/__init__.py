@@ -10,19 +10,21 @@ if TYPE_CHECKING:
     from gpuyard.residency.loading.asset_loader import Loader
     from gpuyard.residency.planning.render_units import Label, Unit
     from gpuyard.residency.running.coordinator import Coordinator
+    from gpuyard.residency.running.output_folders import SkipsUnwritten
     from gpuyard.residency.running.render_worker import Worker
     from gpuyard.residency.tiers.hold_assets import ActorCache, SceneManager
 
-__all__ = ["ActorCache", "Coordinator", "Label", "Loader", "SceneManager", "Unit", "Worker"]
+__all__ = ["ActorCache", "Coordinator", "Label", "Loader", "SceneManager", "SkipsUnwritten", "Unit", "Worker"]
 
 _MODULES = {
-    "ActorCache": "tiers.hold_assets",
-    "Coordinator": "running.coordinator",
-    "Label": "planning.render_units",
-    "Loader": "loading.asset_loader",
-    "SceneManager": "tiers.hold_assets",
-    "Unit": "planning.render_units",
-    "Worker": "running.render_worker",
+    "ActorCache": "gpuyard.residency.tiers.hold_assets",
+    "Coordinator": "gpuyard.residency.running.coordinator",
+    "Label": "gpuyard.residency.planning.render_units",
+    "Loader": "gpuyard.residency.loading.asset_loader",
+    "SceneManager": "gpuyard.residency.tiers.hold_assets",
+    "SkipsUnwritten": "gpuyard.residency.running.output_folders",
+    "Unit": "gpuyard.residency.planning.render_units",
+    "Worker": "gpuyard.residency.running.render_worker",
 }
 
 
@@ -31,4 +33,4 @@ def __getattr__(name: str) -> Any:
 
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

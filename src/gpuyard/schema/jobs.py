@@ -7,7 +7,8 @@ from msgspec import Struct
 from gpuyard.core.cluster.export import ExportedJob
 from gpuyard.core.job.container import Container
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import OnPreempt, OnReboot, OutcomeKind, RetryCause, SiteRequest, SuspendedBy
+from gpuyard.core.job.job import OutcomeKind, SiteRequest, SuspendedBy
+from gpuyard.core.job.job_spec import OnPreempt, OnReboot, RetryCause
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import ShellSettings
 from gpuyard.core.lease import Need

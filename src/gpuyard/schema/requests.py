@@ -12,7 +12,8 @@ from gpuyard.core.job.command_line import read_line
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.shell_settings import Submitters
 from gpuyard.core.job.submission import SubmissionRequest
-from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS, SubmitOption
+from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
+from gpuyard.core.option import Option
 from gpuyard.core.report.usage_report import GroupBy
 from gpuyard.schema.estimates import LearnedProfile
 
@@ -275,7 +276,7 @@ _KINDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def _describe(option: SubmitOption) -> dict[str, Any]:
+def _describe(option: Option) -> dict[str, Any]:
     kinds = [{"enum": list(option.choices)}] if option.kind == "choice" else _KINDS[option.kind]
     return {"description": option.help_with_default, "anyOf": [*kinds, {"type": "null"}]}
 

@@ -26,7 +26,7 @@ from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import tiny_mb
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import format_count
 from gpuyard.errors import EnvironmentFault
@@ -105,7 +105,7 @@ def find_free_gpus(
     here = number_as_process(seen)
     contents = open_ledger().contents()
     closed = closed_devices(seen, contents.drains, (), contents.health_marks)
-    view = PlacementView(now=0.0, snapshot=seen, leases=contents.leases, closed=closed)
+    view = Machine(now=0.0, snapshot=seen, leases=contents.leases, closed=closed)
     names = as_names(specific_gpus)
     requested = None if names is None else find_devices(names, here, process_vendor(here))
     banned = all_banned_devices(seen, here)

@@ -22,9 +22,8 @@ from msgspec.structs import replace
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
-from gpuyard.core.job.link_options import check_several
 from gpuyard.core.job.submit_options import MAX_PRIORITY
-from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
 from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import parse_size

@@ -19,7 +19,7 @@ from gpuyard.control.rules import Rules
 from gpuyard.core.lease import FixedMemory, Need, UnknownMemory, WholeDevice
 from gpuyard.core.memory.expected_peak import sureness_of
 from gpuyard.core.scheduling.device_fit import Packing
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.errors import UserError
 from gpuyard.simulator.trace_file import TraceJob
 

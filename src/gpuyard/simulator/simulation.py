@@ -17,7 +17,7 @@ from gpuyard.control.add_submission import InPieces
 from gpuyard.control.controller import Controller
 from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S

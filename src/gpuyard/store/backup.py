@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING
-from gpuyard.errors import EnvironmentFault, StoreFault, UserError
+from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.store.copy_database import NEW_FILE, copy_database
 from gpuyard.store.damaged_rows import set_aside_in
 from gpuyard.store.database import SCHEMA_VERSION, are_pages_sound, convert_sqlite_errors, open_reader
@@ -106,15 +106,13 @@ def _rename(draft: Path, target: Path, *, overwrite: bool) -> None:
 
 
 def count_unfinished(database: Path) -> dict[str, int]:
-    """Return the number of unfinished jobs by state; none without a database, or if it cannot be read."""
+    """Return the number of unfinished jobs by state; none without a database. Raises StoreFault if it cannot be
+    read."""
     if not database.exists():
         return {}
-    try:
-        with contextlib.closing(open_reader(database)) as reader:
-            query = f"SELECT state, jobs FROM counts WHERE jobs > 0 AND state IN ({_UNFINISHED})"  # noqa: S608
-            return dict(reader.execute(query).fetchall())
-    except (sqlite3.DatabaseError, StoreFault):
-        return {}  # it is set aside
+    query = f"SELECT state, jobs FROM counts WHERE jobs > 0 AND state IN ({_UNFINISHED})"  # noqa: S608
+    with convert_sqlite_errors(), contextlib.closing(open_reader(database)) as reader:
+        return dict(reader.execute(query).fetchall())
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import WAITING, JobState
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database

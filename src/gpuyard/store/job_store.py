@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Outcome
+from gpuyard.core.job.job import Attempt, Growth, Job, Outcome
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job, JobSpec
+from gpuyard.core.job.job import Attempt, Job
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.scheduling.disk_space import writes_files

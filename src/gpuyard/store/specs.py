@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.store import row_codec
 from gpuyard.store.code import StoredCode
 from gpuyard.store.database import Database

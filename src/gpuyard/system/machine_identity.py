@@ -10,7 +10,7 @@ import os
 
 _ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _BOOT_FILE = "/proc/sys/kernel/random/boot_id"
-_LONGEST_NAME = 64
+_LONGEST_HOST = 64
 _read_before: "dict[str, str | None]" = {}
 
 
@@ -29,7 +29,7 @@ def boot_id() -> str | None:
 def host_name() -> str:
     """Return the name of this machine without its domain, as it is shown and compared."""
     name = os.uname().nodename.partition(".")[0].lower()
-    return "".join(each if each.isalnum() or each in "-_" else "?" for each in name)[:_LONGEST_NAME] or "localhost"
+    return "".join(each if each.isalnum() or each in "-_" else "?" for each in name)[:_LONGEST_HOST] or "localhost"
 
 
 def machine_name() -> str:

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from gpuyard.control.batch_gates import BatchGates, BatchGateState, GateSample
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, Usage
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Claim, Share
-from gpuyard.core.scheduling.batch_pacing import BatchPace, PaceState
+from gpuyard.core.scheduling.batch_pacing import PaceState
 from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Host, Sample, Snapshot

@@ -9,10 +9,10 @@ from gpuyard.control.engine_set import OPEN_AGAIN_S, EngineSet
 from gpuyard.control.step_result import Step
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, Offer
 from gpuyard.core.job.job import Attempt, HandedOver, Job, Outcome, OutcomeKind, Usage
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, PartOfDevice
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.errors import EnvironmentFault

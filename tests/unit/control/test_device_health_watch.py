@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from gpuyard.control.device_health_watch import DeviceHealthWatch
 from gpuyard.control.live_jobs import Live
 from gpuyard.core.health_figures import HealthFigures, HealthMark, IssueKind, XidEvent
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, OutcomeKind, RetryCause, Started
+from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job_spec import JobSpec, RetryCause
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.job.retry import after_device_fault
 from gpuyard.core.lease import Need

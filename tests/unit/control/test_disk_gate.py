@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from gpuyard.control.disk_gate import DiskGate
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.disk_limits import DiskLimits
 from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import DiskLimits
 from gpuyard.core.scheduling.disk_space import DiskFigure, output_folders, writes_files
 from tests.unit.core.memory.test_sizing import job
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpuyard.control.user_requests import fit_to_machine
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, WholeDevice
 from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor

@@ -8,11 +8,12 @@ from gpuyard.config import HostConfig
 from gpuyard.control.guard_host import HostGuard
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Growth, OnPreempt, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job import Attempt, Growth, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.host_guard import HostProgram, HostWatch
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from tests.unit.store import QueueDb
 

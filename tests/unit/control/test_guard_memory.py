@@ -10,19 +10,11 @@ from gpuyard.control.guard_memory import MemoryGuard
 from gpuyard.control.rules import Rules
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import (
-    Attempt,
-    OnPreempt,
-    Outcome,
-    OutcomeKind,
-    PublishedEventKind,
-    Started,
-    SuspendedBy,
-    Usage,
-)
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, PublishedEventKind, Started, SuspendedBy, Usage
+from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.ports import LeaseLedger, SuspendResult
 from tests.fakes.no_suspender import NoSuspender

@@ -14,8 +14,8 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Started, Usage
 from gpuyard.core.lease import Claim, Holder, HostShare, Lease, Need
 from gpuyard.core.scheduling.host_capacity import HostLimits, HostUse
-from gpuyard.core.scheduling.plan import SchedulingLimits
 from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Host, Sample, Snapshot
 from tests.unit.store import QueueDb
 

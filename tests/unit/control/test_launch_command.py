@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from gpuyard.control.launch_command import launch_of
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Holder, Lease, Need, Share

@@ -6,10 +6,11 @@ from msgspec.structs import replace
 from gpuyard.control.launch_command import launch_of
 from gpuyard.control.rules import Rules
 from gpuyard.core.job.container import Container
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder, Lease, Need, Share
-from gpuyard.core.scheduling.plan import SchedulingLimits
+from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 
 SPEC = JobSpec(command=("train",), cwd="/work", environment={"ROCR_VISIBLE_DEVICES": "5"}, need=Need(devices=2))

@@ -6,25 +6,27 @@ from typing import cast
 import pytest
 
 from gpuyard.control.live_jobs import Live, LiveJobs
-from gpuyard.control.running_jobs import RunningJobs
+from gpuyard.control.running_jobs import running_jobs
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, Usage
+from gpuyard.core.job.job import Attempt, Job, Started, Usage
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Estimate
-from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, add_reading
-from gpuyard.core.progress.log_reader import WorkDone
+from gpuyard.core.progress.job_progress import JobProgress, ProgressReading, WorkDone, add_reading
+from gpuyard.core.scheduling.world import RunningJob
 
 LEARNED = Estimate(least_s=100, likely_s=200, most_s=300)
 
 
-def running(learned: Estimate, usage: Usage | None, time_limit_s: float | None = None) -> RunningJobs:
+def running(learned: Estimate, usage: Usage | None, time_limit_s: float | None = None) -> RunningJob:
     spec = JobSpec(command=("x",), cwd="/", environment={}, need=Need(), time_limit_s=time_limit_s)
     job = Job(id=1, spec=spec, state=JobState.RUNNING, priority=0, user="me", submitted_at=0)
     attempt = Attempt(job_id=1, number=1, phase=Started(at=1000.0), usage=usage)
     live = LiveJobs([Live(job=job, attempt=attempt)])
-    estimates = SimpleNamespace(version=0, estimate_of=lambda _: learned)
-    return RunningJobs(cast("JobTransitions", SimpleNamespace(live=live, estimates=estimates)))
+    estimates = SimpleNamespace(estimate_of=lambda _: learned)
+    [found] = running_jobs(cast("JobTransitions", SimpleNamespace(live=live, estimates=estimates)))
+    return found
 
 
 def half_after(seconds: float, done: float = 50) -> Usage:
@@ -35,30 +37,23 @@ def half_after(seconds: float, done: float = 50) -> Usage:
 
 
 def test_without_progress_earlier_runs_count() -> None:
-    assert running(LEARNED, None).ends_about(1) == 1200
+    assert running(LEARNED, None).ends_about == 1200
 
 
 def test_progress_outweighs_earlier_runs_and_gives_an_end_without_them() -> None:
     for learned in (LEARNED, Estimate()):
         jobs = running(learned, half_after(1000))
-        assert jobs.ends_about(1) == pytest.approx(3000)
-        after = jobs.ends_after(1)
+        assert jobs.ends_about == pytest.approx(3000)
+        after = jobs.ends_after
         assert after is not None
         assert 2000 < after < 3000
 
 
 def test_little_progress_says_less_than_earlier_runs() -> None:
-    assert running(LEARNED, half_after(1000, done=4)).ends_about(1) == 1200
-    assert running(Estimate(), half_after(1000, done=4)).ends_about(1) == pytest.approx(1000 + 25_000)
+    assert running(LEARNED, half_after(1000, done=4)).ends_about == 1200
+    assert running(Estimate(), half_after(1000, done=4)).ends_about == pytest.approx(1000 + 25_000)
 
 
 def test_no_job_runs_beyond_its_time_limit() -> None:
     jobs = running(Estimate(), half_after(1000), time_limit_s=1500)
-    assert jobs.ends_about(1) == 2500
-
-
-def test_new_progress_changes_the_end() -> None:
-    jobs = running(Estimate(), None)
-    assert jobs.ends_about(1) is None
-    jobs._transitions.live.set_usage(1, half_after(1000))
-    assert jobs.ends_about(1) == pytest.approx(3000)
+    assert jobs.ends_about == 2500

@@ -11,7 +11,8 @@ from gpuyard.control.engine_set import EngineSet
 from gpuyard.control.machine_sleep import MachineSleep
 from gpuyard.control.stop_signals import StopSignals
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, RetryCause, Started, StopWarning
+from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job_spec import RetryCause, StopWarning
 from gpuyard.core.job.lifecycle import JobState
 from tests.unit.store import QueueDb
 

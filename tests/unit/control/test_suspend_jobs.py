@@ -7,12 +7,13 @@ from msgspec.structs import replace
 from gpuyard.control.live_jobs import Live
 from gpuyard.control.suspend_jobs import SuspendControl, resume_need
 from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Started, SuspendedBy, Usage
+from gpuyard.core.job.job import Attempt, Job, Started, SuspendedBy, Usage
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.memory.move_rates import MoveRates
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
@@ -47,7 +48,7 @@ def granted_gb(
     10 GB of G0."""
     others = tuple(lease(name, "G0", memory_mb=10 * GB) for name in leases)
     claim = choose(
-        resume_need(live, left_mb or {}), PlacementView(now=0.0, snapshot=machine(card(0), small), leases=others)
+        resume_need(live, left_mb or {}), Machine(now=0.0, snapshot=machine(card(0), small), leases=others)
     ).claim
     if claim is None:
         return None
@@ -84,7 +85,7 @@ def test_a_job_waits_where_one_of_its_cards_lacks_what_it_held_there() -> None:
     assert granted_gb(live, SMALL, "L") is None
     full = card(1, memory_total_mb=12 * GB, memory_used_mb=5 * GB, memory_free_mb=7 * GB)
     assert granted_gb(live, full) is None
-    reasons = choose(resume_need(live, {}), PlacementView(now=0.0, snapshot=machine(card(0), full))).reasons
+    reasons = choose(resume_need(live, {}), Machine(now=0.0, snapshot=machine(card(0), full))).reasons
     assert "7 GB free, 8 GB needed" in reasons[0].text
 
 

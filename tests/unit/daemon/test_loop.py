@@ -268,7 +268,7 @@ def test_a_client_that_waits_for_a_job_is_woken_by_the_step_after_its_end(own_ho
         scheduler, job = fixture.scheduler, await fixture.submit(gpus=0)
         await fixture.step()
         waiting = JobWaits(scheduler.queries, scheduler.store, [(job, job)])
-        waits = asyncio.create_task(scheduler.finish_signal.wait(waiting, timeout_s=10 * DEADLINE_S))
+        waits = asyncio.create_task(scheduler.finish_signal.wait(waiting.is_over, timeout_s=10 * DEADLINE_S))
         await asyncio.sleep(0)
         change = scheduler.requests.change(JobSelection(ranges=((job, job),)), scheduler.requests.cancel)
         await run_in_pieces(change, scheduler.checkpoints.may_write)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.config import load_config
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.engines.registry import check_engines, check_name, log_folders

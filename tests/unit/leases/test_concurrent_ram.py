@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, HostShare, Lease, Need, Ticket
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.leases.ledger import Ledger
 from gpuyard.system.process_identity import this_process
@@ -36,7 +36,7 @@ def test_concurrent_claims_never_exceed_the_ram_without_the_floor(tmp_path: Path
                 need = Need(devices=0, host=HostShare(ram_mb=chance.choice([1, 3, 8, 13, 30]) * GB))
 
                 def decide(leases: tuple[Lease, ...], _: tuple[Ticket, ...], need: Need = need) -> Claim | None:
-                    return choose(need, PlacementView(now=1.0, snapshot=SNAPSHOT, leases=leases)).claim
+                    return choose(need, Machine(now=1.0, snapshot=SNAPSHOT, leases=leases)).claim
 
                 held = ledger.claim(me, decide, 60.0)
                 most.append(reserved_mb(ledger))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import Claim, Holder, HostShare, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.placement import PlacementView, in_queue_order
+from gpuyard.core.scheduling.placement import in_queue_order
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.leases.lock_file import HeldFile
 from gpuyard.leases.measured_usage import measure
@@ -227,7 +228,7 @@ def use_everywhere(record: Lease | Ticket | BadRecord | None) -> None:
     for ticket in waiting:
         is_stopped(ticket.holder)
     ahead = tuple(in_queue_order(waiting))
-    view = PlacementView(now=time.time() + 100.0, snapshot=here, leases=leases, ahead=ahead)
+    view = Machine(now=time.time() + 100.0, snapshot=here, leases=leases, ahead=ahead)
     view = msgspec.structs.replace(view, measured=measure(here, leases))
     for need in (Need(), Need(devices=2), *(ticket.need for ticket in waiting)):
         choice = choose(need, view)

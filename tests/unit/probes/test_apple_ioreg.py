@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes.apple.ioreg import parse
+from gpuyard.probes.apple.ioreg import parse_ioreg as parse
 
 M3 = (
     "+-o AGXAcceleratorG15X  <class AGXAcceleratorG15X, id 0x10000047b, registered, matched, active, retain 88>\n"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes.apple.powermetrics import parse
+from gpuyard.probes.apple.powermetrics import parse_powermetrics as parse
 
 
 def plist(idle: str = "0.25", energy: str = "500", extra: str = "") -> str:

@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from gpuyard.config import RayConfig, SlurmConfig
 from gpuyard.core.cluster.export import ExportedDependency, ExportedJob, NotExported
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import FixedMemory, Need
-from gpuyard.engines.cluster.ray_api import RaySettings
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings
 from gpuyard.recipes.export.ray_script import ray_script
 from gpuyard.recipes.export.script_text import Script
 from gpuyard.recipes.export.slurm_script import slurm_script
@@ -44,11 +43,11 @@ def after(*ids: int, kind: DependencyKind = DependencyKind.OK, is_met: bool = Fa
 
 
 def slurm(*jobs: ExportedJob, tags: tuple[str, ...] = (), **settings: object) -> Script:
-    return slurm_script(jobs, SlurmSettings(**settings), tags)  # type: ignore[arg-type]
+    return slurm_script(jobs, SlurmConfig(**settings), tags)  # type: ignore[arg-type]
 
 
 def ray(*jobs: ExportedJob, tags: tuple[str, ...] = (), **settings: object) -> Script:
-    return ray_script(jobs, RaySettings(**settings), tags)  # type: ignore[arg-type]
+    return ray_script(jobs, RayConfig(**settings), tags)  # type: ignore[arg-type]
 
 
 def submissions(script: Script) -> list[str]:
@@ -229,7 +228,7 @@ def test_whole_gpus_in_place_of_shares_are_reported() -> None:
     job = packed(1, need=SHARED)
     assert NotExported.SHARE in not_exported(slurm(job))
     assert NotExported.SHARE in not_exported(ray(job))
-    assert NotExported.SHARE not in not_exported(ray(job, card_mb=24_000.0))
+    assert NotExported.SHARE not in not_exported(ray(job, gpu_memory="24000M"))
     assert NotExported.SHARE not in not_exported(slurm(packed(1, need=Need())))
 
 
@@ -237,7 +236,7 @@ def test_whole_gpus_in_place_of_shares_are_reported() -> None:
 
 
 def test_each_job_is_submitted_separately() -> None:
-    script = ray(*sweep(17, 2, need=SHARED, cpus=2, ram_mb=1.0), card_mb=24_000.0)
+    script = ray(*sweep(17, 2, need=SHARED, cpus=2, ram_mb=1.0), gpu_memory="24000M")
     asked = "--entrypoint-num-gpus=0.25 --entrypoint-num-cpus=2.0 --entrypoint-memory=1048576"
     assert submissions(script) == [f"submit {17 + n} {asked} -- sh 17.sh {n}" for n in range(2)]
     assert "1) set -- train 'lr 1' ;;" in lines(script)

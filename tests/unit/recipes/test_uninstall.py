@@ -1,6 +1,5 @@
 """All files of gpuyard are found and removed, and nothing else is touched."""
 
-import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -9,19 +8,15 @@ from pathlib import Path
 import pytest
 
 from gpuyard.connect.daemon_lock import hold_daemon_lock
-from gpuyard.core.job.job import JobSpec
-from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.common import job_logs
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ports import Launch
+from gpuyard.recipes import uninstall
 from gpuyard.recipes.batch.plan import default_root
-from gpuyard.recipes.uninstall import uninstall
-from gpuyard.recipes.uninstall.find_files import FoundFiles, KeptFile, find
-from gpuyard.recipes.uninstall.uninstall import measure, remove
+from gpuyard.recipes.uninstall import FoundFiles, KeptFile, find, measure, remove
 from gpuyard.store.database import open_database
-from gpuyard.store.job_store import JobStore
+from gpuyard.system.outside_files import CLUSTER, LOG, SNAPSHOTS, WORKSPACE, record_outside
 from tests.fakes.deep_folders import deep_folders
 from tests.unit.leases import as_root
 
@@ -70,20 +65,6 @@ def removed() -> list[KeptFile]:
 
 def stays(found: FoundFiles) -> dict[str, str]:
     return {each.path: each.why for each in found.kept}
-
-
-def record_task(state: Path, workspace: Path, log_dir: Path) -> None:
-    """Record a task of a workspace in the queue's database."""
-    task = Task(
-        workspace=str(workspace), config="a", owner="t/a", marker=str(workspace / "out/a"), record="/r",
-        log=f"{log_dir}/train_logs/a.log", other_log=f"{log_dir}/train_logs/t_a.log",
-        scheduler_log=f"{log_dir}/T_scheduler.log",
-    )  # fmt: skip
-    database, _ = open_database(state / "queue.db")
-    with contextlib.closing(database):
-        spec = JobSpec(command=("true",), cwd="/", environment={}, need=Need(), task=task)
-        with database.transaction():
-            JobStore(database).add_spec(spec)
 
 
 # What is removed
@@ -136,40 +117,37 @@ def test_files_that_gpuyard_did_not_create_stay_and_are_named(state: Path) -> No
 
 
 def test_logs_of_workspaces_are_removed_and_the_workspaces_stay(user: Path, state: Path, tmp_path: Path) -> None:
-    inside, outside, log_dir = user / "sweep", user / "other", tmp_path / "tmp"
-    record_task(state, inside, inside / "logs")
-    record_task(state, outside, log_dir)
-    kept = [write(inside / "logs/train_logs/a.log"), write(outside / "out/a_completed.txt")]
-    kept += [write(log_dir / "train_logs/another.log"), write(log_dir / "U_scheduler.log")]
-    gone = [write(log_dir / "train_logs/a.log"), write(log_dir / "T_scheduler.log")]
+    workspace, log_dir = user / "sweep", tmp_path / "tmp"
+    head = "# log of the workspace sweep-123456: /sweep\n"
+    gone = [write(log_dir / "train_logs/a.log", head), write(log_dir / "T_scheduler.log", head)]
+    kept = [write(workspace / "out/a_completed.txt"), write(log_dir / "train_logs/another.log", head)]
+    kept += [write(log_dir / "train_logs/mine.log", "my own\n"), write(log_dir / "U_scheduler.log", head)]
+    record_outside(state, WORKSPACE, [workspace])
+    record_outside(state, LOG, [*gone, log_dir / "train_logs/mine.log", log_dir / "train_logs/never_written.log"])
 
     found = find()
-    why = "a workspace: its configs, results and markers are yours"
     assert stays(found) == {
-        str(inside): why, str(outside): why, str(log_dir / "train_logs/another.log"): "not created by gpuyard",
-    }  # fmt: skip
+        str(workspace): "a workspace: its configs, results and markers are yours",
+        str(log_dir / "train_logs/another.log"): "not created by gpuyard",
+        str(log_dir / "train_logs/mine.log"): "not created by gpuyard",
+    }
     assert remove(found.places) == []
     assert [path.exists() for path in (*kept, *gone)] == [True] * 4 + [False] * 2
 
 
-def test_only_this_queues_part_of_a_shared_cluster_folder_is_removed(user: Path, state: Path, tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    write(user / ".config/gpuyard/config.toml", f"[slurm]\nfolder = '{shared}'\n")
-    write(state / "name", "queue-0123abcd")
+def test_only_this_queues_part_of_shared_folders_is_removed(user: Path, state: Path, tmp_path: Path) -> None:
+    shared, snapshots = tmp_path / "shared", tmp_path / "snapshots"
+    record_outside(state, CLUSTER, [shared / "queue-0123abcd"])
+    record_outside(state, SNAPSHOTS, [snapshots])
     write(shared / "queue-0123abcd/logs/1.1.log")
     write(shared / "queue-0123abcd/slurm/submissions/0123456789ab/submission.json")
     write(shared / "queue-ffffffff/logs/1.1.log")
+    write(snapshots / "0123456789abcdef/tree/train.py")
+    write(snapshots / "mine.txt")
     assert removed() == []
     assert files_in(shared) == ["queue-ffffffff/logs/1.1.log"]
     assert not (shared / "queue-0123abcd").exists()
-
-
-def test_a_name_that_leads_out_of_the_cluster_folder_is_ignored(user: Path, state: Path, tmp_path: Path) -> None:
-    write(user / ".config/gpuyard/config.toml", f"[ray]\nfolder = '{tmp_path / 'shared'}'\n")
-    write(state / "name", "../user")
-    write(user / "logs/1.1.log")
-    assert removed() == []
-    assert (user / "logs/1.1.log").exists()
+    assert files_in(snapshots) == ["mine.txt"]
 
 
 def test_systemd_units_and_shell_lines_are_removed_or_named(user: Path, tools: Tools) -> None:
@@ -181,8 +159,6 @@ def test_systemd_units_and_shell_lines_are_removed_or_named(user: Path, tools: T
     write(user / ".config/fish/completions/gpuyard.fish", "set -lx _GPUYARD_COMPLETE fish_complete\n")
     write(user / ".bashrc", 'eval "$(gpuyard completion bash)"\n')
     tools("crontab", "print('@reboot /x/gpuyard daemon start')")
-    left = tmp_folder(user) / "gpuyard-conda-ab12"
-    write(left / "activate.sh")
 
     found = find()
     assert stays(found) == {
@@ -191,17 +167,12 @@ def test_systemd_units_and_shell_lines_are_removed_or_named(user: Path, tools: T
     }
     assert remove(found.places) == []
     assert files_in(user) == [".bashrc", ".config/systemd/user/other.service"]
-    assert not left.exists()
 
 
 def test_a_systemd_unit_of_the_same_name_for_another_program_stays(user: Path) -> None:
     unit = write(user / ".config/systemd/user/gpuyard.service", "[Service]\nExecStart=/bin/true\n")
     assert removed() == []
     assert unit.exists()
-
-
-def tmp_folder(user: Path) -> Path:
-    return user.parent / "tmp"
 
 
 # What is never touched

@@ -7,10 +7,17 @@ from typing import Any, Literal, get_type_hints
 
 import pytest
 
-from gpuyard.core.job.job import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, OnPreempt, OnReboot
-from gpuyard.core.job.option_parser import Options
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS, SubmitOption
-from gpuyard.core.scheduling.batch_pacing import DEFAULT_SMOOTHING_S, DEFAULT_STEADY_S
+from gpuyard.core.job.job_spec import (
+    DEFAULT_GRACE_S,
+    DEFAULT_LOG_CAP_MB,
+    DEFAULT_SMOOTHING_S,
+    DEFAULT_STEADY_S,
+    OnPreempt,
+    OnReboot,
+)
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
+from gpuyard.core.option import Option
+from gpuyard.core.option_values import Options
 from gpuyard.core.snapshot import Vendor
 from gpuyard.schema import requests
 from gpuyard.schema.requests import SubmitKwargs
@@ -22,7 +29,7 @@ TYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def expected_type(option: SubmitOption) -> Any:
+def expected_type(option: Option) -> Any:
     return (Literal[option.choices] if option.kind == "choice" else TYPES[option.kind]) | None
 
 
@@ -46,7 +53,7 @@ def test_the_command_line_has_every_option_except_those_of_batches() -> None:
     ],
 )  # fmt: skip
 def test_defaults_are_those_of_a_job(name: str, default: object) -> None:
-    assert Options({})[name] == default
+    assert Options({}, SUBMIT_OPTIONS)[name] == default
 
 
 @pytest.mark.parametrize(("name", "kind"), [("vendor", Vendor), ("on-preempt", OnPreempt), ("on-reboot", OnReboot)])

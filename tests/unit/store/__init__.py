@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job, JobSpec, Outcome, Over, Started
+from gpuyard.core.job.job import Attempt, Job, Outcome, Over, Started
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import Need

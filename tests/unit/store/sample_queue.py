@@ -10,10 +10,7 @@ from gpuyard.core.job.job import (
     Growth,
     HandedOver,
     Job,
-    JobSpec,
     MemoryLack,
-    OnPreempt,
-    OnReboot,
     Outcome,
     OutcomeKind,
     Over,
@@ -21,12 +18,12 @@ from gpuyard.core.job.job import (
     SuspendedBy,
     Usage,
 )
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.lease import FixedMemory, Need, UnknownMemory
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.queue_order import WeightedUse
 from gpuyard.core.snapshot import Vendor
 from gpuyard.store.job_store import JobStore

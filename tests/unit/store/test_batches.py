@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.store.job_store import JobStore
 from tests.unit.store import QueueDb, end_attempt
 

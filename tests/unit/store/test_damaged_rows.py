@@ -163,22 +163,14 @@ def live_attempts(connection: sqlite3.Connection) -> dict[int, str]:
     return dict(connection.execute(query).fetchall())
 
 
-def test_a_live_attempt_of_a_cluster_is_not_taken_for_one_of_this_machine(filled: bytes, tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    with contextlib.closing(connection_of(filled)) as connection:
-        before = live_attempts(connection)
-        assert "slurm" in before.values()
-        connection.execute("UPDATE attempts SET engine = x'ff'")
-        connection.execute("BEGIN")
-        assert set_aside(connection, str(tmp_path / KEPT_ROWS))
-        assert live_attempts(connection) == before
-
-
-def test_a_job_whose_live_attempt_is_lost_says_that_it_may_still_run(filled: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("column", ["number", "engine"])
+def test_a_job_whose_live_attempt_is_lost_says_that_it_may_still_run(
+    filled: bytes, tmp_path: Path, column: str
+) -> None:
     tmp_path.chmod(0o700)
     with contextlib.closing(connection_of(filled)) as connection:
         job_id = min(live_attempts(connection))
-        connection.execute("UPDATE attempts SET number = x'ff' WHERE job = ?", (job_id,))
+        connection.execute(f"UPDATE attempts SET {column} = x'ff' WHERE job = ?", (job_id,))
         connection.execute("BEGIN")
         assert set_aside(connection, str(tmp_path / KEPT_ROWS))
         state, reason = connection.execute("SELECT state, reason FROM jobs WHERE id = ?", (job_id,)).fetchone()

@@ -14,13 +14,13 @@ import pytest
 from gpuyard.control.batch_gates import BatchGates, BatchGateState
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import Growth, HandedOver, OnPreempt, OnReboot, Outcome, OutcomeKind, Started, SuspendedBy
+from gpuyard.core.job.job import Growth, HandedOver, Outcome, OutcomeKind, Started, SuspendedBy
+from gpuyard.core.job.job_spec import BatchPace, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.queue_order import WeightedUse
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import EnvironmentFault, StoreFault

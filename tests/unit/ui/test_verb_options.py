@@ -1,55 +1,51 @@
-"""The options of a queue verb: the fast parser and click give the same result."""
+"""The grammar of the command line: what the one parser accepts, and the help that is made from the same tables."""
 
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gpuyard.ui.cli import QUEUE_VERBS, import_verb
-from gpuyard.ui.cli.click_group import click_command
-from gpuyard.ui.cli.verb_options import ONE, Arguments, Option, Typed, Verb, parse
+from gpuyard.core.option import Option
+from gpuyard.errors import UserError
+from gpuyard.ui.cli import JOB_VERBS, SERVICE_VERBS, VERBS, import_verb
+from gpuyard.ui.cli.help_text import verb_help
+from gpuyard.ui.cli.verb_options import Arguments, Command, Typed, Verb, parse, run_verb
 
 TABLE = (
-    Option("flag", None, "A flag.", short="f"),
-    Option("lines", "N", "A value.", short="n"),
-    Option("env", "NAME=VALUE", "Many values.", is_repeatable=True),
-    Option("two-words", "X", "A value."),
+    Option("flag", "flag", None, "A flag.", short="f"),
+    Option("lines", "text", "N", "A value.", short="n"),
+    Option("env", "texts", "NAME=VALUE", "Many values."),
+    Option("two-words", "text", "X", "A value."),
+    Option("seconds", "time", "TIME", "A time.", default="2s", least=0.1),
 )
 MANY = Verb("Many words.", TABLE, Arguments("IDS...", is_many=True))
 PROGRAM = Verb("A program.", TABLE, Arguments("-- CMD...", is_program=True))
+DATA = Verb("Data.", TABLE, Arguments("WORDS", is_many=True, is_data=True))
 CHOICE = Verb("One of them.", TABLE, Arguments("start|stop", choices=("start", "stop")))
-SINGLE = Verb("One word.", TABLE, ONE)
+SINGLE = Verb("One word.", TABLE, Arguments("ID"))
 NONE = Verb("No word.", TABLE)
+BELOW = Verb("Some below.", TABLE[:1], commands={"one": Command(SINGLE, lambda _: 1)})
+HEAVY = {"rich", "msgspec", "psutil", "asyncio", "socket", "subprocess", "json"}
 # Modules of gpuyard that a command imports before it sends its request.
 TO_CONNECT = {
-    "connect.fast_http", "connect.fast_json", "connect.paths", "errors", "system.file_systems", "system.private_files",
-    "system.user_directories", "system.user_sockets", "ui.cli.verb_options", "version",
+    "connect.fast_http", "connect.fast_json", "connect.paths", "core.option", "errors", "system.file_systems",
+    "system.private_files", "system.user_directories", "system.user_sockets", "ui.cli.verb_options", "version",
 }  # fmt: skip
 TO_SUBMIT = {"connect.git_folder", "connect.submitted_code", "system.submitting_shell", "ui.cli.jobs.submit"}
 
 
-def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
-    typed = parse(verb, list(arguments))
-    return None if typed is None else (typed.options, typed.arguments)
-
-
-def read_with_click(verb: Verb, arguments: list[str]) -> tuple[dict[str, str | bool | list[str]], list[str]] | None:
-    parsed: list[Typed] = []
+def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]]:
+    """Return the options and the arguments that the verb runs with."""
+    found: list[Typed] = []
 
     def run(typed: Typed) -> int:
-        parsed.append(typed)
+        found.append(typed)
         return 0
 
-    try:
-        click_command("verb", verb, run).main(arguments, standalone_mode=False)
-    except click.ClickException:
-        return None
-    return (parsed[0].options, parsed[0].arguments) if parsed else None
+    run_verb("verb", Command(verb, run), arguments)
+    return found[0].options, found[0].arguments
 
 
 def test_values_flags_and_arguments_may_come_in_any_order() -> None:
@@ -77,68 +73,82 @@ def test_all_arguments_after_a_program_belong_to_the_program() -> None:
 
 def test_a_negative_number_is_an_argument_but_not_a_program() -> None:
     assert read(MANY, "17", "-5") == ({}, ["17", "-5"])
-    assert read(PROGRAM, "-5") is None
+    with pytest.raises(UserError, match="has no option '-5'"):
+        read(PROGRAM, "-5")
+
+
+def test_letters_may_be_joined_with_each_other_and_with_a_value() -> None:
+    assert read(MANY, "-fn5", "17") == ({"flag": True, "lines": "5"}, ["17"])
+    assert read(MANY, "-n5", "-f") == ({"flag": True, "lines": "5"}, [])
+
+
+def test_of_data_only_exact_options_are_options() -> None:
+    assert read(DATA, "-a", "--lines=3", "-f", "-", "--lines", "--x") == (
+        {"flag": True, "lines": "--x"},
+        ["-a", "--lines=3", "-"],
+    )
+
+
+def test_a_command_below_a_verb_has_the_options_of_both() -> None:
+    typed: list[Typed] = []
+    below = Verb("Below.", TABLE[1:], Arguments("ID"))
+    above = Verb("Above.", TABLE[:1], commands={"below": Command(below, lambda each: typed.append(each) or 4)})  # type: ignore[func-returns-value]
+    assert run_verb("above", Command(above, lambda _: 0), ["-f", "below", "7", "-n", "3"]) == 4
+    assert (typed[0].options, typed[0].arguments) == ({"flag": True, "lines": "3"}, ["7"])
+    assert typed[0].values()["seconds"] == 2.0
 
 
 @pytest.mark.parametrize(
-    ("verb", "arguments"),
+    ("verb", "arguments", "text", "hint"),
     [
-        (MANY, ["--help"]),
-        (MANY, ["-h"]),
-        (MANY, ["--unknown"]),
-        (MANY, ["--lines"]),
-        (MANY, ["--flag=yes"]),
-        (MANY, ["-n5"]),
-        (MANY, ["-fn", "5"]),
-        (MANY, ["--line", "5"]),
-        (CHOICE, []),
-        (CHOICE, ["restart"]),
-        (CHOICE, ["start", "stop"]),
-        (SINGLE, []),
-        (SINGLE, ["1", "2"]),
-        (NONE, ["1"]),
+        (MANY, ["--unknown"], "has no option '--unknown'", "--help`"),
+        (MANY, ["--line", "5"], "has no option '--line'", "did you mean `--lines`?"),
+        (MANY, ["-x"], "has no option '-x'", ""),
+        (MANY, ["--lines"], "--lines takes a value", "--lines N: A value."),
+        (MANY, ["-n"], "-n takes a value", "-n N"),
+        (MANY, ["--flag=yes"], "--flag takes no value", ""),
+        (CHOICE, [], "needs start|stop", ""),
+        (CHOICE, ["stat"], "cannot be followed by 'stat'", "it can be start, stop"),
+        (CHOICE, ["start", "stop"], "unexpected extra argument 'stop'", ""),
+        (SINGLE, [], "needs ID", "see `gpuyard verb --help`"),
+        (SINGLE, ["1", "2"], "unexpected extra argument '2'", ""),
+        (NONE, ["1"], "unexpected extra argument '1'", ""),
+        (BELOW, ["on"], "has no command 'on'", "did you mean `one`?"),
+        (BELOW, ["one"], "`gpuyard verb one` needs ID", ""),
     ],
 )
-def test_ambiguous_arguments_are_left_to_click(verb: Verb, arguments: list[str]) -> None:
-    assert read(verb, *arguments) is None
+def test_a_mistake_is_named_with_what_to_type(verb: Verb, arguments: list[str], text: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read(verb, *arguments)
+    assert text in str(caught.value)
+    assert hint in (caught.value.hint or "")
 
 
-def test_click_parses_what_the_fast_parser_leaves_to_it() -> None:
-    assert read_with_click(MANY, ["-fn5", "17"]) == ({"flag": True, "lines": "5"}, ["17"])
-    assert read_with_click(CHOICE, ["restart"]) is None
+def test_values_are_parsed_by_their_kind_with_their_bounds() -> None:
+    assert parse("verb", NONE, ["--seconds", "1m"]).values()["seconds"] == 60.0
+    with pytest.raises(UserError, match="--seconds is too short"):
+        parse("verb", NONE, ["--seconds", "1ms"]).values()
 
 
-WORDS = st.sampled_from(
-    ["--flag", "-f", "--lines", "-n", "--lines=", "--lines=3", "--env", "--env=A=1", "--two-words", "--flag=1", "--",
-     "-", "", "17", "start", "stop", "a b", "é", "--help", "--unknown", "-x", "-fn"]
-)  # fmt: skip
+def test_help_is_shown_whatever_else_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_verb("verb", Command(SINGLE, lambda _: 1), ["-f", "-h"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: gpuyard verb [OPTIONS] ID\n\n  One word.\n\nOptions:\n")
 
 
-@given(verb=st.sampled_from([MANY, PROGRAM, CHOICE, SINGLE, NONE]), arguments=st.lists(WORDS, max_size=7))
-def test_the_fast_parser_gives_the_same_result_as_click(verb: Verb, arguments: list[str]) -> None:
-    fast = read(verb, *arguments)
-    if fast is not None:
-        assert fast == read_with_click(verb, arguments)
-
-
-@pytest.mark.parametrize("verb", sorted(QUEUE_VERBS))
-def test_the_help_of_every_queue_verb_starts_with_its_line_in_the_overview(verb: str) -> None:
-    module = import_verb(verb)
-    command = click_command(verb, module.VERB, module.run)
-    output = command.get_help(click.Context(command, info_name=verb))
-    first_words = QUEUE_VERBS[verb].replace(".", "").split()[:2]
-    assert " ".join(first_words) in output
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_the_help_of_every_verb_starts_with_its_line_in_the_overview(verb: str) -> None:
+    output = verb_help(verb, import_verb(verb).VERB)
+    assert output.split("\n\n")[1].split()[0] == VERBS[verb].split()[0] or verb == "simulate"
     assert "--help" in output
 
 
-@pytest.mark.parametrize("verb", sorted(QUEUE_VERBS))
+@pytest.mark.parametrize("verb", sorted({**JOB_VERBS, **SERVICE_VERBS}))
 @pytest.mark.usefixtures("unmeasured")
 def test_a_queue_verb_is_imported_without_slow_modules(verb: str) -> None:
-    heavy = {"click", "rich", "msgspec", "psutil", "asyncio", "socket", "subprocess", "json"}
     program = (
         "import sys, gpuyard.ui.cli.verb_options\n"
         f"gpuyard.ui.cli.import_verb('{verb}')\n"
-        f"print(sorted({heavy!r} & sys.modules.keys()))"
+        f"print(sorted({HEAVY!r} & sys.modules.keys()))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
     assert result.stdout == "[]\n"
@@ -170,7 +180,7 @@ def test_a_request_is_sent_before_further_modules_are_imported(
         listening.listen()
         argv = [sys.executable, "-c", program, *typed]
         result = subprocess.run(argv, capture_output=True, text=True, timeout=90, check=True)
-    packages = {"connect", "system", "ui", "ui.cli", "ui.cli.jobs"}
+    packages = {"connect", "core", "system", "ui", "ui.cli", "ui.cli.jobs"}
     found = {name.removeprefix("gpuyard.") for name in result.stdout.split()}
     assert found - packages == allowed
 
@@ -182,7 +192,6 @@ def test_the_help_of_submit_has_twelve_common_options_first_and_each_other_one_u
     assert len(headings["Common options"]) == 12
     listed = [name for names in headings.values() for name in names]
     assert sorted(listed) == sorted(option.name for option in verb.VERB.options)
-    command = click_command("submit", verb.VERB, verb.run)
-    lines = command.get_help(click.Context(command)).splitlines()
+    lines = verb_help("submit", verb.VERB).splitlines()
     found = [line.rstrip(":") for line in lines if line and not line.startswith((" ", "Usage"))]
     assert found == [*headings, "Other options"]

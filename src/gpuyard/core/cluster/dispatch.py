@@ -26,10 +26,10 @@ from gpuyard.core.cluster.offer import (
 )
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, QueueOrder
 from gpuyard.core.scheduling.start_limits import RunningCounts
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, limit_reached
+from gpuyard.core.scheduling.world import RunningJob
 from gpuyard.core.units import format_size
 
 # If a step reaches this limit, the next step follows at once.

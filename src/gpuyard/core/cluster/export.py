@@ -9,12 +9,8 @@ from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.dependencies import DependencyKind, DependencyState, awaited, unmeetable
-from gpuyard.core.job.job import (
-    DEFAULT_GRACE_S,
-    DEFAULT_LOG_CAP_MB,
-    Job,
-    OnPreempt,
-)
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import DEFAULT_GRACE_S, DEFAULT_LOG_CAP_MB, OnPreempt
 from gpuyard.core.job.lifecycle import JobState
 
 

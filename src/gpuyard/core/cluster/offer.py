@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from gpuyard.core.job.job import StopWarning
+from gpuyard.core.job.job_spec import StopWarning
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.units import format_size
 

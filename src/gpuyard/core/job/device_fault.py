@@ -8,8 +8,8 @@ import re
 
 from gpuyard.core.printable_text import printable
 
-_LAST_LINES = 200
-_MOST_CHARS = 1 << 17
+_FAULT_LINES = 200
+_FAULT_CHARS = 1 << 17
 _SAYS_CHARS = 200
 _FAULTS = re.compile(
     r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE"
@@ -23,6 +23,6 @@ _FAULTS = re.compile(
 
 def find_device_fault(output: str) -> str | None:
     """Return the last line that reports a fault of a GPU, or None."""
-    lines = output[-_MOST_CHARS:].splitlines()[-_LAST_LINES:]
+    lines = output[-_FAULT_CHARS:].splitlines()[-_FAULT_LINES:]
     found = next((line for line in reversed(lines) if _FAULTS.search(line)), None)
     return None if found is None else printable(found.strip(), _SAYS_CHARS)

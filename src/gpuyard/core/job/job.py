@@ -1,4 +1,4 @@
-"""Jobs as values: a JobSpec is what the user submitted, a Job is its current state, an Attempt is one run of it.
+"""Jobs as values: a Job is the current state of one, an Attempt is one run of it.
 
 Jobs of one submission share one spec. They differ in their `index` in an array, in the `values` of their placeholders,
 or in a whole `command` of their own.
@@ -8,40 +8,12 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from gpuyard.core.job.code_record import CodeRecord
-from gpuyard.core.job.container import Container
-from gpuyard.core.job.disk_limits import DiskLimits
+from gpuyard.core.job.job_spec import UNREADABLE, JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.placeholders import fill_in
-from gpuyard.core.job.shell_settings import ShellSettings
-from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.core.notify.subscriptions import Subscription
 from gpuyard.core.progress.job_progress import JobProgress
 from gpuyard.core.report.energy import EnergyUse
-from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.tag_sharing import TagSharing
-
-DEFAULT_GRACE_S = 10.0
-DEFAULT_LOG_CAP_MB = 256.0
-# In place of a command that could not be read from the queue's database.
-UNREADABLE = ("(cannot be read)",)
-
-
-class OnReboot(StrEnum):
-    REQUEUE = "requeue"
-    HOLD = "hold"
-    FAIL = "fail"
-
-
-class OnPreempt(StrEnum):
-    """What an urgent job may do to this job: suspend it (or requeue it if it cannot be suspended), stop and requeue it,
-    or nothing."""
-
-    SUSPEND = "suspend"
-    REQUEUE = "requeue"
-    NEVER = "never"
 
 
 class SuspendedBy(StrEnum):
@@ -53,22 +25,6 @@ class SuspendedBy(StrEnum):
     FOR_ROOM = "for-room"
     MEMORY_GUARD = "memory-guard"
     BY_SITE = "by-site"
-
-
-class RetryCause(StrEnum):
-    """What a job may be retried after. A failure that the GPU caused is both `device` and `failed`."""
-
-    FAILED = "failed"
-    TIMEOUT = "timeout"
-    OOM = "oom"
-    DEVICE = "device"
-
-
-class StopWarning(Struct, frozen=True, kw_only=True):
-    """A signal that a program gets `lead_s` before it is stopped (`stop_warning.py`)."""
-
-    signum: int
-    lead_s: float
 
 
 class OutcomeKind(StrEnum):
@@ -95,66 +51,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     status: int | None = None
     reason: str | None = None
     error_line: str | None = None
-
-
-class JobSpec(Struct, frozen=True, kw_only=True):
-    """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`.
-
-    `secrets` are the variables that look secret. After its jobs have ended their values are `dropped`: they are not in
-    `environment` any more.
-    """
-
-    command: tuple[str, ...]
-    cwd: str
-    environment: dict[str, str]
-    need: Need
-    name: str | None = None
-    tag: str = ""
-    retries: int = 0
-    retry_on: tuple[RetryCause, ...] = tuple(RetryCause)
-    retry_delay_s: float | None = None  # before the first retry; None: by the outcome
-    time_limit_s: float | None = None
-    grace_s: float = DEFAULT_GRACE_S
-    warning: StopWarning | None = None
-    duration_s: float | None = None
-    on_reboot: OnReboot | None = None
-    stdin: str | None = None
-    log_cap_mb: float = DEFAULT_LOG_CAP_MB
-    is_array: bool = False
-    configuration: str = ""  # digest of the files that the command names
-    framework: str = ""  # the framework that its script imports
-    preempts: bool = False
-    on_preempt: OnPreempt = OnPreempt.SUSPEND
-    pace: BatchPace | None = None  # how fast the runs of a batch start
-    sees_all_devices: bool = False  # no probe found a device, so none is leased and none is hidden from the program
-    tag_sharing: TagSharing | None = None  # how jobs of the same tag share devices
-    task: Task | None = None  # set for a task of a workspace
-    engine: str = ""  # engine that places the job, with `engine_options`; empty for this machine
-    engine_options: tuple[str, ...] = ()
-    cpus: int | None = None
-    notify: tuple[Subscription, ...] = ()
-    output: str | None = None  # pattern of the file for standard output, see `output_files`; None for the queue's log
-    error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
-    disk: DiskLimits = DiskLimits()  # how much free space it starts with
-    split_stderr: bool = False  # standard error gets a log of its own
-    timestamps: bool = False  # each line begins with the time
-    container: Container | None = None  # set for a program that runs in a container
-    secrets: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
-    shell: ShellSettings | None = None  # of the shell that submitted it; None: as the daemon
-    stagger_s: float = 0.0  # the least time between two starts of its array
-    resubmitted_from: int | None = None  # the job that it was made from
-    code: CodeRecord = CodeRecord()
-    varies: tuple[str, ...] = ()  # names of the values that differ between its jobs
-    filled_variables: tuple[str, ...] = ()  # variables with placeholders in their values
-
-    @property
-    def learns_memory(self) -> bool:
-        """Whether the user has left open how much memory it needs."""
-        return isinstance(self.need.memory, UnknownMemory)
-
-    def __repr__(self) -> str:
-        return f"JobSpec({self.name or ' '.join(self.command)!r})"
 
 
 class Growth(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # As sbatch calls them.
 _LETTERS = {"j": "job", "A": "array", "a": "index", "x": "name", "u": "user", "N": "host"}
 _NAMES = ("job", "array", "index", "name", "attempt", "user", "host")
-_PLACEHOLDER = re.compile(r"%(\d{0,2})(.?)|\{(\w+)\}", re.DOTALL)
+_PATTERN_PLACEHOLDER = re.compile(r"%(\d{0,2})(.?)|\{(\w+)\}", re.DOTALL)
 _KNOWN = "%j or {job}, %A or {array}, %a or {index}, %x or {name}, {attempt}, %u or {user}, %N or {host}, %% for a %"
 
 
@@ -31,7 +31,7 @@ def fill_pattern(pattern: str, own: Mapping[str, str], values: Mapping[str, str]
         return "%" if letter == "%" else own[_LETTERS[letter]].zfill(int(digits or 0))
 
     # Values may contain bytes that are not UTF-8, as lone surrogates.
-    return _PLACEHOLDER.sub(replace, pattern).encode(errors="replace").decode()
+    return _PATTERN_PLACEHOLDER.sub(replace, pattern).encode(errors="replace").decode()
 
 
 def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable["ArrayElement"], *, is_many: bool) -> None:
@@ -40,7 +40,7 @@ def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable["Array
     elements: the jobs of the submission; of an array, one of them."""
     _check_path(option, pattern, cwd)
     elements = list(elements)
-    used = {(name or "", _LETTERS.get(letter, letter)) for _, letter, name in _PLACEHOLDER.findall(pattern)}
+    used = {(name or "", _LETTERS.get(letter, letter)) for _, letter, name in _PATTERN_PLACEHOLDER.findall(pattern)}
     used.discard(("", "%"))
     values = elements[0].values if elements else {}
     for name, own in used:
@@ -54,7 +54,7 @@ def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable["Array
 
 
 def names_host(pattern: str) -> bool:
-    return any("host" in (name, _LETTERS.get(letter)) for _, letter, name in _PLACEHOLDER.findall(pattern))
+    return any("host" in (name, _LETTERS.get(letter)) for _, letter, name in _PATTERN_PLACEHOLDER.findall(pattern))
 
 
 def _check_path(option: str, pattern: str, cwd: str) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.core.job.command_line import SHELL, change_arguments, is_change_of_arguments
-from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Job, RetryCause
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import DEFAULT_LOG_CAP_MB, RetryCause
 from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.stop_warning import warning_text
 from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission

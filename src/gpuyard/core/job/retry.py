@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import Attempt, Growth, Job, OnReboot, Outcome, OutcomeKind, RetryCause
+from gpuyard.core.job.job import Attempt, Growth, Job, Outcome, OutcomeKind
+from gpuyard.core.job.job_spec import OnReboot, RetryCause
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.units import format_duration, format_size
 from gpuyard.errors import UserError

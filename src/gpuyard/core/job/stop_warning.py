@@ -9,7 +9,8 @@ import signal
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import Attempt, JobSpec, OutcomeKind, StopWarning
+from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.job.job_spec import JobSpec, StopWarning
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.units import format_duration, parse_duration
 from gpuyard.errors import UserError

@@ -19,24 +19,21 @@ from gpuyard.core.job.code_record import CodeRecord
 from gpuyard.core.job.command_line import read_line
 from gpuyard.core.job.container import parse_container
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.disk_limits import parse_disk_limits
-from gpuyard.core.job.job import JobSpec, OnPreempt, OnReboot
-from gpuyard.core.job.link_options import with_links
-from gpuyard.core.job.option_parser import Options, parse_variable
+from gpuyard.core.job.job_spec import BatchPace, DiskLimits, JobSpec, OnPreempt, OnReboot, TagSharing
+from gpuyard.core.job.moments import parse_moment
 from gpuyard.core.job.output_files import check_pattern, names_host
 from gpuyard.core.job.placeholders import used_names
 from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.shell_settings import ShellSettings, Submitters
-from gpuyard.core.job.start_options import parse_stagger, parse_start
 from gpuyard.core.job.stop_warning import parse_signal_option
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.job.sweep import all_points, count_points, parse_axes, sample_points
 from gpuyard.core.job.sweep_placeholders import check_placeholders, varying_names
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice, check_several
 from gpuyard.core.notify.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription
-from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.tag_sharing import TagSharing
+from gpuyard.core.option_values import Options
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 
@@ -120,17 +117,17 @@ def decode_submission(body: bytes, kind: type[SubmissionRequest] = SubmissionReq
 
 
 def parse_submission(request: SubmissionRequest) -> Submission:
-    options = Options(request.options)
+    options = Options(request.options, SUBMIT_OPTIONS)
     engine = "" if options["engine"] in (None, LOCAL) else options["engine"]
     _check(request, options, engine)
     pace = _parse_pace(options) if "concurrency" in options else None
-    need = with_links(_parse_need(options, pace), options)
+    need = _with_links(_parse_need(options, pace), options)
     count, elements, group_limit = _expand(request, options)
     _check_output(request, options, elements, count)
     if request.list is None:
         check_placeholders(request.command or (), options, elements)
     cwd, on_reboot = request.cwd, options["on-reboot"]
-    variables = dict(map(parse_variable, options["env"]))
+    variables = dict(map(_parse_variable, options["env"]))
     spec = JobSpec(
         command=request.command or (),
         cwd=cwd,
@@ -150,7 +147,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         log_cap_mb=options["log-cap"],
         output=options["output"],
         error=options["error"],
-        disk=parse_disk_limits(options),
+        disk=_parse_disk_limits(options),
         split_stderr=options["split-stderr"],
         timestamps=options["timestamps"],
         is_array=count > 1 or group_limit is not None or "array" in options,
@@ -167,7 +164,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         notify=tuple(map(parse_subscription, options["notify"])),
         container=parse_container(options["image"], options["mount"], options["container-option"], variables, cwd),
         shell=request.shell,
-        stagger_s=0.0 if pace is not None else parse_stagger(options["stagger"], count),
+        stagger_s=0.0 if pace is not None else _parse_stagger(options["stagger"], count),
         code=request.code,
         varies=varying_names(elements) if isinstance(elements, list) else (),
         filled_variables=tuple(name for name, value in variables.items() if used_names([value])),
@@ -187,7 +184,7 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         group_limit=group_limit,
         is_held=options["hold"],
         submitters=request.submitters,
-        at=parse_start(options["at"]),
+        at=_parse_start(options["at"]),
         devices_are_optional=pace is not None and "gpus" not in options and devices is None,
     )
 
@@ -290,6 +287,38 @@ def _parse_need(options: Options, pace: BatchPace | None) -> Need:
     )
 
 
+def _with_links(need: Need, options: Options) -> Need:
+    """Return the need with how its GPUs have to be linked."""
+    is_linked, is_on_one_node = options["linked"], options["same-node"]
+    given = ["--linked"] * is_linked + ["--same-node"] * is_on_one_node
+    check_several(need.devices, "--gpus 2", given)
+    return replace(need, is_linked=is_linked, is_on_one_node=is_on_one_node) if given else need
+
+
+def _parse_disk_limits(options: Options) -> DiskLimits:
+    root = options["output-root"]
+    if root is not None and not root.startswith("/"):
+        raise UserError(f"--output-root '{root}' is not an absolute path", hint="give the whole path of the folder")
+    return DiskLimits(min_free_mb=options["min-free-disk"], output_root=root)
+
+
+def _parse_start(at: str | None) -> str | None:
+    """Return the moment as it was given, once it is known to be one."""
+    if at is not None:
+        parse_moment(at)
+    return at
+
+
+def _parse_stagger(stagger_s: float, count: int) -> float:
+    """Return the time between two starts of an array of `count` jobs."""
+    if stagger_s and count < 2:
+        raise UserError(
+            "--stagger is a pause between the starts of several jobs, and this is one",
+            hint="give --array, --sweep or --from, or leave it out; --in delays a single job",
+        )
+    return stagger_s
+
+
 def _expand(request: SubmissionRequest, options: Options) -> tuple[int, Iterable[ArrayElement], int | None]:
     """Return the number of jobs, the jobs, and how many of them may run at once."""
     array: str | None = options["array"]
@@ -385,3 +414,10 @@ def _expand_rows(text: str) -> Iterator[ArrayElement]:
             raise UserError("the CSV file has no values in it", hint="write a line of them for each job")
     except csv.Error as error:
         raise UserError(f"line {rows.line_num} of the CSV file: {error}") from error
+
+
+def _parse_variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError("--env takes NAME=VALUE", hint="write it as --env LR=3e-4")  # the text may be a secret
+    return name, value

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpuyard.core.job.option_parser import Options
 from gpuyard.core.job.placeholders import check_known, check_used
 from gpuyard.core.job.sweep import refuse_alike, variable_of
+from gpuyard.core.option_values import Options
 
 if TYPE_CHECKING:
     from gpuyard.core.job.submission import ArrayElement

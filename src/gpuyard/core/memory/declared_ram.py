@@ -1,5 +1,7 @@
-"""Warnings about a program beside the queue that holds more RAM than it declared. It is warned, and never stopped.
+"""The RAM that stays free on a machine, and warnings about a program beside the queue that holds more RAM than it
+declared. It is warned, and never stopped.
 
+- Below the floor (`[host] keep_free`) nothing starts, until the floor has been free for some seconds.
 - A program that holds over 5% more than it declared is warned once, and again each time it has grown by a quarter.
 - When the machine has less RAM available than has to stay free, a program that holds more than it declared, or notable
   RAM without having declared any, is warned once; again only after the machine has had enough.
@@ -8,12 +10,55 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.memory.host_guard import exceeds_declared, notable_mb
+from gpuyard.core.scheduling.host_capacity import floor_mb
+from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
+from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.snapshot import Host
 from gpuyard.core.units import format_size
 
+_REOPEN_AFTER_S = 5.0
+# A program that holds less than the smaller of these would free too little.
+_NOTABLE_MB, _NOTABLE_PART = 256.0, 0.1
+# Programs may hold a little more than their users measured.
+_OVER = 1.05
 _AGAIN = 1.25
 # What a program should declare: what it held and a little more.
 _MORE = 1.1
+
+
+def ram_figures(host: Host, keep_free_mb: float | None) -> tuple[float, float] | None:
+    """Return the available RAM, and how much of it stays free; None if it is unknown, or nothing stays free."""
+    floor = floor_mb(keep_free_mb, host.memory_total_mb)
+    return (host.memory_available_mb, floor) if host.memory_available_mb is not None and floor else None
+
+
+def judge_host(
+    gate: SteadyGate, available_mb: float, floor: float, now: float, *, has_alarm: bool = False
+) -> SteadyGate:
+    """Close the machine to new work below the floor, and at an alarm; reopen it when the floor has been free for some
+    seconds."""
+    is_within = not has_alarm and available_mb >= floor
+    return gate if is_within and not gate.is_closed else judge_steadily(gate, is_within, now, _REOPEN_AFTER_S)
+
+
+def host_closed_reason(available_mb: float, floor: float) -> Reason:
+    """Return why nothing new starts on this machine for the moment."""
+    text = f"{format_size(available_mb)} of RAM available, and {format_size(floor)} stay free"
+    remedy = (
+        f"programs start again when {format_size(floor)} have been free for {_REOPEN_AFTER_S:.0f} s; "
+        "keep_free under [host] in the configuration sets the floor"
+    )
+    return Reason(ReasonKind.HOST_GUARD, text, had=available_mb, needed=floor, remedy=remedy)
+
+
+def exceeds_declared(held_mb: float, declared_mb: float) -> bool:
+    """Return whether a program holds noticeably more than it declared."""
+    return held_mb > declared_mb * _OVER
+
+
+def notable_mb(floor: float) -> float:
+    """Return from where on it helps to stop a job."""
+    return min(_NOTABLE_MB, _NOTABLE_PART * floor)
 
 
 class HeldRam(Struct, frozen=True, kw_only=True):

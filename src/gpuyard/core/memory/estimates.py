@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.memory.expected_peak import Climb, learn_climb
 from gpuyard.core.report.energy import learn_power
 

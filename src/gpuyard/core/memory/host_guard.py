@@ -23,23 +23,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Growth
+from gpuyard.core.memory.declared_ram import exceeds_declared, notable_mb
 from gpuyard.core.memory.memory_guard import MemoryClimb
-from gpuyard.core.scheduling.host_capacity import floor_mb
-from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Host
 from gpuyard.core.units import format_size
 
 # Below this part of the floor a job makes way even while RAM is steady; below that one a stopping job is killed.
 _CRITICAL_PART, _KILL_PART = 0.5, 0.25
 # The rest of the RAM has to last for this many seconds at the present rate: below the floor, and above it.
 _LASTS_S, _LASTS_ABOVE_S = 20.0, 1.0
-# A job that holds less than the smaller of these would free too little.
-_NOTABLE_MB, _NOTABLE_PART = 256.0, 0.1
-# Programs may hold a little more than their users measured.
-_OVER = 1.05
 _MOST_TIMES = 3
-_REOPEN_AFTER_S = 5.0
 # A stopped job needs this times what it held above the floor, and no more than this part of what programs that are no
 # jobs leave there.
 _MORE, _MOST_OF_REST = 1.25, 0.9
@@ -96,16 +88,6 @@ class HostWatch(Struct, frozen=True, kw_only=True):
     measures_jobs: bool
 
 
-def exceeds_declared(held_mb: float, declared_mb: float) -> bool:
-    """Return whether a program holds noticeably more than it declared."""
-    return held_mb > declared_mb * _OVER
-
-
-def notable_mb(floor: float) -> float:
-    """Return from where on it helps to stop a job."""
-    return min(_NOTABLE_MB, _NOTABLE_PART * floor)
-
-
 def find_host_alarm(
     available_mb: float,
     floor: float,
@@ -159,29 +141,6 @@ def next_watch(available_mb: float, floor: float) -> HostWatch:
     left = max(0.0, available_mb - floor)
     every_s = min(_SELDOM_S, max(_OFTEN_S, left / 2 / _FASTEST_MB_S))
     return HostWatch(every_s=every_s, measures_jobs=every_s < _MEASURE_JOBS_S)
-
-
-def ram_figures(host: Host, keep_free_mb: float | None) -> tuple[float, float] | None:
-    """Return the available RAM, and how much of it stays free; None if it is unknown, or nothing stays free."""
-    floor = floor_mb(keep_free_mb, host.memory_total_mb)
-    return (host.memory_available_mb, floor) if host.memory_available_mb is not None and floor else None
-
-
-def judge_host(gate: SteadyGate, available_mb: float, floor: float, alarm: HostAlarm | None, now: float) -> SteadyGate:
-    """Close the machine to new work below the floor, and at an alarm; reopen it when the floor has been free for some
-    seconds."""
-    is_within = alarm is None and available_mb >= floor
-    return gate if is_within and not gate.is_closed else judge_steadily(gate, is_within, now, _REOPEN_AFTER_S)
-
-
-def host_closed_reason(available_mb: float, floor: float) -> Reason:
-    """Return why nothing new starts on this machine for the moment."""
-    text = f"{format_size(available_mb)} of RAM available, and {format_size(floor)} stay free"
-    remedy = (
-        f"programs start again when {format_size(floor)} have been free for {_REOPEN_AFTER_S:.0f} s; "
-        "keep_free under [host] in the configuration sets the floor"
-    )
-    return Reason(ReasonKind.HOST_GUARD, text, had=available_mb, needed=floor, remedy=remedy)
 
 
 def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float) -> str:

@@ -18,13 +18,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Growth, Job, Usage
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import FixedMemory, HostShare, Need, PartOfDevice, UncertainMemory, WholeDevice
 from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimate
 from gpuyard.core.memory.expected_peak import ExpectedPeak, assumed_peak, peak_of_any, peak_of_program
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.device_fit import check_suitable, kind_of, tiny_mb
 from gpuyard.core.scheduling.device_memory import SURENESS, capacity
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import format_size
 

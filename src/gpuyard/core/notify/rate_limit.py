@@ -125,10 +125,9 @@ class Outbox:
     def __init__(self) -> None:
         self._waiting = Digest()
         self._sent: deque[float] = deque()
-        self._again: tuple[float, Message] | None = None
 
     def __len__(self) -> int:
-        return len(self._waiting) + (self._again is not None)
+        return len(self._waiting)
 
     def add(self, occurrence: Occurrence) -> None:
         self._waiting.add(occurrence)
@@ -136,16 +135,11 @@ class Outbox:
     def add_dropped(self, count: int) -> None:
         self._waiting.dropped += count
 
-    def try_again(self, message: Message, at: float) -> None:
-        """Send this message again at `at`, before everything else that waits."""
-        self._again = (at, message)
-
     def due_at(self, per_minute: int) -> float | None:
         """Return when the rate limit allows the next message, or None if nothing waits."""
         if not len(self):
             return None
-        allowed_at = self._sent[-per_minute] + MINUTE_S if len(self._sent) >= per_minute else -math.inf
-        return allowed_at if self._again is None else max(allowed_at, self._again[0])
+        return self._sent[-per_minute] + MINUTE_S if len(self._sent) >= per_minute else -math.inf
 
     def take(self, now: float, per_minute: int, host: str) -> Message | None:
         """Return the message to send now, or None if nothing waits or the rate limit is reached."""
@@ -155,9 +149,6 @@ class Outbox:
         while self._sent and now >= self._sent[0] + MINUTE_S:
             self._sent.popleft()
         self._sent.append(now)
-        if self._again is not None:
-            message, self._again = self._again[1], None
-            return message
         waiting, self._waiting = self._waiting, Digest()
         return waiting.message(host)
 

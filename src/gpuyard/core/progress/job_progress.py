@@ -10,8 +10,6 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.progress.log_reader import WorkDone
-
 T = TypeVar("T")
 
 MOST_MARKS = 32
@@ -28,6 +26,15 @@ _RECENT_PART = 0.5
 _WIDEST, _NARROWEST, _MARGIN_S = 0.5, 0.1, 10.0
 
 NamedValues = Sequence[tuple[str, float | None]]
+
+
+class WorkDone(Struct, frozen=True, kw_only=True):
+    """How much of what is done. `left_s` is the time left that the program itself tells; None: it tells none."""
+
+    done: float
+    total: float | None
+    unit: str
+    left_s: float | None = None
 
 
 class Figure(Struct, frozen=True, kw_only=True):

@@ -16,19 +16,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.progress.drawn_lines import drawn_lines
+from gpuyard.core.progress.job_progress import WorkDone
 from gpuyard.core.progress.line_counts import Count, LineReading, read_line
 
 _MOST_LEVELS = 16
 _ABOUT = 0.01
-
-
-class WorkDone(Struct, frozen=True, kw_only=True):
-    """How much of what is done. `left_s` is the time left that the program itself tells; None: it tells none."""
-
-    done: float
-    total: float | None
-    unit: str
-    left_s: float | None = None
 
 
 class Level(Struct, frozen=True, kw_only=True):

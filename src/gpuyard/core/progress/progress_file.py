@@ -9,9 +9,8 @@ import math
 import re
 
 from gpuyard.core.printable_text import printable
-from gpuyard.core.progress.job_progress import MOST_FIGURES, ProgressReading
+from gpuyard.core.progress.job_progress import MOST_FIGURES, ProgressReading, WorkDone
 from gpuyard.core.progress.line_counts import LARGEST_TOTAL, LONGEST_NAME
-from gpuyard.core.progress.log_reader import WorkDone
 
 VARIABLE = "GPUYARD_PROGRESS"
 LONGEST_FILE = 4096

@@ -12,33 +12,34 @@ behind it starts that reserves RAM or CPUs.
 Requests in the ledger's queue, of other users or of scripts, that are ahead of this queue are served before it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Need
 from gpuyard.core.scheduling.placement import PlacementState, in_queue_order
-from gpuyard.core.scheduling.plan import PlannerView, Start, WaitingJob, planned_lease_id
+from gpuyard.core.scheduling.plan import WaitingJob, planned_lease_id
 from gpuyard.core.scheduling.queue_order import Candidate, Lane
 from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.scheduling.world import World
 
 # After this time no job behind the first that waits for RAM or CPUs takes some of them.
 STRICT_AFTER_S = 1800.0
 
 
 class Backfill:
-    """Finds claims for the candidates of one plan. `starts` is the plan's list, which grows."""
+    """Finds claims for the candidates of one plan."""
 
-    def __init__(self, view: PlannerView, starts: Sequence[Start]) -> None:
-        self._view = view
-        self._starts = starts
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ends_of_starts: dict[str, float] = {}  # the earliest ends, by the lease that stands for the start
         self.head: WaitingJob | None = None
         self._beside_head: PlacementState | None = None
         self._head_starts_at: float | None = None
         self._host_head: WaitingJob | None = None  # the first job that waits for RAM or CPUs
         self.first_head: WaitingJob | None = None  # the head or the host's head, whichever comes first in the queue
-        self._tickets = in_queue_order(view.tickets)
+        self._tickets = in_queue_order(world.tickets)
         # Needs that were refused, with and without the head's reservation. They stay so: placements only fill.
         self._refused: set[Need] = set()
         self._never: set[Need] = set()
@@ -46,15 +47,17 @@ class Backfill:
     @cached_property
     def placement(self) -> PlacementState:
         """All leases and starts of this plan, without the head's reservation. Built for the first job with devices."""
-        return PlacementState(self._view.placement)
+        return PlacementState(self._world.machine)
 
     def _has_waited(self, candidate: Candidate) -> bool:
-        return self._view.now - candidate.queued_at > STRICT_AFTER_S
+        return self._world.now - candidate.queued_at > STRICT_AFTER_S
 
     def explain(self, need: Need) -> tuple[Reason, ...]:
         return tuple((self._beside_head or self.placement).explain(need))
 
-    def add_start(self, job_id: int, claim: Claim) -> None:
+    def add_start(self, job: Candidate, claim: Claim) -> None:
+        job_id, least_s = job.job_id, self._world.facts_of(job).estimate.least_s
+        self._ends_of_starts[planned_lease_id(job_id)] = self._world.now + (least_s or 0.0)
         for placement in self._placements() if claim.takes_lease else ():
             placement.add_claim(claim, self._holder(job_id), planned_lease_id(job_id))
 
@@ -75,7 +78,7 @@ class Backfill:
 
     def reserve_for_tickets_ahead(self, lane: Lane) -> None:
         """Reserve devices for requests in the ledger's queue that are ahead of this lane."""
-        mine = self._view.my_ticket
+        mine = self._world.my_ticket
         place = (-lane.priority, mine.since if mine else float("inf"))
         while self._tickets and (-self._tickets[0].priority, self._tickets[0].since) < place:
             ticket = self._tickets.pop(0)
@@ -100,7 +103,7 @@ class Backfill:
         if self._host_head is None and self.placement.host.lacks(job.need):
             beside = (self._beside_head or self.placement).copy()
             is_strict = self._has_waited(candidate)
-            runs = [run for run in self._view.running if run.started_at <= candidate.queued_at]
+            runs = [run for run in self._world.running if run.started_at <= candidate.queued_at]
             older = None if is_strict else {run.lease_id for run in runs if run.lease_id is not None}
             if beside.reserve_host(job.need, self._holder(job.job_id), older):
                 self._host_head, self._beside_head = job, beside
@@ -112,28 +115,23 @@ class Backfill:
             yield self._beside_head
 
     def _ends_before(self, head: WaitingJob, candidate: Candidate) -> bool:
-        most_s = self._view.estimate(candidate.job_id).most_s
+        most_s = self._world.facts_of(candidate).estimate.most_s
         if most_s is None:
             return False
         if self._head_starts_at is None:
             self._head_starts_at = self._may_start_at(head.need, self._earliest_ends())
-        return self._view.now + most_s <= self._head_starts_at
+        return self._world.now + most_s <= self._head_starts_at
 
     def _may_start_at(self, need: Need, ends: Mapping[str, float]) -> float:
         first = self.placement.first_available(need, ends)
-        return first[-1][0] if len(first) == need.devices else self._view.now
+        return first[-1][0] if len(first) == need.devices else self._world.now
 
     def _earliest_ends(self) -> dict[str, float]:
         """Return when each lease of this queue could end at the earliest: now, if that is unknown."""
-        view = self._view
-        ends = {
-            run.lease_id: max(view.now, view.ends_after(run.job_id) or view.now)
-            for run in view.running
-            if run.lease_id is not None
-        }
-        for start in self._starts:
-            ends[planned_lease_id(start.job_id)] = view.now + (view.estimate(start.job_id).least_s or 0.0)
-        return ends
+        now = self._world.now
+        running = (run for run in self._world.running if run.lease_id is not None)
+        ends = {run.lease_id or "": max(now, run.ends_after or now) for run in running}
+        return ends | self._ends_of_starts
 
     def _holder(self, job_id: int) -> Holder:
-        return replace(self._view.holder, label=planned_lease_id(job_id))
+        return replace(self._world.holder, label=planned_lease_id(job_id))

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.scheduling.device_fit import tolerated_foreign_mb
 from gpuyard.core.scheduling.device_memory import DeviceState
@@ -23,27 +24,7 @@ from gpuyard.core.scheduling.load_gates import Smoothed, SteadyGate, judge_stead
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
 from gpuyard.core.snapshot import Device, Snapshot
 
-DEFAULT_SMOOTHING_S = 5.0
-DEFAULT_STEADY_S = 3.0
 _ROUNDING_MB = 1e-6
-
-
-class BatchPace(Struct, frozen=True, kw_only=True):
-    """The limits of a batch. A limit that is None does not apply."""
-
-    max_cpu_percent: float | None = None
-    min_free_memory_mb: float | None = None
-    max_gpu_percent: float | None = None
-    max_gpu_memory_mb: float | None = None
-    run_ram_mb: float | None = None  # the RAM of one run; learned where it is None
-    smoothing_s: float = DEFAULT_SMOOTHING_S
-    steady_s: float = DEFAULT_STEADY_S
-    stagger_s: float = 0.0  # the least time between two starts
-    sample_log: str | None = None  # a file for the figures
-
-    @property
-    def gates_devices(self) -> bool:
-        return self.max_gpu_percent is not None or self.max_gpu_memory_mb is not None
 
 
 class GateFigure(Struct, frozen=True, kw_only=True):

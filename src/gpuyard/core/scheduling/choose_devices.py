@@ -4,8 +4,9 @@ from msgspec import Struct
 
 from gpuyard.core.lease import Claim, Holder, Need
 from gpuyard.core.scheduling import wait_reasons
-from gpuyard.core.scheduling.placement import PlacementState, PlacementView
+from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.scheduling.world import Machine
 
 _NO_HOLDER = Holder(uid=0, user="", pid=0)
 
@@ -15,18 +16,18 @@ class PlacementChoice(Struct, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...] = ()
 
 
-def choose(need: Need, view: PlacementView) -> PlacementChoice:
+def choose(need: Need, machine: Machine) -> PlacementChoice:
     """Return a claim on the best devices for `need`, or the reasons why none is possible now."""
-    placement = PlacementState(view)
+    placement = PlacementState(machine)
     claim = placement.find_claim(need)
-    for ticket in view.ahead:
+    for ticket in machine.ahead:
         if claim is None:
             break  # more reservations would not change that
         placement.reserve_for_ticket(ticket)
         claim = placement.find_claim(need)
     if claim is None:
         return PlacementChoice(claim=None, reasons=tuple(placement.explain(need)))
-    blocked = _first_blocked(claim, view)
+    blocked = _first_blocked(claim, machine)
     if blocked is None:
         return PlacementChoice(claim=claim)
     places = tuple(share.device_id for share in claim.shares) or (None,)
@@ -34,13 +35,13 @@ def choose(need: Need, view: PlacementView) -> PlacementChoice:
     return PlacementChoice(claim=None, reasons=tuple(reasons))
 
 
-def _first_blocked(claim: Claim, view: PlacementView) -> Holder | None:
+def _first_blocked(claim: Claim, machine: Machine) -> Holder | None:
     """Return the holder of the first ticket ahead that this claim would block, or None. Reservations alone do not rule
     this out: beside the claim, the requests ahead may be placed on other devices than reserved, and then block each
     other."""
-    before, after = PlacementState(view), PlacementState(view)
+    before, after = PlacementState(machine), PlacementState(machine)
     after.add_claim(claim, _NO_HOLDER)
-    for ticket in view.ahead:
+    for ticket in machine.ahead:
         without_claim, with_claim = before.find_claim(ticket.need), after.find_claim(ticket.need)
         if without_claim is None:
             return None

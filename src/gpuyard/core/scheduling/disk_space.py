@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from gpuyard.core.job.disk_limits import DiskLimits
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import DiskLimits, JobSpec
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
 

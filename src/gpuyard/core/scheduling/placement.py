@@ -14,10 +14,9 @@ import copy
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.core.lease import Claim, Holder, Need, Share, Ticket
 from gpuyard.core.scheduling.device_choice import DeviceChoice
 from gpuyard.core.scheduling.device_fit import (
     Packing,
@@ -30,11 +29,11 @@ from gpuyard.core.scheduling.device_fit import (
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, share_of
-from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
-from gpuyard.core.scheduling.host_capacity import HostView
+from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD
 from gpuyard.core.scheduling.host_placement import HostPlacement
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.core.scheduling.world import Machine
+from gpuyard.core.snapshot import Device
 
 # The end of each lease; a lease without one may end at any moment.
 LeaseEnds = Mapping[str, float]
@@ -45,30 +44,14 @@ PATIENCE_S = 60.0
 _MOST_EXPLAINED_DEVICES = 64
 
 
-class PlacementView(Struct, frozen=True, kw_only=True):
-    """The input of a placement."""
-
-    now: float
-    snapshot: Snapshot
-    leases: tuple[Lease, ...] = ()
-    measured: Mapping[tuple[str, str], float | None] = {}  # MB that its processes hold, by (lease id, device id)
-    loads: Mapping[str, float | None] = {}  # the smoothed measured load of each device
-    foreign: Mapping[str, ForeignLoad] = {}  # the foreign load of each device
-    packing: Packing = Packing()
-    lease_loads: Mapping[str, float] = {}  # measured load of leases whose shares do not know it
-    closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
-    ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
-    host: HostView = HostView()  # limits and measured use of RAM and CPUs
-
-
 class PlacementState:
     """All devices with their leases, planned claims and reservations. A planner adds each claim before the next."""
 
-    def __init__(self, view: PlacementView) -> None:
-        self._view = view
-        self.links = DeviceChoice(view.snapshot.topology, view.closed)
-        self.host = HostPlacement(view.snapshot.host, view.host, view.leases)
-        self.states = _device_states(view)  # unhealthy ones included, as these have to be explained too
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.links = DeviceChoice(machine.snapshot.topology, machine.closed)
+        self.host = HostPlacement(machine.snapshot.host, machine.host, machine.leases)
+        self.states = _device_states(machine)  # unhealthy ones included, as these have to be explained too
         self._with_capacity: str | None = next(iter(self.states), None)
         self._suitable: dict[tuple[object, ...], list[str]] = {}  # devices, by the kind of need
         self._packings: dict[tuple[object, ...], Packing] = {}  # by the kind of need
@@ -108,9 +91,9 @@ class PlacementState:
         yield from (self._reason(kind, need, state) for state, kind in refused[:_MOST_EXPLAINED_DEVICES])
         fitting = [state.device.id for state, kind in kinds if kind is None]
         if not any(self.suitable_devices(need)):
-            silent = (each for each in self._view.snapshot.silent if need.vendor in (None, each.vendor))
+            silent = (each for each in self._machine.snapshot.silent if need.vendor in (None, each.vendor))
             yield from (Reason(ReasonKind.UNHEALTHY, each.sentence, remedy=each.hint or "") for each in silent)
-        yield from self.links.refusals(need, fitting, self._view.snapshot.labels)
+        yield from self.links.refusals(need, fitting, self._machine.snapshot.labels)
 
     def _reason(self, kind: ReasonKind, need: Need, state: DeviceState) -> Reason:
         closed = self._closed(need, state.device)
@@ -168,7 +151,7 @@ class PlacementState:
     def _in_order_of_time(self, need: Need, ends: LeaseEnds) -> Iterator[Available]:
         fitting = {state.device.id for state in self._fitting(need)}
         others = [state for state in self.suitable_devices(need) if state.device.id not in fitting]
-        return in_order_of_time(fitting, others, ends, self._view.now, lambda state: self.fits(need, state))
+        return in_order_of_time(fitting, others, ends, self._machine.now, lambda state: self.fits(need, state))
 
     def fits(self, need: Need, state: DeviceState) -> bool:
         return self._refusal(need, state) is None
@@ -186,12 +169,12 @@ class PlacementState:
         found = self._suitable.get(kind)
         if found is None:
             devices = [state.device for state in self.states.values() if check_suitable(need, state.device) is None]
-            found = [device.id for device in devices if not (self._view.closed and self._closed(need, device))]
+            found = [device.id for device in devices if not (self._machine.closed and self._closed(need, device))]
             self._suitable[kind] = found
         return map(self.states.__getitem__, found)
 
     def _closed(self, need: Need, device: Device) -> Reason | None:
-        closed = self._view.closed.get(device.id)
+        closed = self._machine.closed.get(device.id)
         return None if need.is_resumed and closed is not None and closed.kind is not ReasonKind.MEMORY_GUARD else closed
 
     def _fitting(self, need: Need) -> list[DeviceState]:
@@ -223,7 +206,7 @@ class PlacementState:
         return tuple(share_of(need, device) for device in (later if has_waited else now) if device.id in serving)
 
     def _has_waited(self, ticket: Ticket) -> bool:
-        return self._view.now - ticket.since > PATIENCE_S
+        return self._machine.now - ticket.since > PATIENCE_S
 
     def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
@@ -236,7 +219,7 @@ class PlacementState:
     def _refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
         """Return the kind of the first reason against the device, or None."""
         kind = check_suitable(need, state.device)
-        if kind is None and self._view.closed and (closed := self._closed(need, state.device)) is not None:
+        if kind is None and self._machine.closed and (closed := self._closed(need, state.device)) is not None:
             return closed.kind
         kind = kind or check_leases(need, state) or check_state(need, state.device)
         if kind is not None or (need.is_exclusive and need.ignores_health):
@@ -246,7 +229,7 @@ class PlacementState:
 
     def _packing(self, need: Need) -> Packing:
         """Return the limits of sharing for the need: only devices that suit it count for how deep they are shared."""
-        usual = self._view.packing
+        usual = self._machine.packing
         if usual.depth is None or not need.devices or need.is_exclusive:
             return usual
         if need.ignores_depth:
@@ -265,25 +248,25 @@ def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:
     return sorted(tickets, key=lambda ticket: (-ticket.priority, ticket.since, ticket.id))
 
 
-def _device_states(view: PlacementView) -> dict[str, DeviceState]:
+def _device_states(machine: Machine) -> dict[str, DeviceState]:
     """Return the state of each device with the leases on it, by its id."""
     promises: dict[str, list[PromisedShare]] = {}
-    for lease in view.leases:
-        load = view.lease_loads.get(lease.id)
+    for lease in machine.leases:
+        load = machine.lease_loads.get(lease.id)
         for share in lease.shares:
             known = share if load is None or share.load_percent is not None else replace(share, load_percent=load)
-            measured_mb = view.measured.get((lease.id, share.device_id))
+            measured_mb = machine.measured.get((lease.id, share.device_id))
             promise = PromisedShare(share=known, holder=lease.holder, measured_mb=measured_mb, lease_id=lease.id)
             promises.setdefault(share.device_id, []).append(promise)
     return {
         device.id: DeviceState(
             device,
             promises.get(device.id, []),
-            view.loads.get(device.id),
-            view.foreign.get(device.id, NO_FOREIGN_LOAD),
-            view.packing.sureness,
+            machine.loads.get(device.id),
+            machine.foreign.get(device.id, NO_FOREIGN_LOAD),
+            machine.packing.sureness,
         )
-        for device in view.snapshot.unsplit_devices()
+        for device in machine.snapshot.unsplit_devices()
     }
 
 

@@ -1,61 +1,11 @@
-"""The input and output of the planner: PlannerView and Plan."""
-
-from collections.abc import Callable, Mapping, Sequence
+"""Plan: what `planner.decide` answers to a world (`world.World`)."""
 
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import Claim, Holder, Need, Ticket
-from gpuyard.core.memory.estimates import Estimate
-from gpuyard.core.scheduling.batch_pacing import PaceState
-from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.power_limit import PowerLimit
-from gpuyard.core.scheduling.preemption import RunningJob
-from gpuyard.core.scheduling.queue_order import Lane, LaneQueue, Party
+from gpuyard.core.lease import Claim, Need
+from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import Reason
-
-
-class SchedulingLimits(Struct, frozen=True, kw_only=True):
-    """How many jobs run at a time: without devices, and per tag."""
-
-    cpu_jobs: int
-    tags: dict[str, int] = {}
-
-
-class StartCap(Struct, frozen=True, kw_only=True):
-    """At most this many jobs may start in one plan; with `is_for_devices`, jobs that need devices. Others wait for
-    `reason`."""
-
-    most: int
-    reason: Reason
-    is_for_devices: bool = False
-
-
-class PlannerView(Struct, frozen=True, kw_only=True):
-    """All input of a plan. The functions are called only where their result matters."""
-
-    now: float
-    placement: PlacementView
-    queues: Sequence[LaneQueue]
-    holder: Holder  # this queue, as it appears in the ledger
-    limits: SchedulingLimits
-    running: Sequence[RunningJob] = ()
-    used: Mapping[Party, float] = {}
-    closed_reasons: tuple[Reason, ...] = ()  # why no job at all may start now
-    start_caps: tuple[StartCap, ...] = ()
-    tickets: tuple[Ticket, ...] = ()
-    my_ticket: Ticket | None = None  # this queue's own ticket in the ledger; `tickets` are those of others
-    estimate: Callable[[int], Estimate] = lambda _: Estimate()  # how long a job takes
-    ends_after: Callable[[int], float | None] = lambda _: None  # the earliest end of a running job
-    ends_about: Callable[[int], float | None] = lambda _: None  # the likely end of a running job
-    need: Callable[[Lane, int], Need] = lambda lane, _: lane.need  # the need of a job in a lane that sizes each
-    kind: Callable[[int], int | None] = lambda _: None  # equal for jobs of equal need and duration, in such a lane
-    pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
-    power: PowerLimit | None = None
-    disk_refusals: Callable[[int], tuple[Reason, ...]] = lambda _: ()  # of jobs that write to disks of their own
-    stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
-    last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules
-    array_starts: Mapping[int, float] = {}  # when a job of an array last started, for staggered ones
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -91,6 +41,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     waiting: tuple[WaitingJob, ...] = ()  # the first job of each lane that was considered and did not start
     preempts: tuple[Preempt, ...] = ()
     head: WaitingJob | None = None  # has devices, RAM or CPUs reserved; else the first that waits for devices
+    dry: frozenset[int] = frozenset()  # lanes of which more jobs could start than the world has: decide again with more
 
 
 class Explanation(Struct, frozen=True, kw_only=True):

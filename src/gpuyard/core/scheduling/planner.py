@@ -1,4 +1,4 @@
-"""decide(view) -> Plan: which jobs start or resume now and where, which are preempted, and why the others wait.
+"""decide(world) -> Plan: which jobs start or resume now and where, which are preempted, and why the others wait.
 
 Candidates are considered in queue order (`queue_order`). For each: the limits of its lane, the devices that its batch
 or tag leaves it (`start_limits`), and a claim that does not delay the head of the queue (`backfill`). A job that waits
@@ -10,55 +10,58 @@ Jobs that were suspended to free memory wait in the same queue. A head that may 
 lower priority (`preemption`); while these leave it waits, and no further job is preempted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
 from gpuyard.core.scheduling.device_fit import host_refusals
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Preempt, Start, WaitingJob
+from gpuyard.core.scheduling.plan import Plan, Preempt, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import find_victims
-from gpuyard.core.scheduling.queue_order import Candidate, Lane, QueueOrder
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, QueueOrder
 from gpuyard.core.scheduling.start_limits import StartLimits
 from gpuyard.core.scheduling.tag_sharing import merge_variants
 from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.scheduling.world import WaitingLane, World
 
 # At most this many jobs of a lane with differing needs are considered in one plan.
 LOOK_AHEAD = 64
 
 
-def decide(view: PlannerView, *, explained_lane: int | None = None) -> Plan:
+def decide(world: World, *, explained_lane: int | None = None) -> Plan:
     """Return the plan. `explained_lane` gets its reasons in full, even where all devices are full."""
-    return _Planner(view, explained_lane).plan()
+    return _Planner(world, explained_lane).plan()
 
 
-def estimate_start(view: PlannerView, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
+def estimate_start(world: World, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
     """Return roughly when a job with `ahead` jobs before it could start, each taking `likely_s`; None if unknown. The
     time has passed if the running job that it waits for should have ended already."""
-    same = [run for run in view.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
-    known = (view.ends_about(run.job_id) for run in same)
+    same = [run for run in world.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
+    known = (run.ends_about for run in same)
     ends = sorted(end for end in known if end is not None)
     if not ends or len(ends) < len(same) or (ahead >= len(ends) and likely_s is None):
         return None
     end, rounds = ends[ahead % len(ends)], ahead // len(ends)
-    return max(view.now, end) + rounds * (likely_s or 0.0) if rounds else end
+    return max(world.now, end) + rounds * (likely_s or 0.0) if rounds else end
 
 
 class _Planner:
-    def __init__(self, view: PlannerView, explained_lane: int | None) -> None:
-        self._view = view
+    def __init__(self, world: World, explained_lane: int | None) -> None:
+        self._world = world
         self._explained_lane = explained_lane
-        self._order = QueueOrder(view.queues, view.used, view.now, explained_lane=explained_lane)
-        self._limits = StartLimits(view)
+        self._dry: set[int] = set()
+        lanes = [LaneQueue(lane=each.lane, jobs=self._jobs_of(each)) for each in world.lanes]
+        self._order = QueueOrder(lanes, world.used, world.now, explained_lane=explained_lane)
+        self._limits = StartLimits(world)
         self._starts: list[Start] = []
-        self._backfill = Backfill(view, self._starts)
+        self._backfill = Backfill(world)
         self._waiting: dict[int, WaitingJob] = {}
         self._first_waiting: WaitingJob | None = None
         self._preempts: tuple[Preempt, ...] = ()
         self._considered: dict[int, int] = {}
         self._refused: set[tuple[int, int]] = set()  # lanes and kinds of jobs: a kind that was refused once stays so
-        own = {run.lease_id for run in view.running}
-        leases = view.placement.leases
-        self._holds_all_leases = bool(leases) and not view.tickets and all(lease.id in own for lease in leases)
+        own = {run.lease_id for run in world.running}
+        leases = world.machine.leases
+        self._holds_all_leases = bool(leases) and not world.tickets and all(lease.id in own for lease in leases)
 
     def plan(self) -> Plan:
         while (first := self._order.first()) is not None:
@@ -68,25 +71,31 @@ class _Planner:
             waiting=tuple(self._waiting.values()),
             preempts=self._preempts,
             head=self._backfill.first_head or self._first_waiting,
+            dry=frozenset(self._dry),
         )
+
+    def _jobs_of(self, waiting: WaitingLane) -> Iterator[Candidate]:
+        yield from waiting.jobs
+        if waiting.has_more:
+            self._dry.add(waiting.lane.id)
 
     def _consider(self, lane: Lane, candidate: Candidate) -> None:
         sizes_by_kind = lane.sizes_each and lane.pace is None and lane.tag_sharing is None
-        kind = self._view.kind(candidate.job_id) if sizes_by_kind else None
+        kind, facts = candidate.kind if sizes_by_kind else None, self._world.facts_of(candidate)
         if kind is not None and (lane.id, kind) in self._refused:
             self._look_further(lane)
             return
         refusals = self._limits.refusals(lane)
-        lacks_disk = () if refusals else self._limits.disk_refusals(lane, candidate.job_id)
+        lacks_disk = () if refusals else self._limits.disk_refusals(lane, candidate)
         refusals = refusals or lacks_disk
-        need = lane.need if refusals or not lane.sizes_each else self._view.need(lane, candidate.job_id)
+        need = lane.need if refusals or not lane.sizes_each else facts.need or lane.need
         variants: Sequence[Need] = (need,)
         if need.devices and not refusals:
             variants, refusals = self._limits.variants(lane, need, self._backfill.placement)
         refusals = refusals or self._limits.stagger_refusals(lane)
         need = merge_variants(variants)
         choice = refusals or self._place(lane, need, variants, candidate)
-        if isinstance(choice, Claim) and (over := self._limits.power_refusals(candidate.job_id, choice)):
+        if isinstance(choice, Claim) and (over := self._limits.power_refusals(facts, choice)):
             choice = refusals = over
         if isinstance(choice, Claim):
             self._start(lane, candidate, need, choice)
@@ -124,7 +133,7 @@ class _Planner:
     ) -> Claim | tuple[Reason, ...]:
         backfill, is_explained = self._backfill, lane.id == self._explained_lane
         if not need.devices and need.host is None:
-            return tuple(host_refusals(need, self._view.placement.snapshot.host)) or Claim(shares=())
+            return tuple(host_refusals(need, self._world.machine.snapshot.host)) or Claim(shares=())
         is_full = backfill.placement.states and not backfill.placement.has_capacity()
         is_hopeless = need.devices and is_full and (backfill.head or self._holds_all_leases)
         if is_hopeless and not is_explained:
@@ -143,8 +152,8 @@ class _Planner:
         charged_mb = self._charged_mb(lane, claim)
         start = Start(job_id=candidate.job_id, lane=lane, claim=claim, need=need, charged_mb=charged_mb)
         self._starts.append(start)
-        self._limits.add_start(lane, candidate.job_id, claim)
-        self._backfill.add_start(candidate.job_id, claim)
+        self._limits.add_start(lane, self._world.facts_of(candidate), claim)
+        self._backfill.add_start(candidate, claim)
 
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
         if lane.pace is None or not claim.shares:
@@ -156,7 +165,7 @@ class _Planner:
     def _make_head(self, job: WaitingJob) -> None:
         self._first_waiting = self._first_waiting or job
         if job.lane.preempts:
-            victims = find_victims(job.need, self._backfill.placement, self._view.running, job.lane.priority)
+            victims = find_victims(job.need, self._backfill.placement, self._world.running, job.lane.priority)
             self._preempts = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
         self._backfill.try_make_head(job)
 

@@ -10,25 +10,16 @@ Rules:
   never.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from gpuyard.core.lease import Claim
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.world import PowerLimit, RunningJob
 from gpuyard.core.snapshot import Snapshot
 
 _REMEDY = "raise max_gpu_power_w under [host] in the configuration"
-
-
-class PowerLimit(Struct, frozen=True, kw_only=True):
-    """`running_w` is the draw per GPU of each running job, by its id; None: unknown. `own_w` is that of a job that may
-    start."""
-
-    limit_w: float
-    running_w: Mapping[int, float | None]
-    own_w: Callable[[int], float | None]
 
 
 class _Draw(Struct, frozen=True):
@@ -42,15 +33,7 @@ class _Draw(Struct, frozen=True):
 class PowerBudget:
     """The power of all cards with the starts of one plan."""
 
-    def __init__(
-        self,
-        limit: PowerLimit,
-        snapshot: Snapshot,
-        running: Sequence[RunningJob],
-        now: float,
-        ends_after: Callable[[int], float | None],
-    ) -> None:
-        """`ends_after` returns the earliest end of a running job; None: unknown."""
+    def __init__(self, limit: PowerLimit, snapshot: Snapshot, running: Sequence[RunningJob], now: float) -> None:
         self._limit = limit
         self._now = now
         self._card_of = {device.id: device.parent or device.id for device in snapshot.devices}
@@ -60,21 +43,21 @@ class PowerBudget:
         self._starts_at: float | None = None  # the earliest start of the first job that waits for power
         for job in running:
             if job.device_ids and job.job_id in limit.running_w:
-                self._add(job.device_ids, limit.running_w[job.job_id], ends_after(job.job_id))
+                self._add(job.device_ids, limit.running_w[job.job_id], job.ends_after)
 
-    def add_start(self, job_id: int, claim: Claim, least_s: float | None) -> None:
-        """Count a job that starts; it takes at least `least_s`."""
+    def add_start(self, claim: Claim, own_w: float | None, least_s: float | None) -> None:
+        """Count a job that starts and draws `own_w` per GPU (None: unknown); it takes at least `least_s`."""
         if claim.shares:
-            self._add(_ids(claim), self._limit.own_w(job_id), self._now + (least_s or 0.0))
+            self._add(_ids(claim), own_w, self._now + (least_s or 0.0))
 
     def _add(self, device_ids: Sequence[str], each_w: float | None, ends_at: float | None) -> None:
         self._draws.append(_Draw(self._cards(device_ids), each_w, max(self._now, ends_at or self._now)))
 
-    def refusal(self, job_id: int, claim: Claim, most_s: float | None) -> Reason | None:
+    def refusal(self, claim: Claim, own_w: float | None, most_s: float | None) -> Reason | None:
         """Return why the job may not start with this claim; None if it may. `most_s` is the longest that it takes."""
         if not claim.shares or not self._draws:
             return None
-        draw = _Draw(self._cards(_ids(claim)), self._limit.own_w(job_id), self._now)
+        draw = _Draw(self._cards(_ids(claim)), own_w, self._now)
         fits = self.total_w(draw) <= self._limit.limit_w
         if self._starts_at is None:
             self._starts_at = None if fits else self._earliest_start(draw)

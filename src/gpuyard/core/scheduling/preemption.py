@@ -6,34 +6,10 @@ hold 10 GB each are gone sooner than one that holds 20 GB.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
-
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.placement import PlacementState
-
-
-class RunningJob(Struct, frozen=True, kw_only=True):
-    """A live attempt."""
-
-    job_id: int
-    user: str
-    tag: str
-    devices: int
-    started_at: float
-    suspended_s: float = 0.0  # how long it was suspended since
-    group: int | None = None
-    lease_id: str | None = None
-    priority: int = 0
-    preempt_cost_s: float | None = None  # the cost of preempting it; None where it may not be preempted
-    frees_in_s: float = 0.0  # how long it takes until it has freed its memory
-    shares_s: float = 0.0  # the same, as its part of the time in which several are moved side by side
-    is_leaving: bool = False  # it is already being preempted
-    takes_slot: bool = True  # it counts as a job without devices; false for runs of a batch and jobs on a cluster
-    device_ids: tuple[str, ...] = ()
-
-    def ran_s(self, now: float) -> float:
-        return now - self.started_at - self.suspended_s
+from gpuyard.core.scheduling.world import RunningJob
 
 
 def find_victims(

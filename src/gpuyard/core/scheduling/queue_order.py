@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from gpuyard.core.job.job_spec import BatchPace, TagSharing
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.tag_sharing import TagSharing
+from gpuyard.core.scheduling.wait_reasons import Reason
 
 AGEING_S = 600.0
 HALF_LIFE_S = 86_400.0
@@ -56,10 +56,13 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A job that is ready to start since `queued_at`."""
+    """A job that is ready to start since `queued_at`. Jobs of one `kind` have the same need and duration; None: nothing
+    is known about it. `full_disks`: why it may not write to its disks now."""
 
     job_id: int
     queued_at: float
+    kind: int | None = None
+    full_disks: tuple[Reason, ...] = ()
 
 
 class LaneQueue(Struct, frozen=True, kw_only=True):
@@ -93,24 +96,38 @@ def current_priority(priority: int, queued_at: float, now: float) -> int:
     return priority + max(0, int((now - queued_at) // AGEING_S))
 
 
+def most_urgent(
+    queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float, explained_lane: int | None = None
+) -> list[tuple[LaneQueue, Candidate]]:
+    """Return the lanes that a step considers, each with its first job: the MOST_LANES that come first with devices, as
+    many without, and `explained_lane`."""
+    heads = [(queue, first) for queue in queues if (first := next(queue.jobs, None)) is not None]
+    if len(heads) <= MOST_LANES:
+        return heads
+
+    def rank(entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, int]:
+        lane, first = entry[0].lane, entry[1]
+        return -current_priority(lane.priority, first.queued_at, now), used.get(lane.party, 0.0), first.job_id
+
+    ranked = [queue.lane for queue, _ in sorted(heads, key=rank)]
+    kept = {explained_lane}
+    for has_devices in (True, False):
+        kept.update([lane.id for lane in ranked if bool(lane.need.devices) is has_devices][:MOST_LANES])
+    return [entry for entry in heads if entry[0].lane.id in kept]
+
+
 class QueueOrder:
     """The first job of each lane, in queue order. A start or a refusal brings the lane's next job forward."""
 
     def __init__(
         self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float, *, explained_lane: int | None = None
     ) -> None:
-        """Consider MOST_LANES lanes, and always `explained_lane`."""
         self._now = now
         self._used = dict(used)
-        self._heads: dict[int, _Head] = {}
-        for queue in queues:
-            self._bring_forward(queue)
-        if len(self._heads) > MOST_LANES:
-            ranked = [queue.lane for queue, _, _ in sorted(self._heads.values(), key=self._rank)]
-            with_devices = [lane.id for lane in ranked if lane.need.devices]
-            without = [lane.id for lane in ranked if not lane.need.devices]
-            kept = {*with_devices[:MOST_LANES], *without[:MOST_LANES], explained_lane}
-            self._heads = {lane_id: head for lane_id, head in self._heads.items() if lane_id in kept}
+        self._heads = {
+            queue.lane.id: (queue, first, current_priority(queue.lane.priority, first.queued_at, now))
+            for queue, first in most_urgent(queues, used, now, explained_lane)
+        }
 
     def first(self) -> tuple[Lane, Candidate] | None:
         if not self._heads:

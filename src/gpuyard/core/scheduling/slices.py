@@ -8,8 +8,9 @@ A lane gets slices only while nobody else waits with an equal or a higher claim,
 decides when its jobs start.
 """
 
-from gpuyard.core.scheduling.plan import Plan, PlannerView
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.core.scheduling.world import World
 
 # Half of the longest time that an urgent job may wait: estimates of short jobs are off by a factor of two.
 _EXPECTED_S = 0.5
@@ -21,14 +22,14 @@ MOST = 96
 _LEAST_S = 0.001
 
 
-def may_slice(lane: Lane, plan: Plan, view: PlannerView) -> bool:
+def may_slice(lane: Lane, plan: Plan, world: World) -> bool:
     """Return whether the starts of a lane may take along jobs that wait."""
     is_special = lane.engine or lane.resumes or lane.preempts or lane.writes_files
     is_paced = lane.pace is not None or lane.tag_sharing is not None or lane.stagger_s
-    if is_special or is_paced or plan.preempts or view.closed_reasons or view.start_caps:
+    if is_special or is_paced or plan.preempts or world.closed_reasons or world.start_caps:
         return False
     takes_lease = lane.need.devices or lane.need.host is not None or lane.sizes_each
-    if takes_lease and any(ticket.priority > lane.priority for ticket in view.tickets):
+    if takes_lease and any(ticket.priority > lane.priority for ticket in world.tickets):
         return False
     return all(each.lane.priority < lane.priority for each in plan.waiting if each.lane.id != lane.id)
 

@@ -19,12 +19,11 @@ from gpuyard.core.scheduling.batch_pacing import (
     watched_device_refusals,
 )
 from gpuyard.core.scheduling.placement import PlacementState
-from gpuyard.core.scheduling.plan import PlannerView
 from gpuyard.core.scheduling.power_limit import PowerBudget
-from gpuyard.core.scheduling.preemption import RunningJob
-from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.core.scheduling.queue_order import Candidate, Lane
 from gpuyard.core.scheduling.tag_sharing import spread_need
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, limit_reached
+from gpuyard.core.scheduling.world import JobFacts, RunningJob, World
 
 # They keep jobs from starting, but not suspended ones from going on.
 _FOR_STARTS = (ReasonKind.PAUSED, ReasonKind.DISK_FULL)
@@ -70,72 +69,72 @@ class RunningCounts:
 class StartLimits:
     """Counts running jobs and the starts of one plan, and refuses lanes that are at a limit."""
 
-    def __init__(self, view: PlannerView) -> None:
-        self._view = view
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._counted: list[tuple[Lane, Sequence[str]]] = []  # the starts of this plan, with their devices
-        self._last_starts = dict(view.last_starts)
-        self._array_starts = dict(view.array_starts)
+        self._last_starts = dict(world.last_starts)
+        self._array_starts = dict(world.array_starts)
         self._has_started_run = False
         self._started = self._started_with_devices = 0
-        self._power = _power_budget(view)
+        self._power = _power_budget(world)
 
     @cached_property
     def _counts(self) -> RunningCounts:
         """Running jobs and earlier starts of the plan, counted when a lane has a limit for which they matter."""
-        counts = RunningCounts(self._view.running)
+        counts = RunningCounts(self._world.running)
         for started in self._counted:
             _count(counts, *started)
         return counts
 
-    def add_start(self, lane: Lane, job_id: int, claim: Claim) -> None:
+    def add_start(self, lane: Lane, facts: JobFacts, claim: Claim) -> None:
         if self._power is not None:
-            self._power.add_start(job_id, claim, self._view.estimate(job_id).least_s)
+            self._power.add_start(claim, facts.power_w, facts.estimate.least_s)
         if not lane.resumes:  # a suspended job counts as running already
             self._counted.append((lane, [share.device_id for share in claim.shares]))
             if "_counts" in self.__dict__:
                 _count(self._counts, *self._counted[-1])
-            self._last_starts[lane.tag] = self._view.now
+            self._last_starts[lane.tag] = self._world.now
             if lane.group is not None:
-                self._array_starts[lane.group] = self._view.now
+                self._array_starts[lane.group] = self._world.now
             self._started += 1
             self._started_with_devices += bool(claim.shares)
         self._has_started_run = self._has_started_run or lane.pace is not None
 
     def refusals(self, lane: Lane) -> tuple[Reason, ...]:  # noqa: PLR0911 - one for each limit
         """Return why no job of the lane may start now, wherever it would run. Empty where one may."""
-        view = self._view
+        world = self._world
         if lane.resumes:  # a suspended job counts as running already: neither a pause nor a full disk stops it
-            return tuple(reason for reason in view.closed_reasons if reason.kind not in _FOR_STARTS)
-        if view.closed_reasons:
-            return view.closed_reasons
-        if view.start_caps and (capped := self._cap_reasons(lane)):
+            return tuple(reason for reason in world.closed_reasons if reason.kind not in _FOR_STARTS)
+        if world.closed_reasons:
+            return world.closed_reasons
+        if world.start_caps and (capped := self._cap_reasons(lane)):
             return capped
-        if lane.tag in view.stopped_tags:
+        if lane.tag in world.stopped_tags:
             return (Reason(ReasonKind.PAUSED, "its workspace is stopped; `gpuyard workspace start` continues it"),)
-        is_counted = lane.tag in view.limits.tags or lane.group_limit is not None
-        if is_counted and (reached := self._counts.refusals(lane, view.limits.tags)):
+        is_counted = lane.tag in world.limits.tags or lane.group_limit is not None
+        if is_counted and (reached := self._counts.refusals(lane, world.limits.tags)):
             return reached
         if lane.pace is not None:
             return self._run_refusals(lane)
-        if not lane.need.devices and self._counts.without_devices >= view.limits.cpu_jobs:
-            return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", view.limits.cpu_jobs),)
+        if not lane.need.devices and self._counts.without_devices >= world.limits.cpu_jobs:
+            return (limit_reached(ReasonKind.CPU_LIMIT, "jobs without a GPU", world.limits.cpu_jobs),)
         return ()
 
-    def disk_refusals(self, lane: Lane, job_id: int) -> tuple[Reason, ...]:
+    def disk_refusals(self, lane: Lane, job: Candidate) -> tuple[Reason, ...]:
         """Return why this job may not start now: a disk that it writes to is nearly full."""
-        return self._view.disk_refusals(job_id) if lane.writes_files and not lane.resumes else ()
+        return job.full_disks if lane.writes_files and not lane.resumes else ()
 
-    def power_refusals(self, job_id: int, claim: Claim) -> tuple[Reason, ...]:
+    def power_refusals(self, facts: JobFacts, claim: Claim) -> tuple[Reason, ...]:
         """Return why the job may not start with this claim: all GPUs together would draw too much power."""
         if self._power is None:
             return ()
-        reason = self._power.refusal(job_id, claim, self._view.estimate(job_id).most_s)
+        reason = self._power.refusal(claim, facts.power_w, facts.estimate.most_s)
         return () if reason is None else (reason,)
 
     def _cap_reasons(self, lane: Lane) -> tuple[Reason, ...]:
         return tuple(
             cap.reason
-            for cap in self._view.start_caps
+            for cap in self._world.start_caps
             if (lane.need.devices or not cap.is_for_devices)
             and (self._started_with_devices if cap.is_for_devices else self._started) >= cap.most
         )
@@ -146,7 +145,7 @@ class StartLimits:
         assert lane.group is not None
         if self._has_started_run:
             return (Reason(ReasonKind.STAGGERED, "another run is starting now"),)
-        state, now = self._view.pace_states.get(lane.group, PaceState()), self._view.now
+        state, now = self._world.pace_states.get(lane.group, PaceState()), self._world.now
         watched = () if lane.need.devices else watched_device_refusals(lane.pace, state, lane.need, now)
         return (*pace_refusals(lane.pace, state, now), *watched)
 
@@ -155,12 +154,12 @@ class StartLimits:
         start."""
         if lane.stagger_s and not lane.resumes:
             last = self._array_starts.get(lane.group or 0, -math.inf)
-            refusal = stagger_refusal("jobs of its array", lane.stagger_s, last, self._view.now)
+            refusal = stagger_refusal("jobs of its array", lane.stagger_s, last, self._world.now)
             if refusal is not None:
                 return (refusal,)
         if lane.tag_sharing is None:
             return ()
-        last, now = self._last_starts.get(lane.tag, -math.inf), self._view.now
+        last, now = self._last_starts.get(lane.tag, -math.inf), self._world.now
         next_at = last + lane.tag_sharing.stagger_s
         if not last <= now < next_at:  # a last start in the future comes from a clock that was set back: ignore it
             return ()
@@ -178,7 +177,7 @@ class StartLimits:
         assert lane.pace is not None
         assert lane.group is not None
         need = replace(need, ignores_foreign_load=lane.pace.max_gpu_percent is not None)
-        state, now = self._view.pace_states.get(lane.group, PaceState()), self._view.now
+        state, now = self._world.pace_states.get(lane.group, PaceState()), self._world.now
         devices = list(placement.suitable_devices(need))
         refusals = {each.device.id: device_refusal(lane.pace, state, each, need, now) for each in devices}
         left = tuple(device_id for device_id, reason in refusals.items() if reason is None)
@@ -208,7 +207,7 @@ def _count(counts: RunningCounts, lane: Lane, device_ids: Sequence[str]) -> None
     counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)
 
 
-def _power_budget(view: PlannerView) -> PowerBudget | None:
-    if view.power is None:
+def _power_budget(world: World) -> PowerBudget | None:
+    if world.power is None:
         return None
-    return PowerBudget(view.power, view.placement.snapshot, view.running, view.now, view.ends_after)
+    return PowerBudget(world.power, world.machine.snapshot, world.running, world.now)

@@ -8,22 +8,16 @@ has left on the device. So as many jobs fit as the user asked for, also beside a
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated
 
-from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.scheduling.device_choice import placement_cost
 from gpuyard.core.scheduling.device_memory import DeviceState
 
 # A job that gets less than this of its full part would probably run out of memory.
 _LEAST_PART = 0.5
-
-
-class TagSharing(Struct, frozen=True, kw_only=True):
-    most_per_device: Annotated[int, Meta(ge=1)]
-    stagger_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 def spread_need(

@@ -39,10 +39,10 @@ from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
-from gpuyard.daemon.monitor.devices import DeviceList, UsageHistory
-from gpuyard.daemon.monitor.history_file import HistoryFile
+from gpuyard.daemon.monitor.devices import DeviceList
 from gpuyard.daemon.monitor.progress_watch import ProgressWatch
 from gpuyard.daemon.monitor.timeline import Timeline
+from gpuyard.daemon.monitor.usage_history import UsageHistory
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
@@ -95,7 +95,7 @@ class Routes:
         self._logs = JobLogs(scheduler)
         self._submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
         devices = DeviceList(scheduler)
-        self._usage = UsageHistory(scheduler, devices, HistoryFile(Path(paths.state_folder())))
+        self._usage = UsageHistory(scheduler, devices, Path(paths.state_folder()))
         self.health = devices.health
         self._reports = ReportHandler(scheduler)
         self.web = PageListener(self.handle, Path(paths.state_folder()))

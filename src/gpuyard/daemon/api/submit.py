@@ -16,7 +16,7 @@ from gpuyard.control.start_time import read_start_time
 from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.device_names import silent_probe
 from gpuyard.core.job.container import bare_container_tool
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.resubmit import resubmission

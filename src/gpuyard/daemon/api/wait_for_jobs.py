@@ -1,6 +1,5 @@
 """Waiting for jobs to finish. A wait remembers its progress: each check costs only what has finished since the last."""
 
-import asyncio
 from typing import Literal
 
 from gpuyard.core.job.lifecycle import FINISHED, JobState
@@ -12,8 +11,6 @@ from gpuyard.store.queue_queries import QueueQueries
 _MOST_LISTED = 100
 # Beyond this many jobs, the counts of the whole queue stand for theirs.
 _MOST_COUNTED = 20_000
-# Jobs may finish a thousand times a second; waits are checked no more often than this.
-_CHECK_EVERY_S = 0.01
 _UNSUCCESSFUL = sorted(FINISHED - {JobState.SUCCEEDED})
 
 
@@ -93,35 +90,3 @@ class JobWaits:
                 outcome = job.outcome.kind if job.outcome is not None else None
                 found.append(UnsuccessfulJob(id=job_id, state=job.state, outcome=outcome, reason=job.reason))
         return found
-
-
-class FinishSignal:
-    """Wakes waits when jobs finish, at most once every 10 ms."""
-
-    def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._woken_at = 0.0
-
-    def announce(self) -> None:
-        """Announce that jobs have finished."""
-        if self._waiters and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time(), self._woken_at + _CHECK_EVERY_S), self._wake)
-
-    async def wait(self, waiting: JobWaits, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while not waiting.is_over() and (left := deadline - loop.time()) > 0:
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait([waiter], timeout=left)
-            finally:
-                self._waiters.discard(waiter)
-
-    def _wake(self) -> None:
-        self._timer, self._woken_at = None, asyncio.get_running_loop().time()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)

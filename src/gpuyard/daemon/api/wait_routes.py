@@ -28,7 +28,7 @@ class WaitHandler:
         ranges, chosen_by = await self._select(query)
         stuck = self._stuck if query.stuck else None
         waiting = JobWaits(scheduler.queries, scheduler.store, ranges, stuck, chosen_by)
-        await scheduler.finish_signal.wait(waiting, min(_LONGEST_WAIT_S, query.timeout))
+        await scheduler.finish_signal.wait(waiting.is_over, min(_LONGEST_WAIT_S, query.timeout))
         answer = waiting.answer()
         return replace(answer, selection=self._selection.repeatable(query.ids, ranges, answer.selection))
 

@@ -1,19 +1,13 @@
-"""The devices of the machine with their leases and the memory of each, and their usage in the last day.
+"""The devices of the machine with their leases and the memory of each.
 
 The list is computed once per sample for all clients. The ledger and the processes are read in a thread: the ledger may
 be locked for a while, and processes may be many.
-
-The history has spans of 10 minutes, an hour and a day. Each has its own step and stores means over that step, so its
-size is bounded however long the daemon runs. While the machine is not sampled nothing is stored, which leaves a gap.
-The history survives a restart (`history_file`).
 """
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -26,34 +20,21 @@ from gpuyard.core.scheduling.device_memory import PromisedShare
 from gpuyard.core.scheduling.host_capacity import HostReserved, HostState, HostUse, HostView, sum_reserved
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
-from gpuyard.daemon.api.codec import copy_fields, encode
+from gpuyard.daemon.api.codec import copy_fields
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.device_health import HealthMonitor
-from gpuyard.daemon.monitor.history_file import HistoryFile, Point, StoredHistory, StoredSpan
-from gpuyard.daemon.server.http_parser import Response
-from gpuyard.errors import EnvironmentFault
 from gpuyard.leases.clear_devices import clear_devices
 from gpuyard.leases.drain_devices import drain_devices, undrain_devices
 from gpuyard.leases.host_usage import HostMeter
 from gpuyard.leases.measured_usage import Measured, measure
 from gpuyard.schema import machine
-from gpuyard.schema.requests import DeviceHistoryQuery, DrainRequest, UndrainRequest
+from gpuyard.schema.requests import DrainRequest, UndrainRequest
 
 # While a client watches, the machine is sampled every second.
 _RECENT_S = 2.0
-_log = logging.getLogger(__name__)
-MAX_POINTS = 300
-_SPANS_S = {"10m": 600, "1h": 3600, "24h": 86_400}
-# Many samples a second may arrive while jobs come and go; about one a second is stored.
-_EVERY_S = 0.9
-_SAVE_EVERY_S = 60.0
-_DEVICE_COLUMNS = machine.DeviceSeries.__struct_fields__[1:]
-_HOST_COLUMNS = machine.HostSeries.__struct_fields__[1:]
-_MAX_DEVICES = 256
 
 T = TypeVar("T")
-Values = tuple[float | None, ...]
 
 
 class DeviceUsers(Struct, frozen=True, kw_only=True):
@@ -202,172 +183,3 @@ def _as_lease(users: DeviceUsers, lease: Lease, device: Device) -> machine.Lease
         measured_mb=users.measured.get((lease.id, device.id)),
         since=lease.since,
     )
-
-
-# The history
-
-
-class UsageSeries:
-    """Means of each column per step; the last step may be incomplete."""
-
-    def __init__(self, columns: tuple[str, ...], step_s: float) -> None:
-        self._columns = columns
-        self._step_s = step_s
-        self._complete: deque[tuple[float, Values]] = deque(maxlen=MAX_POINTS)
-        self._step_start: float | None = None
-        self._sums: list[tuple[float, int]] = []
-
-    def add(self, at: float, row: Values) -> None:
-        start = at // self._step_s * self._step_s
-        if start != self._step_start:
-            if self._step_start is not None:
-                self._complete.append((self._step_start, self._means()))
-            self._step_start, self._sums = start, [(0.0, 0)] * len(self._columns)
-        self._sums = [
-            (total, count) if value is None else (total + value, count + 1)
-            for (total, count), value in zip(self._sums, row, strict=True)
-        ]
-
-    def since(self, at: float, to_wall: Callable[[float], float] = float) -> dict[str, Any]:
-        last = [] if self._step_start is None else [(self._step_start, self._means())]
-        points = [point for point in (*self._complete, *last) if point[0] > at][-MAX_POINTS:]
-        columns: dict[str, list[float | None]] = {
-            name: [row[place] for _, row in points] for place, name in enumerate(self._columns)
-        }
-        return {"at": [to_wall(start) for start, _ in points], **columns}
-
-    def points(self) -> list[Point]:
-        """Return all points, to be stored; the last one may be incomplete."""
-        return [*self._complete, *([] if self._step_start is None else [(self._step_start, self._means())])]
-
-    def restore(self, points: Sequence[Point], since: float, until: float) -> None:
-        """Begin with these points, without those outside of the time, and those with other columns."""
-        good = (each for each in points if since < each[0] <= until and len(each[1]) == len(self._columns))
-        self._complete.extend(good)
-
-    def _means(self) -> Values:
-        return tuple(round(total / count, 1) if count else None for total, count in self._sums)
-
-
-class HistorySpan:
-    """The series of all devices and of the host over one span. A device that has gone keeps its past."""
-
-    def __init__(self, span_s: int) -> None:
-        self.span_s = span_s
-        self.step_s = span_s / MAX_POINTS
-        self._devices: dict[str, UsageSeries] = {}
-        self._host = UsageSeries(_HOST_COLUMNS, self.step_s)
-
-    def add(self, at: float, devices: Mapping[str, Values], host: Values) -> None:
-        self._host.add(at, host)
-        for device_id, row in devices.items():
-            if device_id not in self._devices and len(self._devices) < _MAX_DEVICES:
-                self._devices[device_id] = UsageSeries(_DEVICE_COLUMNS, self.step_s)
-            if device_id in self._devices:
-                self._devices[device_id].add(at, row)
-
-    def stored(self) -> StoredSpan:
-        devices = {device_id: series.points() for device_id, series in self._devices.items()}
-        return StoredSpan(host=self._host.points(), devices=devices)
-
-    def restore(self, stored: StoredSpan, now: float) -> None:
-        """Begin with what was stored, without what is older than the span, and without devices not seen since."""
-        since = now - self.span_s
-        self._host.restore(stored.host, since, now)
-        for device_id, points in list(stored.devices.items())[:_MAX_DEVICES]:
-            series = UsageSeries(_DEVICE_COLUMNS, self.step_s)
-            series.restore(points, since, now)
-            if series.points():
-                self._devices[device_id] = series
-
-    def as_answer(self, now: float, to_wall: Callable[[float], float] = float) -> machine.DeviceHistory:
-        since = now - self.span_s
-        return machine.DeviceHistory(
-            span_s=self.span_s,
-            step_s=self.step_s,
-            devices={
-                device_id: machine.DeviceSeries(**series.since(since, to_wall))
-                for device_id, series in self._devices.items()
-            },
-            host=machine.HostSeries(**self._host.since(since, to_wall)),
-        )
-
-
-class UsageHistory:
-    def __init__(self, scheduler: SchedulerLoop, devices: DeviceList, file: HistoryFile) -> None:
-        self._scheduler = scheduler
-        self._devices = devices
-        self._spans = {name: HistorySpan(seconds) for name, seconds in _SPANS_S.items()}
-        self._bodies: dict[str, bytes] = {}
-        self._added_at = float("-inf")
-        self._adding: asyncio.Task[None] | None = None
-        self._file = file
-        self._saving: asyncio.Task[None] | None = None
-        self._saved_at = self._added_at
-        self._restore()
-        scheduler.listeners.append(self._after_step)
-
-    def close(self) -> None:
-        """Store what was added since the file was last written."""
-        if self._saved_at < self._added_at:
-            self._file.write(self._stored())
-
-    def _restore(self) -> None:
-        stored, now = self._file.read(), self._scheduler.clock.now()
-        for name, span in (stored.spans if stored is not None else {}).items():
-            if name in self._spans:
-                self._spans[name].restore(span, now)
-
-    def _stored(self) -> StoredHistory:
-        return StoredHistory(spans={name: span.stored() for name, span in self._spans.items()})
-
-    def _save_if_due(self, at: float) -> None:
-        """Write the file in a thread, once a minute."""
-        if at >= self._saved_at + _SAVE_EVERY_S and (self._saving is None or self._saving.done()):
-            self._saved_at = at
-            self._saving = asyncio.ensure_future(asyncio.to_thread(self._file.write, self._stored()))
-
-    def history(self, query: DeviceHistoryQuery) -> Response:
-        name = query.span
-        if name not in self._bodies:
-            clock = self._scheduler.clock
-            self._bodies[name] = encode(self._spans[name].as_answer(clock.now(), clock.to_wall))
-        return Response(body=self._bodies[name])
-
-    def _after_step(self, _: Step) -> None:
-        at = self._scheduler.sampling.latest.snapshot.taken_at
-        if at is None or self._adding is not None:
-            return
-        if at >= self._added_at + _EVERY_S:
-            self._added_at = at
-            self._adding = asyncio.ensure_future(self._add())
-            self._adding.add_done_callback(self._on_added)
-
-    def _on_added(self, task: "asyncio.Task[None]") -> None:
-        self._adding = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a sample could not be added to the history", exc_info=error)
-
-    async def _add(self) -> None:
-        try:
-            users = await self._devices.users()
-        except EnvironmentFault as error:
-            _log.warning("%s; this sample is missing in the history", error)
-            return
-        at = users.snapshot.taken_at
-        if at is None:
-            return
-        devices = {device.id: _device_row(users, device) for device in users.snapshot.devices}
-        host = users.snapshot.host
-        total, available = host.memory_total_mb, host.memory_available_mb
-        used = None if total is None or available is None else total - available
-        for span in self._spans.values():
-            span.add(at, devices, (host.cpu_percent, used))
-        self._bodies.clear()
-        self._save_if_due(at)
-
-
-def _device_row(users: DeviceUsers, device: Device) -> Values:
-    parts = users.breakdown(device)
-    memory = parts.own_used_mb, parts.others_used_mb, parts.foreign_mb, device.memory_used_mb
-    return (*memory, device.utilization_percent, device.power_draw_w)

@@ -12,8 +12,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.progress.job_progress import NamedValues, ProgressReading
-from gpuyard.core.progress.log_reader import LogReader, WorkDone, advance
+from gpuyard.core.progress.job_progress import NamedValues, ProgressReading, WorkDone
+from gpuyard.core.progress.log_reader import LogReader, advance
 from gpuyard.core.progress.progress_file import LONGEST_FILE, read_progress_line
 from gpuyard.engines.common.job_logs import OpenLog, open_log
 from gpuyard.engines.common.spawn_program import headline

@@ -1,4 +1,4 @@
-"""Pick the events of the queue and the GPUs that have subscribers, and pass them to the delivery thread.
+"""Pick the events of the queue and the GPUs that have subscribers, and pass them on.
 
 The publisher runs in the daemon's loop after each step, so it only looks up subscribers. While `gpu-free` or
 `gpu-fault` is configured it samples the machine every few seconds, even if nothing else happens.
@@ -26,7 +26,7 @@ from gpuyard.core.notify.messages import (
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.scheduling.device_health import HealthIssue
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.notify.delivery_thread import DeliveryThread
+from gpuyard.daemon.notify.delivery import Delivery
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import convert_sqlite_errors
 
@@ -38,7 +38,7 @@ class EventPublisher:
     def __init__(self, scheduler: SchedulerLoop, leases: Callable[[], Sequence[Lease]]) -> None:
         self._scheduler = scheduler
         self._leases = leases
-        self._delivery = DeliveryThread(socket.gethostname(), NotifyConfig().per_minute, scheduler.notices.append)
+        self._delivery = Delivery(socket.gethostname(), NotifyConfig().per_minute, scheduler.notices.append)
         self._finished_states: Counter[JobState] = Counter()
         self._freed = FreedDevices()
         self._gpu_watch: asyncio.Task[None] | None = None
@@ -46,10 +46,10 @@ class EventPublisher:
         scheduler.config_listeners.append(self._read_config)
         self._read_config()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._gpu_watch is not None:
             self._gpu_watch.cancel()
-        self._delivery.close()
+        await self._delivery.close()
 
     def _read_config(self) -> None:
         self._config = load_config().notify

@@ -22,7 +22,14 @@ from msgspec import Struct
 
 from gpuyard.daemon.server import http_parser as http
 from gpuyard.daemon.server.connection import Handler, HttpAnswer
-from gpuyard.daemon.web import access_rules as access
+from gpuyard.daemon.web.access_rules import (
+    PAGE,
+    AccessRules,
+    Credential,
+    check_rights,
+    check_source,
+    credential_of,
+)
 from gpuyard.schema.machine import PageSession
 from gpuyard.system.process_identity import user_name
 from gpuyard.version import API
@@ -96,7 +103,7 @@ class PageServer:
     def __init__(
         self,
         handle: Handler,
-        rules: access.AccessRules,
+        rules: AccessRules,
         files: Mapping[str, File],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,22 +114,22 @@ class PageServer:
 
     def check_head(self, request: http.Request) -> bool:
         """Refuse a request by its head, before its body has arrived. Return whether it has the token."""
-        access.check_source(request, self.rules)
-        credential = access.credential_of(request, self.rules)
-        if credential is access.Credential.WRONG_TOKEN:
+        check_source(request, self.rules)
+        credential = credential_of(request, self.rules)
+        if credential is Credential.WRONG_TOKEN:
             self._take(self._wrong_tokens, "too many wrong tokens")
         headers = request.headers
         has_body = (
             headers.get("content-length", "0") != "0" or "transfer-encoding" in headers or request.method == "POST"
         )
-        is_file = request.path == access.PAGE or request.path.startswith(_STATIC)
+        is_file = request.path == PAGE or request.path.startswith(_STATIC)
         if has_body or not is_file:
-            access.check_rights(request, credential, self.rules)
-        return credential is access.Credential.TOKEN
+            check_rights(request, credential, self.rules)
+        return credential is Credential.TOKEN
 
     def handle(self, request: http.Request) -> HttpAnswer | Awaitable[HttpAnswer]:
         """Answer a request that `check_head` has accepted."""
-        if request.path == access.PAGE:
+        if request.path == PAGE:
             return self._page(request)
         if request.path.startswith(_STATIC):  # not limited: a browser that restores 20 tabs requests hundreds
             return answer_file(self._files, request.path.removeprefix(_STATIC), request)
@@ -135,11 +142,11 @@ class PageServer:
         return self._limit_streams(answer) if isinstance(answer, HttpAnswer) else self._limit_streams_later(answer)
 
     def _page(self, request: http.Request) -> http.Response:
-        credential = access.credential_of(request, self.rules)
-        if credential is access.Credential.WRONG_TOKEN:
+        credential = credential_of(request, self.rules)
+        if credential is Credential.WRONG_TOKEN:
             return locked_page()
         # Not kept: its address may have the token.
-        page, is_last = self._files[INDEX], credential is access.Credential.NONE
+        page, is_last = self._files[INDEX], credential is Credential.NONE
         return http.Response(body=page.body, content_type=page.content_type, is_last=is_last)
 
     def _take(self, bucket: Bucket, refusal: str) -> None:

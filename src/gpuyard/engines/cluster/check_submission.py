@@ -11,14 +11,13 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.engines.cluster.site import SiteRefused, SiteUnreachable
 from gpuyard.errors import EnvironmentFault, UserError
 
 # Of each request to a site: a user waits for it.
 WITHIN_S = 3.0
 _GOOD_FOR_S = 60.0
-_MOST_KEPT = 1000
 
 
 class CheckingSite(Protocol):
@@ -55,10 +54,10 @@ class SubmissionCheck:
             return time.monotonic() < self._good_until.get((engine, terms), 0.0)
 
     def _keep(self, engine: str, terms: ClusterTerms | None) -> None:
+        now = time.monotonic()
         with self._lock:
-            if len(self._good_until) >= _MOST_KEPT:
-                self._good_until.clear()
-            self._good_until[engine, terms] = time.monotonic() + _GOOD_FOR_S
+            self._good_until = {key: until for key, until in self._good_until.items() if now < until}
+            self._good_until[engine, terms] = now + _GOOD_FOR_S
 
 
 def terms_of(spec: JobSpec) -> ClusterTerms:

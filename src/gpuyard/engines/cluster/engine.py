@@ -1,14 +1,9 @@
 """The cluster engine: submits jobs to a site, asks the site for reports, and reports to the controller.
 
-A thread does everything that may take time; the controller's calls never wait.
-
-- Launches that were prepared in one step on the same terms are one submission, and one call to the site.
-- If it is unknown whether the site took a submission, the next report shows it. An element that is not there is kept
-  from ever starting, and counts as never started. So nothing runs twice, whenever a daemon or a call dies.
-- One report covers all submissions, and none is asked for while there are none. Supervisors also leave files when
-  elements end; reading these costs the site nothing.
-- While the site cannot be reached, everything waits.
-- What an attempt wrote in its snapshot is brought back before its end is reported (`SnapshotResults`).
+A thread does everything that may take time; the controller's calls never wait. Launches that were prepared in one step
+on the same terms are one submission, and one call to the site. If it is unknown whether the site took a submission, the
+next report shows it: an element that is not there is kept from ever starting, and counts as never started. So nothing
+runs twice, whenever a daemon or a call dies. While the site cannot be reached, everything waits.
 """
 
 import logging
@@ -34,7 +29,6 @@ from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _SOON_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 1.0, 30.0
-_SLOWER = 1.5
 _CLOSED_WITHIN_S = 2.0
 
 
@@ -314,7 +308,7 @@ class ClusterEngine:
             self._has_news = True
         has_changed = self._publish(self._in_flight.collect(report)) or before != report.offer
         self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
-        self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * _SLOWER)
+        self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * 2)
         has_work = bool(self._in_flight.live or self._in_flight.has_to_cancel or self._to_end or self._to_send)
         self._ask_at = time.monotonic() + self._interval_s if has_work else None
         self._end_requested()

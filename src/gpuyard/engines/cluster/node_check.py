@@ -26,7 +26,7 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.system.python_command import python_command
 
 WITHIN_S = 40.0
-_REPORT = "gpuyard.cluster_node.node_report"
+_REPORT = "gpuyard.cluster_node.node_programs"
 _SIMULATE = "GPUYARD_SIMULATE"
 _CLOCK_ERROR_S = 2.0
 # Drivers report a little less than what is sold.
@@ -110,7 +110,7 @@ def _clock_problems(off_s: float) -> list[str]:
 def _script(folder: Path, cwd: str) -> str:
     token, mark = shlex.quote(f"{folder}/token"), shlex.quote(f"{folder}/written-")
     simulated = f"{_SIMULATE}={shlex.quote(os.environ[_SIMULATE])} " if _SIMULATE in os.environ else ""
-    report = simulated + shlex.join(python_command(_REPORT, cwd))
+    report = simulated + shlex.join(python_command(_REPORT, "report", cwd))
     return (
         f'exec 2>&1; cd /; echo "folder=$(cat {token} 2>/dev/null)"; '
         f"(: >{mark}$$) 2>/dev/null && echo folder=written; {report}"

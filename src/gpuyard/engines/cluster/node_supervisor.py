@@ -1,28 +1,20 @@
 """The supervisor: a site starts it on a node for one element of a submission. It is the parent of the program.
 
-`command` starts it with the submission's digest and the element's number. It uses the standard library alone, because
-a node need not have more. Everything that it reads and writes is in the submission's folder, which the nodes share with
-the engine.
+It uses the standard library alone, because a node need not have more. All that it reads and writes is in the
+submission's folder, which the nodes share with the engine.
 
 - It runs what the engine wrote, or nothing: the submission must have the digest that the site passed on.
-- The first supervisor creates `N.started`; a later one finds it and exits without running anything. So an element runs
-  once.
-- The program runs in a session of its own. No signal but SIGKILL ends the supervisor earlier: it forwards signals to
-  all processes of that session and their descendants, unless the site signals them itself. The signal of `--signal`
-  only goes to those that handle it; while there are none, the supervisor tries again. It comes from the site, or from
-  the supervisor's own clock, before the user's time limit.
-- `N.lost` means that the engine has given up the element. Then the supervisor kills these processes and writes into
-  `N.ended` that it has, for which the next attempt waits a while. A folder that cannot be read means nothing.
-- The supervisor writes `N.ended` as soon as the program has ended, because the site may end the supervisor next. If
-  the disk is full or the network is down, it tries again for 2 minutes. Its exit status is the program's, so the site
-  reports it too.
-- A limit of the node that keeps the program from starting may pass: the supervisor tries again for 2 minutes. Then it
-  withdraws `N.started`, if it cannot write `N.ended`, and exits with status 75. The program has not begun.
-- It keeps the program's logs within their caps, in threads, because a network file system that is down may block it.
-- After 2 s it starts the meter (`cluster_node/usage_meter.py`), which needs our package's dependencies and may fail.
-  The site ends processes that the program leaves behind.
-
-The program's environment is the submitted one, with changes that only the site can know (`program_environment`).
+- The first supervisor creates `N.started`; a later one finds it and runs nothing. So an element runs once.
+- No signal but SIGKILL ends it before its program: it forwards signals to all processes of the program's session and
+  their descendants, unless the site signals them itself; that of `--signal` only to those that handle it.
+- `N.lost` means that the engine has given up the element. Then the supervisor kills these processes and says so in
+  `N.ended`, for which the next attempt waits a while. A folder that cannot be read means nothing.
+- It writes `N.ended` as soon as the program has ended, because the site may end the supervisor next; if the disk is
+  full or the network is down, it tries again for 2 minutes. Its exit status is the program's, so the site reports it
+  too.
+- A limit of the node that keeps the program from starting may pass: it tries again for 2 minutes. Then it withdraws
+  `N.started`, if it cannot write `N.ended`, and exits with status 75.
+- Threads watch the logs and `N.lost`, because a network file system that is down may block them.
 """
 
 import contextlib
@@ -40,18 +32,25 @@ from typing import Any
 
 from gpuyard.engines.common.handled_signals import handles
 from gpuyard.engines.common.log_cap import cut_if_over, watch_log
-from gpuyard.engines.common.spawn_program import NotBegun, SpawnSpec, StartFailure, exit_status, open_above, spawn
+from gpuyard.engines.common.spawn_program import (
+    BY_SIGNAL,
+    NotBegun,
+    SpawnSpec,
+    StartFailure,
+    exit_status,
+    open_above,
+    spawn,
+)
 from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.passing_errors import passes
 from gpuyard.system.python_command import python_command
 from gpuyard.system.signal_pipe import open_signal_pipe
 
-_METER = "gpuyard.cluster_node.usage_meter"
+_METER = "gpuyard.cluster_node.node_programs"
 _METER_AFTER_S = 2.0
 CHECK_LOST_EVERY_S = 2.0
 _TRY_AGAIN_S = 1.0
 _GIVE_UP_AFTER_S = 120.0
-_KILLED = 128 + signal.SIGKILL
 GIVEN_UP = "given-up"  # the last word on a program that was killed because of `N.lost`
 _LOST = 0
 NOT_BEGUN = 75  # not 0: the site must not report success for an element that we did not run
@@ -264,7 +263,7 @@ class Supervisor:
         _, status = os.waitpid(self._program, 0)
         word = str(exit_status(status)) if os.WIFEXITED(status) else GIVEN_UP
         self._write_end(word, self._program, None)
-        os._exit(_KILLED)
+        os._exit(BY_SIGNAL + signal.SIGKILL)
 
     def _watch_for_loss(self) -> None:
         """Wait for `N.lost`. Runs in a thread, because a network file system that is down may block forever."""
@@ -274,7 +273,7 @@ class Supervisor:
 
     def _start_meter(self) -> int:
         """Return the meter's pid, or -1 if it cannot start."""
-        meter = python_command(_METER, str(self._program), f"{self._path}.usage", options=("-E", "-P"))
+        meter = python_command(_METER, "meter", str(self._program), f"{self._path}.usage", options=("-E", "-P"))
         actions = [(os.POSIX_SPAWN_DUP2, self._null, 0)]
         try:
             return os.posix_spawn(meter[0], meter, self._environment, file_actions=actions, setsigmask=())

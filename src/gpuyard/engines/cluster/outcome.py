@@ -17,17 +17,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
+from gpuyard.core.memory.out_of_memory import KILLED, Shortage, ShortageKind
 from gpuyard.core.units import format_size
 from gpuyard.engines.cluster.node_supervisor import GIVEN_UP, NOT_BEGUN
 from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
 from gpuyard.engines.cluster.submission_dir import VOID, ElementTrace
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
+from gpuyard.engines.common.spawn_program import BY_SIGNAL
 
 # For how many reports files may be late that must exist by now.
 LATE_REPORTS = 3
-_BY_SIGNAL = 128
-_KILLED = 137
 # The meter measures once a second, and sees only what the program's own processes use.
 _NEARLY_ALL = 0.8
 # As Slurm writes it where it polls the use itself: it may end a job before the meter has measured it.
@@ -74,7 +73,7 @@ def out_of_ram(
         return decided
     used = f"{format_size(used_mb)} of RAM measured, " if used_mb else ""
     says = f"{site} ended it: out of memory ({used}{format_size(limit_mb)} requested)"
-    outcome = Outcome(kind=OutcomeKind.FAILED, status=_KILLED, reason=says)
+    outcome = Outcome(kind=OutcomeKind.FAILED, status=KILLED, reason=says)
     shortage = Shortage(where=ShortageKind.HOST, says=says, held_mb=max(used_mb, limit_mb), total_mb=limit_mb)
     return ElementOutcome(outcome=outcome, shortage=shortage)
 
@@ -84,7 +83,7 @@ def _over(kind: OutcomeKind, reason: str, status: int | None = None) -> ElementO
 
 
 def _by_supervisor(site: str, sighting: Sighting | None, outcome: Outcome, waited: int) -> ElementOutcome:
-    decided = ElementOutcome(outcome=outcome, was_killed=outcome.status == _KILLED)
+    decided = ElementOutcome(outcome=outcome, was_killed=outcome.status == KILLED)
     if outcome.kind is not OutcomeKind.FAILED:
         return decided
     if sighting is None:
@@ -115,7 +114,7 @@ def _by_site(site: str, sighting: Sighting, trace: ElementTrace, waited: int) ->
         return ElementOutcome(outcome=Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
     if trace.started is None:
         return _without_a_start(site, sighting)
-    if 0 < (sighting.status or 0) < _BY_SIGNAL:
+    if 0 < (sighting.status or 0) < BY_SIGNAL:
         return ElementOutcome(outcome=outcome_of(str(sighting.status), StartContext()))
     outcome = Outcome(kind=OutcomeKind.LOST, reason=f"over at {site} without a status: its supervisor was killed")
     return ElementOutcome(outcome=outcome, was_killed=True, may_still_run=True)
@@ -133,7 +132,7 @@ def _ended_by_site(site: str, sighting: Sighting, status: int | None) -> Element
     why = f" ({sighting.reason})" if sighting.reason and sighting.at is not SiteState.CANCELLED else ""
     if sighting.at is SiteState.OUT_OF_MEMORY:
         says = f"{site} ended it: out of memory{why}"
-        outcome = Outcome(kind=OutcomeKind.FAILED, status=status or _KILLED, reason=says)
+        outcome = Outcome(kind=OutcomeKind.FAILED, status=status or KILLED, reason=says)
         return ElementOutcome(outcome=outcome, shortage=Shortage(where=ShortageKind.HOST, says=says))
     kind, reason = {
         SiteState.TIMED_OUT: (OutcomeKind.TIMED_OUT, f"over its time limit at {site}"),

@@ -18,9 +18,12 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, amount_needed, impossible, whole_gpu_basis
-from gpuyard.core.job.job import DEFAULT_GRACE_S, SiteRequest
+from gpuyard.core.job.job import SiteRequest
+from gpuyard.core.job.job_spec import DEFAULT_GRACE_S
 from gpuyard.core.printable_text import printable
+from gpuyard.core.units import MB
 from gpuyard.engines.cluster.site import (
     ClusterNode,
     ClusterSubmission,
@@ -30,6 +33,7 @@ from gpuyard.engines.cluster.site import (
     SiteState,
     SiteUnreachable,
 )
+from gpuyard.engines.common.spawn_program import BY_SIGNAL
 from gpuyard.errors import EnvironmentFault
 
 T = TypeVar("T")
@@ -37,7 +41,6 @@ T = TypeVar("T")
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _OURS = "gpuyard-"
-_MB = 1048576
 _NODE_LABEL = "ray.io/node-id"
 # How much Ray's own `accelerator_type` requests of the resource that stands for a GPU model.
 _A_LITTLE = 0.001
@@ -52,14 +55,6 @@ _KILLED_UNDER_SETSID = "did not exit normally"
 _NEVER_STARTED_S = 20 * 60
 # For how long after a job's end its resources may still count as used.
 _LINGER_S = 1.0
-
-
-class RaySettings(Struct, frozen=True, kw_only=True):
-    """`address` is the dashboard's. `card_mb` is the memory of each GPU, if configured."""
-
-    address: str | None = None
-    card_mb: float | None = None
-    most_jobs: int = 1000
 
 
 class RayJobRecord(Struct, frozen=True, kw_only=True):
@@ -83,7 +78,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-def address_of(settings: RaySettings, environment: Mapping[str, str]) -> str:
+def address_of(settings: RayConfig, environment: Mapping[str, str]) -> str:
     """Return the dashboard's address: the configured one, else a URL in one of Ray's variables, else the default."""
     address = settings.address
     if address is None:
@@ -129,7 +124,7 @@ def request_of(submission: ClusterSubmission, index: int, card_mb: float | None)
         "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(DEFAULT_GRACE_S))}},
         "entrypoint_num_gpus": amount.gpus,
         "entrypoint_num_cpus": amount.cpus,
-        "entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * _MB),
+        "entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * MB),
         **_option_fields(terms, submission.without),
     }
     return {name: value for name, value in fields.items() if value}
@@ -226,7 +221,7 @@ def _status(record: RayJobRecord) -> int | None:
     """Return the status as in shells. `setsid` exits with a signal's number and a message if its child was killed."""
     code = record.driver_exit_code
     if code is not None and (code < 0 or _KILLED_UNDER_SETSID in (record.message or "")):
-        return 128 + abs(code)
+        return BY_SIGNAL + abs(code)
     return code
 
 
@@ -321,7 +316,7 @@ def never_fits(terms: ClusterTerms, card_mb: float | None, nodes: Sequence[Mappi
 
 def _amount(resources: Mapping[str, float]) -> Amount:
     gpus, cpus, memory = (resources.get(name, 0.0) for name in ("GPU", "CPU", "memory"))
-    return Amount(gpus=gpus, cpus=cpus, ram_mb=memory / _MB)
+    return Amount(gpus=gpus, cpus=cpus, ram_mb=memory / MB)
 
 
 def free_of(capacity: Capacity, ours: Sequence[tuple[RayJobRecord, Amount]]) -> Amount:

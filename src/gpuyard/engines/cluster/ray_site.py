@@ -5,9 +5,7 @@ follows RAY_ADDRESS whatever address it is given.
 
 - If Ray says that an id exists, it took our earlier request, even if the response was lost.
 - Ray has no priorities, so it gets only as much as is free: its own queue stays short.
-- Ray stops a job by SIGTERM to all of its processes and SIGKILL to those that are left. It stops a pending job only
-  when it would start; until then the job counts as cancelled here.
-- Ray removes its records of finished jobs itself.
+- Ray stops a pending job only when it would start; until then the job counts as cancelled here.
 """
 
 import contextlib
@@ -22,10 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import ray_api
-from gpuyard.engines.cluster.ray_api import Capacity, RaySettings, gist, id_of
+from gpuyard.engines.cluster.ray_api import Capacity, gist, id_of
 from gpuyard.engines.cluster.site import (
     ClusterNode,
     ClusterSubmission,
@@ -35,11 +34,9 @@ from gpuyard.engines.cluster.site import (
     SiteUnreachable,
 )
 
-# For connecting, for the start of a response, for the whole of it; and for many requests. So no call takes a minute.
+# For connecting, for the start of a response, for the whole of it, and for many requests. So no call takes a minute.
 _ANSWER_WITHIN_S = 12.0
-_ALL_WITHIN_S = 20.0
 _STALE_S = 60.0
-_MOST_IN_SUBMISSION = 100
 _LOOK_EVERY_S = 0.5
 _CHUNK_BYTES = 1 << 16
 _JOBS = "/api/jobs/"
@@ -54,17 +51,17 @@ class RaySite:
     """Implements `Site`, for one thread."""
 
     name = "ray"
-    most_in_submission = _MOST_IN_SUBMISSION
+    most_in_submission = 100
 
     def __init__(
         self,
-        settings: RaySettings,
+        settings: RayConfig,
         environment: Mapping[str, str] = os.environ,
         *,
-        limit_s: float = _ANSWER_WITHIN_S,
+        limit_s: float | None = None,
     ) -> None:
         """Raises EnvironmentFault if the address is invalid."""
-        self._limit_s = limit_s
+        self._limit_s = limit_s or _ANSWER_WITHIN_S
         self._settings = settings
         self._address = ray_api.address_of(settings, environment)
         self._token = _token(environment)
@@ -73,7 +70,7 @@ class RaySite:
         self._use_reported = (0.0, 0.0)  # Ray's time of its last report of use, and ours when we first saw it
 
     def submit(self, submission: ClusterSubmission) -> str:
-        until = time.monotonic() + _ALL_WITHIN_S
+        until = time.monotonic() + self._limit_s
         if submission.without:  # Ray would keep a job pending that no other node can take
             self.check(submission.terms, submission.without)
         for index in range(submission.count):
@@ -84,7 +81,7 @@ class RaySite:
                     raise
                 raise SiteUnreachable(f"Ray took {index} of {submission.count}, and then refused: {error}") from error
             if time.monotonic() > until:
-                raise SiteUnreachable(f"Ray took {index + 1} of {submission.count} in {_ALL_WITHIN_S:.0f} s")
+                raise SiteUnreachable(f"Ray took {index + 1} of {submission.count} in {self._limit_s:.0f} s")
         return ""
 
     def _submit(self, submission: Mapping[str, Any]) -> None:
@@ -142,10 +139,10 @@ class RaySite:
         return Capacity(nodes=capacity.nodes) if is_old else capacity
 
     def cancel(self, ids: Sequence[str]) -> None:
-        until = time.monotonic() + _ALL_WITHIN_S
+        until = time.monotonic() + self._limit_s
         for number, each in enumerate(ids):
             if time.monotonic() > until:
-                raise SiteUnreachable(f"Ray stopped {number} of {len(ids)} in {_ALL_WITHIN_S:.0f} s")
+                raise SiteUnreachable(f"Ray stopped {number} of {len(ids)} in {self._limit_s:.0f} s")
             status, body = self._ask("POST", f"{_JOBS}{each}/stop")
             if status not in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
                 raise self._failure(status, body)

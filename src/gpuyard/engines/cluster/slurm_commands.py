@@ -17,6 +17,7 @@ from itertools import accumulate, groupby, pairwise
 
 from msgspec import Struct
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, whole_gpu_basis
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.core.job.stop_warning import signal_name
@@ -31,6 +32,7 @@ from gpuyard.engines.cluster.site import (
     SiteState,
     SiteUnreachable,
 )
+from gpuyard.engines.common.spawn_program import BY_SIGNAL
 
 _OURS = "gpuyard:"
 _CONFIGURED = "configured"
@@ -63,7 +65,6 @@ _NOWHERE = "None assigned"
 _ELEMENT = re.compile(r"([0-9]+)(?:_([0-9]+))?")
 _TAKEN = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
 _CANCELLED_AT_ONCE = 500
-_BY_SIGNAL = 128
 _WAITING = frozenset(
     ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 )
@@ -128,23 +129,6 @@ _PREFIX = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?(?:Batch job submission fa
 _LONGEST = 500
 
 
-class SlurmSettings(Struct, frozen=True, kw_only=True):
-    """
-    options: more arguments for every `sbatch`.
-    shard_mb: the memory that a shard stands for; if given, jobs that share a GPU request shards.
-    nice_base: the nice value of a job with priority 0; only root may use values below 0.
-    """
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    options: tuple[str, ...] = ()
-    shard_mb: float | None = None
-    card_mb: float | None = None
-    nice_base: int = 0
-    most_jobs: int = 5000
-
-
 class SlurmJobRow(Struct, frozen=True, kw_only=True):
     """An element as Slurm lists it. `number` is None for a job that is no array, and for the remains of an array."""
 
@@ -170,7 +154,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 # Submitting
 
 
-def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> list[str]:
+def submit_command(submission: ClusterSubmission, settings: SlurmConfig) -> list[str]:
     terms = submission.terms
     name = "".join(letter if letter.isprintable() else " " for letter in terms.name)[:_LONGEST_NAME].strip()
     array = f"--array=0-{submission.count - 1}" + (f"%{terms.at_most}" if terms.at_most else "")
@@ -190,7 +174,7 @@ def submit_command(submission: ClusterSubmission, settings: SlurmSettings) -> li
     ]
 
 
-def request_of(submission: ClusterSubmission, settings: SlurmSettings) -> SiteRequest:
+def request_of(submission: ClusterSubmission, settings: SlurmConfig) -> SiteRequest:
     command, terms = submit_command(submission, settings), submission.terms
     is_whole = _shards_of(terms.need, settings) is None
     origins = {
@@ -206,7 +190,7 @@ def request_of(submission: ClusterSubmission, settings: SlurmSettings) -> SiteRe
     )
 
 
-def test_command(terms: ClusterTerms, settings: SlurmSettings) -> list[str]:
+def test_command(terms: ClusterTerms, settings: SlurmConfig) -> list[str]:
     """Return the command that asks whether a job on these terms would be taken, and submits nothing."""
     program, *arguments = submit_command(
         ClusterSubmission(token="", terms=terms, count=1, folder="/", supervisor=()), settings
@@ -214,7 +198,7 @@ def test_command(terms: ClusterTerms, settings: SlurmSettings) -> list[str]:
     return [program, "--test-only", *arguments]
 
 
-def _resources_of(terms: ClusterTerms, settings: SlurmSettings) -> Iterator[str]:
+def _resources_of(terms: ClusterTerms, settings: SlurmConfig) -> Iterator[str]:
     if terms.need.devices:
         kind = "" if terms.need.model is None else f":{terms.need.model}"
         shards = _shards_of(terms.need, settings)
@@ -235,7 +219,7 @@ def _resources_of(terms: ClusterTerms, settings: SlurmSettings) -> Iterator[str]
         yield f"--nice={nice}"
 
 
-def _shards_of(need: Need, settings: SlurmSettings) -> int | None:
+def _shards_of(need: Need, settings: SlurmConfig) -> int | None:
     """Return None for whole GPUs; also if the job's memory is unknown, because it is not measured on the node."""
     if settings.shard_mb is None or need.devices != 1 or not isinstance(need.memory, FixedMemory | PartOfDevice):
         return None
@@ -260,7 +244,7 @@ def parse_submission(text: str) -> str | None:
 # Nodes
 
 
-def nodes_command(terms: ClusterTerms, settings: SlurmSettings) -> list[str]:
+def nodes_command(terms: ClusterTerms, settings: SlurmConfig) -> list[str]:
     """List the nodes of the job's partition, in any state; all nodes if none is named."""
     named = _PARTITION.findall("\n".join(terms.options)) or [settings.partition]
     partition = [] if named[-1] is None else [f"--partition={named[-1]}"]
@@ -277,7 +261,7 @@ def parse_nodes(text: str, model: str | None) -> tuple[Amount, ...]:
     return tuple(found)
 
 
-def states_command(settings: SlurmSettings) -> list[str]:
+def states_command(settings: SlurmConfig) -> list[str]:
     """List the nodes of the configured partition with their states; all nodes if none is named."""
     partition = [] if settings.partition is None else [f"--partition={settings.partition}"]
     return ["sinfo", "--noheader", "--Node", "--Format=NodeList:128,StateLong:64,Gres:1024", *partition]
@@ -295,7 +279,7 @@ def parse_states(text: str) -> list[ClusterNode]:
     return list(nodes.values())
 
 
-def run_command(node: ClusterNode, script: str, settings: SlurmSettings, within_s: float) -> list[str]:
+def run_command(node: ClusterNode, script: str, settings: SlurmConfig, within_s: float) -> list[str]:
     """Return the command that runs a script on this node, prints its output, and gives up if the node is busy."""
     named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
@@ -414,7 +398,7 @@ def status_of(code: str) -> int | None:
     exited, killed = (int(status), int(signum)) if colon else (int(status) >> 8, int(status) & 0x7F)
     if exited and killed:
         return None
-    return _BY_SIGNAL + killed if killed else exited
+    return BY_SIGNAL + killed if killed else exited
 
 
 # Cancelling

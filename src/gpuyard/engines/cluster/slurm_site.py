@@ -4,13 +4,11 @@ Each command has a session of its own and a timeout, after which it is killed wi
 out the request by then; the next report shows it.
 """
 
-import contextlib
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed, impossible
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import slurm_commands as commands
@@ -25,10 +23,10 @@ from gpuyard.engines.cluster.site import (
     SiteState,
     SiteUnreachable,
 )
-from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
+from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits
+from gpuyard.system.run_command import NotInTime, run_command
 
 _LIMIT_S = 30.0
-_REAP_S = 1.0
 _ACCOUNTING_PAUSE_S = 600.0
 
 
@@ -37,9 +35,9 @@ class SlurmSite:
 
     name = "slurm"
 
-    def __init__(self, settings: SlurmSettings, *, limit_s: float = _LIMIT_S) -> None:
+    def __init__(self, settings: SlurmConfig, *, limit_s: float | None = None) -> None:
         self._settings = settings
-        self._limit_s = limit_s
+        self._limit_s = limit_s or _LIMIT_S
         self._limits: SlurmLimits | None = None
         self._jobs: dict[str, str] = {}  # Slurm's job number by token
         self._keeps_comments = False
@@ -179,42 +177,20 @@ class SlurmSite:
 
     def _run(self, command: Sequence[str], variables: Mapping[str, str], stdin: bytes = b"") -> bytes:
         """Run a command, and return its standard output."""
-        program = command[0]
-        process = _start(command, {**commands.environment(os.environ), **variables})
+        program, variables = command[0], {**commands.environment(os.environ), **variables}
         try:
-            printed, errors = process.communicate(stdin, timeout=self._limit_s)
-        except subprocess.TimeoutExpired as error:
-            so_far = (error.stderr or b"").decode("utf-8", "replace")
+            status, printed, errors = run_command(command, variables, self._limit_s, stdin)
+        except NotInTime as error:
+            so_far = error.errors.decode("utf-8", "replace")
             raise commands.unanswered(program, self._limit_s, so_far) from error
-        finally:
-            _end(process)
-        if process.returncode:
-            fault = commands.fault_of(program, process.returncode, errors.decode("utf-8", "replace"))
-            if fault is not None:
-                raise fault
+        except FileNotFoundError as error:
+            hint = "start the daemon where Slurm's commands are"
+            raise SiteUnreachable(f"there is no {program} on PATH", hint=hint) from error
+        except OSError as error:
+            raise SiteUnreachable(f"{program} cannot start: {error.strerror}") from error
+        except ValueError as error:
+            raise SiteRefused(f"invalid options for {program}: {error}") from error
+        fault = commands.fault_of(program, status, errors.decode("utf-8", "replace")) if status else None
+        if fault is not None:
+            raise fault
         return printed
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    try:
-        return subprocess.Popen(
-            command, env=environment, cwd="/", stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-    except FileNotFoundError as error:
-        raise SiteUnreachable(
-            f"there is no {command[0]} on PATH", hint="start the daemon where Slurm's commands are"
-        ) from error
-    except OSError as error:
-        raise SiteUnreachable(f"{command[0]} cannot start: {error.strerror}") from error
-    except ValueError as error:
-        raise SiteRefused(f"invalid options for {command[0]}: {error}") from error
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command and its children if it still runs."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_REAP_S)

@@ -8,8 +8,6 @@ with its terms and elements, which is always complete; `submitted`; and for each
   either runs or never will, however late other messages are.
 - A file that cannot be read completely counts as not written yet.
 - A submission is renamed before it is removed, so that no late supervisor finds half of it.
-- The folder must be this user's alone (`private_files.check_folder`). A supervisor runs a submission only if its digest
-  is the one in the supervisor's command, which the site passes on.
 
 Every call may raise EnvironmentFault. For one thread at a time.
 """

@@ -2,8 +2,7 @@
 
 - A result is a file or link that was not copied from the tree, or that has changed since. `__pycache__` is none, and
   nothing that is mounted in the snapshot.
-- On one disk a result is a hard link in the tree: what a job goes on writing to it is there, too. Else it is a copy,
-  which is made again if the file changes.
+- On one disk a result is a hard link in the tree; else it is a copy, which is made again if the file changes.
 - A file of the tree that has changed since the submission is never overwritten: the result gets the name of the job
   behind its own, such as `results.csv.job-17`.
 - Nothing is written through a symbolic link of the tree. Each file appears whole, and a crash loses none.
@@ -14,6 +13,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 
@@ -24,7 +24,6 @@ from gpuyard.system.folder_tree import FOLDER, Entry, FolderTree, Mounted, mount
 from gpuyard.system.snapshot_files import BROUGHT, FILES, TREE, UNBROUGHT, listing_text, read_listing
 
 _log = logging.getLogger(__name__)
-_CHUNK = 1 << 20
 # Size and time of change.
 Version = tuple[int, int]
 
@@ -229,20 +228,13 @@ def _open_or_make(name: str, folder: int) -> int:
 
 def _copy(entry: Entry, name: str, folder: int) -> None:
     """Raises Mounted if another file is mounted in its place."""
-    reading = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=entry.folder)
-    try:
-        if mount_of(reading) != mount_of(entry.folder):
+    with open(os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=entry.folder), "rb") as source:
+        if mount_of(source.fileno()) != mount_of(entry.folder):
             raise Mounted(entry.path)
-        found = os.fstat(reading)
+        found = os.fstat(source.fileno())
         writing = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        try:
-            while content := os.read(reading, _CHUNK):
-                left = memoryview(content)
-                while left:
-                    left = left[os.write(writing, left) :]
+        with open(writing, "wb") as target:
+            shutil.copyfileobj(source, target)
+            target.flush()  # a later write would change the time again
             os.fchmod(writing, stat.S_IMODE(found.st_mode))
             os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)

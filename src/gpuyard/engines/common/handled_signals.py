@@ -1,8 +1,8 @@
 """Which signals a process handles, as the system shows it. Standard library only: cluster nodes use it, too.
 
-Programs around a job's program do not count: they catch or block every signal, to ignore it or to pass it on, whether
-the program handles it or not. These are the runner of a task, the tool that runs a job's container, its helper conmon,
-and the first process of a container if it only waits for signals, as an init does.
+Programs around a job's program do not count, as they catch or block signals only to pass them on or to ignore them: the
+runner of a task, the tool of a container, its helper conmon, and a container's first process that waits as an init
+does.
 """
 
 import os

@@ -1,14 +1,9 @@
 """The relay: stands between a program and its log, and begins each line with the time (`submit --timestamps`).
 
-The keeper starts it in place of the program, whose parent it is. So output has its times, whatever becomes of the
-daemon. It uses the standard library alone.
-
-- Bytes are passed on as they come. The time is that of the first byte of a line, in the time zone of the job, and
-  stands again after each carriage return.
-- If standard output and standard error are one file, both are one pipe here: their order stays.
-- Signals are for the program; the relay ends after it, with its status.
-- Processes that the program left behind may hold the pipe. A child of the relay then goes on reading.
-- The relay keeps the log within its cap exactly: a program that writes faster waits for it.
+The keeper starts it in place of the program, whose parent it is. It uses the standard library alone. Bytes are passed
+on as they come; the time is that of the first byte of a line, and stands again after each carriage return. The relay
+ends after the program, with its status; if processes that the program left behind hold the pipe, a child of the relay
+goes on reading. It keeps the log within its cap exactly: a program that writes faster waits for it.
 """
 
 import contextlib

@@ -6,15 +6,14 @@ Each removal has a thread. A tool that has not ended after 30 s is killed. A rem
 
 import contextlib
 import logging
-import os
 import shlex
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 
 from msgspec import Struct
+
+from gpuyard.system.run_command import NotInTime, run_command
 
 _log = logging.getLogger(__name__)
 _LIMIT_S = 30.0
@@ -67,21 +66,12 @@ class ContainerRemoval:
 
 def _try_to_remove(removal: RemoveCommand) -> str | None:
     """Return why the container is still there, or None if it is gone."""
-    null, pipe = subprocess.DEVNULL, subprocess.PIPE
     try:
-        tool = subprocess.Popen(
-            removal.command, env=removal.environment, stdin=null, stdout=null, stderr=pipe, cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
+        status, _, said = run_command(removal.command, removal.environment, _LIMIT_S)
     except OSError as error:
         return str(error)
-    try:
-        said = tool.communicate(timeout=_LIMIT_S)[1]
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(tool.pid, signal.SIGKILL)
-        tool.communicate()
+    except NotInTime:
         return f"it did not end within {_LIMIT_S:g} s"
-    if tool.returncode == 0 or _NOT_THERE in said.lower():
+    if status == 0 or _NOT_THERE in said.lower():
         return None
-    return said.decode(errors="replace").strip() or f"exit status {tool.returncode}"
+    return said.decode(errors="replace").strip() or f"exit status {status}"

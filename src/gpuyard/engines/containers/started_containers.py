@@ -1,11 +1,11 @@
 """Runs attempts in containers, and removes each container at the end, however it ends.
 
 A record, a small file, is written before a container can exist and removed when the container is gone. So a daemon that
-takes over removes what an earlier one left, also after the keeper was killed. The tool removes the container itself
-when the program ends (`--rm`); `TOOL rm` runs only after other ends: the tool was killed, or could not start it.
+takes over removes what an earlier one left. The tool removes the container itself when the program ends (`--rm`);
+`TOOL rm` runs only after other ends: the tool was killed, or could not start it.
 
 Until its container is gone the end of an attempt is held back, and with it its lease: the container may go on under its
-daemon, with the GPU. Not for longer than 10 s: that daemon may hang (`container_removal.py`).
+daemon, with the GPU. Not for longer than 10 s: that daemon may hang.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.container import Container, Mount, variables_to_pass
 from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.core.units import MB
 from gpuyard.engines.containers.container_removal import ContainerRemoval, RemoveCommand
 from gpuyard.engines.containers.device_options import device_options
 from gpuyard.engines.containers.installed_tools import has_podman_init
@@ -36,7 +37,6 @@ from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder
 
 _log = logging.getLogger(__name__)
-_MB = 1048576
 # The tools' own failures (125 to 127) and ends by signals start here. Below, the tool has removed the container.
 _LEAST_SUSPECT_STATUS = 125
 # What the tool needs to find the container again.
@@ -77,7 +77,7 @@ class StartedContainers:
                 labels=(("gpuyard.job", str(launch.job_id)), ("gpuyard.attempt", str(launch.attempt)),
                         ("gpuyard.queue", queue)),
                 devices=device_options(container.tool, launch.devices),
-                shm_mb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MB // 2,
+                shm_mb=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MB // 2,
                 has_stdin=launch.stdin is not None,
                 has_init=has_podman_init(),
             )

@@ -185,9 +185,10 @@ class LocalEngine(PlacesNothing):
         return begun
 
     def _note_begun(self, entry: JournalEntry) -> None:
-        job_id, attempt = map(int, entry.key.split("."))
-        at = None if entry.at is None else wall_time_of(entry.at)
-        self._begun.append(SiteStatus(job_id=job_id, attempt=attempt, site_id="", at=at, keeper_pid=entry.keeper))
+        if entry.at is not None:  # else it is the first of its slice, and recorded as begun
+            job_id, attempt = map(int, entry.key.split("."))
+            at = wall_time_of(entry.at)
+            self._begun.append(SiteStatus(job_id=job_id, attempt=attempt, site_id="", at=at, keeper_pid=entry.keeper))
 
     def _send(self, batch: Sequence[_Prepared]) -> bool:
         own = batch[0].keeper

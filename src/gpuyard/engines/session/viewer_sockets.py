@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from gpuyard.engines.session import viewer
 from gpuyard.engines.session.poll_loop import Loop
+from gpuyard.engines.session.viewer import CLOSED, END, OUTPUT, FrameDecoder, frame
 from gpuyard.system import user_sockets
 
 _REMEMBERED = 1 << 18
@@ -53,7 +53,7 @@ class ViewerSockets:
         if len(self._recent) > 2 * _REMEMBERED:
             del self._recent[:-_REMEMBERED]
         for each in list(self._viewers.values()):
-            each.send(viewer.OUTPUT, output)
+            each.send(OUTPUT, output)
             self._push(each)
 
     def end(self, status: int, text: str, wait_s: float) -> None:
@@ -81,7 +81,7 @@ class ViewerSockets:
         connection = _ViewerConnection(link)
         self._viewers[link.fileno()] = connection
         self._loop.watch(link.fileno(), lambda event: self._serve(connection, event))
-        connection.send(viewer.OUTPUT, self._recent_output())
+        connection.send(OUTPUT, self._recent_output())
         self._push(connection)
 
     def _serve(self, connection: "_ViewerConnection", event: int) -> None:
@@ -99,7 +99,7 @@ class ViewerSockets:
             received = b""
         is_closed = False
         for kind, content in connection.frames.feed(received):
-            is_closed = is_closed or kind == viewer.CLOSED
+            is_closed = is_closed or kind == CLOSED
             if kind in self._handlers:
                 self._handlers[kind](content)
         if is_closed or not received:
@@ -127,13 +127,13 @@ class _ViewerConnection:
     def __init__(self, link: socket.socket) -> None:
         link.settimeout(0)
         self.link = link
-        self.frames = viewer.FrameDecoder()
+        self.frames = FrameDecoder()
         self.unsent = bytearray()
         self._is_behind = False
 
     def send(self, kind: int, content: bytes) -> None:
         if not self._is_behind:
-            self.unsent += viewer.frame(kind, content)
+            self.unsent += frame(kind, content)
             self._is_behind = len(self.unsent) > _FAR_BEHIND
 
     def push(self, recent_output: Callable[[], bytes]) -> None:
@@ -145,7 +145,7 @@ class _ViewerConnection:
     def end(self, content: bytes, recent_output: bytes, deadline: float) -> None:
         if self._is_behind:
             self._catch_up(recent_output)
-        self.unsent += viewer.frame(viewer.END, content)
+        self.unsent += frame(END, content)
         with contextlib.suppress(OSError):
             self.link.settimeout(max(0.01, deadline - time.monotonic()))
             self.link.sendall(self.unsent)
@@ -153,4 +153,4 @@ class _ViewerConnection:
 
     def _catch_up(self, recent_output: bytes) -> None:
         self._is_behind = False
-        self.unsent += viewer.frame(viewer.OUTPUT, _LEFT_OUT + recent_output)
+        self.unsent += frame(OUTPUT, _LEFT_OUT + recent_output)

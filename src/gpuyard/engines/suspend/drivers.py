@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.core.snapshot import Device, Vendor
+from gpuyard.core.units import MB
 from gpuyard.engines.suspend.prefault import Prefault
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 
@@ -43,7 +44,6 @@ _ERRORS = {
 _NOT_NVIDIA = "{} is no NVIDIA device, and only NVIDIA's driver can suspend programs"
 _IN_PROGRESS = (4, 5)  # only newer drivers report these; older ones answer when they are done
 _POLL_S = 0.05
-_MB = 1048576
 
 
 class CudaProcessState(IntEnum):
@@ -76,6 +76,7 @@ class Cuda:
 
     def __init__(self, lock_timeout_s: float) -> None:
         self._lock_timeout_ms = round(lock_timeout_s * 1000)
+        self._devices: list[str] = []
         try:
             self._library = ctypes.CDLL(LIBRARY)
         except OSError as error:
@@ -88,7 +89,7 @@ class Cuda:
         if device_id.startswith("MIG-"):
             raise CannotSuspend(f"{device_id} is a MIG device, and the driver cannot suspend programs on it")
         with _nvml(device_id):
-            pass
+            self._devices.append(device_id)
 
     def state(self, pid: int) -> CudaProcessState | None:
         """Return None if the process uses no device."""
@@ -106,7 +107,7 @@ class Cuda:
         self._call("Lock", pid, self._lock_timeout_ms)
 
     def suspend(self, pid: int) -> None:
-        with Prefault(pid, round(self._held_everywhere(pid) * _MB)):
+        with Prefault(pid, round(self._held_everywhere(pid) * MB)):
             self.checkpoint(pid)
 
     def checkpoint(self, pid: int) -> None:
@@ -123,23 +124,24 @@ class Cuda:
 
     def free_mb(self, device_id: str) -> float:
         with _nvml(device_id) as (pynvml, device):
-            return float(pynvml.nvmlDeviceGetMemoryInfo(device).free) / _MB
+            return float(pynvml.nvmlDeviceGetMemoryInfo(device).free) / MB
 
     def used_mb(self, device_id: str) -> float:
         with _nvml(device_id) as (pynvml, device):
-            return float(pynvml.nvmlDeviceGetMemoryInfo(device).used) / _MB
+            return float(pynvml.nvmlDeviceGetMemoryInfo(device).used) / MB
 
     def held_mb(self, device_id: str, pids: Collection[int]) -> float:
         """Return how much memory these processes hold on the device, as far as the driver reports it."""
         with _nvml(device_id) as (pynvml, device):
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
-        return float(sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)) / _MB
+        return float(sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)) / MB
 
     def _held_everywhere(self, pid: int) -> float:
-        """Return how many MB a process holds on all devices, or all processes if the driver does not say."""
+        """Return how many MB a process holds on the devices that were checked, or all processes if the driver does not
+        say."""
         held = used = 0.0
         with contextlib.suppress(DriverError):
-            for device_id in _device_ids():
+            for device_id in self._devices:
                 held, used = held + self.held_mb(device_id, {pid}), used + self.used_mb(device_id)
         return held or used
 
@@ -164,17 +166,6 @@ def _nvml(device_id: str) -> Iterator[tuple[Any, Any]]:
         yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(device_id)
     except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
         raise CannotSuspend(_NOT_NVIDIA.format(device_id)) from None
-    except pynvml.NVMLError as error:
-        raise DriverError(f"NVML: {error}") from None
-
-
-def _device_ids() -> list[str]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
     except pynvml.NVMLError as error:
         raise DriverError(f"NVML: {error}") from None
 

@@ -1,6 +1,4 @@
-"""The process that suspends or resumes one attempt: `python -P -m gpuyard.engines.suspend.helper_process ORDER`.
-
-It has a session of its own, because it calls drivers, which may hang.
+"""The process that suspends or resumes one attempt: it calls drivers, which may hang.
 
 - It holds the attempt's lock file as long as it lives. So a helper that a dead daemon left behind and a new helper
   never work on the same attempt at once.

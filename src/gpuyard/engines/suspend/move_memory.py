@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
-from gpuyard.core.units import format_size
+from gpuyard.core.units import MB, format_size
 from gpuyard.engines.local import system_processes
 from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses
@@ -38,7 +38,6 @@ _STOPS_WITHIN_S = 1.0
 _MUTEX_WITHIN_S = 2.0
 _POLL_S = 0.002
 _MOST_THREADS = 16
-_MB = 1048576
 # What each process may keep on its devices when it has parked its memory: its contexts.
 _CONTEXTS_MB = 1024.0
 _NO_PROCESSES = "it has no processes: it may just have ended"
@@ -164,7 +163,7 @@ class MemoryMover:
         self.not_parked = program.refusal or ""
         if parked_bytes is None:
             return
-        self.parked_mb = parked_bytes / _MB
+        self.parked_mb = parked_bytes / MB
         self._add_held(processes)
         left_mb, self.held_mb = sum(self.held_mb.values()), held_mb
         if len(held_mb) == 1 and sum(held_mb.values()) < self.parked_mb:  # it had parked already, for an earlier helper

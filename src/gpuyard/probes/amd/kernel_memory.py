@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuyard.core.snapshot import Device, Process
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import without_number
-from gpuyard.probes.common.kernel_files import FIRST_PID_NAMESPACE, read_text
+from gpuyard.probes.common.kernel_files import read_text, sees_all_processes
 
 _FIGURES = ("total", "used")
 # The place of a card on its bus; the upper bits number its partitions.
@@ -34,7 +34,7 @@ class KernelMemory:
         self._numbers: Mapping[str, int] = {}  # by PCI bus id
 
     def find_cards(self) -> None:
-        self._numbers = _card_numbers(self._kfd / "topology/nodes") if self._has_own_pids() else {}
+        self._numbers = _card_numbers(self._kfd / "topology/nodes") if sees_all_processes(self._root) else {}
 
     def used_mb(self, device: Device) -> tuple[float, float] | None:
         """Return the memory of the card and how much of it is used, or None if the kernel does not say."""
@@ -85,12 +85,6 @@ class KernelMemory:
 
     def _name(self, pid: int) -> str | None:
         return parse_numbers.words(read_text(self._root / "proc" / str(pid) / "comm"))
-
-    def _has_own_pids(self) -> bool:
-        try:
-            return os.readlink(self._root / "proc/self/ns/pid") == FIRST_PID_NAMESPACE
-        except OSError:
-            return False
 
 
 def _card_numbers(nodes: Path) -> dict[str, int]:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeDenied, ProbeError
-from gpuyard.probes.apple import ioreg, powermetrics
+from gpuyard.probes.apple.ioreg import IOREG, IOREG_COMMAND, parse_ioreg
+from gpuyard.probes.apple.powermetrics import POWERMETRICS, POWERMETRICS_COMMAND, parse_powermetrics
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.probe_calls import Deadline, problem_beside, run_until
 from gpuyard.probes.common.run_tool import find_any_tool, run_tool
@@ -27,7 +28,7 @@ class AppleProbe:
         self._denied: ProbeDenied | None = None
 
     def read(self, timeout_s: float) -> Reading:
-        find_any_tool((powermetrics.SOURCE, ioreg.SOURCE))
+        find_any_tool((POWERMETRICS, IOREG))
         with ThreadPoolExecutor(max_workers=3) as pool:
             power = pool.submit(self._ask_powermetrics, timeout_s)
             registry = pool.submit(_attempt, read_ioreg, timeout_s)
@@ -46,13 +47,13 @@ class AppleProbe:
 
 def read_powermetrics(timeout_s: float) -> Reading:
     try:
-        return powermetrics.parse(run_tool(powermetrics.COMMAND, timeout_s).require_success())
+        return parse_powermetrics(run_tool(POWERMETRICS_COMMAND, timeout_s).require_success())
     except ProbeDenied as error:
         raise ProbeDenied(error.source, error.message, hint=_NEEDS_ROOT) from error
 
 
 def read_ioreg(timeout_s: float) -> Reading:
-    return ioreg.parse(run_tool(ioreg.COMMAND, timeout_s).require_success())
+    return parse_ioreg(run_tool(IOREG_COMMAND, timeout_s).require_success())
 
 
 def unified_memory_limit_mb(timeout_s: float) -> float | None:

@@ -16,8 +16,8 @@ from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.common import parse_numbers
 
-SOURCE = "ioreg"
-COMMAND = (SOURCE, "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
+IOREG = "ioreg"
+IOREG_COMMAND = (IOREG, "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
 
 _NODE = re.compile(r"[\s|]*\+-o\s.*<class\s+([^,>]+)")
 _PROPERTY = re.compile(r'[\s|]*"([^"]+)"\s*=\s*(.*)')
@@ -34,10 +34,10 @@ class _IoregNode(Struct, kw_only=True):
     statistics: dict[str, str] | None = None
 
 
-def parse(text: str) -> Reading:
+def parse_ioreg(text: str) -> Reading:
     found = [node for node in _nodes(text) if node.statistics is not None or "Accelerator" in (node.class_name or "")]
     if not found:
-        raise ProbeGarbled(SOURCE, "its output lists no accelerator")
+        raise ProbeGarbled(IOREG, "its output lists no accelerator")
     return Reading(devices=tuple(_device(index, node) for index, node in enumerate(found)))
 
 

@@ -14,10 +14,9 @@ from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.common import parse_numbers
 
-SOURCE = "powermetrics"
+POWERMETRICS = "powermetrics"
 # One sample: power is averaged over the interval of 200 ms, which is most of the run time.
-COMMAND = (SOURCE, "--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", "200")
-_COMMAND_LINE = " ".join(COMMAND)
+POWERMETRICS_COMMAND = (POWERMETRICS, "--samplers", "gpu_power", "-f", "plist", "-n", "1", "-i", "200")
 
 # Errors that plistlib raises for a damaged document: a misplaced tag, an invalid date.
 _PLIST_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, ExpatError)
@@ -25,12 +24,13 @@ _CONTROL = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f]")  # process names contain 
 _BETWEEN_PLISTS = re.compile(r"\x00|(?=<\?xml)")
 
 
-def parse(text: str) -> Reading:
+def parse_powermetrics(text: str) -> Reading:
     documents = (_plist(chunk) for chunk in _BETWEEN_PLISTS.split(text))
     found = [_devices(document) for document in documents if isinstance(document, dict)]
     samples = [devices for devices in found if devices]
     if not samples:
-        raise ProbeGarbled(SOURCE, "its output holds no whole sample of a GPU", hint=f"print it with `{_COMMAND_LINE}`")
+        hint = f"print it with `{' '.join(POWERMETRICS_COMMAND)}`"
+        raise ProbeGarbled(POWERMETRICS, "its output holds no whole sample of a GPU", hint=hint)
     return Reading(devices=max(reversed(samples), key=_known_figures))
 
 
@@ -58,7 +58,7 @@ def _devices(document: dict[str, Any]) -> tuple[Device, ...]:
     if isinstance(gpu, dict) or "gpu_power" in parts:
         own = gpu if isinstance(gpu, dict) else {}
         power = _power(own, parts, parse_numbers.number(document.get("elapsed_ns")))
-        return (_device(0, _name("Apple GPU", model), _complement(own.get("idle_ratio"), 1.0), power),)
+        return (_measured(0, _name("Apple GPU", model), _complement(own.get("idle_ratio"), 1.0), power),)
     devices = []
     for index, found in enumerate(intel_gpus if isinstance(intel_gpus, list) else ()):
         if isinstance(found, dict):
@@ -66,7 +66,7 @@ def _devices(document: dict[str, Any]) -> tuple[Device, ...]:
             # The keys are lines of the tool's text: padded with spaces, with a colon at the end.
             plain = {key.strip(" :"): value for key, value in counters.items()} if isinstance(counters, dict) else {}
             name = _name(parse_numbers.words(found.get("name")), model)
-            devices.append(_device(index, name, parse_numbers.percent(plain.get("GPU Busy"))))
+            devices.append(_measured(index, name, parse_numbers.percent(plain.get("GPU Busy"))))
     return tuple(devices)
 
 
@@ -90,7 +90,7 @@ def _name(name: str | None, model: str | None) -> str | None:
     return f"{name or 'GPU'} ({model})" if model else name
 
 
-def _device(index: int, name: str | None, busy: float | None, power: float | None = None) -> Device:
+def _measured(index: int, name: str | None, busy: float | None, power: float | None = None) -> Device:
     return Device(
         id=f"apple-gpu-{index}",
         vendor=Vendor.APPLE,

@@ -25,7 +25,7 @@ from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeMissing
 from gpuyard.probes.common import parse_numbers
 from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.kernel_files import FIRST_PID_NAMESPACE, read_text
+from gpuyard.probes.common.kernel_files import read_text, sees_all_processes
 from gpuyard.probes.common.probe_calls import Deadline
 from gpuyard.probes.intel.intel_cards import DRIVERS, IntelCard, find_files, list_cards, processes_of
 
@@ -76,7 +76,7 @@ class IntelSysfs:
         if not cards:
             raise ProbeMissing(NAME, "there is no Intel GPU under /sys/class/drm")
         sensors = {card.id: _read_sensors(card, self._clock()) for card in cards}
-        view = _scan_clients(self._root / "proc", deadline, self._clock())
+        view = _scan_clients(self._root, deadline, self._clock())
         devices = [self._device(card, sensors[card.id], view, is_only=len(cards) == 1) for card in cards]
         self._view, self._sensors = view, sensors
         return Reading(devices=with_distinct_ids(devices))
@@ -139,13 +139,14 @@ def _power(before: _Sensors | None, now: _Sensors) -> float | None:
     return round(spent_j / elapsed_s, 2) if elapsed_s > 0 and spent_j >= 0 else None
 
 
-def _scan_clients(proc: Path, deadline: Deadline, now: float) -> FdinfoScan:
+def _scan_clients(root: Path, deadline: Deadline, now: float) -> FdinfoScan:
     found: dict[str, DrmClient] = {}
+    proc = root / "proc"
     try:
         pids = sorted(int(name) for name in os.listdir(proc) if name.isascii() and name.isdigit())
     except OSError:
         pids = []
-    is_whole = 1 in pids and _link(proc / "self/ns/pid") == FIRST_PID_NAMESPACE
+    is_whole = 1 in pids and sees_all_processes(root)
     for pid in pids:
         if deadline.is_over():
             is_whole = False

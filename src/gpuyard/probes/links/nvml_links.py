@@ -48,7 +48,7 @@ def read_nvml_links(devices: Sequence[Device]) -> Topology:
         raise ProbeCrashed("nvml", f"NVML says: {error}") from error
     try:
         cards = [card for device in devices if (card := _read_card(nvml, device)) is not None]
-        return Topology(links=tuple(_links(nvml, cards)))
+        return Topology(links=tuple(_nvml_links(nvml, cards)))
     finally:
         with contextlib.suppress(nvml.NVMLError):  # the probe that initialised it first has closed it
             nvml.nvmlShutdown()
@@ -73,7 +73,7 @@ def _read_card(nvml: ModuleType, device: Device) -> _LinkedCard | None:
     return _LinkedCard(device=device, handle=handle, to_cards=to_cards, to_switches=to_switches)
 
 
-def _links(nvml: ModuleType, cards: Sequence[_LinkedCard]) -> Iterator[Link]:
+def _nvml_links(nvml: ModuleType, cards: Sequence[_LinkedCard]) -> Iterator[Link]:
     for one, other in combinations(cards, 2):
         count = one.to_cards[other.device.pci_bus_id] or _switched(nvml, one, other)
         kind = LinkKind.NVLINK if count else None

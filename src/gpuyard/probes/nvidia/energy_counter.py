@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-ASK_COUNTER_AGAIN_AFTER_S = 10.0
+# Figures that the driver takes long to answer for, or that change seldom.
+ASK_RARELY_S = 10.0
 
 
 class _Counter(Struct):
@@ -30,7 +31,7 @@ class EnergyCounters:
     def read(self, card_id: str, power_w: float | None, now: float, ask: Callable[[], float | None]) -> float | None:
         """Return the joules that the card has used. `ask` asks the driver, and returns None if it has no counter."""
         card = self._cards.get(card_id)
-        is_due = card is None or now - card.asked_at >= ASK_COUNTER_AGAIN_AFTER_S
+        is_due = card is None or now - card.asked_at >= ASK_RARELY_S
         if card is None or is_due or power_w is None or card.power_w is None:
             return self._ask(card_id, power_w, now, ask())
         card.expected_j += (card.power_w + power_w) / 2 * (now - card.at)

@@ -17,6 +17,8 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-
 _LONGEST_RECORD = 8192
 # What is left for the next call, so that a flood of messages does not delay a reading.
 _MOST_RECORDS = 1000
+# Xids of one card.
+MOST_REMEMBERED = 32
 
 
 def find_xids(text: str) -> Iterator[tuple[str, int]]:

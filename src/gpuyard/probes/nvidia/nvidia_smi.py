@@ -15,7 +15,7 @@ from gpuyard.core.snapshot import Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled
 from gpuyard.probes.common.probe_calls import Deadline, problem_beside, run_until
 from gpuyard.probes.common.run_tool import ToolOutput
-from gpuyard.probes.nvidia.kernel_log import KernelLog
+from gpuyard.probes.nvidia.kernel_log import MOST_REMEMBERED, KernelLog
 from gpuyard.probes.nvidia.nvidia_smi_csv import parse_apps, parse_csv
 from gpuyard.probes.nvidia.nvidia_smi_health import with_xids
 from gpuyard.probes.nvidia.nvidia_smi_xml import parse_xml
@@ -29,8 +29,6 @@ _COLUMNS = (
 _GPUS = ("nvidia-smi", f"--query-gpu={_COLUMNS}", "--format=csv")
 _APPS = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name", "--format=csv")
 
-_MOST_REMEMBERED = 32
-
 
 class NvidiaSmi:
     def __init__(self, root: Path = Path("/")) -> None:
@@ -41,7 +39,7 @@ class NvidiaSmi:
     def read(self, timeout_s: float) -> Reading:
         for bus_id, code in self._kernel_log.new_xids():
             events = (*self._xids.get(bus_id, ()), XidEvent(code=code, at=time.time()))
-            self._xids[bus_id] = events[-_MOST_REMEMBERED:]
+            self._xids[bus_id] = events[-MOST_REMEMBERED:]
         reading = self._read(timeout_s)
         return replace(reading, devices=with_xids(reading.devices, self._xids)) if self._xids else reading
 

@@ -30,16 +30,15 @@ from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT
 from gpuyard.core.snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.probes.common.device_ids import pci_bus_id
+from gpuyard.probes.common.parse_numbers import megabytes
 from gpuyard.probes.common.probe_calls import as_problem
 from gpuyard.probes.common.process_info import larger_mb, one_per_pid
-from gpuyard.probes.nvidia.energy_counter import EnergyCounters
+from gpuyard.probes.nvidia.energy_counter import ASK_RARELY_S, EnergyCounters
 from gpuyard.probes.nvidia.nvml_health import NvmlHealth
 from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.process_loads import window_start, with_loads
 
 SETUP_AGAIN_AFTER_S = 30.0
-ASK_MIG_AGAIN_AFTER_S = 10.0
-_MIB = 1048576
 _HINT_MISSING = "it comes with NVIDIA's driver"
 _HINT_DENIED = (
     "look at the permissions of /dev/nvidia*, and at the device limits of your cgroup (a job's, a container's)"
@@ -80,7 +79,7 @@ class Nvml:
         try:
             if self._needs_setup(driver.nvml):
                 self._set_up(driver)
-            if time.monotonic() - self._mig_asked_at > ASK_MIG_AGAIN_AFTER_S:
+            if time.monotonic() - self._mig_asked_at > ASK_RARELY_S:
                 self._ask_mig(driver)
             measured = [_measure(driver, card) for card in self._cards]
             self._health.collect_events(driver, [(card.device, card.handle) for card in self._cards])
@@ -193,7 +192,7 @@ class _Driver:
 
     def joules(self, card: _NvmlCard, power_w: float | None) -> float | None:
         def ask() -> float | None:
-            return _joules(self.ask("nvmlDeviceGetTotalEnergyConsumption", card.handle))
+            return _thousandth(self.ask("nvmlDeviceGetTotalEnergyConsumption", card.handle))
 
         return self._energy_counters.read(card.device.id, power_w, time.monotonic(), ask)
 
@@ -289,13 +288,13 @@ def _measure(driver: _Driver, card: _NvmlCard) -> tuple[_NvmlCard, list[Device]]
 def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     driver.failed = False
     utilization = driver.ask("nvmlDeviceGetUtilizationRates", card.handle)
-    power_w = _watts(driver.ask("nvmlDeviceGetPowerUsage", card.handle))
+    power_w = _thousandth(driver.ask("nvmlDeviceGetPowerUsage", card.handle))
     device = replace(
         card.device,
         **_memory(driver, card.handle),
         utilization_percent=None if utilization is None else float(utilization.gpu),
         power_draw_w=power_w,
-        power_limit_w=_watts(driver.ask("nvmlDeviceGetEnforcedPowerLimit", card.handle)),
+        power_limit_w=_thousandth(driver.ask("nvmlDeviceGetEnforcedPowerLimit", card.handle)),
         energy_j=driver.joules(card, power_w),
         temperature_c=_temperature(driver, card.handle),
         processes=_processes(driver, card.handle),
@@ -372,15 +371,12 @@ def _processes(driver: _Driver, handle: Any) -> tuple[Process, ...] | None:
 
 
 def _mb(size: int | None) -> float | None:
-    return None if size is None else round(size / _MIB, 2)
+    return megabytes(size, "B")
 
 
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def _joules(millijoules: int | None) -> float | None:
-    return None if millijoules is None else millijoules / 1000
+def _thousandth(figure: int | None) -> float | None:
+    """Return watts or joules: NVML counts in mW and mJ."""
+    return None if figure is None else figure / 1000
 
 
 def _text(raw: str | bytes | None) -> str | None:

@@ -12,7 +12,6 @@
 
 import contextlib
 import ctypes
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,18 +23,14 @@ from msgspec.structs import replace
 
 from gpuyard.core.health_figures import HealthFigures, Throttle, XidEvent
 from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT
-from gpuyard.core.snapshot import Device
-from gpuyard.probes.nvidia.kernel_log import KernelLog
+from gpuyard.core.snapshot import UNEXPLAINED_MB, Device
+from gpuyard.probes.common.kernel_files import sees_all_processes
+from gpuyard.probes.nvidia.energy_counter import ASK_RARELY_S
+from gpuyard.probes.nvidia.kernel_log import MOST_REMEMBERED, KernelLog
 
-ASK_RARE_AGAIN_AFTER_S = 10.0
 ASK_THROTTLE_AGAIN_AFTER_S = 2.0
 UNRELEASED_AFTER_S = 10.0
-# A driver keeps less than this in use for itself.
-_UNRELEASED_MB = 1024.0
 _MOST_EVENTS = 64
-_MOST_REMEMBERED = 32
-# The inode of the first PID namespace: its number never changes.
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC
 # NVML's own numbers.
 _XID, _DOUBLE_BIT_ECC = 8, 2
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -65,8 +60,7 @@ class NvmlHealth:
         """`lists_all_processes`: whether the driver shows us all processes; by default, outside of containers."""
         self._cards: dict[str, _CardHealth] = {}
         self._kernel_log = KernelLog(root)
-        is_first = _pid_namespace(root) == _FIRST_PID_NAMESPACE
-        self._lists_all_processes = is_first if lists_all_processes is None else lists_all_processes
+        self._lists_all_processes = sees_all_processes(root) if lists_all_processes is None else lists_all_processes
         self._events: Any = None  # NVML's event set
         self._has_asked_for_events = False
         self._is_registered = False
@@ -122,7 +116,7 @@ class NvmlHealth:
 
     def _note_xid(self, card_id: str, code: int) -> None:
         card = self._card(card_id)
-        xids = (*card.figures.xids, XidEvent(code=code, at=time.time()))[-_MOST_REMEMBERED:]
+        xids = (*card.figures.xids, XidEvent(code=code, at=time.time()))[-MOST_REMEMBERED:]
         card.figures = replace(card.figures, xids=xids)
         card.rare_asked_at = float("-inf")
 
@@ -133,7 +127,7 @@ class NvmlHealth:
             card.throttle_asked_at = now
             card.figures = replace(card.figures, throttle=_throttle(driver, handle))
         is_busy = (device.utilization_percent or 0.0) > IDLE_PERCENT
-        if now - card.rare_asked_at > ASK_RARE_AGAIN_AFTER_S:
+        if now - card.rare_asked_at > ASK_RARELY_S:
             card.rare_asked_at = now
             card.figures = _with_rare_figures(card.figures, driver, handle, is_busy=is_busy)
         unreleased_mb = self._unreleased_mb(card, device, now)
@@ -157,7 +151,7 @@ class NvmlHealth:
 
     def _unreleased_mb(self, card: _CardHealth, device: Device, now: float) -> float | None:
         used = device.memory_used_mb
-        if not self._lists_all_processes or device.processes != () or used is None or used <= _UNRELEASED_MB:
+        if not self._lists_all_processes or device.processes != () or used is None or used <= UNEXPLAINED_MB:
             card.unused_since = None
             return None
         card.unused_since = now if card.unused_since is None else card.unused_since
@@ -191,10 +185,3 @@ def _with_rare_figures(before: HealthFigures, driver: AsksDriver, handle: Any, *
 
 def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
-
-
-def _pid_namespace(root: Path) -> int | None:
-    try:
-        return os.stat(root / "proc/self/ns/pid").st_ino
-    except OSError:
-        return None

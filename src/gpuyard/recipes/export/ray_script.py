@@ -14,22 +14,23 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.export import ExportedJob, NotExported
 from gpuyard.core.cluster.offer import gpu_count
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
-from gpuyard.engines.cluster.ray_api import RaySettings, address_of, request_of
+from gpuyard.engines.cluster.ray_api import address_of, request_of
 from gpuyard.engines.cluster.site import ClusterSubmission
 from gpuyard.recipes.export import script_text
 from gpuyard.recipes.export.script_text import JobGroup, Script, missing_dependencies
 
-_NAME = "ray"
-_HOW = (
+_RAY = "ray"
+_RAY_HOW = (
     "Run it where `ray` is installed; RAY_API_SERVER_ADDRESS is the dashboard's address. Jobs get the environment of",
     "Ray's nodes, which must see the folders that jobs run in. The script runs until all dependencies have ended.",
 )
-_SUBMIT = """
+_RAY_SUBMIT = """
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
 trap 'exit 1' HUP INT TERM
@@ -68,7 +69,7 @@ ended() {
 """
 
 
-def ray_script(jobs: Sequence[ExportedJob], settings: RaySettings, tags: Collection[str]) -> Script:
+def ray_script(jobs: Sequence[ExportedJob], settings: RayConfig, tags: Collection[str]) -> Script:
     """Return the script. `tags` are those with a limit on jobs that run at once."""
     groups = script_text.group_jobs(jobs)
     ids = {job.id for job in jobs}
@@ -85,20 +86,20 @@ def ray_script(jobs: Sequence[ExportedJob], settings: RaySettings, tags: Collect
 
     address = address_of(settings, {})
     default = shlex.quote(address) if settings.address is not None else f"${{RAY_ADDRESS:-{address}}}"
-    notes = script_text.loss_notes(jobs, _NAME, tags, find_losses)
-    lines = [*script_text.script_head("Ray", jobs, _HOW, notes)]
+    notes = script_text.loss_notes(jobs, _RAY, tags, find_losses)
+    lines = [*script_text.script_head("Ray", jobs, _RAY_HOW, notes)]
     # The user of the script may have set the address.
     lines.append(f'[ -n "${{RAY_API_SERVER_ADDRESS:-}}" ] || RAY_API_SERVER_ADDRESS={default}')
-    lines += ["export RAY_API_SERVER_ADDRESS", *_SUBMIT.splitlines()]
+    lines += ["export RAY_API_SERVER_ADDRESS", *_RAY_SUBMIT.splitlines()]
     if any(each.job_id in ids for job in jobs for each in job.after):
         lines += _AWAIT.splitlines()
     for group in groups:
-        content = [*script_text.set_command(group, '"$1"'), *_run_command(group)]
+        content = [*script_text.set_command(group, '"$1"'), *_run_in_ray(group)]
         lines += ["", *script_text.here_document(f'cat > "$folder/jobs/{group.first.id}.sh"', content)]
-    return Script(text="\n".join([*lines, "", *_submissions(groups, ids, settings)]) + "\n", notes=notes)
+    return Script(text="\n".join([*lines, "", *_ray_submissions(groups, ids, settings)]) + "\n", notes=notes)
 
 
-def _run_command(group: JobGroup) -> Iterator[str]:
+def _run_in_ray(group: JobGroup) -> Iterator[str]:
     first = group.first
     limit_s = first.terms.limit_s
     limit = "" if limit_s is None else f"timeout -k {first.grace_s:g} {limit_s:g} "
@@ -115,7 +116,7 @@ def _run_command(group: JobGroup) -> Iterator[str]:
     yield 'exit "$status"'
 
 
-def _submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: RaySettings) -> Iterator[str]:
+def _ray_submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: RayConfig) -> Iterator[str]:
     """Yield groups without dependencies first, because the script blocks on the others. Groups that are held, or that
     depend on jobs that the script does not submit, are commented out."""
     not_submitted: set[int] = set()
@@ -123,7 +124,7 @@ def _submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: Ray
         first = group.first
         missing = missing_dependencies(first, ids)
         missing += [each.job_id for each in first.after if each.job_id in not_submitted]
-        lines = _submission(group, _condition(first, ids), _request_options(first, settings))
+        lines = _ray_submission(group, _condition(first, ids), _ray_options(first, settings))
         if not missing and first.state is not JobState.HELD:
             yield from lines
             continue
@@ -132,7 +133,7 @@ def _submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: Ray
         not_submitted.update(job.id for job in group.jobs)
 
 
-def _submission(group: JobGroup, condition: str, options: Iterable[str]) -> Iterator[str]:
+def _ray_submission(group: JobGroup, condition: str, options: Iterable[str]) -> Iterator[str]:
     arguments = [*options, "--", "sh", f"{group.first.id}.sh"]
     numbers = [[str(number)] for number in group.numbers] or [[]]
     lines = [
@@ -158,8 +159,8 @@ def _condition(job: ExportedJob, ids: Collection[int]) -> str:
     return " && ".join(f"ended {kind} {' '.join(map(str, others))}" for kind, others in kinds.items())
 
 
-def _request_options(job: ExportedJob, settings: RaySettings) -> Iterator[str]:
-    terms = replace(job.terms, options=job.terms.options if job.engine == _NAME else ())
+def _ray_options(job: ExportedJob, settings: RayConfig) -> Iterator[str]:
+    terms = replace(job.terms, options=job.terms.options if job.engine == _RAY else ())
     placeholder = ClusterSubmission(token="", terms=terms, count=1, folder="", supervisor=())
     for field, value in request_of(placeholder, 0, settings.card_mb).items():
         if field.startswith("entrypoint_"):

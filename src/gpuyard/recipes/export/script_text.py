@@ -17,7 +17,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpuyard.core.cluster.export import ExportedJob, NotExported
-from gpuyard.core.job.job import DEFAULT_GRACE_S
+from gpuyard.core.job.job_spec import DEFAULT_GRACE_S
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 

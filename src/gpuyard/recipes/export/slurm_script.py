@@ -11,21 +11,22 @@ from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.export import ExportedJob, NotExported
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.engines.cluster.site import ClusterSubmission
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings, submit_command
+from gpuyard.engines.cluster.slurm_commands import submit_command
 from gpuyard.recipes.export import script_text
 from gpuyard.recipes.export.script_text import JobGroup, Script, missing_dependencies
 
-_NAME = "slurm"
-_HOW = (
+_SLURM = "slurm"
+_SLURM_HOW = (
     "Run it where `sbatch` is installed. Jobs get the environment of the shell that runs it, and write to slurm-*.out",
     "in its folder. Nodes must see the folders that jobs run in.",
 )
-_SUBMIT = """
+_SLURM_SUBMIT = """
 # Usage: submit GPUYARD_JOB SBATCH_OPTIONS...
 submit() {
     name=$1
@@ -42,14 +43,14 @@ _ENGINE_ONLY = ("sbatch", "--parsable", "--no-requeue", "--export=ALL")
 _KINDS = {DependencyKind.OK: "afterok", DependencyKind.ANY: "afterany", DependencyKind.FAILED: "afternotok"}
 
 
-def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmSettings, tags: Collection[str]) -> Script:
+def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmConfig, tags: Collection[str]) -> Script:
     """Return the script. `tags` are those with a limit on jobs that run at once."""
     groups = script_text.group_jobs(jobs)
     group_counts = Counter(group.first.terms.group for group in groups)
 
     def find_losses(job: ExportedJob) -> dict[NotExported, bool]:
         terms = job.terms
-        has_whole_gpus = any(option.startswith("--gres=gpu") for option in _request_options(job, settings))
+        has_whole_gpus = any(option.startswith("--gres=gpu") for option in _slurm_options(job, settings))
         return {
             NotExported.PRIORITY: terms.priority > settings.nice_base,
             NotExported.AT_ONCE: terms.at_most is not None and group_counts[terms.group] > 1,
@@ -58,11 +59,11 @@ def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmSettings, tags: Col
             NotExported.ONE_FAILED: _mixes_kinds(job),
         }
 
-    notes = script_text.loss_notes(jobs, _NAME, tags, find_losses)
-    lines = [*script_text.script_head("Slurm", jobs, _HOW, notes), *_SUBMIT.splitlines()]
+    notes = script_text.loss_notes(jobs, _SLURM, tags, find_losses)
+    lines = [*script_text.script_head("Slurm", jobs, _SLURM_HOW, notes), *_SLURM_SUBMIT.splitlines()]
     by_id = script_text.positions(groups)
     for group in groups:
-        lines += ["", *_submission(group, by_id, settings)]
+        lines += ["", *_slurm_submission(group, by_id, settings)]
     return Script(text="\n".join(lines) + "\n", notes=notes)
 
 
@@ -72,20 +73,20 @@ def _mixes_kinds(job: ExportedJob) -> bool:
     return kinds.count(DependencyKind.FAILED) > 1 and len(set(kinds)) > 1
 
 
-def _request_options(job: ExportedJob, settings: SlurmSettings) -> list[str]:
-    options = job.terms.options if job.engine == _NAME else ()
+def _slurm_options(job: ExportedJob, settings: SlurmConfig) -> list[str]:
+    options = job.terms.options if job.engine == _SLURM else ()
     terms = replace(job.terms, expected_s=None, options=options, warning=None)
     placeholder = ClusterSubmission(token=_NO_FOLDER, terms=terms, count=1, folder=_NO_FOLDER, supervisor=())
     arguments = submit_command(placeholder, settings)
     return [argument for argument in arguments if _NO_FOLDER not in argument and argument not in _ENGINE_ONLY]
 
 
-def _submission(group: JobGroup, by_id: script_text.Positions, settings: SlurmSettings) -> Iterator[str]:
+def _slurm_submission(group: JobGroup, by_id: script_text.Positions, settings: SlurmConfig) -> Iterator[str]:
     first = group.first
     missing = missing_dependencies(first, by_id)
     if missing:
         yield f"# It waits for {format_ids(missing)}, not in this script: `scontrol release` it when it may start."
-    options = _request_options(first, settings)
+    options = _slurm_options(first, settings)
     if group.numbers:
         at_most = f"%{first.terms.at_most}" if first.terms.at_most else ""
         options.insert(0, f"--array={format_ids(group.numbers).replace(' ', ',')}{at_most}")
@@ -93,7 +94,7 @@ def _submission(group: JobGroup, by_id: script_text.Positions, settings: SlurmSe
     if missing or first.state is JobState.HELD:
         options.append("--hold")
     command = f"submit {first.id} {shlex.join(options)}{_dependency(first, by_id)}"
-    content = ["#!/bin/sh", *script_text.set_command(group, '"$SLURM_ARRAY_TASK_ID"'), *_run_command(group)]
+    content = ["#!/bin/sh", *script_text.set_command(group, '"$SLURM_ARRAY_TASK_ID"'), *_run_in_slurm(group)]
     yield from script_text.here_document(command, content)
 
 
@@ -118,7 +119,7 @@ def _dependency(job: ExportedJob, by_id: script_text.Positions) -> str:
     return f' --kill-on-invalid-dep=yes "--dependency={conditions}"'
 
 
-def _run_command(group: JobGroup) -> Iterator[str]:
+def _run_in_slurm(group: JobGroup) -> Iterator[str]:
     retries, redirection = group.first.retries, script_text.redirect_input(group)
     if not retries:
         yield f'exec "$@"{redirection}'

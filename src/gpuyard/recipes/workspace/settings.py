@@ -243,7 +243,7 @@ def _find_section(text: str) -> yaml.MappingNode | None:
     if _SECTION not in text:  # saves parsing large data files
         return None
     try:
-        node = types.compose_first(text)
+        node = types.compose(text, is_first=True)
     except yaml.YAMLError:
         return None
     if not isinstance(node, yaml.MappingNode):

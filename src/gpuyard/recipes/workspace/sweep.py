@@ -18,9 +18,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.connect.fast_http import DaemonConnection, connect
+from gpuyard.connect.paths import state_folder
 from gpuyard.connect.submitted_code import code_of
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
@@ -31,6 +32,7 @@ from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, Work
 from gpuyard.recipes.workspace.yaml_settings import cannot_read
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
+from gpuyard.system.outside_files import LOG, WORKSPACE, record_outside
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
@@ -154,6 +156,7 @@ class _Sweep:
         known = {task["config"]: task for task in list_tasks(queue, self._tag)}
         queue.request("POST", "/tags/go", body={"tag": self._tag}, is_repeatable=True)
         self._scheduler_log = files.scheduler_log(self._settings, self._workspace)
+        self._record_logs(planned)
         started = StartedSweep(tag=self._tag, notes=notes)
         for each in planned:
             why = self._reason_to_skip(each, known.get(each.config), is_rerun=is_rerun)
@@ -177,6 +180,14 @@ class _Sweep:
         if started.submitted or any(task["is_live"] for task in known.values()):
             started.session = self._open_view()
         return started
+
+    def _record_logs(self, planned: Sequence[_PlannedTask]) -> None:
+        """Record the workspace and its logs outside it, for `gpuyard uninstall`."""
+        settings, queue = self._settings, state_folder()
+        record_outside(queue, WORKSPACE, [self._workspace])
+        if not files.has_own_logs(settings, self._workspace):
+            logs = [log for each in planned for log in files.task_logs(settings, self._workspace, each.config)]
+            record_outside(queue, LOG, filter(None, [*logs, self._scheduler_log]))
 
     def _reason_to_skip(self, each: _PlannedTask, task: dict[str, Any] | None, *, is_rerun: bool) -> str | None:
         if task is not None and not task["is_finished"]:

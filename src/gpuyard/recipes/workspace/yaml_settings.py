@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gpuyard.core.job.job import RetryCause
+from gpuyard.core.job.job_spec import RetryCause
 from gpuyard.core.job.stop_warning import parse_warning
 from gpuyard.core.snapshot import Vendor
 from gpuyard.core.units import parse_duration, parse_size
@@ -27,17 +27,13 @@ from gpuyard.system.private_files import PrivateFileError, read_small
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # PyYAML composes recursively and crashes on ten thousand nested brackets.
 _DEEPEST = 100
-_PLAIN_TAGS = frozenset(
-    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")
-)
-_NULL = "tag:yaml.org,2002:null"
-# Similarity at which an unknown key counts as a typing mistake of a known one.
-_MIN_SIMILARITY = 0.6
+_TAGS = "tag:yaml.org,2002:"
+_PLAIN_TAGS = {_TAGS + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")}
 # The queue's own limit.
 _MOST_PRIORITY = 1_000_000
 # In bytes: a file name may have 255, and the label is only a part of ours.
 LONGEST_LABEL = 180
-_WHOLE = re.compile(r"[+-]?\d{1,12}", re.ASCII)
+_WHOLE = re.compile(r"\s*[+-]?\d{1,12}\s*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -47,33 +43,35 @@ T = TypeVar("T")
 SettingType = Callable[[yaml.Node], Any]
 
 
-class InvalidYamlValue(Exception):
-    """A value that a key does not accept: the message is what it accepts. `node` is the wrong part, None for all."""
+class _Mistake(Exception):
+    """`takes` is what the value at `node` has to be; without a node, the whole value of the key is wrong."""
 
     def __init__(self, takes: str, node: yaml.Node | None = None) -> None:
         super().__init__(takes)
         self.node = node
 
 
-class _Mistake(Exception):
-    def __init__(self, node: yaml.Node, text: str, hint: str | None = None) -> None:
-        super().__init__(text)
-        self.line, self.text, self.hint = line_of(node), text, hint
+# Files
 
 
-def _read_text(path: Path) -> str:
+def compose_file(path: Path) -> yaml.Node | None:
+    """Return the only document of a file. Raises UserError if the file cannot be read or is not YAML."""
     try:
         with path.open("rb") as file:
             content = read_small(file, str(path))
+        return compose(content.decode("utf-8-sig"))
     except OSError as error:
         raise cannot_read(path, error) from error
     except PrivateFileError as error:
         raise UserError(str(error), hint=error.hint) from error
-    try:
-        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: not UTF-8 text", hint="save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        said = ", ".join(filter(None, (getattr(error, name, None) for name in ("context", "problem", "reason"))))
+        hint = "indent with spaces, not with tabs; quote a value that begins with a sign" if "token" in said else None
+        raise UserError(f"{path}:{mark.line + 1 if mark else 1}: not YAML: {said}", hint=hint) from error
 
 
 def cannot_read(path: Path, error: OSError) -> UserError:
@@ -82,42 +80,21 @@ def cannot_read(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot read {path}: {error.strerror}")
 
 
-def compose_first(text: str) -> yaml.Node | None:
-    """Return the first document, or None if the text is empty. Raises YAMLError if it is not YAML."""
-    _check_depth(text)
-    return next(yaml.compose_all(text, Loader=_Loader), None)
-
-
-def _check_depth(text: str) -> None:
+def compose(text: str, *, is_first: bool = False) -> yaml.Node | None:
+    """Return the only document, or the first, or None if the text is empty. Raises YAMLError if it is not YAML."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             mark: Any = event.start_mark  # the type stubs know two classes of marks, and accept only one here
             raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=mark)
+    node: yaml.Node | None = (
+        next(yaml.compose_all(text, Loader=_Loader), None) if is_first else yaml.compose(text, Loader=_Loader)
+    )
+    return node
 
 
-def compose_file(path: Path) -> yaml.Node | None:
-    """Return the only document of a file. Raises UserError if the file cannot be read or is not YAML."""
-    text = _read_text(path)
-    try:
-        _check_depth(text)
-        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-        return node
-    except yaml.YAMLError as error:
-        line, problem = _locate(error, text)
-        is_indented_with_tab = re.match(r"\s*\t", "".join(text.splitlines()[line - 1 : line])) is not None
-        hint = "indent with spaces, not with tabs" if is_indented_with_tab else None
-        raise UserError(f"{path}:{line}: not YAML: {problem}", hint=hint) from error
-
-
-def _locate(error: yaml.YAMLError, text: str) -> tuple[int, str]:
-    """Return the line and the description of a syntax error."""
-    if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        return (mark.line + 1 if mark else 1), ", ".join(filter(None, (error.context, error.problem)))
-    position = getattr(error, "position", 0)
-    return text.count("\n", 0, position) + 1, getattr(error, "reason", str(error))
+# Keys and values
 
 
 def read_mapping(node: yaml.Node | None, types: Mapping[str, SettingType], path: Path) -> dict[str, tuple[Any, int]]:
@@ -128,43 +105,38 @@ def read_mapping(node: yaml.Node | None, types: Mapping[str, SettingType], path:
         what = f"expected keys with values, not {describe(node)}"
         raise UserError(f"{path}:{line_of(node)}: {what}", hint="write each as `key: value`")
     values: dict[str, tuple[Any, int]] = {}
-    mistakes: list[_Mistake] = []
+    mistakes: list[tuple[int, str, str | None]] = []
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
-        try:
-            key = _key(key_node, types, seen)
-            if not is_empty(value_node):
-                values[key] = types[key](value_node), line_of(key_node)
-        except InvalidYamlValue as wrong:
-            place = wrong.node or value_node
-            mistakes.append(_Mistake(place, f"`{key}` takes {wrong}, not {describe(place)}"))
-        except _Mistake as found:
-            mistakes.append(found)
-    if len(mistakes) == 1:
-        raise UserError(f"{path}:{mistakes[0].line}: {mistakes[0].text}", hint=mistakes[0].hint)
+        key, line = key_node.value, line_of(key_node)
+        if not isinstance(key_node, yaml.ScalarNode):
+            mistakes.append((line, f"{describe(key_node)} cannot be a key", None))
+        elif key not in types:
+            near = closest_key(key, types)
+            hint = f"did you mean `{near}`?" if near else f"the keys are {', '.join(types)}"
+            mistakes.append((line, f"there is no key `{key}`", hint))
+        elif seen.setdefault(key, line) != line:
+            mistakes.append((line, f"`{key}` is given twice, first on line {seen[key]}", "keep one of them"))
+        elif not is_empty(value_node):
+            try:
+                values[key] = types[key](value_node), line
+            except _Mistake as wrong:
+                place = wrong.node or value_node
+                mistakes.append((line_of(place), f"`{key}` takes {wrong}, not {describe(place)}", None))
     if mistakes:
-        mistakes.sort(key=lambda each: (each.line, each.text))
-        hints = [f" ({each.hint})" if each.hint else "" for each in mistakes]
-        lines = [f"{path}:{each.line}: {each.text}{hint}" for each, hint in zip(mistakes, hints, strict=True)]
-        raise UserError("\n".join(lines))
+        raise _error_of(path, mistakes)
     return values
 
 
-def _key(node: yaml.Node, types: Mapping[str, SettingType], seen: dict[str, int]) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        raise _Mistake(node, f"{describe(node)} cannot be a key")
-    key: str = node.value
-    if key not in types:
-        near = closest_key(key, types)
-        hint = f"did you mean `{near}`?" if near else f"the keys are {', '.join(types)}"
-        raise _Mistake(node, f"there is no key `{key}`", hint)
-    if key in seen:
-        raise _Mistake(node, f"`{key}` is given twice, first on line {seen[key]}", "keep one of them")
-    seen[key] = line_of(node)
-    return key
+def _error_of(path: Path, mistakes: list[tuple[int, str, str | None]]) -> UserError:
+    if len(mistakes) == 1:
+        ((line, text, hint),) = mistakes
+        return UserError(f"{path}:{line}: {text}", hint=hint)
+    mistakes.sort(key=lambda each: each[:2])
+    return UserError("\n".join(f"{path}:{line}: {text}{f' ({hint})' if hint else ''}" for line, text, hint in mistakes))
 
 
-def closest_key(key: str, known: Mapping[str, Any], min_similarity: float = _MIN_SIMILARITY) -> str | None:
+def closest_key(key: str, known: Mapping[str, Any], min_similarity: float = 0.6) -> str | None:
     """Return the known key that is most like `key`, or None if none is similar enough."""
     found = difflib.get_close_matches(key.lower().replace("-", "_"), list(known), n=1, cutoff=min_similarity)
     return found[0] if found else None
@@ -176,7 +148,7 @@ def line_of(node: yaml.Node) -> int:
 
 
 def is_empty(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and (node.tag == _NULL or not node.value.strip())
+    return isinstance(node, yaml.ScalarNode) and (node.tag == f"{_TAGS}null" or not node.value.strip())
 
 
 def describe(node: yaml.Node) -> str:
@@ -184,24 +156,26 @@ def describe(node: yaml.Node) -> str:
         return f"a value with the tag {node.tag}"
     if isinstance(node, yaml.ScalarNode):
         text = node.value.encode(errors="backslashreplace").decode()
-        text = text if len(text) <= 60 else f"{text[:59]}…"
-        return f"'{text}'"
+        return f"'{text if len(text) <= 60 else f'{text[:59]}…'}'"
     return "a list" if isinstance(node, yaml.SequenceNode) else "keys with values"
-
-
-def _scalar_text(node: yaml.Node, takes: str) -> str:
-    """Return a scalar's text as written. Raises InvalidYamlValue for other nodes, and for NUL and lone surrogates: YAML
-    escapes can produce them, but file names and environment variables cannot hold them."""
-    is_plain = isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS
-    if not is_plain or any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in node.value):
-        raise InvalidYamlValue(takes, node)
-    text: str = node.value
-    return text
 
 
 def has_control_characters(value: str) -> bool:
     """Whether the text has characters that break a line, a table or a terminal."""
     return any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in value)
+
+
+# Types
+
+
+def _scalar_text(node: yaml.Node, takes: str) -> str:
+    """Return a scalar's text as written. Raises _Mistake for other nodes, and for NUL and lone surrogates: YAML escapes
+    can produce them, but file names and environment variables cannot hold them."""
+    is_plain = isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS
+    if not is_plain or any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in node.value):
+        raise _Mistake(takes, node)
+    text: str = node.value
+    return text
 
 
 def _scalar(
@@ -213,45 +187,27 @@ def _scalar(
         written = _scalar_text(node, takes)
         try:
             value = parse(written)
+            if accepts(value):
+                return value
         except (LookupError, ValueError, UserError):
-            raise InvalidYamlValue(takes) from None
-        if not accepts(value):
-            raise InvalidYamlValue(takes)
-        return value
+            pass
+        raise _Mistake(takes)
 
     return convert
 
 
-def _parse_word(written: str) -> str:
-    return written.strip().lower()
-
-
 def _parse_whole(written: str) -> int:
-    if not _WHOLE.fullmatch(written.strip()):
+    if not _WHOLE.fullmatch(written):
         raise ValueError(written)
     return int(written)
 
 
-def _parse_engine(written: str) -> str | None:
-    name = _parse_word(written)
-    if not name.isidentifier():
-        raise ValueError(name)
-    return None if name == "default" else name
+def _word(written: str) -> str:
+    return written.strip().lower()
 
 
-def _parse_vendor(written: str) -> str | None:
-    name = _parse_word(written)
-    return None if name == "default" else Vendor(name).value
-
-
-def _parse_stop_signal(written: str) -> str:
-    parse_warning(written)
-    return written
-
-
-def _are_causes(written: str) -> bool:
-    words = [word.strip() for word in written.split(",")]
-    return set(words) <= set(RetryCause)
+def _name(written: str) -> str | None:
+    return None if _word(written) == "default" else _word(written)
 
 
 def whole(least: int) -> Callable[[yaml.Node], int]:
@@ -268,17 +224,24 @@ priority = _scalar(
 # None for all GPUs.
 gpu_count = _scalar(
     "`all` or a whole number of 0 or more",
-    lambda written: None if _parse_word(written) == "all" else _parse_whole(written),
+    lambda written: None if _word(written) == "all" else _parse_whole(written),
     lambda number: number is None or number >= 0,
 )
 no_gpu = _scalar("0, for work without a GPU (`gpus` is the number of a task's GPUs)", _parse_whole, (0).__eq__)
 # None for the queue's default. Whether the engine exists is checked on use.
-engine = _scalar("default, or the name of an engine: local, slurm, ray", _parse_engine)
-vendor = _scalar(f"default, or a vendor of GPUs: {', '.join(Vendor)}", _parse_vendor)
-sessions = _scalar("tmux or none", _parse_word, ("tmux", "none").__contains__)
-retry_causes = _scalar(f"some of {', '.join(RetryCause)}", str, _are_causes)
-stop_signal = _scalar("a signal and a time, such as USR1@5m", _parse_stop_signal)
+engine = _scalar(
+    "default, or the name of an engine: local, slurm, ray", _name, lambda name: name is None or name.isidentifier()
+)
+vendor = _scalar(f"default, or a vendor of GPUs: {', '.join(Vendor)}", _name, (None, *Vendor).__contains__)
+sessions = _scalar("tmux or none", _word, ("tmux", "none").__contains__)
+retry_causes = _scalar(
+    f"some of {', '.join(RetryCause)}",
+    str,
+    lambda causes: {each.strip() for each in causes.split(",")} <= {*RetryCause},
+)
+stop_signal = _scalar("a signal and a time, such as USR1@5m", str, parse_warning)
 seconds = _scalar("a time such as 30, 30s or 4h", parse_duration)
+positive_seconds = _scalar("a time of more than 0, such as 30, 30s or 4h", parse_duration, bool)
 size_mb = _scalar("a size such as 8G, or a number of MB", parse_size, lambda size: 0 < size < math.inf)
 function = _scalar("MODULE:FUNCTION, such as my_args:parse_config", str, _FUNCTION.fullmatch)
 variable = _scalar("the name of an environment variable", str, _VARIABLE.fullmatch)
@@ -293,24 +256,17 @@ label = _scalar(
 )
 
 
-def positive_seconds(node: yaml.Node) -> float:
-    value = seconds(node)
-    if value == 0:
-        raise InvalidYamlValue("a time of more than 0, such as 30, 30s or 4h")
-    return value
-
-
 def environment(node: yaml.Node) -> dict[str, str]:
     """Return names and values. Values keep their text as written: `yes` stays `yes`, `1e-3` stays `1e-3`."""
     takes = "names of environment variables with their values, each name once"
     if not isinstance(node, yaml.MappingNode):
-        raise InvalidYamlValue(takes)
+        raise _Mistake(takes)
     values: dict[str, str] = {}
     for name_node, value_node in node.value:
         name = _scalar_text(name_node, takes)
         value = "" if is_empty(value_node) else _scalar_text(value_node, takes)
         if not _VARIABLE.fullmatch(name) or name in values:
-            raise InvalidYamlValue(takes, name_node)
+            raise _Mistake(takes, name_node)
         values[name] = value
     return values
 
@@ -321,7 +277,7 @@ def mounts(node: yaml.Node) -> tuple[str, ...]:
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     found = tuple(_scalar_text(item, takes) for item in nodes)
     if not all(found):
-        raise InvalidYamlValue(takes)
+        raise _Mistake(takes)
     return found
 
 
@@ -334,9 +290,9 @@ def command(node: yaml.Node) -> tuple[str, ...]:
         try:
             arguments = tuple(shlex.split(_scalar_text(node, takes)))
         except ValueError:
-            raise InvalidYamlValue(takes) from None
+            raise _Mistake(takes) from None
         if any(_SHELL_OPERATOR.fullmatch(argument) for argument in arguments):
-            raise InvalidYamlValue(takes)
+            raise _Mistake(takes)
     if not arguments or not arguments[0]:
-        raise InvalidYamlValue(takes)
+        raise _Mistake(takes)
     return arguments

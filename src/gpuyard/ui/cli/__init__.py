@@ -1,10 +1,8 @@
 """The command line: a module per verb, each imported only when it is used.
 
-Scripts call the queue's verbs in loops, so `verb_options` parses them without click; click parses everything else,
-including `--help` and command lines with mistakes (`click_group`).
-
-The help of `click_group.cli` lists the exit statuses. Each message on standard error says what to try next. With
-`--json`, standard output has {"error": {"code", "message", "hint"}}, too.
+`verb_options` parses all command lines by the tables of the verbs. `gpuyard --help` lists the exit statuses. Each
+message on standard error says what to try next. With `--json`, standard output has {"error": {"code", "message",
+"hint"}}, too.
 """
 
 import gc
@@ -16,6 +14,8 @@ from gpuyard.errors import GpuyardError, UserError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from gpuyard.ui.cli.verb_options import Command
 
 EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 EXIT_NOT_FOUND, EXIT_IMPOSSIBLE, EXIT_JOB_FAILED, EXIT_JOB_CANCELLED, EXIT_TIMED_OUT = 3, 4, 5, 6, 124
@@ -84,27 +84,28 @@ MACHINE_VERBS = {
 # What people type every day, in the order of a job's life; the help folds all others.
 EVERYDAY = ("submit", "queue", "logs", "show", "why", "cancel", "retry", "wait", "top", "web")
 
-# The verbs of each package below `gpuyard.ui.cli`, and the modules that hold several of them.
+# The verbs of each package below `gpuyard.ui.cli`, and the modules that have several of them.
 PACKAGES = {"jobs": JOB_VERBS, "service": SERVICE_VERBS, "recipes": RECIPES, "machine": MACHINE_VERBS}
 SHARED_MODULES = {
     **dict.fromkeys(("cancel", "hold", "priority", "release", "resume", "retry", "suspend"), "change_verbs"),
     **dict.fromkeys(("drain", "pause", "unpause"), "pause_verbs"),
     **dict.fromkeys(("backup", "restore"), "backup"),
 }
-QUEUE_VERBS = {**JOB_VERBS, **SERVICE_VERBS}
 VERBS = {verb: text for verbs in PACKAGES.values() for verb, text in verbs.items()}
 # Older names, which still work and are not in the help.
 ALIASES = {"story": "history"}
 
 
-def import_verb(verb: str) -> "Any":
-    """Import a verb: its module, or its entry in the COMMANDS of a shared one. The caller resolves aliases."""
+def import_verb(verb: str) -> "Command":
+    """Return a verb and what runs it: its module, or an entry in the COMMANDS of one that has several. The caller
+    resolves aliases."""
     package = next(name for name, verbs in PACKAGES.items() if verb in verbs)
     shared = SHARED_MODULES.get(verb)
     name = f"gpuyard.ui.cli.{package}.{shared or verb.replace('-', '_')}"
     __import__(name)  # not by importlib, which takes as long as ten modules of ours
     module: Any = sys.modules[name]
-    return module.COMMANDS[verb] if shared else module
+    command: Command = module.COMMANDS[verb] if shared else module
+    return command
 
 
 def main() -> None:
@@ -154,24 +155,25 @@ def _run_where_queue_is(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments and sys.stdout.isatty() and "_GPUYARD_COMPLETE" not in os.environ:
+    name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
+    if name in VERBS:
+        if name in JOB_VERBS:
+            gc.set_threshold(_OBJECTS)
+        from gpuyard.ui.cli.verb_options import run_verb
+
+        return run_verb(name, import_verb(name), arguments[1:])
+    if not arguments and "_GPUYARD_COMPLETE" in os.environ:
+        from gpuyard.ui.cli.complete import answer_shell
+
+        sys.stdout.write(answer_shell(os.environ["_GPUYARD_COMPLETE"]))
+        return 0
+    if not arguments and sys.stdout.isatty():
         from gpuyard.ui.cli.overview import show_overview
 
         return show_overview()
-    name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
-    if name in JOB_VERBS:
-        gc.set_threshold(_OBJECTS)
-    if name in QUEUE_VERBS:
-        from gpuyard.ui.cli.verb_options import parse
+    from gpuyard.ui.cli.help_text import run_without_verb
 
-        verb = import_verb(name)
-        typed = parse(verb.VERB, arguments[1:])
-        if typed is not None:
-            status: int = verb.run(typed)
-            return status
-    from gpuyard.ui.cli.click_group import run_group
-
-    return run_group()
+    return run_without_verb(arguments)
 
 
 def _wants_json(arguments: list[str]) -> bool:

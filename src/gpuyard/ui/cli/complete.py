@@ -1,22 +1,21 @@
-"""What shells complete: job ids, states, tags, names, and the values of options.
+"""What shells complete: verbs, options and their values, job ids, states, tags, names; and the scripts that ask for it.
 
-The daemon is asked only if one runs, for at most half a second; whatever goes wrong completes nothing, silently.
+A script runs `gpuyard` with _GPUYARD_COMPLETE, COMP_WORDS and COMP_CWORD set. The daemon is asked only if one runs, for
+at most half a second; whatever goes wrong completes nothing, silently.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
-
-import click
-from click.shell_completion import CompletionItem
+from typing import Any, NamedTuple
 
 from gpuyard.connect.fast_http import connect
+from gpuyard.core.option import Option
 from gpuyard.errors import GpuyardError
+from gpuyard.ui.cli import ALIASES, VERBS, import_verb
 from gpuyard.ui.cli.jobs.job_text import STATES, job_name
-from gpuyard.ui.cli.verb_options import Arguments, Option
-
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+from gpuyard.ui.cli.verb_options import HELP, Verb
 
 _TIMEOUT_S = 0.5
 # The newest jobs are completed, and their tags and names.
@@ -29,45 +28,177 @@ _VALUES = {
     "state": tuple(STATES),
 }
 
+SCRIPTS = {
+    "bash": """\
+_gpuyard_completion() {
+    local line IFS=$'\\n'
+    COMPREPLY=()
+    for line in $(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD _GPUYARD_COMPLETE=bash_complete "$1"); do
+        case $line in
+            dir,*) compopt -o dirnames ;;
+            file,*) compopt -o default ;;
+            *) COMPREPLY+=("${line#*,}") ;;
+        esac
+    done
+}
+complete -o nosort -F _gpuyard_completion gpuyard
+""",
+    "zsh": """\
+#compdef gpuyard
+_gpuyard_completion() {
+    local -a lines plain described
+    lines=("${(@f)$(COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) _GPUYARD_COMPLETE=zsh_complete gpuyard)}")
+    local kind value text
+    for kind value text in $lines; do
+        case $kind in
+            dir) _path_files -/ ;;
+            file) _path_files ;;
+            *) if [[ $text == _ ]]; then plain+=("$value"); else described+=("${value//:/\\\\:}:$text"); fi ;;
+        esac
+    done
+    (( $#described )) && _describe -V '' described -U
+    (( $#plain )) && compadd -U -V unsorted -a plain
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    _gpuyard_completion "$@"
+else
+    compdef _gpuyard_completion gpuyard
+fi
+""",
+    "fish": """\
+function _gpuyard_completion
+    for line in (COMP_WORDS=(commandline -cp) COMP_CWORD=(commandline -t) _GPUYARD_COMPLETE=fish_complete gpuyard)
+        set -l parts (string split -m 1 "," -- $line)
+        switch $parts[1]
+            case dir
+                __fish_complete_directories $parts[2]
+            case file
+                __fish_complete_path $parts[2]
+            case '*'
+                echo $parts[2]
+        end
+    end
+end
+complete --no-files --command gpuyard --arguments "(_gpuyard_completion)"
+""",
+}
 
-def complete_option(option: Option, incomplete: str) -> list[CompletionItem]:
+
+class Completion(NamedTuple):
+    """A word; or with the kind "file" or "dir", what the shell itself completes."""
+
+    word: str
+    text: str = ""
+    kind: str = "plain"
+
+
+def answer_shell(request: str) -> str:
+    """Return the lines for a script that asks with `_GPUYARD_COMPLETE=SHELL_complete`."""
+    shell = request.partition("_")[0]
+    before, incomplete = _typed_words(shell)
+    found = _complete(before, incomplete)
+    if shell == "zsh":
+        return "".join(f"{each.kind}\n{each.word}\n{each.text or '_'}\n" for each in found)
+    return "".join(f"{each.kind},{each.word}{_tab(each.text, shell)}\n" for each in found)
+
+
+def _tab(text: str, shell: str) -> str:
+    return f"\t{text}" if shell == "fish" and text else ""
+
+
+def _typed_words(shell: str) -> tuple[list[str], str]:
+    """Return the words after the program's name, and the one to complete."""
+    words, place = _split(os.environ.get("COMP_WORDS", "")), os.environ.get("COMP_CWORD", "")
+    if shell != "fish":
+        at = int(place) if place.isdecimal() else len(words)
+        return words[1:at], words[at] if at < len(words) else ""
+    incomplete = next(iter(_split(place)), "")
+    return words[1:-1] if incomplete and words[-1] == incomplete else words[1:], incomplete
+
+
+def _split(text: str) -> list[str]:
+    """Split as a shell does; a word whose quote is still open ends with the text."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words: list[str] = []
+    try:
+        words.extend(lexer)
+    except ValueError:
+        words.append(lexer.token)
+    return words
+
+
+def _complete(before: list[str], incomplete: str) -> list[Completion]:
+    if not before:
+        if incomplete.startswith("-"):
+            return _words(("--version", "--help"), incomplete)
+        return [Completion(verb, VERBS[verb]) for verb in sorted(VERBS) if verb.startswith(incomplete)]
+    name = ALIASES.get(before[0], before[0])
+    return _complete_verb(import_verb(name).VERB, before[1:], incomplete) if name in VERBS else []
+
+
+def _complete_verb(verb: Verb, before: list[str], incomplete: str) -> list[Completion]:
+    """Complete an option, the value of one, an argument, or the name of a command below the verb."""
+    options = {form: each for each in (*verb.options, HELP) for form in (f"--{each.name}", f"-{each.short}")}
+    arguments: list[str] = []
+    left = iter(before)
+    for word in left:
+        option = options.get(word)
+        if option is None and not word.startswith("-"):
+            if word in verb.commands:
+                return _complete_verb(verb.commands[word].VERB, [*left], incomplete)
+            arguments.append(word)
+        if word == "--" or (arguments and verb.arguments is not None and verb.arguments.is_program):
+            return [Completion(incomplete, kind="file")]
+        if option is not None and not option.is_flag and next(left, None) is None:
+            return _complete_value(option, incomplete)
+    name, equals, value = incomplete.partition("=")
+    if equals and name in options:
+        return [each._replace(word=f"{name}={each.word}") for each in _complete_value(options[name], value)]
+    if incomplete.startswith("-"):
+        typed = {options[word].name for word in before if word in options and not options[word].is_repeatable}
+        shown = [each for each in (*verb.options, HELP) if not each.is_hidden and each.name not in typed]
+        return [Completion(f"--{each.name}", each.help) for each in shown if f"--{each.name}".startswith(incomplete)]
+    return [*_words(sorted(verb.commands), incomplete), *_complete_argument(verb, arguments, incomplete)]
+
+
+def _complete_value(option: Option, incomplete: str) -> list[Completion]:
     """Return values of an option: its choices, files, or what the queue knows."""
     if option.name in _FILES:
-        return [CompletionItem(incomplete, type=_FILES[option.name])]
-    values: Iterable[str] = option.choices or _VALUES.get(option.name, ())
+        return [Completion(incomplete, kind=_FILES[option.name])]
     if option.metavar == "IDS":
         return _ids(incomplete)
     if option.name in ("tag", "name"):
-        values = _known(option.name)
-    return _items(values, incomplete)
+        return _words(_known(option.name), incomplete)
+    return _words(option.choices or _VALUES.get(option.name, ()), incomplete)
 
 
-def complete_arguments(arguments: Arguments) -> Complete | None:
-    """Return what completes positional arguments: selections of jobs; a program is left to the shell."""
-    if "ID" not in arguments.metavar:
-        return (lambda _, __, incomplete: [CompletionItem(incomplete, type="file")]) if arguments.is_program else None
-    return _selection
+def _complete_argument(verb: Verb, before: list[str], incomplete: str) -> list[Completion]:
+    arguments = verb.arguments
+    if arguments is None:
+        return []
+    if arguments.choices:
+        return _words(arguments.choices, incomplete)
+    return _selection(before, incomplete) if "ID" in arguments.metavar else [Completion(incomplete, kind="file")]
 
 
-def _selection(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _selection(before: list[str], incomplete: str) -> list[Completion]:
     """Complete an id, or a key and its values. bash splits words at `=`: there, the words before end in KEY and `=`."""
-    before = [word for word in ctx.params.get("arguments") or () if isinstance(word, str)]
-    is_after_key = not incomplete and os.environ.get("COMP_WORDS", "").endswith("=")  # click makes the `=` empty
-    if is_after_key and before and before[-1] in _KEYS:
-        return _items(_values(before[-1]), "")
+    if incomplete == "=" and before and before[-1] in _KEYS:
+        return _words(_values(before[-1]), "")
     if len(before) > 1 and before[-1] == "=" and before[-2] in _KEYS:
         return _listed(before[-2], "", incomplete)
     key, equals, value = incomplete.partition("=")
     if equals and key in _KEYS:
         return _listed(key, f"{key}=", value)
-    keys = [CompletionItem(f"{each}=") for each in _KEYS if incomplete and each.startswith(incomplete)]
+    keys = [Completion(f"{each}=") for each in _KEYS if incomplete and each.startswith(incomplete)]
     return [*keys, *_ids(incomplete)]
 
 
-def _listed(key: str, prefix: str, value: str) -> list[CompletionItem]:
+def _listed(key: str, prefix: str, value: str) -> list[Completion]:
     """Complete the last value of a list such as `failed,canc`."""
     head, comma, last = value.rpartition(",")
-    return [CompletionItem(f"{prefix}{head}{comma}{each}") for each in _values(key) if each.startswith(last)]
+    return [Completion(f"{prefix}{head}{comma}{each}") for each in _values(key) if each.startswith(last)]
 
 
 def _values(key: str) -> Iterable[str]:
@@ -75,9 +206,9 @@ def _values(key: str) -> Iterable[str]:
     return _known(key) if fixed is None else fixed
 
 
-def _ids(incomplete: str) -> list[CompletionItem]:
+def _ids(incomplete: str) -> list[Completion]:
     return [
-        CompletionItem(str(job["id"]), help=f"{job['state']}: {job_name(job)}"[:60])
+        Completion(str(job["id"]), f"{job['state']}: {job_name(job)}"[:60])
         for job in _jobs()
         if str(job["id"]).startswith(incomplete)
     ]
@@ -88,8 +219,8 @@ def _known(key: str) -> Iterator[str]:
     return iter(dict.fromkeys(str(job[key]) for job in _jobs() if job[key]))
 
 
-def _items(values: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(value) for value in values if value.startswith(incomplete)]
+def _words(words: Iterable[str], incomplete: str) -> list[Completion]:
+    return [Completion(word) for word in words if word.startswith(incomplete)]
 
 
 @cache

@@ -2,10 +2,11 @@
 
 from gpuyard.connect.fast_http import NoDaemon, connect
 from gpuyard.core.units import UNKNOWN, format_gigabytes
+from gpuyard.ui.cli import import_verb
 from gpuyard.ui.cli.jobs.queue_text import say_page
 from gpuyard.ui.cli.terminal import paint, say, table_lines, terminal_size
 from gpuyard.ui.cli.text_table import make_columns
-from gpuyard.ui.cli.verb_options import Answer
+from gpuyard.ui.cli.verb_options import Answer, run_verb
 
 _COLUMNS = make_columns("GPU", "NAME", "LOAD", "MEMORY", "JOBS", right=("GPU", "LOAD", "MEMORY"), long=("NAME", "JOBS"))
 _HELP = "`gpuyard --help` lists all commands"
@@ -35,9 +36,7 @@ def show_overview() -> int:
 
 def _show_machine() -> int:
     """Show the GPUs as `gpuyard devices` does, because no daemon runs."""
-    from gpuyard.ui.cli.machine.devices import command
-
-    command(args=[], standalone_mode=False)
+    run_verb("devices", import_verb("devices"), [])
     say("", "No queue is running: `gpuyard submit -- python train.py` starts it.", paint(_HELP, "dim"))
     return 0
 

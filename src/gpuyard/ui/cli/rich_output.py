@@ -1,14 +1,10 @@
-"""Options and output that click commands share."""
+"""Paths, frames and consoles that commands share."""
 
 import io
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import click
-
-from gpuyard.core.units import parse_duration
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import is_unicode, terminal_size
 
@@ -17,27 +13,6 @@ if TYPE_CHECKING:
 
     from gpuyard.core.snapshot import Snapshot
     from gpuyard.ui.views import Frame
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")
-
-
-def seconds(name: str, default: str | None, least: float, text: str) -> Callable[[F], F]:
-    """Return an option that takes a duration, such as `--interval 500ms`, and passes it on in seconds."""
-
-    def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-        if value is not None and value < least:
-            raise UserError(f"{parameter.opts[0]} is too short", hint=f"give it at least {least:g} s")
-        return value
-
-    return click.option(
-        f"--{name}", f"{name}_s", type=parse_duration, default=default, show_default=default is not None,
-        callback=check, metavar="TIME", help=text,
-    )  # fmt: skip
-
-
-deadline_option = seconds("deadline", "2s", 0.1, "Time limit for the probes.")
 
 
 def absolute(path: str) -> str:

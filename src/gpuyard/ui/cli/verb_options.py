@@ -1,12 +1,18 @@
-"""Queue verbs as plain data (options, arguments and help), and the parser of their command lines.
+"""Verbs as plain data (options, arguments and help), and the one parser of all command lines.
 
-`click_group` makes click commands of the same data for `--help`, completion and error messages. Neither this module
-nor a verb may import what takes milliseconds (click, msgspec, rich, typing): scripts call `gpuyard submit` in loops."""
+The help and the completion are made from the same data. Neither this module nor a verb of the queue may import what
+takes milliseconds (msgspec, rich, typing): scripts call `gpuyard submit` in loops.
+"""
+
+from gpuyard.core.option import Option
+from gpuyard.errors import UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
+
+    from gpuyard.core.option_values import Options
 
     # An object of the daemon's JSON.
     Answer = dict[str, Any]
@@ -14,57 +20,51 @@ else:
     Answer = dict
 
 
-class Option:
-    """`--name METAVAR`, or a flag without a metavar; `short` is its one-letter form. Shells complete `choices`."""
-
-    def __init__(  # noqa: PLR0913 - the parts of an option
-        self,
-        name: str,
-        metavar: str | None,
-        text: str,
-        *,
-        short: str | None = None,
-        is_repeatable: bool = False,
-        choices: "Sequence[str]" = (),
-    ) -> None:
-        self.name, self.metavar, self.text = name, metavar, text
-        self.short, self.is_repeatable, self.choices = short, is_repeatable, choices
-
-    @property
-    def is_flag(self) -> bool:
-        return self.metavar is None
-
-
 class Arguments:
-    """The positional arguments: one, one of `choices`, many, or a program with all arguments that follow; with
-    `takes_program`, a program may follow them after `--`."""
+    """The positional arguments: `most` of them, or from `least` to `most`; with `is_many` any number from `least` on.
+    Each is one of `choices` if there are any.
 
-    def __init__(
+    `is_program`: a program with all arguments that follow. `takes_program`: a program may follow them after `--`.
+    `is_data`: what is not exactly an option is an argument, also if it starts with a dash.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts of a grammar
         self,
         metavar: str,
         *,
+        least: int | None = None,
+        most: int = 1,
         choices: "Sequence[str]" = (),
         is_many: bool = False,
         is_program: bool = False,
         takes_program: bool = False,
+        is_data: bool = False,
     ) -> None:
         self.metavar, self.choices = metavar, choices
-        self.is_many, self.is_program, self.takes_program = is_many or is_program, is_program, takes_program
+        self.is_program, self.takes_program, self.is_data = is_program, takes_program, is_data
+        is_many = is_many or is_program
+        self.most = float("inf") if is_many else most
+        self.least = least if least is not None else 0 if is_many else most
 
 
 class Verb:
     """`text` is the help; its first line is the summary. `options`: or a function that returns them, which is called if
     an option is typed, or for the help: a long table takes as long as the rest of a command. `headings`: the names of
-    the options under each heading of the help, separated by spaces."""
+    the options under each heading of the help, separated by spaces. `commands`: verbs below this one, by name."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a verb
         self,
         text: str,
         options: "Sequence[Option] | Callable[[], Sequence[Option]]" = (),
         arguments: Arguments | None = None,
-        headings: "dict[str, str]" = {},  # noqa: B006 - never changed
+        headings: "Mapping[str, str]" = {},  # noqa: B006 - never changed
+        *,
+        commands: "Mapping[str, Command]" = {},  # noqa: B006
+        write_help: "Callable[[Typed], str] | None" = None,
     ) -> None:
+        """`write_help` replaces the help that is made from the table."""
         self.text, self.arguments, self.headings = text, arguments, headings
+        self.commands, self.write_help = commands, write_help
         self._options = options
 
     @property
@@ -72,14 +72,25 @@ class Verb:
         return self._options() if callable(self._options) else self._options
 
 
+class Command:
+    """A verb and what runs it. The module of a verb has the same two names."""
+
+    def __init__(self, verb: Verb, run: "Callable[[Typed], int]") -> None:
+        self.VERB, self.run = verb, run
+
+
 class Typed:
     """A parsed command line: options by name, with their values as typed, the positional arguments, and the program
-    after `--` of a verb that takes one besides these."""
+    after `--` of a verb that takes one besides these. `verbs`: the verb, after those above it."""
 
     def __init__(
-        self, options: "dict[str, str | bool | list[str]]", arguments: list[str], program: "Sequence[str]" = ()
+        self,
+        options: "dict[str, str | bool | list[str]]",
+        arguments: list[str],
+        program: "Sequence[str]" = (),
+        verbs: "tuple[Verb, ...]" = (),
     ) -> None:
-        self.options, self.arguments, self.program = options, arguments, list(program)
+        self.options, self.arguments, self.program, self.verbs = options, arguments, list(program), verbs
 
     def flag(self, name: str) -> bool:
         return self.options.get(name) is True
@@ -88,66 +99,148 @@ class Typed:
         value = self.options.get(name)
         return value if isinstance(value, str) else None
 
+    def texts(self, name: str) -> list[str]:
+        value = self.options.get(name)
+        return value if isinstance(value, list) else []
 
-JSON = Option("json", None, "Print JSON with stable keys.")
+    def values(self) -> "Options":
+        """Return the values as the kinds of the options say, with the defaults. UserError names an invalid one."""
+        from gpuyard.core.option_values import Options
+
+        return Options(self.options, {option.name: option for verb in self.verbs for option in verb.options})
+
+
+JSON = Option("json", "flag", None, "Print JSON with stable keys.")
+DEADLINE = Option("deadline", "time", "TIME", "Time limit for the probes.", default="2s", least=0.1)
+HELP = Option("help", "flag", None, "Show this message and exit.", short="h")
 IDS = "17, 17-20, state=failed, tag=night, name=big, since=22:00 or all"
 # For the help: what several of them together select.
 IDS_HELP = f"IDS are {IDS}. A job has one of the ids and meets each condition: 17-40 state=failed,cancelled."
 SEVERAL = Arguments("IDS...", is_many=True)
-ONE = Arguments("ID")
 
 
-def parse(verb: Verb, argv: list[str]) -> Typed | None:
-    """Return the parsed command line, or None if click has to parse it: `--help`, and every mistake.
+def run_verb(name: str, command: Command, argv: "Sequence[str]", outer: Typed | None = None) -> int:
+    """Parse the command line of a verb, run it or a command below it, or print the help. `outer` is what was typed
+    before the name of a command below a verb: its options are options of the command too."""
+    verb = command.VERB
+    typed = parse(name, verb, argv)
+    if outer is not None:
+        typed = Typed({**outer.options, **typed.options}, typed.arguments, typed.program, (*outer.verbs, verb))
+    below = verb.commands.get(typed.arguments[0]) if typed.arguments else None
+    if below is not None:
+        return run_verb(f"{name} {typed.arguments[0]}", below, typed.arguments[1:], typed)
+    if typed.flag("help"):
+        from gpuyard.ui.cli.help_text import say_help
 
-    A command line that both accept has the same meaning for both.
-    """
+        return say_help(name, verb, typed)
+    _check_arguments(name, verb, typed.arguments)
+    return command.run(typed)
+
+
+def parse(name: str, verb: Verb, argv: "Sequence[str]") -> Typed:
+    """Return what was typed after the name of the verb. UserError for an option that it does not have."""
     options: dict[str, str | bool | list[str]] = {}
     positional: list[str] = []
     program: list[str] = []
     is_program = verb.arguments is not None and verb.arguments.is_program
     left = iter(argv)
     for argument in left:
-        if argument == "--" and verb.arguments is not None and verb.arguments.takes_program:
-            program += left
-        elif argument == "--":
-            positional += left
-        elif _is_positional(argument, is_program=is_program):
+        if argument == "--":
+            (program if verb.arguments is not None and verb.arguments.takes_program else positional).extend(left)
+        elif _is_positional(argument, verb.arguments, verb):
             positional.append(argument)
-            if is_program:
+            if is_program or argument in verb.commands:
                 positional += left
-        elif not _take_option(verb, argument, left, options):
-            return None
-    return Typed(options, positional, program) if _are_accepted(verb, positional) else None
+        elif argument.startswith("--"):
+            _take_long(name, verb, argument, left, options)
+        else:
+            _take_short(name, verb, argument, left, options)
+    return Typed(options, positional, program, (verb,))
 
 
-def _is_positional(argument: str, *, is_program: bool) -> bool:
+def _is_positional(argument: str, arguments: Arguments | None, verb: Verb) -> bool:
     """Whether it is an argument, and not an option. `-5` is a number, except where a program is expected."""
-    return argument == "-" or not argument.startswith("-") or (argument[1:].isdecimal() and not is_program)
+    if argument == "-" or not argument.startswith("-"):
+        return True
+    if arguments is not None and arguments.is_data:
+        return not any(argument in (f"--{each.name}", f"-{each.short}") for each in (*verb.options, HELP))
+    return argument[1:].isdecimal() and not (arguments is not None and arguments.is_program)
 
 
-def _take_option(verb: Verb, argument: str, left: "Iterator[str]", options: dict[str, str | bool | list[str]]) -> bool:
-    name, equals, value = argument.partition("=")
-    option = next((each for each in verb.options if name in (f"--{each.name}", f"-{each.short}")), None)
-    if option is None or (equals and (option.is_flag or not name.startswith("--"))):
-        return False
+def _take_long(
+    name: str, verb: Verb, argument: str, left: "Iterator[str]", options: "dict[str, str | bool | list[str]]"
+) -> None:
+    word, equals, value = argument.partition("=")
+    option = next((each for each in (*verb.options, HELP) if word[2:] == each.name), None)
+    if option is None:
+        raise unknown_option(name, verb, word)
+    if equals and option.is_flag:
+        raise UserError(f"{word} takes no value", hint=f"write it as {word}")
+    _put(option, word, value if equals else None, left, options)
+
+
+def _take_short(
+    name: str, verb: Verb, argument: str, left: "Iterator[str]", options: "dict[str, str | bool | list[str]]"
+) -> None:
+    """Take `-f`, `-n 5`, `-n5` or several in one, such as `-fn5`."""
+    letters = argument[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        option = next((each for each in (*verb.options, HELP) if letter == each.short), None)
+        if option is None:
+            raise unknown_option(name, verb, f"-{letter}")
+        value = None
+        if letters and not option.is_flag:
+            value, letters = letters, ""
+        _put(option, f"-{letter}", value, left, options)
+
+
+def _put(
+    option: Option, word: str, value: str | None, left: "Iterator[str]", options: "dict[str, str | bool | list[str]]"
+) -> None:
+    """Add the option; without a value, the next argument is its value."""
     if option.is_flag:
         options[option.name] = True
-        return True
-    given = value if equals else next(left, None)
-    if given is None:
-        return False
+        return
+    if value is None:
+        value = next(left, None)
+    if value is None:
+        raise UserError(f"{word} takes a value", hint=f"write it as {word} {option.metavar}: {option.help}")
     if option.is_repeatable:
         earlier = options.get(option.name)
-        options[option.name] = [*earlier, given] if isinstance(earlier, list) else [given]
+        options[option.name] = [*earlier, value] if isinstance(earlier, list) else [value]
     else:
-        options[option.name] = given
-    return True
+        options[option.name] = value
 
 
-def _are_accepted(verb: Verb, positional: list[str]) -> bool:
-    if verb.arguments is None:
-        return not positional
-    if verb.arguments.choices and not all(argument in verb.arguments.choices for argument in positional):
-        return False
-    return verb.arguments.is_many or len(positional) == 1
+def _check_arguments(name: str, verb: Verb, typed: list[str]) -> None:
+    """Raise UserError for missing arguments, for too many, and for those that are not among the choices."""
+    arguments = verb.arguments
+    most = 0 if arguments is None else arguments.most
+    hint = f"see `gpuyard {name} --help`"
+    if len(typed) > most:
+        extra = typed[int(most)]
+        if verb.commands and not most:
+            raise unknown_word(f"`gpuyard {name}` has no command '{extra}'", extra, [*verb.commands])
+        raise UserError(f"unexpected extra argument '{extra}' of `gpuyard {name}`", hint=hint)
+    if arguments is None:
+        return
+    if len(typed) < arguments.least:
+        raise UserError(f"`gpuyard {name}` needs {arguments.metavar}", hint=hint)
+    for word in typed if arguments.choices else ():
+        if word not in arguments.choices:
+            known = ", ".join(arguments.choices)
+            raise UserError(f"`gpuyard {name}` cannot be followed by '{word}'", hint=f"it can be {known}")
+
+
+def unknown_option(name: str, verb: Verb, word: str) -> UserError:
+    known = [f"--{each.name}" for each in (*verb.options, HELP) if not each.is_hidden]
+    return unknown_word(f"`gpuyard {name}` has no option '{word}'", word, known, f"see `gpuyard {name} --help`")
+
+
+def unknown_word(text: str, word: str, known: "Sequence[str]", otherwise: str | None = None) -> UserError:
+    """Return the error, with the nearest of the known words as the hint; else `otherwise`, or all of them."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, known, n=1)
+    return UserError(text, hint=f"did you mean `{near[0]}`?" if near else otherwise or f"it can be {', '.join(known)}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.cluster.ray_api import RaySettings
+from gpuyard.config import RayConfig
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import Site
 from tests.contract.cluster_engines import ClusterPlace, hasten
@@ -14,7 +14,7 @@ from tests.ray_cluster import RayCluster
 
 
 def open_site(address: str) -> Site:
-    return RaySite(RaySettings(address=address))
+    return RaySite(RayConfig(address=address))
 
 
 class TestRay(EngineContract):

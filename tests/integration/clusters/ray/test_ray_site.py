@@ -1,7 +1,5 @@
 """Ray as a site: a real Ray, started for these tests."""
 
-import contextlib
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -9,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import FixedMemory, Need
-from gpuyard.engines.cluster.ray_api import RaySettings
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import (
     ClusterSubmission,
@@ -19,7 +17,6 @@ from gpuyard.engines.cluster.site import (
     SiteRefused,
     SiteReport,
     SiteState,
-    SiteUnreachable,
 )
 from tests.ray_cluster import CPUS, GPUS, RayCluster
 
@@ -41,7 +38,7 @@ def cluster(ray_cluster: RayCluster) -> RayCluster:
 
 @pytest.fixture
 def site(cluster: RayCluster) -> RaySite:
-    return RaySite(RaySettings(address=cluster.address, card_mb=CARD_MB), ELSEWHERE)
+    return RaySite(RayConfig(address=cluster.address, gpu_memory="24000M"), ELSEWHERE)
 
 
 def submission_of(folder: Path, script: str, count: int = 1, **terms: object) -> ClusterSubmission:
@@ -136,29 +133,6 @@ def test_a_cancelled_running_job_may_take_its_time_and_a_pending_one_ends_at_onc
     site.cancel([first.id])
 
 
-def test_a_job_lost_by_ray_is_not_failed_and_its_supervisor_runs_on(
-    site: RaySite, cluster: RayCluster, tmp_path: Path
-) -> None:
-    submission = submission_of(tmp_path, WAIT + 'echo heard > "$0/heard"')
-    site.submit(submission)
-    pid = int(wait_for(Path(submission.folder, "0.pid")))
-    cluster.kill_actor_above(pid)
-    [lost] = wait_until(site, submission, all_are(SiteState.LOST)).sightings.values()
-    assert "actor died" in lost.reason
-    assert lost.status is None
-    Path(submission.folder, "go").touch()
-    assert wait_for(Path(submission.folder, "heard")) == "heard\n"
-
-
-def test_a_node_without_the_folder_reports_it(site: RaySite, tmp_path: Path) -> None:
-    submission = submission_of(tmp_path, "exit")
-    Path(submission.folder).rmdir()
-    site.submit(submission)
-    [failed] = wait_until(site, submission, all_are(SiteState.FAILED)).sightings.values()
-    assert failed.status == 127
-    assert f"this node has no {submission.folder}:".encode() in (site.output(failed) or b"")
-
-
 def test_a_rejection_has_rays_own_message(site: RaySite, tmp_path: Path) -> None:
     options = ('--entrypoint-label-selector={"no!": "key"}',)
     with pytest.raises(SiteRefused, match="Invalid label key name `no!`"):
@@ -173,34 +147,3 @@ def test_resources_used_by_others_are_not_free(site: RaySite, tmp_path: Path) ->
     wait_until(site, mine, are_free(0, CPUS - 1))
     Path(others.folder, "go").touch()
     wait_until(site, mine, are_free(GPUS, CPUS))
-
-
-@pytest.mark.full
-def test_a_stopped_ray_is_unreachable_and_a_restarted_one_has_no_jobs(
-    site: RaySite, cluster: RayCluster, tmp_path: Path
-) -> None:
-    submission = submission_of(tmp_path, "exit", need=Need(devices=0))
-    site.submit(submission)
-    wait_until(site, submission, all_are(SiteState.SUCCEEDED))
-    left = {process.pid for process in cluster.processes()}
-    cluster.stop()
-    assert not [pid for pid in left if _exists(pid)]
-    for ask in (
-        lambda: site.report([submission]),
-        lambda: site.submit(submission),
-        lambda: site.cancel(["gpuyard-x-0"]),
-    ):
-        with pytest.raises(SiteUnreachable, match=cluster.address):
-            ask()
-    cluster.start()
-    report = site.report([submission])
-    assert not report.sightings
-    assert report.offer.free is not None
-    assert report.offer.free.gpus == GPUS
-
-
-def _exists(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False

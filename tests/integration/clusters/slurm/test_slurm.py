@@ -355,22 +355,6 @@ def test_jobs_wait_while_the_controller_is_down(slurm: SlurmCluster, on_slurm: Q
     assert [scenarios.runs_of(tmp_path, each) for each in (out, job_id)] == [1, 1]
 
 
-def test_jobs_wait_and_name_the_missing_command_without_slurms_commands(
-    on_slurm: QueueUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_slurm.stop()
-    path = os.environ["PATH"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    on_slurm.start()
-    job_id = on_slurm.shell("true", gpus=0, environment={"PATH": path})
-    scenarios.wait_for_reason(on_slurm, job_id, "squeue")
-    assert on_slurm.state(job_id) == "queued"
-    monkeypatch.setenv("PATH", path)
-    on_slurm.restart()
-    on_slurm.wait()
-    assert on_slurm.state(job_id) == "succeeded"
-
-
 def test_a_job_rejected_by_slurm_waits_with_slurms_message_and_others_run(
     slurm: SlurmCluster, on_slurm: QueueUnderTest
 ) -> None:

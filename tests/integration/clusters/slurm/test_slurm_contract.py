@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.config import SlurmConfig
 from gpuyard.engines.cluster.site import Site
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings
 from gpuyard.engines.cluster.slurm_site import SlurmSite
 from tests.contract.cluster_engines import ClusterPlace, hasten
 from tests.contract.engine import EngineContract
@@ -14,7 +14,7 @@ from tests.slurm_cluster import SlurmCluster, needs_slurm
 
 
 def open_site(_: str) -> Site:
-    return SlurmSite(SlurmSettings())
+    return SlurmSite(SlurmConfig())
 
 
 @needs_slurm

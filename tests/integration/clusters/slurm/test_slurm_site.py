@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import FixedMemory, Need
+from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings, list_command
+from gpuyard.engines.cluster.slurm_commands import list_command
 from gpuyard.engines.cluster.slurm_site import SlurmSite
 from tests.slurm_cluster import MAX_ARRAY_SIZE, SlurmCluster, needs_slurm
 
@@ -26,7 +27,7 @@ Tools = Callable[[str, str], Path]
 def site(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSite]:
     for name, value in slurm.environment.items():
         monkeypatch.setenv(name, value)
-    yield SlurmSite(SlurmSettings())
+    yield SlurmSite(SlurmConfig())
     subprocess.run(["scancel", "--quiet", f"--user={os.getuid()}"], check=True)
     until(lambda: not output_of("squeue", "--noheader"), "an empty queue")
 
@@ -85,21 +86,6 @@ class TestRunning:
             assert each.ended_at is not None
             assert began - 1 <= each.started_at <= each.ended_at <= time.time() + 1
 
-    def test_a_lone_element_is_number_0_and_its_failure_has_a_status(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = submission(tmp_path, 'echo "number $1"; exit 3')
-        site.submit(sent)
-        found = await_states(site, sent, [SiteState.FAILED])
-        assert found[0].status == 3
-        assert Path(sent.folder, "0.out").read_text() == "number 0\n"
-
-    def test_a_job_that_shares_a_gpu_gets_shards(self, site: SlurmSite, tmp_path: Path) -> None:
-        sharing = SlurmSite(SlurmSettings(shard_mb=1000.0, card_mb=24000.0))
-        need = Need(memory=FixedMemory(2500.0), model="fake")
-        sent = submission(tmp_path, 'scontrol show job "$SLURM_JOB_ID" | grep -o shard.*', need=need)
-        sharing.submit(sent)
-        await_states(sharing, sent, [SiteState.SUCCEEDED])
-        assert "shard:fake:3" in Path(sent.folder, "0.out").read_text()
-
     def test_names_may_contain_special_characters(self, site: SlurmSite, tmp_path: Path) -> None:
         folder = tmp_path / "100%a 'of' \"it\"\nand é"
         folder.mkdir()
@@ -109,7 +95,7 @@ class TestRunning:
         assert Path(sent.folder, "1.out").read_text() == "ok\n"
 
     def test_every_field_of_the_terms_reaches_slurm(self, site: SlurmSite, tmp_path: Path) -> None:
-        choosy = SlurmSite(SlurmSettings(partition="main", options=("--hold",), nice_base=50))
+        choosy = SlurmSite(SlurmConfig(partition="main", options=("--hold",), nice_base=50))
         sent = submission(
             tmp_path,
             "true",
@@ -155,93 +141,6 @@ class TestRunning:
 
 
 @needs_slurm
-class TestReporting:
-    def test_a_pending_job_has_a_reason(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = submission(tmp_path, "exec sleep 60", 6, need=GPU)
-        site.submit(sent)
-        found = await_states(site, sent, [*[SiteState.RUNNING] * 4, *[SiteState.PENDING] * 2])
-        until(lambda: seen(site, sent)[5].reason == "Resources: what it asks for is in use", "its reason")
-        assert found[5].started_at is None
-        assert found[0].place in {"n0", "n1"}
-
-    def test_a_new_daemon_finds_earlier_submissions(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = submission(tmp_path, "exec sleep 60", 2)
-        site.submit(sent)
-        found = states(SlurmSite(SlurmSettings()), sent)
-        assert len(found) == 2
-        assert set(found) <= {SiteState.PENDING, SiteState.RUNNING}, "Slurm may have started them already"
-
-    def test_one_report_covers_all_given_submissions_and_no_others(self, site: SlurmSite, tmp_path: Path) -> None:
-        one, two, three = (submission(tmp_path, "exec sleep 60", count) for count in (1, 2, 3))
-        for each in (one, two, three):
-            site.submit(each)
-        refs = {(one.token, 0), (three.token, 0), (three.token, 1), (three.token, 2)}
-        assert set(site.report([one, three]).sightings) == refs
-
-    def test_a_submission_unknown_to_slurm_has_no_sightings(self, site: SlurmSite, tmp_path: Path) -> None:
-        assert seen(site, submission(tmp_path, "true", 3)) == {}
-
-    def test_a_job_on_a_node_that_went_down_is_lost(
-        self,
-        site: SlurmSite,
-        slurm: SlurmCluster,
-        tmp_path: Path,
-    ) -> None:
-        sent = submission(tmp_path, "exec sleep 60", options=("--nodelist=n1",))
-        site.submit(sent)
-        await_states(site, sent, [SiteState.RUNNING])
-        slurm.kill_node("n1")
-        try:
-            found = await_states(site, sent, [SiteState.LOST])
-        finally:
-            slurm.start_node("n1")
-        assert found[0].reason == "NodeDown: its node went down"
-
-
-@needs_slurm
-class TestCancelling:
-    def test_a_cancelled_running_job_gets_sigterm(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = submission(tmp_path, "trap 'echo ended; exit 0' TERM; echo began; while :; do sleep 0.1; done", 2)
-        site.submit(sent)
-        output = Path(sent.folder, "1.out")
-        until(lambda: output.exists() and "began" in output.read_text(), "its start")
-        site.cancel([seen(site, sent)[1].id])
-        found = await_states(site, sent, [SiteState.RUNNING, SiteState.CANCELLED])
-        assert found[1].ended_at is not None
-        assert "ended" in output.read_text()
-
-    def test_cancelled_pending_jobs_are_reported_though_slurm_forgets_them(
-        self, site: SlurmSite, tmp_path: Path
-    ) -> None:
-        sent = submission(tmp_path, "true", 5, options=("--hold",))
-        site.submit(sent)
-        ids = [each.id for _, each in sorted(seen(site, sent).items())]
-        site.cancel(ids[1:3])
-        assert states(site, sent) == [
-            SiteState.PENDING,
-            SiteState.CANCELLED,
-            SiteState.CANCELLED,
-            SiteState.PENDING,
-            SiteState.PENDING,
-        ]
-        site.cancel([ids[0], *ids[3:]])
-        assert states(site, sent) == [SiteState.CANCELLED] * 5
-
-    def test_a_job_cancelled_with_scancel_is_reported_as_cancelled(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = submission(tmp_path, "true", 3, options=("--hold",))
-        site.submit(sent)
-        subprocess.run(["scancel", seen(site, sent)[2].id], check=True)
-        assert states(site, sent) == [SiteState.PENDING, SiteState.PENDING, SiteState.CANCELLED]
-
-    def test_cancelling_a_finished_or_unknown_job_is_no_error(self, site: SlurmSite, tmp_path: Path) -> None:
-        sent = submission(tmp_path, "true")
-        site.submit(sent)
-        found = await_states(site, sent, [SiteState.SUCCEEDED])
-        site.cancel([found[0].id, "99999", "99998_7"])
-        assert states(site, sent) == [SiteState.SUCCEEDED]
-
-
-@needs_slurm
 class TestLimits:
     def test_an_array_may_be_as_large_as_slurm_allows(self, site: SlurmSite, tmp_path: Path) -> None:
         assert site.most_in_submission == MAX_ARRAY_SIZE
@@ -269,25 +168,6 @@ class TestLimits:
         with pytest.raises(SiteRefused, match=message):
             site.submit(sent)
 
-    def test_a_stopped_controller_is_unreachable_until_it_is_started(
-        self,
-        site: SlurmSite,
-        slurm: SlurmCluster,
-        tmp_path: Path,
-    ) -> None:
-        sent = submission(tmp_path, "exec sleep 60", 2)
-        site.submit(sent)
-        await_states(site, sent, [SiteState.RUNNING] * 2)
-        slurm.stop_controller()
-        try:
-            with pytest.raises(SiteUnreachable, match="Unable to contact slurm controller"):
-                site.report([sent])
-            with pytest.raises(SiteUnreachable, match="Unable to contact slurm controller"):
-                site.submit(submission(tmp_path, "true"))
-        finally:
-            slurm.start_controller()
-        assert states(site, sent) == [SiteState.RUNNING] * 2
-
 
 class TestCommands:
     """Fake commands of Slurm, for behaviour that the real ones do not show on demand."""
@@ -308,21 +188,13 @@ class TestCommands:
 
     def test_a_missing_command_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         with pytest.raises(SiteUnreachable, match="there is no sbatch on PATH") as caught:
             site.submit(submission(tmp_path, "true"))
         assert caught.value.hint
         with pytest.raises(SiteUnreachable, match="there is no squeue on PATH"):
             site.report([])
         assert site.most_in_submission == 1000
-
-    def test_a_command_that_cannot_be_executed_is_unreachable(
-        self, tmp_path: Path, tools: Tools, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tools("sbatch", "").chmod(0o600)
-        monkeypatch.setenv("PATH", str(tmp_path / "tools"))
-        with pytest.raises(SiteUnreachable, match="sbatch cannot start: Permission denied"):
-            SlurmSite(SlurmSettings()).submit(submission(tmp_path, "true"))
 
     def test_a_command_that_hangs_is_killed_with_its_children(self, tmp_path: Path, tools: Tools) -> None:
         pids = tmp_path / "pids"
@@ -335,7 +207,7 @@ class TestCommands:
             "time.sleep(600)\n",
         )
         with pytest.raises(SiteUnreachable, match="did not answer within 2 s: sleeping and retrying"):
-            SlurmSite(SlurmSettings(), limit_s=2.0).submit(submission(tmp_path, "true"))
+            SlurmSite(SlurmConfig(), limit_s=2.0).submit(submission(tmp_path, "true"))
         for pid in pids.read_text().split():
             until(lambda pid=pid: _is_gone(int(pid)), f"{pid} is gone")  # type: ignore[misc]
 
@@ -344,12 +216,12 @@ class TestCommands:
     ) -> None:
         calls(sbatch="hello\n")
         with pytest.raises(SiteUnreachable, match="hello"):
-            SlurmSite(SlurmSettings()).submit(submission(tmp_path, "true"))
+            SlurmSite(SlurmConfig()).submit(submission(tmp_path, "true"))
 
     def test_jobs_missing_from_squeue_are_looked_up_in_sacct_once(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         sent = submission(tmp_path, "true", 3)
         calls(
             sbatch="17\n",
@@ -364,7 +236,7 @@ class TestCommands:
     def test_a_site_without_accounting_is_asked_once(
         self, tmp_path: Path, calls: Callable[..., list[str]], tools: Tools
     ) -> None:
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         sent = submission(tmp_path, "true", 3)
         calls(sbatch="17\n", squeue="")
         asked = tmp_path / "asked"
@@ -379,7 +251,7 @@ class TestCommands:
     def test_elements_are_matched_by_job_number_if_the_site_replaces_comments(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         sent = submission(tmp_path, "true", 2)
         calls(sbatch="17\n", squeue=listed("17", 0, "theirs") + listed("17", 1, "theirs"))
         site.submit(sent)
@@ -388,7 +260,7 @@ class TestCommands:
     def test_a_foreign_job_with_a_reused_number_is_ignored(
         self, tmp_path: Path, calls: Callable[..., list[str]]
     ) -> None:
-        site = SlurmSite(SlurmSettings())
+        site = SlurmSite(SlurmConfig())
         sent = submission(tmp_path, "true", 2)
         calls(sbatch="17\n", sacct="", squeue=listed("17", 0, "(null)") + listed("16", 0, "gpuyard:another"))
         site.submit(sent)
@@ -396,7 +268,7 @@ class TestCommands:
 
     def test_the_offer_comes_from_the_settings(self, calls: Callable[..., list[str]]) -> None:
         calls(squeue="")
-        site = SlurmSite(SlurmSettings(most_jobs=7, card_mb=24000.0))
+        site = SlurmSite(SlurmConfig(most_jobs=7, gpu_memory="24000M"))
         offer = site.report([]).offer
         assert (offer.trouble, offer.free, offer.most_jobs, offer.card_mb) == (None, None, 7, 24000.0)
 

@@ -6,11 +6,11 @@ from msgspec import convert, to_builtins
 from gpuyard.core.cluster.export import ExportedJob, NotExported, pack
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import Job, JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.snapshot import Vendor
 
 SECRET = "hunter2"

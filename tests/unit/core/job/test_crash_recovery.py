@@ -1,7 +1,8 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job, JobSpec, OnReboot, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Started
+from gpuyard.core.job.job_spec import JobSpec, OnReboot
 from gpuyard.core.job.lifecycle import JobEvent, JobState, can
 from gpuyard.core.job.retry import after_reboot, died_with_the_machine, ended_before_reboot
 from gpuyard.core.lease import Need

@@ -3,13 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Growth, Job, JobSpec, OnPreempt, OnReboot
+from gpuyard.core.job.job import Growth, Job
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.resubmit import edited, resubmission
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need, UnknownMemory
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.job import Growth, Job, JobSpec, Outcome, OutcomeKind, RetryCause
+from gpuyard.core.job.job import Growth, Job, Outcome, OutcomeKind
+from gpuyard.core.job.job_spec import JobSpec, RetryCause
 from gpuyard.core.job.lifecycle import LIVE, JobEvent, JobState, can
 from gpuyard.core.job.retry import judge, judge_shortage, retry_delay_s
 from gpuyard.core.lease import Need

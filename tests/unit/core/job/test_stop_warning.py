@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, JobSpec, OutcomeKind, Started, StopWarning
+from gpuyard.core.job.job import Attempt, OutcomeKind, Started
+from gpuyard.core.job.job_spec import JobSpec, StopWarning
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.stop_warning import check_lead, parse_warning, signal_name, stop_times, warn_at, warning_text
 from gpuyard.core.lease import Need

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import Job, JobSpec, OnReboot
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnReboot, TagSharing
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.selection import JobSelection
 from gpuyard.core.job.submission import (
@@ -20,8 +21,6 @@ from gpuyard.core.job.submission import (
     parse_submission,
 )
 from gpuyard.core.lease import FixedMemory, HostShare, Need, UnknownMemory, WholeDevice
-from gpuyard.core.scheduling.batch_pacing import BatchPace
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import (
     KEPT_DURATIONS,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.job.job import Growth
 from gpuyard.core.lease import HostShare, Need
+from gpuyard.core.memory.declared_ram import host_closed_reason, judge_host, notable_mb
 from gpuyard.core.memory.host_guard import (
     HostAlarm,
     HostJob,
@@ -15,11 +16,8 @@ from gpuyard.core.memory.host_guard import (
     find_host_alarm,
     grown_ram,
     host_alarm_text,
-    host_closed_reason,
-    judge_host,
     must_kill,
     next_watch,
-    notable_mb,
     ram_to_restart,
 )
 from gpuyard.core.memory.memory_guard import MemoryClimb
@@ -165,15 +163,14 @@ def test_a_fast_climb_is_seen_before_it_passes_the_floor(available_mb: float, ra
 
 
 def test_the_machine_opens_again_when_the_floor_has_been_free_for_some_seconds() -> None:
-    gate = judge_host(SteadyGate(), 3 * GB, FLOOR, None, 10.0)
+    gate = judge_host(SteadyGate(), 3 * GB, FLOOR, 10.0, has_alarm=False)
     assert not gate.is_closed
-    gate = judge_host(gate, 1.9 * GB, FLOOR, None, 11.0)
+    gate = judge_host(gate, 1.9 * GB, FLOOR, 11.0, has_alarm=False)
     assert gate.is_closed
-    gate = judge_host(gate, 3 * GB, FLOOR, None, 12.0)
-    assert judge_host(gate, 3 * GB, FLOOR, None, 16.0).is_closed
-    assert not judge_host(gate, 3 * GB, FLOOR, None, 17.0).is_closed
-    alarm = HostAlarm(available_mb=3 * GB, floor_mb=FLOOR, rate_mb_s=4000.0)
-    assert judge_host(SteadyGate(), 3 * GB, FLOOR, alarm, 18.0).is_closed
+    gate = judge_host(gate, 3 * GB, FLOOR, 12.0, has_alarm=False)
+    assert judge_host(gate, 3 * GB, FLOOR, 16.0, has_alarm=False).is_closed
+    assert not judge_host(gate, 3 * GB, FLOOR, 17.0, has_alarm=False).is_closed
+    assert judge_host(SteadyGate(), 3 * GB, FLOOR, 18.0, has_alarm=True).is_closed
 
 
 def test_the_texts_have_the_figures() -> None:

@@ -20,7 +20,7 @@ def is_avoided(
     """Return the result for a job that waits on this machine."""
     on = machine(*cards)
     seen = view(queue(1, need), on=on, leases=leases, **changes)
-    plan = decide(replace(seen, placement=replace(seen.placement, packing=packing or Packing())))
+    plan = decide(replace(seen, machine=replace(seen.machine, packing=packing or Packing())))
     assert not plan.starts
     job = waiting_job(plan, 1)
     return would_have_run_out(job.need, job.reasons, on)

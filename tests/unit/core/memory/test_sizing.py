@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, JobSpec, Started, Usage
+from gpuyard.core.job.job import Attempt, Growth, Job, Started, Usage
+from gpuyard.core.job.job_spec import BatchPace, JobSpec, TagSharing
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import (
     FixedMemory,
@@ -34,10 +35,8 @@ from gpuyard.core.memory.sizing import (
     ram_limit_mb,
     size_need,
 )
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.tag_sharing import TagSharing
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Vendor
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared
 
@@ -169,7 +168,7 @@ def test_what_is_expected_never_keeps_a_job_from_running_beside_a_desktop() -> N
     desktops = (card(0, used=1.5 * GB), card(1, used=3 * GB))
     for peaks in ([20 * GB] * 8, [20 * GB] * 3, [60 * GB] * 9):
         need = size_need(job(), known(machine=seen(*peaks, is_exact=False)), desktops)
-        assert choose(need, PlacementView(now=0.0, snapshot=machine(*desktops))).claim is not None
+        assert choose(need, Machine(now=0.0, snapshot=machine(*desktops))).claim is not None
 
 
 def test_a_program_that_takes_more_than_the_small_cards_have_goes_to_a_large_one() -> None:
@@ -249,7 +248,7 @@ def test_a_learned_amount_never_keeps_a_job_from_running(
     devices: tuple[Device, ...], need: Need, peaks: list[float], floor_mb: float | None, growth: Growth
 ) -> None:
     """A job that could run without any profile can run with one: at worst it runs alone."""
-    view = PlacementView(now=0.0, snapshot=machine(*devices))
+    view = Machine(now=0.0, snapshot=machine(*devices))
     learner = replace(job(growth=growth), spec=replace(job().spec, need=need))
     sized = size_need(learner, known(seen(*peaks, floor_mb=floor_mb)), devices)
     assert (choose(sized, view).claim is None) == (choose(need, view).claim is None)

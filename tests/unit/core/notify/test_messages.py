@@ -8,17 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import (
-    Attempt,
-    Job,
-    JobSpec,
-    Outcome,
-    OutcomeKind,
-    Over,
-    PublishedEvent,
-    PublishedEventKind,
-    Started,
-)
+from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Over, PublishedEvent, PublishedEventKind, Started
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Holder, Lease, Need, Share
 from gpuyard.core.notify.messages import (
@@ -276,19 +267,6 @@ def test_dropped_messages_are_counted_in_the_next_message_or_one_of_their_own() 
     message = outbox.take(0.0, 9, "")
     assert message is not None
     assert message.body.split("\n") == ["GPU 0, GPU 1 are free", "1 more were dropped: too many at once"]
-
-
-def test_a_retried_message_goes_first_after_its_delay_and_counts_for_the_rate_limit() -> None:
-    outbox = Outbox()
-    outbox.add(happened(Event.FINISHED, 1))
-    message = outbox.take(0.0, 2, "")
-    assert message is not None
-    outbox.try_again(message, at=10.0)
-    outbox.add(happened(Event.FINISHED, 2))
-    assert outbox.take(9.0, 2, "") is None
-    assert outbox.take(10.0, 2, "") is message
-    assert outbox.due_at(2) == 60.0
-    assert not outbox.is_over(1000.0)
 
 
 STEPS = st.lists(

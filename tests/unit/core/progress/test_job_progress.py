@@ -14,10 +14,10 @@ from gpuyard.core.progress.job_progress import (
     Figure,
     JobProgress,
     ProgressReading,
+    WorkDone,
     add_reading,
     time_left,
 )
-from gpuyard.core.progress.log_reader import WorkDone
 from gpuyard.core.progress.progress_file import read_progress_line
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.scheduling.batch_pacing import (
-    BatchPace,
     ExpectedUse,
     GateFigure,
     PaceState,

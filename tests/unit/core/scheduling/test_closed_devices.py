@@ -5,10 +5,9 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Drain, Need
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
-from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.plan import PlannerView
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import Machine, World
 from gpuyard.core.snapshot import Snapshot
 from tests.unit.core.scheduling.test_placement import GB, card, devices_of, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import queue, started, view, waiting_job
@@ -16,13 +15,13 @@ from tests.unit.core.scheduling.test_planner import queue, started, view, waitin
 DRAIN = Drain(device_id="G0", uid=1000, user="ann", since=0.0, reason="ECC errors")
 
 
-def closed_view(seen: Snapshot, *drains: Drain, banned: tuple[str, ...] = ()) -> PlacementView:
-    return PlacementView(now=0.0, snapshot=seen, closed=closed_devices(seen, drains, banned))
+def closed_view(seen: Snapshot, *drains: Drain, banned: tuple[str, ...] = ()) -> Machine:
+    return Machine(now=0.0, snapshot=seen, closed=closed_devices(seen, drains, banned))
 
 
-def with_drain(planner_view: PlannerView) -> PlannerView:
-    placement = planner_view.placement
-    return replace(planner_view, placement=replace(placement, closed=closed_devices(placement.snapshot, [DRAIN], ())))
+def with_drain(planner_view: World) -> World:
+    machine = planner_view.machine
+    return replace(planner_view, machine=replace(machine, closed=closed_devices(machine.snapshot, [DRAIN], ())))
 
 
 def test_work_goes_to_other_devices() -> None:

@@ -12,10 +12,11 @@ from gpuyard.core.device_names import check_possible
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.linked_sets import broken, is_joined, score
-from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementState, PlacementView
+from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementState
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import find_victims
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.topology import Topology, merge
 from gpuyard.errors import UserError
@@ -35,7 +36,7 @@ def linked_machine(topology: Topology, *cards: Device, count: int = 8) -> Snapsh
 def place(need: Need, topology: Topology, *busy: str, **changes: Any) -> tuple[str, ...]:
     """Return the devices that the need gets on eight cards, some of which are leased as a whole."""
     leases = (lease("busy", *busy),) if busy else ()
-    return devices_of(choose(need, PlacementView(now=0.0, snapshot=linked_machine(topology), leases=leases, **changes)))
+    return devices_of(choose(need, Machine(now=0.0, snapshot=linked_machine(topology), leases=leases, **changes)))
 
 
 @given(topologies(), st.integers(1, 5), st.booleans(), st.data())
@@ -47,7 +48,7 @@ def test_a_claim_has_the_best_links_of_all_free_sets_and_breaks_the_least(
     leases = tuple(lease(f"of {each}", each) for each in sorted(busy))
     cards = [card(index) for index in range(len(devices))]
     need = Need(devices=count, is_linked=is_linked and count > 1)
-    found = choose(need, PlacementView(now=0.0, snapshot=linked_machine(topology, *cards), leases=leases))
+    found = choose(need, Machine(now=0.0, snapshot=linked_machine(topology, *cards), leases=leases))
     free = [each for each in devices if each not in busy]
     every = [each for each in combinations(free, count) if not need.is_linked or is_joined(topology, each)]
     assert (found.claim is None) == (not every)
@@ -67,7 +68,7 @@ def test_a_shared_job_breaks_no_more_than_it_has_to(drawn: tuple[Topology, list[
     used = data.draw(st.sets(st.sampled_from(devices), max_size=len(devices) - 1))
     leases = tuple(lease(f"of {each}", each) for each in sorted(used))
     cards = [card(index) for index in range(len(devices))]
-    found = choose(shared(4 * GB), PlacementView(now=0.0, snapshot=linked_machine(topology, *cards), leases=leases))
+    found = choose(shared(4 * GB), Machine(now=0.0, snapshot=linked_machine(topology, *cards), leases=leases))
     free = [each for each in devices if each not in used]
     [chosen] = devices_of(found)
     assert broken(topology, (chosen,), free) == min(broken(topology, (each,), free) for each in free)
@@ -86,19 +87,19 @@ def test_one_device_is_taken_from_the_group_that_is_broken_already() -> None:
 
 def test_without_known_links_memory_alone_decides() -> None:
     cards = [card(0), card(1, used=4 * GB), card(2, used=2 * GB)]
-    view = PlacementView(now=0.0, snapshot=machine(*cards))
+    view = Machine(now=0.0, snapshot=machine(*cards))
     assert devices_of(choose(shared(GB, devices=2), view)) == ("G1", "G2")
 
 
 def test_free_memory_decides_before_broken_sets_for_one_device() -> None:
     cards = [card(index, used=8 * GB if index == 0 else 0.0) for index in range(8)]
-    view = PlacementView(now=0.0, snapshot=linked_machine(merge(EIGHT, groups("0123")), *cards), leases=())
+    view = Machine(now=0.0, snapshot=linked_machine(merge(EIGHT, groups("0123")), *cards), leases=())
     assert devices_of(choose(shared(GB), view)) == ("G0",)
 
 
 def test_megabytes_that_a_driver_holds_do_not_decide_before_broken_sets() -> None:
     cards = [card(index, used=3.0 if index == 0 else 0.0) for index in range(8)]
-    view = PlacementView(now=0.0, snapshot=linked_machine(EIGHT, *cards), leases=(lease("a", "G4"),))
+    view = Machine(now=0.0, snapshot=linked_machine(EIGHT, *cards), leases=(lease("a", "G4"),))
     assert devices_of(choose(shared(GB), view)) == ("G5",)
 
 
@@ -108,35 +109,35 @@ def test_slow_down_decides_before_links() -> None:
     shares = tuple(replace(share, load_percent=100.0) for share in lease("a", "G1", memory_mb=GB).shares)
     need = replace(shared(GB, devices=2), load_percent=100.0)
     snapshot = linked_machine(groups("01"), *(card(index) for index in range(4)))
-    view = PlacementView(now=0.0, snapshot=snapshot, leases=(replace(busy, shares=shares),), loads={"G1": 100.0})
+    view = Machine(now=0.0, snapshot=snapshot, leases=(replace(busy, shares=shares),), loads={"G1": 100.0})
     assert "G1" not in devices_of(choose(need, view))
 
 
 def test_a_linked_job_waits_for_a_linked_set_and_says_so() -> None:
     need = Need(devices=2, is_linked=True)
     snapshot = linked_machine(PAIRS, *(card(index) for index in range(4)))
-    choice = choose(need, PlacementView(now=0.0, snapshot=snapshot, leases=(lease("a", "G0", "G2"),)))
+    choice = choose(need, Machine(now=0.0, snapshot=snapshot, leases=(lease("a", "G0", "G2"),)))
     assert choice.claim is None
     assert kinds_of(choice)[None] is ReasonKind.NOT_LINKED
     [reason] = [each for each in choice.reasons if each.kind is ReasonKind.NOT_LINKED]
     assert reason.text == "2 GPUs available now, but not 2 that are joined by NVLink or XGMI"
-    freed = PlacementView(now=0.0, snapshot=snapshot, leases=(lease("a", "G0"),))
+    freed = Machine(now=0.0, snapshot=snapshot, leases=(lease("a", "G0"),))
     assert devices_of(choose(need, freed)) == ("G2", "G3")
 
 
 def test_a_job_on_one_node_waits_for_one_and_says_which_are_free_there() -> None:
     need = Need(devices=3, is_on_one_node=True)
-    choice = choose(need, PlacementView(now=0.0, snapshot=linked_machine(EIGHT), leases=(lease("a", *EIGHT.nodes),)))
+    choice = choose(need, Machine(now=0.0, snapshot=linked_machine(EIGHT), leases=(lease("a", *EIGHT.nodes),)))
     assert kinds_of(choice)[None] is ReasonKind.TOO_FEW
     leases = (lease("a", "G0", "G1", "G4", "G5"),)
-    choice = choose(need, PlacementView(now=0.0, snapshot=linked_machine(EIGHT), leases=leases))
+    choice = choose(need, Machine(now=0.0, snapshot=linked_machine(EIGHT), leases=leases))
     [reason] = [each for each in choice.reasons if each.kind is ReasonKind.NOT_LINKED]
     assert reason.text == "4 GPUs available now, but not 3 that are on one NUMA node; only GPU 2, 3; GPU 6, 7"
 
 
 def test_devices_of_another_vendor_do_not_complete_a_set() -> None:
     cards = [card(0), card(1, vendor=Vendor.AMD), card(2)]
-    view = PlacementView(now=0.0, snapshot=linked_machine(groups("02"), *cards))
+    view = Machine(now=0.0, snapshot=linked_machine(groups("02"), *cards))
     assert devices_of(choose(Need(devices=2, is_linked=True), view)) == ("G0", "G2")
 
 
@@ -151,19 +152,15 @@ def test_a_set_is_reserved_for_a_linked_head_and_others_start_beside_it() -> Non
     head = queue(1, Need(devices=4, is_linked=True), priority=5)
     leases = [lease("a", "G0", "G1"), lease("b", "G4")]
     snapshot = linked_machine(EIGHT)
-    plan = decide(_planned(view(head, queue(2, Need(), 20, 21, 22, 23, 24), on=8, leases=leases), snapshot))
+    plan = decide(view(head, queue(2, Need(), 20, 21, 22, 23, 24), on=snapshot, leases=leases))
     assert set(started(plan).values()) == {("G5",), ("G6",), ("G7",)}
-
-
-def _planned(planned: Any, snapshot: Snapshot) -> Any:
-    return replace(planned, placement=replace(planned.placement, snapshot=snapshot))
 
 
 @pytest.mark.parametrize("waited_s", [1.0, PATIENCE_S + 1.0])
 def test_a_linked_request_ahead_reserves_a_set_and_not_the_whole_machine(waited_s: float) -> None:
     ahead = (ticket(Need(devices=4, is_linked=True), since=-waited_s),)
     leases = (lease("a", "G0"), lease("b", "G4"))
-    found = choose(Need(), PlacementView(now=0.0, snapshot=linked_machine(EIGHT), leases=leases, ahead=ahead))
+    found = choose(Need(), Machine(now=0.0, snapshot=linked_machine(EIGHT), leases=leases, ahead=ahead))
     assert devices_of(found)[0] in {"G5", "G6", "G7"}
 
 
@@ -172,7 +169,7 @@ def test_a_preemption_frees_a_linked_set() -> None:
     leases = tuple(held(number, f"G{number}") for number in range(4))
     running = [job(0, 1.0), job(1, 50.0), job(2, 2.0), job(3, 3.0)]
     snapshot = linked_machine(PAIRS, *(card(index) for index in range(4)))
-    state = PlacementState(PlacementView(now=0.0, snapshot=snapshot, leases=leases))
+    state = PlacementState(Machine(now=0.0, snapshot=snapshot, leases=leases))
     assert ids_of(find_victims(Need(devices=2), state, running, URGENT)) == {0, 2}
     assert ids_of(find_victims(Need(devices=2, is_linked=True), state, running, URGENT)) == {2, 3}
 
@@ -181,7 +178,7 @@ def test_free_devices_outside_a_linked_set_spare_no_victim_in_it() -> None:
     """Two cards are free, one in each pair: the job needs a whole pair."""
     snapshot = linked_machine(PAIRS, *(card(index) for index in range(4)))
     leases = held(1, "G1"), held(3, "G3")
-    state = PlacementState(PlacementView(now=0.0, snapshot=snapshot, leases=leases))
+    state = PlacementState(Machine(now=0.0, snapshot=snapshot, leases=leases))
     need = Need(devices=2, is_linked=True)
     assert ids_of(find_victims(need, state, [job(1, 5.0), job(3, 9.0)], URGENT)) == {1}
 

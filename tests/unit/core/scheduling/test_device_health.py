@@ -7,8 +7,8 @@ from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_health import Severity, device_issues, find_issues, first_faults
-from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.scheduling.xid_codes import XIDS
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 
@@ -135,7 +135,7 @@ def test_a_faulty_device_gets_no_work_and_a_throttled_one_gets_it_last(memory: F
 
     def place(*devices: Device) -> list[str]:
         seen = snapshot(*devices)
-        choice = choose(need, PlacementView(now=0.0, snapshot=seen, closed=closed_devices(seen, (), ())))
+        choice = choose(need, Machine(now=0.0, snapshot=seen, closed=closed_devices(seen, (), ())))
         return [] if choice.claim is None else [share.device_id for share in choice.claim.shares]
 
     assert place(hot, broken, card(2)) == ["G2"]

@@ -13,8 +13,8 @@ from gpuyard.core.scheduling.foreign_load import (
     read_foreign_load,
 )
 from gpuyard.core.scheduling.load_gates import Smoothed
-from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 GB = 1024.0
@@ -105,9 +105,9 @@ def test_without_a_bound_nothing_is_over(bound: float | None) -> None:
 
 def view(
     *percents: float, over: bool = False, leases: tuple[Lease, ...] = (), packing: Packing | None = None
-) -> PlacementView:
+) -> Machine:
     """Return cards that foreign processes keep this busy."""
-    return PlacementView(
+    return Machine(
         now=0.0,
         snapshot=Snapshot(taken_at=0.0, host=Host(), devices=tuple(card(index) for index in range(len(percents)))),
         leases=leases,
@@ -120,7 +120,7 @@ def view(
     )
 
 
-def chosen(need: Need, seen: PlacementView) -> list[str]:
+def chosen(need: Need, seen: Machine) -> list[str]:
     claim = choose(need, seen).claim
     return [] if claim is None else [share.device_id for share in claim.shares]
 

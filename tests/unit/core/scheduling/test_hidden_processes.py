@@ -4,7 +4,7 @@ import pytest
 
 from gpuyard.core.lease import Lease, Need, Share
 from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
-from gpuyard.core.scheduling.placement import PlacementView
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Process
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, free_memory, machine, shared
 
@@ -14,9 +14,9 @@ def unlisted(used: float, processes: tuple[Process, ...] | None = None) -> Devic
 
 
 def test_a_share_records_the_foreign_memory_at_its_grant() -> None:
-    [share] = claimed(choose(shared(4 * GB), PlacementView(now=0.0, snapshot=machine(unlisted(2 * GB)))))
+    [share] = claimed(choose(shared(4 * GB), Machine(now=0.0, snapshot=machine(unlisted(2 * GB)))))
     assert share.foreign_mb == 2 * GB
-    beside = PlacementView(
+    beside = Machine(
         now=0.0,
         snapshot=machine(unlisted(5 * GB)),
         leases=(Lease(id="a", holder=ALICE, shares=(share,), since=0.0),),
@@ -32,11 +32,11 @@ def test_earlier_foreign_memory_does_not_count_as_use_of_a_reservation(used: flo
     share = Share(device_id="G0", memory_mb=4 * GB, is_exclusive=False, foreign_mb=2 * GB)
     leases = (Lease(id="a", holder=ALICE, shares=(share,), since=0.0),)
     device = unlisted(used * GB)
-    assert free_memory(device, PlacementView(now=0.0, snapshot=machine(device), leases=leases)) == free * GB
+    assert free_memory(device, Machine(now=0.0, snapshot=machine(device), leases=leases)) == free * GB
 
 
 def test_where_processes_are_listed_nothing_is_noted_since_each_is_seen() -> None:
-    [share] = claimed(choose(shared(4 * GB), PlacementView(now=0.0, snapshot=machine(card(0, used=2 * GB)))))
+    [share] = claimed(choose(shared(4 * GB), Machine(now=0.0, snapshot=machine(card(0, used=2 * GB)))))
     assert share.foreign_mb is None
 
 
@@ -45,7 +45,7 @@ def test_where_processes_are_listed_nothing_is_noted_since_each_is_seen() -> Non
     (card(0, used=1.8 * GB), False),
 ])  # fmt: skip
 def test_where_processes_are_hidden_an_exclusive_device_may_have_a_desktop_on_it(device: Device, starts: bool) -> None:
-    assert bool(devices_of(choose(Need(), PlacementView(now=0.0, snapshot=machine(device))))) is starts
+    assert bool(devices_of(choose(Need(), Machine(now=0.0, snapshot=machine(device))))) is starts
 
 
 def claimed(choice: PlacementChoice) -> tuple[Share, ...]:

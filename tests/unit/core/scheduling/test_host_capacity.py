@@ -19,8 +19,8 @@ from gpuyard.core.scheduling.host_capacity import (
     floor_mb,
     sum_reserved,
 )
-from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.errors import UserError
 from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, ticket
@@ -124,7 +124,7 @@ def test_what_cannot_be_read_limits_nothing() -> None:
 
 
 def test_the_reason_has_the_figures_and_the_holders() -> None:
-    view = PlacementView(now=1.0, snapshot=Snapshot(taken_at=1.0, host=HOST), leases=tuple(eight_gb("a", "b")))
+    view = Machine(now=1.0, snapshot=Snapshot(taken_at=1.0, host=HOST), leases=tuple(eight_gb("a", "b")))
     (reason,) = choose(ram(8), view).reasons
     assert reason.text == (
         "5 GB of 23 GB RAM free, 8 GB needed (16 GB promised, 2 GB kept free), beside alice, pid 101 (train)"
@@ -135,7 +135,7 @@ def test_the_reason_has_the_figures_and_the_holders() -> None:
 
 def test_a_request_ahead_that_could_have_the_ram_now_keeps_it() -> None:
     ahead = replace(ticket(ram(16)), holder=BOB)
-    view = PlacementView(now=1.0, snapshot=Snapshot(taken_at=1.0, host=HOST), ahead=(ahead,))
+    view = Machine(now=1.0, snapshot=Snapshot(taken_at=1.0, host=HOST), ahead=(ahead,))
     (reason,) = choose(ram(8), view).reasons
     assert reason.kind is ReasonKind.AWAITED
     assert reason.text == "RAM reserved for bob, pid 202, ahead in the queue"
@@ -146,14 +146,14 @@ def test_a_request_ahead_that_could_have_the_ram_now_keeps_it() -> None:
 def test_a_request_that_waits_for_ram_reserves_it_after_a_minute(waited_s: float, *, starts: bool) -> None:
     """Until then smaller requests may pass it, as on devices."""
     ahead = ticket(ram(16), since=0.0)
-    view = PlacementView(
+    view = Machine(
         now=waited_s, snapshot=Snapshot(taken_at=1.0, host=HOST), leases=tuple(eight_gb("a")), ahead=(ahead,)
     )
     assert (choose(ram(6), view).claim is not None) is starts
 
 
 def test_a_request_of_more_than_the_machine_has_reserves_nothing() -> None:
-    view = PlacementView(now=100.0, snapshot=Snapshot(taken_at=1.0, host=HOST), ahead=(ticket(ram(64)),))
+    view = Machine(now=100.0, snapshot=Snapshot(taken_at=1.0, host=HOST), ahead=(ticket(ram(64)),))
     assert choose(ram(8), view).claim is not None
 
 
@@ -222,7 +222,7 @@ def test_claims_never_exceed_the_ram_without_the_floor(steps: Sequence[tuple[flo
     for number, (size_gb, part, ends) in enumerate(steps):
         taken_mb = sum(use.ram_mb or 0.0 for use in used.values())
         host = available(max(0.0, 23.0 - taken_mb / GB))
-        view = PlacementView(
+        view = Machine(
             now=1.0, snapshot=Snapshot(taken_at=1.0, host=host), leases=tuple(leases), host=HostView(used=used)
         )
         claim = choose(ram(size_gb), view).claim

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, Ticket, WholeDevice
 from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
-from gpuyard.core.scheduling.placement import PlacementState, PlacementView
+from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 GB = 1024.0
@@ -64,19 +65,19 @@ def kinds_of(choice: PlacementChoice) -> dict[str | None, ReasonKind]:
 # Reserve and measure, case by case.
 
 
-def free_memory(device: Device, view: PlacementView) -> float | None:
+def free_memory(device: Device, view: Machine) -> float | None:
     return PlacementState(view).states[device.id].free_mb
 
 
 def placement_without(placement: PlacementState, lease_ids: frozenset[str]) -> PlacementState:
     """Return the placement after these leases have ended."""
-    after = PlacementState(placement._view)
+    after = PlacementState(placement._machine)
     after.states = {device_id: state.without(lease_ids) for device_id, state in placement.states.items()}
     return after
 
 
 def test_a_lease_that_has_not_allocated_yet_is_charged_its_reservation() -> None:
-    view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),), measured={})
+    view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),), measured={})
     starting = msgspec.structs.replace(view, measured={("a", "G0"): 0.0})
     for each in (view, starting):
         assert free_memory(card(0), each) == 4 * GB
@@ -86,7 +87,7 @@ def test_a_lease_that_has_not_allocated_yet_is_charged_its_reservation() -> None
 
 def test_a_lease_that_grew_is_charged_its_use() -> None:
     seen = card(0, used=10 * GB)
-    view = PlacementView(
+    view = Machine(
         now=0.0,
         snapshot=machine(seen),
         leases=(lease("a", "G0", memory_mb=4 * GB),),
@@ -97,7 +98,7 @@ def test_a_lease_that_grew_is_charged_its_use() -> None:
 
 def test_foreign_memory_is_charged_beside_the_leases() -> None:
     seen = card(0, used=9 * GB)
-    view = PlacementView(
+    view = Machine(
         now=0.0,
         snapshot=machine(seen),
         leases=(lease("a", "G0", memory_mb=8 * GB),),
@@ -111,13 +112,13 @@ def test_where_processes_are_hidden_use_counts_against_the_reservations_first() 
     hidden = {("a", "G0"): None}
     for used, free in ((0.0, 16 * GB), (6 * GB, 16 * GB), (8 * GB, 16 * GB), (11 * GB, 13 * GB)):
         seen = card(0, used=used)
-        assert free_memory(seen, PlacementView(now=0.0, snapshot=machine(seen), leases=leases, measured=hidden)) == free
+        assert free_memory(seen, Machine(now=0.0, snapshot=machine(seen), leases=leases, measured=hidden)) == free
 
 
 def test_foreign_memory_is_seen_beside_a_measured_lease() -> None:
     """12 GB are used, none of them by `seen`; `hidden` may account for 4 of them, so 8 are foreign."""
     device = card(0, used=12 * GB)
-    view = PlacementView(
+    view = Machine(
         now=0.0,
         snapshot=machine(device),
         leases=(lease("seen", "G0", memory_mb=8 * GB), lease("hidden", "G0", memory_mb=4 * GB)),
@@ -128,8 +129,8 @@ def test_foreign_memory_is_seen_beside_a_measured_lease() -> None:
 
 def test_memory_that_the_driver_keeps_is_not_free() -> None:
     seen = card(0, used=1 * GB, memory_free_mb=22 * GB)
-    assert free_memory(seen, PlacementView(now=0.0, snapshot=machine(seen))) == 22 * GB
-    assert choose(shared(22.5 * GB), PlacementView(now=0.0, snapshot=machine(seen))).claim is None
+    assert free_memory(seen, Machine(now=0.0, snapshot=machine(seen))) == 22 * GB
+    assert choose(shared(22.5 * GB), Machine(now=0.0, snapshot=machine(seen))).claim is None
 
 
 # Properties over any order of events.
@@ -166,10 +167,10 @@ class World:
     def used_on(self, device_id: str) -> float:
         return self.foreign[device_id] + sum(used for (_, where), used in self.used.items() if where == device_id)
 
-    def view(self) -> PlacementView:
+    def view(self) -> Machine:
         measured = {key: None if key[0] in self.hidden else used for key, used in self.used.items()}
         devices = [card(index, used=self.used_on(f"G{index}")) for index in range(3)]
-        return PlacementView(now=0.0, snapshot=machine(*devices), leases=tuple(self.leases), measured=measured)
+        return Machine(now=0.0, snapshot=machine(*devices), leases=tuple(self.leases), measured=measured)
 
     def ask(self, need: Need) -> tuple[str, ...]:
         claim = choose(need, self.view()).claim
@@ -249,7 +250,7 @@ def test_a_request_never_takes_what_requests_ahead_could_get_now(ahead: list[Nee
 
 def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_from_sharing() -> None:
     blind = card(0, used=None, memory_total_mb=None, utilization_percent=None, power_draw_w=None, processes=None)
-    view = PlacementView(now=0.0, snapshot=machine(blind))
+    view = Machine(now=0.0, snapshot=machine(blind))
     bounded = Need(memory=WholeDevice(20 * GB), max_utilization_percent=1, max_power_w=80, max_memory_used_mb=10)
     assert devices_of(choose(bounded, view)) == ("G0",)
     assert devices_of(choose(Need(), view)) == ("G0",)
@@ -258,7 +259,7 @@ def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_fr
 
 def test_used_memory_that_is_unknown_leaves_the_total_less_the_reservations() -> None:
     blind = card(0, used=None, processes=None)
-    view = PlacementView(now=0.0, snapshot=machine(blind), leases=(lease("a", "G0", memory_mb=20 * GB),))
+    view = Machine(now=0.0, snapshot=machine(blind), leases=(lease("a", "G0", memory_mb=20 * GB),))
     assert free_memory(blind, view) == 4 * GB
 
 
@@ -266,7 +267,7 @@ def test_banned_unrequested_and_unhealthy_cards_are_skipped_with_different_reaso
     devices = machine(card(0), card(1), card(2, fault="fell off the bus"), card(3))
     choice = choose(
         Need(devices=2, only=("G0", "G2", "G3"), banned=("G0",)),
-        PlacementView(now=0.0, snapshot=devices),
+        Machine(now=0.0, snapshot=devices),
     )
     assert kinds_of(choice) == {
         "G0": ReasonKind.BANNED,
@@ -280,13 +281,13 @@ def test_banned_unrequested_and_unhealthy_cards_are_skipped_with_different_reaso
 
 def test_a_split_card_is_used_through_its_parts_only() -> None:
     part = card(1, parent="G0")
-    view = PlacementView(now=0.0, snapshot=machine(card(0), part))
+    view = Machine(now=0.0, snapshot=machine(card(0), part))
     assert devices_of(choose(Need(), view)) == ("G1",)
     assert choose(Need(devices=2), view).claim is None
 
 
 def test_a_whole_card_is_not_granted_while_a_part_of_it_is_leased() -> None:
-    view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
+    view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
     for need in (Need(), Need(memory=WholeDevice(GB))):
         choice = choose(need, view)
         assert (choice.claim, kinds_of(choice)["G0"]) == (None, ReasonKind.LEASED)
@@ -295,13 +296,13 @@ def test_a_whole_card_is_not_granted_while_a_part_of_it_is_leased() -> None:
 def test_without_health_checks_leases_still_count() -> None:
     sick = machine(card(0, fault="lost"), card(1, used=20 * GB, utilization_percent=99.0))
     careless = Need(ignores_health=True, devices=2, max_utilization_percent=1)
-    assert devices_of(choose(careless, PlacementView(now=0.0, snapshot=sick))) == ("G0", "G1")
-    taken = PlacementView(now=0.0, snapshot=sick, leases=(lease("a", "G1"),))
+    assert devices_of(choose(careless, Machine(now=0.0, snapshot=sick))) == ("G0", "G1")
+    taken = Machine(now=0.0, snapshot=sick, leases=(lease("a", "G1"),))
     assert kinds_of(choose(careless, taken))["G1"] is ReasonKind.LEASED
 
 
 def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
-    view = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),))
+    view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),))
     careless = msgspec.structs.replace(shared(8 * GB), ignores_health=True)
     assert kinds_of(choose(careless, view))["G0"] is ReasonKind.NO_ROOM
 
@@ -323,7 +324,7 @@ def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
 def test_a_limit_that_is_exceeded_is_explained_with_its_figures(
     need: Need, device: Device, kind: ReasonKind, words: str
 ) -> None:
-    reason = choose(need, PlacementView(now=0.0, snapshot=machine(device))).reasons[0]
+    reason = choose(need, Machine(now=0.0, snapshot=machine(device))).reasons[0]
     assert (reason.kind, reason.device_id, reason.text) == (kind, "G0", words)
 
 
@@ -337,7 +338,7 @@ def test_a_limit_that_is_exceeded_is_explained_with_its_figures(
     ],
 )
 def test_a_bound_that_is_just_met_is_no_reason(need: Need, device: Device) -> None:
-    assert devices_of(choose(need, PlacementView(now=0.0, snapshot=machine(device)))) == ("G0",)
+    assert devices_of(choose(need, Machine(now=0.0, snapshot=machine(device)))) == ("G0",)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,7 @@ def test_a_bound_that_is_just_met_is_no_reason(need: Need, device: Device) -> No
     ],
 )
 def test_a_limit_of_power_that_ignores_idle_devices_holds_for_all_others(device: Device, is_idle: bool) -> None:
-    view = PlacementView(now=0.0, snapshot=machine(device))
+    view = Machine(now=0.0, snapshot=machine(device))
     needs = [
         Need(memory=WholeDevice(20 * GB), max_power_w=80.0, ignores_idle_power=ignores) for ignores in (True, False)
     ]
@@ -362,18 +363,18 @@ def test_a_limit_of_power_that_ignores_idle_devices_holds_for_all_others(device:
 
 def test_a_busy_or_full_machine_holds_up_all_devices() -> None:
     host = Host(cpu_percent=91.0, memory_available_mb=500.0)
-    view = PlacementView(now=0.0, snapshot=machine(card(0), host=host))
+    view = Machine(now=0.0, snapshot=machine(card(0), host=host))
     choice = choose(Need(max_cpu_percent=80, min_host_memory_mb=1000), view)
     assert choice.claim is None
     assert [reason.text for reason in choice.reasons] == ["CPU 91% > 80%", "500 MB of RAM available < 1000 MB"]
     assert devices_of(choose(Need(max_cpu_percent=91, min_host_memory_mb=500), view)) == ("G0",)
-    unread = PlacementView(now=0.0, snapshot=machine(card(0)))
+    unread = Machine(now=0.0, snapshot=machine(card(0)))
     assert devices_of(choose(Need(max_cpu_percent=1, min_host_memory_mb=1e9), unread)) == ("G0",)
 
 
 def test_a_tiny_foreign_process_does_not_block_a_card_and_a_big_one_does() -> None:
     def ask(device: Device) -> PlacementChoice:
-        return choose(Need(), PlacementView(now=0.0, snapshot=machine(device)))
+        return choose(Need(), Machine(now=0.0, snapshot=machine(device)))
 
     notebook = (Process(pid=7, memory_mb=300.0),)
     assert devices_of(ask(card(0, used=300.0, processes=notebook))) == ("G0",)
@@ -384,12 +385,12 @@ def test_a_tiny_foreign_process_does_not_block_a_card_and_a_big_one_does() -> No
 
 def test_the_card_with_the_least_sufficient_free_memory_is_chosen() -> None:
     devices = machine(card(0), card(1, used=12 * GB), card(2, used=20 * GB))
-    assert devices_of(choose(shared(8 * GB), PlacementView(now=0.0, snapshot=devices))) == ("G1",)
-    assert devices_of(choose(shared(2 * GB, devices=2), PlacementView(now=0.0, snapshot=devices))) == ("G1", "G2")
+    assert devices_of(choose(shared(8 * GB), Machine(now=0.0, snapshot=devices))) == ("G1",)
+    assert devices_of(choose(shared(2 * GB, devices=2), Machine(now=0.0, snapshot=devices))) == ("G1", "G2")
 
 
 def test_the_reasons_name_the_device_the_figures_and_the_holders() -> None:
-    view = PlacementView(
+    view = Machine(
         now=0.0,
         snapshot=machine(card(0), card(1)),
         leases=(lease("a", "G0"), lease("b", "G1", memory_mb=20 * GB, holder=BOB)),
@@ -405,16 +406,16 @@ def test_devices_of_two_vendors_are_never_in_one_claim() -> None:
     """Not even for a need without a vendor, which may be older than the second vendor's driver."""
     radeon = card(2, vendor=Vendor.AMD)
     two, three = Need(devices=2), Need(devices=3)
-    view = PlacementView(now=0.0, snapshot=machine(card(0), radeon, card(1)))
+    view = Machine(now=0.0, snapshot=machine(card(0), radeon, card(1)))
     assert devices_of(choose(two, view)) == ("G0", "G1")
     assert devices_of(choose(three, view)) == ()
-    full = PlacementView(now=0.0, snapshot=view.snapshot, leases=(lease("a", "G0"),))
+    full = Machine(now=0.0, snapshot=view.snapshot, leases=(lease("a", "G0"),))
     assert devices_of(choose(two, full)) == ()
 
 
 def test_a_ticket_for_another_vendor_s_devices_blocks_none_of_these() -> None:
     radeon = card(2, vendor=Vendor.AMD)
-    view = PlacementView(
+    view = Machine(
         now=1000.0, snapshot=machine(card(0), radeon), leases=(lease("a", "G0"),),
         ahead=(ticket(Need(vendor=Vendor.NVIDIA)),),
     )  # fmt: skip

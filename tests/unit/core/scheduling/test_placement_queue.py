@@ -5,8 +5,9 @@ import pytest
 
 from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementView, in_queue_order
+from gpuyard.core.scheduling.placement import PATIENCE_S, in_queue_order
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import (
     BOB,
@@ -28,18 +29,18 @@ def test_tickets_are_ordered_by_priority_then_by_time() -> None:
 
 
 def test_requests_ahead_are_placed_first() -> None:
-    view = PlacementView(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
+    view = Machine(now=1.0, snapshot=machine(card(0)), ahead=(ticket(Need()),))
     choice = choose(Need(), view)
     assert choice.claim is None
     assert choice.reasons[0].text == "reserved for bob, pid 202, ahead in the queue"
     assert devices_of(
-        choose(Need(), PlacementView(now=1.0, snapshot=machine(card(0), card(1)), ahead=(ticket(Need()),)))
+        choose(Need(), Machine(now=1.0, snapshot=machine(card(0), card(1)), ahead=(ticket(Need()),)))
     ) == ("G1",)
 
 
 def test_a_need_of_two_cards_is_not_starved_by_needs_of_one() -> None:
     """One of two cards is free: it is reserved from the start, until the other one is free."""
-    view = PlacementView(
+    view = Machine(
         now=1.0,
         snapshot=machine(card(0), card(1)),
         leases=(lease("a", "G0"),),
@@ -49,10 +50,10 @@ def test_a_need_of_two_cards_is_not_starved_by_needs_of_one() -> None:
     assert kinds_of(choose(shared(1), view))["G1"] is ReasonKind.AWAITED
 
 
-def busy_with_small_work(now: float, need: Need, **bounds: float) -> PlacementView:
+def busy_with_small_work(now: float, need: Need, **bounds: float) -> Machine:
     """Two leases of 4 GB have allocated all of it, and keep the card busy."""
     leases = (lease("a", "G0", memory_mb=4 * GB), lease("b", "G0", memory_mb=4 * GB))
-    return PlacementView(
+    return Machine(
         now=now,
         snapshot=machine(card(0, used=8 * GB, utilization_percent=100.0, power_draw_w=300.0)),
         leases=leases,
@@ -90,13 +91,13 @@ def test_a_large_need_that_waited_long_is_not_starved_by_small_ones(need: Need, 
 )
 def test_a_need_ahead_that_a_foreign_process_blocks_reserves_nothing(need: Need, now: float) -> None:
     host = Host(cpu_percent=95.0)
-    view = PlacementView(now=now, snapshot=machine(card(0, used=20 * GB), card(1), host=host), ahead=(ticket(need),))
+    view = Machine(now=now, snapshot=machine(card(0, used=20 * GB), card(1), host=host), ahead=(ticket(need),))
     assert devices_of(choose(Need(), view)) == ("G1",)
 
 
 def test_a_foreign_process_beside_leases_does_not_delay_other_requests() -> None:
     """When the lease ends 16 GB are free, and 20 are needed: no other request waits for that."""
-    view = PlacementView(
+    view = Machine(
         now=PATIENCE_S + 1,
         snapshot=machine(card(0, used=12 * GB)),
         leases=(lease("a", "G0", memory_mb=4 * GB),),

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, WholeDevice
-from gpuyard.core.scheduling.placement import PlacementView
-from gpuyard.core.scheduling.plan import Plan, PlannerView, SchedulingLimits, StartCap, WaitingJob
+from gpuyard.core.scheduling.plan import Plan, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import AGEING_S, Candidate, Lane, LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.world import JobFacts, Machine, RunningJob, SchedulingLimits, StartCap, WaitingLane, World
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, free_memory, lease, machine, shared, ticket
 
@@ -38,16 +37,34 @@ def view(
     measured: dict[tuple[str, str], float | None] | None = None,
     cpu_jobs: int = 4,
     tags: dict[str, int] | None = None,
+    running: Sequence[RunningJob] = (),
+    facts: dict[int, JobFacts] | None = None,
     **changes: Any,
-) -> PlannerView:
+) -> World:
+    """Return a world. `facts` are those of single jobs, by id."""
+    known = facts or {}
+    lanes = [
+        WaitingLane(
+            lane=each.lane,
+            jobs=tuple(replace(job, kind=job.job_id if job.job_id in known else None) for job in each.jobs),
+        )
+        for each in queues
+    ]
     snapshot = on if isinstance(on, Snapshot) else machine(*map(card, range(on)))
-    placement = PlacementView(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured or {})
-    limits = SchedulingLimits(cpu_jobs=cpu_jobs, tags=tags or {})
-    return PlannerView(now=NOW, placement=placement, queues=queues, holder=ME, limits=limits, **changes)
+    return World(
+        now=NOW,
+        machine=Machine(now=NOW, snapshot=snapshot, leases=tuple(leases), measured=measured or {}),
+        lanes=tuple(each for each in lanes if each.jobs),
+        facts=known,
+        holder=ME,
+        limits=SchedulingLimits(cpu_jobs=cpu_jobs, tags=tags or {}),
+        running=tuple(running),
+        **changes,
+    )
 
 
-def running(job_id: int, tag: str = "", devices: int = 1, group: int | None = None) -> RunningJob:
-    return RunningJob(job_id=job_id, user="me", tag=tag, devices=devices, started_at=NOW - 60, group=group)
+def running(job_id: int, tag: str = "", devices: int = 1, **changes: Any) -> RunningJob:
+    return RunningJob(job_id=job_id, user="me", tag=tag, devices=devices, started_at=NOW - 60, **changes)
 
 
 def started(plan: Plan) -> dict[int, tuple[str, ...]]:
@@ -197,7 +214,7 @@ def test_a_reason_names_the_holder_of_the_device() -> None:
 
 
 def test_the_explained_lane_gets_its_reasons_even_on_full_devices() -> None:
-    def full() -> PlannerView:
+    def full() -> World:
         return view(*(queue(each, Need()) for each in (1, 2, 3)), leases=[lease("a", "G0", holder=BOB)])
 
     assert [bool(job.reasons) for job in decide(full()).waiting] == [True, False, False]
@@ -314,7 +331,7 @@ def test_no_plan_exceeds_a_device_or_a_limit(
             assert not beside
         elif shares:
             assert not any(share.is_exclusive for each in beside for share in each.shares)
-            free = free_memory(device, planner_view.placement)
+            free = free_memory(device, planner_view.machine)
             assert free is not None
             assert sum(share.memory_mb or 0.0 for share in shares) <= free
     for start in plan.starts:
@@ -336,9 +353,9 @@ def test_no_plan_exceeds_a_device_or_a_limit(
 
 
 def test_a_start_is_estimated_from_running_jobs_and_jobs_ahead() -> None:
-    ends = {1: NOW + 100, 2: NOW + 40, 3: NOW - 5}
+    on_cpus = running(3, devices=0, ends_about=NOW - 5)
     lanes = queue(9, Need()).lane, queue(8, CPU).lane
-    both = view(running=[running(1), running(2), running(3, devices=0)], ends_about=ends.get)
+    both = view(running=[running(1, ends_about=NOW + 100), running(2, ends_about=NOW + 40), on_cpus])
     assert [estimate_start(both, lanes[0], ahead, 30.0) for ahead in range(4)] == [
         NOW + 40, NOW + 100, NOW + 70, NOW + 130,
     ]  # fmt: skip
@@ -350,9 +367,9 @@ def test_a_start_is_estimated_from_running_jobs_and_jobs_ahead() -> None:
 def test_where_anything_is_unknown_no_start_is_estimated() -> None:
     lane = queue(9, Need()).lane
     assert estimate_start(view(), lane, 0, 30.0) is None
-    known = view(running=[running(1)], ends_about=lambda _: NOW + 5)
+    known = view(running=[running(1, ends_about=NOW + 5)])
     assert estimate_start(known, lane, 1, None) is None
-    partly = view(running=[running(1), running(2)], ends_about={1: NOW + 5}.get)
+    partly = view(running=[running(1, ends_about=NOW + 5), running(2)])
     assert estimate_start(partly, lane, 0, 30.0) is None
 
 

@@ -8,17 +8,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, UncertainMemory
 from gpuyard.core.memory.estimates import Estimate, Profile, estimate
 from gpuyard.core.scheduling.backfill import STRICT_AFTER_S
 from gpuyard.core.scheduling.device_memory import SURENESS
 from gpuyard.core.scheduling.placement import PlacementState
-from gpuyard.core.scheduling.plan import Plan, PlannerView, Start
+from gpuyard.core.scheduling.plan import Plan, Start
 from gpuyard.core.scheduling.planner import decide
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import JobFacts, RunningJob, World
 from gpuyard.core.snapshot import Host, Snapshot, Vendor
 from tests.unit.core.scheduling.test_placement import BOB, GB, card, lease, machine, placement_without, shared, ticket
 from tests.unit.core.scheduling.test_planner import (
@@ -29,6 +29,7 @@ from tests.unit.core.scheduling.test_planner import (
     needs,
     queue,
     queues_of,
+    running,
     started,
     view,
     waiting_job,
@@ -36,23 +37,23 @@ from tests.unit.core.scheduling.test_planner import (
 
 WIDE = Need(devices=2)
 LONG = STRICT_AFTER_S + 1
-World = tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]]
+Cards = tuple[Snapshot, tuple[Lease, ...], dict[tuple[str, str], float | None]]
 
 
-def of_lease(lease_id: str, job_id: int) -> RunningJob:
-    return RunningJob(job_id=job_id, user="me", tag="", devices=1, started_at=NOW - 60, lease_id=lease_id)
+def of_lease(lease_id: str, job_id: int, ends_after: float | None = None) -> RunningJob:
+    return replace(running(job_id), lease_id=lease_id, ends_after=ends_after)
 
 
-def behind_a_wide_one(*small: LaneQueue, **changes: Any) -> PlannerView:
+def behind_a_wide_one(*small: LaneQueue, ends_after: float | None = None, **changes: Any) -> World:
     """Job 1 wants two cards. One of them is leased to job 90, the other is free."""
     head = queue(1, WIDE, priority=5)
-    return view(head, *small, on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90)], **changes)
+    return view(head, *small, on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90, ends_after)], **changes)
 
 
 def lasting(**most_s: float) -> dict[str, Any]:
     """Estimates by job: `_20=30.0` says that job 20 is over after 30 s."""
     expected = {int(name[1:]): Estimate(least_s=most, likely_s=most, most_s=most) for name, most in most_s.items()}
-    return {"estimate": lambda job_id: expected.get(job_id, Estimate())}
+    return {"facts": {job_id: JobFacts(estimate=each) for job_id, each in expected.items()}}
 
 
 def test_free_devices_are_reserved_for_the_head() -> None:
@@ -157,8 +158,8 @@ def test_a_job_of_unknown_memory_may_start_if_it_ends_before_the_head_could_star
     for most_s, then in ((39.0, {20: ("G1",)}), (41.0, {})):
         head = queue(1, unknown(devices=2), priority=5)
         plan = decide(
-            view(head, queue(2, unknown(), 20), on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90)],
-                 ends_after=lambda _: NOW + 40, **lasting(_20=most_s))
+            view(head, queue(2, unknown(), 20), on=2, leases=[lease("a", "G0")], running=[of_lease("a", 90, NOW + 40)],
+                 **lasting(_20=most_s))
         )  # fmt: skip
         assert started(plan) == then
 
@@ -169,7 +170,7 @@ def test_a_job_of_unknown_memory_may_start_if_it_ends_before_the_head_could_star
 @pytest.mark.parametrize(("most_s", "fits"), [(39.0, True), (40.0, True), (41.0, False)])
 def test_a_job_that_ends_before_the_head_could_start_may_start(most_s: float, fits: bool) -> None:
     small = queue(2, Need(), 20)
-    plan = decide(behind_a_wide_one(small, ends_after=lambda _: NOW + 40, **lasting(_20=most_s)))
+    plan = decide(behind_a_wide_one(small, ends_after=NOW + 40, **lasting(_20=most_s)))
     assert started(plan) == ({20: ("G1",)} if fits else {})
 
 
@@ -186,20 +187,20 @@ def test_all_ways_of_knowing_how_long_a_job_takes_count(spec: dict[str, Any], le
 
     def plan(head_starts_in_s: float) -> Plan:
         small = queue(2, Need(), 20)
-        return decide(behind_a_wide_one(small, ends_after=lambda _: NOW + head_starts_in_s, estimate=lambda _: known))
+        return decide(behind_a_wide_one(small, ends_after=NOW + head_starts_in_s, facts={20: JobFacts(estimate=known)}))
 
     assert started(plan(30.0)) == {20: ("G1",)}
     assert not plan(29.0).starts
 
 
 def test_a_job_of_unknown_duration_does_not_start_on_reserved_devices() -> None:
-    plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=lambda _: NOW + 1e9))
+    plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=NOW + 1e9))
     assert not plan.starts
 
 
 @pytest.mark.parametrize("ends_at", [None, NOW - 5], ids=["unknown", "past"])
 def test_where_the_head_might_start_at_any_moment_nothing_goes_before_it(ends_at: float | None) -> None:
-    plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=lambda _: ends_at, **lasting(_20=0.1)))
+    plan = decide(behind_a_wide_one(queue(2, Need(), 20), ends_after=ends_at, **lasting(_20=0.1)))
     assert not plan.starts
 
 
@@ -208,7 +209,7 @@ def test_a_lease_of_unknown_end_may_end_at_any_moment() -> None:
     head, small = queue(1, WIDE, priority=5), queue(2, Need(), 20)
     leases = [lease("mine", "G0"), lease("theirs", "G1", holder=BOB)]
     plan = decide(
-        view(head, small, on=3, leases=leases, running=[of_lease("mine", 90)], ends_after=lambda _: NOW + 100,
+        view(head, small, on=3, leases=leases, running=[of_lease("mine", 90, NOW + 100)],
              **lasting(_20=50.0))
     )  # fmt: skip
     assert not plan.starts
@@ -216,12 +217,11 @@ def test_a_lease_of_unknown_end_may_end_at_any_moment() -> None:
 
 def test_the_head_waits_for_as_many_ends_as_it_needs() -> None:
     """Three cards for the head, one free: it can start when the second of two leases ends, at 80."""
-    ends = {90: NOW + 20, 91: NOW + 80}
     leases = [lease("a", "G0"), lease("b", "G1")]
     for most_s, fits in ((79.0, True), (81.0, False)):
         plan = decide(
             view(queue(1, Need(devices=3), priority=5), queue(2, Need(), 20), on=3, leases=leases,
-                 running=[of_lease("a", 90), of_lease("b", 91)], ends_after=ends.get, **lasting(_20=most_s))
+                 running=[of_lease("a", 90, NOW + 20), of_lease("b", 91, NOW + 80)], **lasting(_20=most_s))
         )  # fmt: skip
         assert bool(plan.starts) is fits
 
@@ -229,16 +229,16 @@ def test_the_head_waits_for_as_many_ends_as_it_needs() -> None:
 def test_a_backfilled_job_takes_nothing_from_a_ticket() -> None:
     theirs = ticket(Need(), since=NOW - 5)
     small = queue(2, Need(), 20)
-    plan = decide(behind_a_wide_one(small, tickets=(theirs,), ends_after=lambda _: NOW + 40, **lasting(_20=1.0)))
+    plan = decide(behind_a_wide_one(small, tickets=(theirs,), ends_after=NOW + 40, **lasting(_20=1.0)))
     assert not plan.starts
 
 
 # Properties, once the head has waited long
 
 
-def head_fits(planner_view: PlannerView, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
+def head_fits(planner_view: World, need: Need, gone: tuple[Lease, ...], plan: Plan | None = None) -> bool:
     """Return whether the head could start after these leases end, beside the starts of the plan."""
-    placement = placement_without(PlacementState(planner_view.placement), frozenset(lease.id for lease in gone))
+    placement = placement_without(PlacementState(planner_view.machine), frozenset(lease.id for lease in gone))
     for start in plan.starts if plan else ():
         placement.add_claim(start.claim, ME)
     return placement.find_claim(need) is not None
@@ -255,7 +255,7 @@ heads = st.one_of(
 @pytest.mark.no_cover
 @given(cards(), heads, queues_of(), st.randoms(use_true_random=False))
 def test_whichever_leases_end_the_head_fits_as_early_as_if_nothing_had_started(
-    world: World, need: Need, queues: list[LaneQueue], chance: Random
+    world: Cards, need: Need, queues: list[LaneQueue], chance: Random
 ) -> None:
     snapshot, leases, measured = world
     head = queue(99, need, 999, priority=100, waited_s=LONG)
@@ -284,7 +284,7 @@ def grown(start: Start) -> Start:
     st.randoms(use_true_random=False),
 )
 def test_whatever_unknown_jobs_turn_out_to_need_the_head_fits_as_early_as_if_nothing_had_started(
-    world: World, need: Need, others: list[Need], chance: Random
+    world: Cards, need: Need, others: list[Need], chance: Random
 ) -> None:
     snapshot, leases, measured = world
     queues = [queue(place, each, place * 10) for place, each in enumerate(others, start=1)]
@@ -309,15 +309,15 @@ def test_whatever_unknown_jobs_turn_out_to_need_the_head_fits_as_early_as_if_not
     st.dictionaries(st.integers(10, 69), st.sampled_from([5.0, 20.0, 60.0]), min_size=20),
 )
 def test_with_known_durations_only_jobs_that_end_in_time_use_the_heads_devices(
-    world: World, need: Need, queues: list[LaneQueue], ends: list[float | None], most_s: dict[int, float]
+    world: Cards, need: Need, queues: list[LaneQueue], ends: list[float | None], most_s: dict[int, float]
 ) -> None:
     """At each moment at which the head could start, were nothing else started, it still can."""
     snapshot, leases, measured = world
-    live = [of_lease(each.id, 100 + place) for place, each in enumerate(leases)]
-    ends_at = {run.job_id: None if (end := ends[run.job_id - 100]) is None else NOW + end for run in live}
+    ends_at = [None if end is None else NOW + end for end in ends]
+    live = [of_lease(each.id, 100 + place, ends_at[place]) for place, each in enumerate(leases)]
     planner_view = view(
         queue(99, need, 999, priority=100, waited_s=LONG), *queues, on=snapshot, leases=leases, measured=measured,
-        running=live, ends_after=ends_at.get, estimate=lambda job_id: Estimate(most_s=most_s.get(job_id)),
+        running=live, facts={each: JobFacts(estimate=Estimate(most_s=most)) for each, most in most_s.items()},
     )  # fmt: skip
     plan = decide(planner_view)
     assume(999 not in started(plan))

@@ -6,8 +6,8 @@ from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need
 from gpuyard.core.scheduling.backfill import STRICT_AFTER_S
 from gpuyard.core.scheduling.host_capacity import HostUse, HostView
 from gpuyard.core.scheduling.planner import decide
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import RunningJob
 from gpuyard.core.snapshot import Host, Snapshot
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, machine, shared, ticket
 from tests.unit.core.scheduling.test_planner import NOW, kinds_of, queue, running, started, view, waiting_job
@@ -100,7 +100,7 @@ def test_the_ram_of_a_request_ahead_in_the_ledger_is_kept() -> None:
 
 def test_what_running_jobs_took_is_not_charged_twice() -> None:
     one = view(queue(1, ram(8), 10, 11), on=host(available_gb=15.0), leases=[held("a", 8)])
-    placed = replace(one, placement=replace(one.placement, host=HostView(used={"a": HostUse(ram_mb=8 * GB)})))
+    placed = replace(one, machine=replace(one.machine, host=HostView(used={"a": HostUse(ram_mb=8 * GB)})))
     assert list(started(decide(placed))) == [10]
 
 

@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import BatchPace, GateFigure, PaceState
+from gpuyard.core.scheduling.batch_pacing import GateFigure, PaceState
 from gpuyard.core.scheduling.load_gates import SteadyGate
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import JobFacts
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import CPU, NOW, kinds_of, queue, running, started, view, waiting_job
 
@@ -192,7 +194,9 @@ def test_a_run_that_goes_on_after_it_was_suspended_waits_for_no_gate() -> None:
 
 
 def test_runs_of_learned_memory_start_one_at_a_time_too() -> None:
-    made = plan(batch(1, Need(), 10, 11, sizes_each=True), on=2, need=lambda _, __: shared(GB))
+    made = plan(
+        batch(1, Need(), 10, 11, sizes_each=True), on=2, facts=dict.fromkeys((10, 11), JobFacts(need=shared(GB)))
+    )
     assert list(started(made)) == [10]
 
 

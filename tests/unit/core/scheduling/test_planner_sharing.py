@@ -12,11 +12,11 @@ from gpuyard.core.job.job import Attempt, Started, Usage
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, WholeDevice
 from gpuyard.core.memory.newcomer import Newcomer
 from gpuyard.core.memory.sizing import KnownRuns
-from gpuyard.core.scheduling.plan import Plan, PlannerView
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import LOOK_AHEAD, decide
-from gpuyard.core.scheduling.preemption import RunningJob
-from gpuyard.core.scheduling.queue_order import Lane, LaneQueue
+from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.world import JobFacts, RunningJob, World
 from tests.scale import size
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import NOW, kinds_of, queue, started, view, waiting_job
@@ -61,7 +61,7 @@ class Ledger:
     def live(self) -> list[Lease]:
         return [each for each in self.leases.values() if each.shares]
 
-    def look(self, *queues: LaneQueue, **changes: Any) -> PlannerView:
+    def look(self, *queues: LaneQueue, **changes: Any) -> World:
         cards = [card(index, used=self.used_on(name)) for index, name in enumerate(NAMES)]
         measured: dict[tuple[str, str], float | None] = {
             (each.id, share.device_id): self.used.get((each.id, share.device_id), 0.0)
@@ -182,8 +182,8 @@ def test_the_story_of_a_ledger_would_notice_a_promise_too_many() -> None:
 # Each job of a lane has a need of its own
 
 
-def sized(*queues: LaneQueue, sizes: dict[int, float], **changes: Any) -> PlannerView:
-    return view(*queues, need=lambda _, job_id: shared(sizes[job_id] * GB), **changes)
+def sized(*queues: LaneQueue, sizes: dict[int, float], **changes: Any) -> World:
+    return view(*queues, facts={each: JobFacts(need=shared(size * GB)) for each, size in sizes.items()}, **changes)
 
 
 def test_a_job_that_does_not_fit_lets_smaller_ones_of_its_lane_pass_where_that_cannot_delay_it() -> None:
@@ -194,17 +194,12 @@ def test_a_job_that_does_not_fit_lets_smaller_ones_of_its_lane_pass_where_that_c
 
 
 def test_a_lane_is_dropped_after_many_jobs_that_do_not_fit() -> None:
-    asked: list[int] = []
-
-    def need(_: Lane, job_id: int) -> Need:
-        asked.append(job_id)
-        return shared(20 * GB + job_id)
-
-    many = queue(1, Need(), *range(10, 1000), sizes_each=True)
     taken = lease("a", "G0", memory_mb=20 * GB)
-    plan = decide(view(many, need=need, leases=[taken], measured={("a", "G0"): 0.0}))
-    assert not plan.starts
-    assert len(asked) == LOOK_AHEAD
+    for too_large in (LOOK_AHEAD - 1, LOOK_AHEAD):
+        sizes = dict.fromkeys(range(10, 10 + too_large), 30.0) | {1000: 1.0}
+        lane = queue(1, Need(), *sizes, sizes_each=True)
+        plan = decide(sized(lane, sizes=sizes, leases=[taken], measured={("a", "G0"): 0.0}))
+        assert bool(plan.starts) is (too_large < LOOK_AHEAD)
 
 
 def test_starts_are_charged_in_the_same_plan() -> None:

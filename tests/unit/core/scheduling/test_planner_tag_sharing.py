@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import Need, PartOfDevice
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.tag_sharing import TagSharing
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import CPU, NOW, queue, running, started, view, waiting_job
@@ -135,7 +135,7 @@ def test_the_next_job_goes_past_a_full_device_to_one_with_more_jobs_of_the_tag()
 def test_jobs_of_a_tag_share_a_device_however_busy_it_is() -> None:
     busy = replace(shared(GB), load_percent=100.0)
     asked = view(sweep(1, busy, 10, 11, 12, 13, sharing=TagSharing(most_per_device=4)))
-    asked = replace(asked, placement=replace(asked.placement, packing=Packing(max_load_percent=200.0)))
+    asked = replace(asked, machine=replace(asked.machine, packing=Packing(max_load_percent=200.0)))
     assert list(started(decide(asked))) == [10, 11, 12, 13]
 
 

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.memory.estimates import Estimate
-from gpuyard.core.scheduling.plan import Plan, PlannerView
+from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
-from gpuyard.core.scheduling.power_limit import PowerLimit
-from gpuyard.core.scheduling.preemption import RunningJob
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import JobFacts, PowerLimit, RunningJob, World
 from gpuyard.core.snapshot import Device
 from tests.unit.core.scheduling.test_placement import card, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import NOW, kinds_of, queue, running, started, view, waiting_job
@@ -21,9 +20,16 @@ from tests.unit.core.scheduling.test_planner import NOW, kinds_of, queue, runnin
 IDLE_W, CARD_W = 20.0, 300.0
 
 
-def power(limit_w: float, learned: Mapping[int, float] | None = None, *running_ids: int) -> PowerLimit:
+def power(
+    limit_w: float, learned: Mapping[int, float] | None = None, *running_ids: int, most_s: float | None = None
+) -> dict[str, Any]:
+    """Return the limit, and the facts of jobs of which it is known what they draw, as arguments of `view`."""
     known = learned or {}
-    return PowerLimit(limit_w=limit_w, running_w={each: known.get(each) for each in running_ids}, own_w=known.get)
+    facts = {job_id: JobFacts(power_w=each_w, estimate=Estimate(most_s=most_s)) for job_id, each_w in known.items()}
+    return {
+        "power": PowerLimit(limit_w=limit_w, running_w={each: known.get(each) for each in running_ids}),
+        "facts": facts,
+    }
 
 
 def cards(count: int) -> list[Device]:
@@ -35,10 +41,10 @@ def on_card(job_id: int, index: int) -> tuple[RunningJob, Lease]:
     return run, lease(f"L{job_id}", f"G{index}")
 
 
-def plan_beside_one(limit: PowerLimit, **changes: Any) -> Plan:
+def plan_beside_one(limit: dict[str, Any], **changes: Any) -> Plan:
     """Plan job 2 on two cards, one of which job 1 uses."""
     run, held = on_card(1, 0)
-    return decide(view(queue(2, Need()), on=machine(*cards(2)), leases=[held], running=[run], power=limit, **changes))
+    return decide(view(queue(2, Need()), on=machine(*cards(2)), leases=[held], running=[run], **limit, **changes))
 
 
 def test_without_a_limit_all_cards_are_used() -> None:
@@ -66,19 +72,19 @@ def test_jobs_that_share_a_card_draw_no_more_than_the_card_may() -> None:
     run, held = on_card(1, 0)
     held = lease("L1", "G0", memory_mb=1024.0)
     limit = power(300.0, {1: 250.0, 2: 250.0}, 1)
-    plan = decide(view(queue(2, shared(1024.0)), on=machine(*cards(1)), leases=[held], running=[run], power=limit))
+    plan = decide(view(queue(2, shared(1024.0)), on=machine(*cards(1)), leases=[held], running=[run], **limit))
     assert started(plan) == {2: ("G0",)}
 
 
 def test_a_job_that_could_never_fit_starts_while_nothing_else_runs() -> None:
-    plan = decide(view(queue(1, Need(), 1, 2), on=machine(*cards(2)), power=power(100.0)))
+    plan = decide(view(queue(1, Need(), 1, 2), on=machine(*cards(2)), **power(100.0)))
     assert started(plan) == {1: ("G0",)}
     assert kinds_of(waiting_job(plan, 1)) == [ReasonKind.POWER_LIMIT]
 
 
 def test_the_starts_of_one_plan_count_together() -> None:
     learned = dict.fromkeys(range(1, 5), 100.0)
-    plan = decide(view(queue(1, Need(), 1, 2, 3, 4), on=machine(*cards(4)), power=power(341.0, learned)))
+    plan = decide(view(queue(1, Need(), 1, 2, 3, 4), on=machine(*cards(4)), **power(341.0, learned)))
     assert len(plan.starts) == 3
 
 
@@ -87,16 +93,16 @@ def test_what_others_draw_now_counts() -> None:
     run, held = on_card(1, 0)
     limit = power(500.0, {1: 100.0, 2: 100.0}, 1)
     asked = Need(only=("G1",))
-    fits = decide(view(queue(2, asked), on=machine(*foreign), leases=[held], running=[run], power=limit))
-    over = replace(limit, limit_w=440.0)
-    waits = decide(view(queue(2, asked), on=machine(*foreign), leases=[held], running=[run], power=over))
+    fits = decide(view(queue(2, asked), on=machine(*foreign), leases=[held], running=[run], **limit))
+    over = power(440.0, {1: 100.0, 2: 100.0}, 1)
+    waits = decide(view(queue(2, asked), on=machine(*foreign), leases=[held], running=[run], **over))
     assert (started(fits), started(waits)) == ({2: ("G1",)}, {})
 
 
 def test_jobs_without_gpus_do_not_wait_for_power() -> None:
     run, held = on_card(1, 0)
     plan = decide(
-        view(queue(2, Need(devices=0)), on=machine(*cards(1)), leases=[held], running=[run], power=power(1.0, {}, 1))
+        view(queue(2, Need(devices=0)), on=machine(*cards(1)), leases=[held], running=[run], **power(1.0, {}, 1))
     )
     assert started(plan) == {2: ()}
 
@@ -114,10 +120,8 @@ def plan_behind_a_large_one(most_s: float | None) -> Plan:
             queue(3, Need()),
             on=machine(*cards(3)),
             leases=[held],
-            running=[run],
-            power=power(400.0, learned, 1),
-            estimate=lambda _: Estimate(most_s=most_s),
-            ends_after=lambda _: NOW + 100.0,
+            running=[replace(run, ends_after=NOW + 100.0)],
+            **power(400.0, learned, 1, most_s=most_s),
         )
     )
 
@@ -146,13 +150,13 @@ def test_no_plan_exceeds_the_limit_unless_a_job_runs_alone(
 ) -> None:
     known = {job_id: draw for job_id, draw in enumerate(draws, 1) if draw is not None}
     runs = [on_card(100 + index, index) for index in range(already)]
-    limit = PowerLimit(limit_w=limit_w, running_w={run.job_id: 100.0 for run, _ in runs}, own_w=known.get)
-    given_view: PlannerView = view(
+    limit = power(limit_w, known | {run.job_id: 100.0 for run, _ in runs}, *(run.job_id for run, _ in runs))
+    given_view: World = view(
         *(queue(job_id, Need()) for job_id in range(1, len(draws) + 1)),
         on=machine(*cards(4)),
         leases=[held for _, held in runs],
         running=[run for run, _ in runs],
-        power=limit,
+        **limit,
     )
     plan = decide(given_view)
     drawn = {f"G{index}": max(IDLE_W, 100.0 if index < already else 0.0) for index in range(4)}

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
-from gpuyard.core.scheduling.placement import PlacementState, PlacementView
-from gpuyard.core.scheduling.preemption import RunningJob, find_victims
+from gpuyard.core.scheduling.placement import PlacementState
+from gpuyard.core.scheduling.preemption import find_victims
+from gpuyard.core.scheduling.world import Machine, RunningJob
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, placement_without, shared
 
@@ -31,9 +32,7 @@ def placement(*leases: Lease, cards: int = 2, host: Host | None = None, foreign_
     measured: dict[tuple[str, str], float | None] = {
         (each.id, share.device_id): 0.0 for each in leases for share in each.shares
     }
-    return PlacementState(
-        PlacementView(now=0.0, snapshot=machine(*devices, host=host), leases=leases, measured=measured)
-    )
+    return PlacementState(Machine(now=0.0, snapshot=machine(*devices, host=host), leases=leases, measured=measured))
 
 
 def ids(victims: tuple[RunningJob, ...]) -> set[int]:

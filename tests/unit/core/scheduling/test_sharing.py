@@ -13,9 +13,9 @@ from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.load_gates import Smoothed
-from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.sharing import MOST_PER_DEVICE, DepthLimit, depth_limit, durations_with
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.core.scheduling.world import Machine
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, machine, shared
 
 
@@ -41,7 +41,7 @@ def ask(need: Need, *leases: Lease, cards: int, jobs: int, **changes: Any) -> Pl
     """Return where the job goes on a machine for which `jobs` run or wait, this one included."""
     packing = Packing(depth=depth_limit(jobs, cards))
     snapshot = machine(*(card(index) for index in range(cards)))
-    view = PlacementView(now=0.0, snapshot=snapshot, leases=leases, packing=packing)
+    view = Machine(now=0.0, snapshot=snapshot, leases=leases, packing=packing)
     return choose(need, replace(view, **changes))
 
 

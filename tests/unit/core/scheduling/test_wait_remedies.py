@@ -10,9 +10,9 @@ from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
-from gpuyard.core.scheduling.placement import PlacementView
 from gpuyard.core.scheduling.sharing import depth_limit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, brief_of, limit_reached
+from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 
@@ -25,9 +25,9 @@ WITHOUT = {ReasonKind.MEMORY_GUARD, ReasonKind.HOST_GUARD,
     ReasonKind.PENDING, ReasonKind.MAKING_ROOM, ReasonKind.SUSPENDED, ReasonKind.STAGGERED,
     ReasonKind.PREALLOCATES, ReasonKind.POWER_LIMIT, ReasonKind.DISK_FULL,
 }  # fmt: skip
-FULL = PlacementView(now=0.0, snapshot=machine(card(0, used=20 * GB)))
-SHARED = PlacementView(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=4 * GB),))
-BUSY = PlacementView(
+FULL = Machine(now=0.0, snapshot=machine(card(0, used=20 * GB)))
+SHARED = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=4 * GB),))
+BUSY = Machine(
     now=0.0,
     snapshot=machine(card(0)),
     foreign={"G0": follow_foreign_load(NO_FOREIGN_LOAD, 100.0, (), 0.0, 50.0)},
@@ -38,7 +38,7 @@ CASES = [
     (ReasonKind.DRAINED, Need(),
      replace(FULL, closed=closed_devices(FULL.snapshot, [Drain(device_id="G0", uid=0, user="a", since=0.0)], ())),
      "gpuyard devices undrain ID"),
-    (ReasonKind.UNHEALTHY, Need(), PlacementView(now=0.0, snapshot=machine(card(0, fault="lost"))), "gpuyard doctor"),
+    (ReasonKind.UNHEALTHY, Need(), Machine(now=0.0, snapshot=machine(card(0, fault="lost"))), "gpuyard doctor"),
     (ReasonKind.OCCUPIED, Need(), FULL, "--vram SIZE (in a script: vram=)"),
     (ReasonKind.NO_ROOM, shared(8 * GB), FULL, "programs outside gpuyard leave 4 GB: with --vram SIZE"),
     (
@@ -53,24 +53,24 @@ CASES = [
     (ReasonKind.NO_GAIN, replace(shared(GB), load_percent=100.0),
      replace(SHARED, packing=Packing(min_gain_percent=90.0)), "min_gain_percent under [packing]"),
     (ReasonKind.TOO_DEEP, replace(shared(GB), load_percent=100.0),
-     PlacementView(now=0.0, snapshot=machine(card(0), card(1)), packing=Packing(depth=depth_limit(2, 2)),
+     Machine(now=0.0, snapshot=machine(card(0), card(1)), packing=Packing(depth=depth_limit(2, 2)),
                    leases=(lease("a", "G0", memory_mb=4 * GB), lease("b", "G1"))),
      "min_gain_percent = -100 under [packing]"),
     (ReasonKind.TOO_MANY, shared(GB), replace(SHARED, packing=Packing(max_jobs_per_device=1)), "max_jobs_per_device"),
     (ReasonKind.TOO_FULL, Need(max_memory_used_mb=GB), FULL, "--max-gpu-mem-mb"),
     (ReasonKind.TOO_BUSY, Need(max_utilization_percent=5.0),
-     PlacementView(now=0.0, snapshot=machine(card(0, utilization_percent=9.0))), "--max-gpu"),
+     Machine(now=0.0, snapshot=machine(card(0, utilization_percent=9.0))), "--max-gpu"),
     (ReasonKind.TOO_HUNGRY, Need(max_power_w=5.0), FULL, "--max-power-w"),
     (ReasonKind.HOST_TOO_BUSY, Need(max_cpu_percent=5.0),
-     PlacementView(now=0.0, snapshot=machine(card(0), host=Host(cpu_percent=90.0))), "--max-cpu"),
+     Machine(now=0.0, snapshot=machine(card(0), host=Host(cpu_percent=90.0))), "--max-cpu"),
     (ReasonKind.HOST_TOO_FULL, Need(min_host_memory_mb=5.0),
-     PlacementView(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--min-free-mem-mb"),
+     Machine(now=0.0, snapshot=machine(card(0), host=Host(memory_available_mb=1.0))), "--min-free-mem-mb"),
     (ReasonKind.NOT_LINKED, Need(devices=2, is_linked=True),
-     PlacementView(now=0.0, snapshot=machine(card(0), card(1))), "--linked and --same-node (in a script: linked="),
+     Machine(now=0.0, snapshot=machine(card(0), card(1))), "--linked and --same-node (in a script: linked="),
     (ReasonKind.HOST_MEMORY, Need(devices=0, host=HostShare(ram_mb=8 * GB)),
-     PlacementView(now=0.0, snapshot=machine(host=Host(memory_available_mb=1.0))), "--ram (in a script: ram=)"),
+     Machine(now=0.0, snapshot=machine(host=Host(memory_available_mb=1.0))), "--ram (in a script: ram=)"),
     (ReasonKind.HOST_CPUS, Need(devices=0, host=HostShare(cpus=8.0)),
-     PlacementView(now=0.0, snapshot=machine(host=Host(cpu_count=1.0))), "--cpus (in a script: cpus=)"),
+     Machine(now=0.0, snapshot=machine(host=Host(cpu_count=1.0))), "--cpus (in a script: cpus=)"),
 ]  # fmt: skip
 
 
@@ -94,15 +94,13 @@ def test_a_limit_names_where_it_is_set(kind: ReasonKind, names: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "need", "view", "names"), CASES)
-def test_a_reason_names_the_option_that_changes_it(
-    kind: ReasonKind, need: Need, view: PlacementView, names: str
-) -> None:
+def test_a_reason_names_the_option_that_changes_it(kind: ReasonKind, need: Need, view: Machine, names: str) -> None:
     [found] = [reason for reason in choose(need, view).reasons if reason.kind is kind]
     assert names in found.remedy
 
 
 @pytest.mark.parametrize(("kind", "need", "view", "_"), [case for case in CASES if case[0] in BRIEFS])
-def test_a_reason_has_a_brief_form_without_figures(kind: ReasonKind, need: Need, view: PlacementView, _: str) -> None:
+def test_a_reason_has_a_brief_form_without_figures(kind: ReasonKind, need: Need, view: Machine, _: str) -> None:
     [found] = [reason for reason in choose(need, view).reasons if reason.kind is kind]
     assert brief_of(found).startswith(BRIEFS[kind])
     assert "GB" not in brief_of(found)
@@ -134,5 +132,5 @@ def test_memory_that_a_lease_will_free_needs_no_remedy() -> None:
 
 def test_a_card_of_unknown_size_is_available_as_a_whole() -> None:
     unknown: Device = card(0, used=None, memory_total_mb=None)
-    [found, _] = choose(shared(GB), PlacementView(now=0.0, snapshot=machine(unknown))).reasons
+    [found, _] = choose(shared(GB), Machine(now=0.0, snapshot=machine(unknown))).reasons
     assert found.remedy == "without --vram it gets the whole GPU"

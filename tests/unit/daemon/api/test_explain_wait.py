@@ -2,11 +2,11 @@
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Job, JobSpec
+from gpuyard.core.job.job import Job
+from gpuyard.core.job.job_spec import BatchPace, JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.batch_pacing import BatchPace
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, START_WITH, ReasonKind
 from gpuyard.daemon.api.explain_wait import remedy_for
 

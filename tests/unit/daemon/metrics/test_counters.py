@@ -10,7 +10,6 @@ from gpuyard.core.job.job import (
     Attempt,
     HandedOver,
     Job,
-    JobSpec,
     MemoryLack,
     Outcome,
     OutcomeKind,
@@ -19,6 +18,7 @@ from gpuyard.core.job.job import (
     PublishedEventKind,
     Started,
 )
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind

@@ -11,11 +11,11 @@ import pytest
 
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.control.track_progress import ProgressTracker
-from gpuyard.core.job.job import Attempt, Job, JobSpec, PublishedEvent, Started
+from gpuyard.core.job.job import Attempt, Job, PublishedEvent, Started
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need
-from gpuyard.core.progress.job_progress import ProgressReading
-from gpuyard.core.progress.log_reader import WorkDone
+from gpuyard.core.progress.job_progress import ProgressReading, WorkDone
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor import progress_watch
 from gpuyard.daemon.monitor.progress_watch import ProgressWatch

@@ -2,14 +2,14 @@
 
 import pytest
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, impossible
-from gpuyard.core.job.job import JobSpec
+from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.check_submission import SubmissionCheck
 from gpuyard.engines.cluster.in_flight import split_launches
 from gpuyard.engines.cluster.site import SiteRefused, SiteUnreachable
-from gpuyard.engines.cluster.slurm_commands import SlurmSettings
 from gpuyard.errors import UserError
 from gpuyard.ports import Launch
 
@@ -84,7 +84,7 @@ def test_the_nodes_of_slurm_are_read_with_their_gpus_of_a_model() -> None:
 )
 def test_only_the_nodes_of_the_jobs_partition_count(options: tuple[str, ...], partition: str) -> None:
     terms = ClusterTerms(need=Need(), name="", options=options)
-    assert commands.nodes_command(terms, SlurmSettings(partition="gpu"))[-1] == f"--partition={partition}"
+    assert commands.nodes_command(terms, SlurmConfig(partition="gpu"))[-1] == f"--partition={partition}"
 
 
 @pytest.mark.parametrize(

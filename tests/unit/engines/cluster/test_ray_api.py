@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import Amount, ClusterTerms
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.ray_api import (
     DEFAULT_ADDRESS,
     Capacity,
     RayJobRecord,
-    RaySettings,
     address_of,
     capacity_of,
     free_of,
@@ -122,13 +122,13 @@ def submission_of(
 def test_the_configured_address_goes_before_rays_variables(
     configured: str | None, variables: dict[str, str], address: str
 ) -> None:
-    assert address_of(RaySettings(address=configured), variables) == address
+    assert address_of(RayConfig(address=configured), variables) == address
 
 
 @pytest.mark.parametrize("address", ["", "ray://head:10001", "http://", "http://head:many", "http://[::1"])
 def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(EnvironmentFault, match="is not the address of a Ray dashboard"):
-        address_of(RaySettings(address=address), {})
+        address_of(RayConfig(address=address), {})
 
 
 # Submissions

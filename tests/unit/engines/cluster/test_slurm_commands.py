@@ -5,15 +5,16 @@ import subprocess
 import msgspec
 import pytest
 
+from gpuyard.config import SlurmConfig
 from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.job.stop_warning import parse_warning
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, UncertainMemory, WholeDevice
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import ClusterNode, ClusterSubmission, Sighting, SiteState
-from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits, SlurmSettings
+from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits
 
 SHARED = Need(memory=FixedMemory(5000.0))
-SHARDS = SlurmSettings(shard_mb=1024.0, card_mb=24000.0)
+SHARDS = SlurmConfig(shard_mb=1024.0, gpu_memory="24000M")
 
 
 def terms(**fields: object) -> ClusterTerms:
@@ -24,8 +25,8 @@ def submission(asked: ClusterTerms, count: int = 1, folder: str = "/shared/submi
     return ClusterSubmission(token="t1", terms=asked, count=count, folder=folder, supervisor=("python3", "x"))
 
 
-def submitted(count: int = 1, settings: SlurmSettings | None = None, **fields: object) -> list[str]:
-    return commands.submit_command(submission(terms(**fields), count), settings or SlurmSettings())
+def submitted(count: int = 1, settings: SlurmConfig | None = None, **fields: object) -> list[str]:
+    return commands.submit_command(submission(terms(**fields), count), settings or SlurmConfig())
 
 
 def starting(command: list[str], option: str) -> list[str]:
@@ -56,7 +57,7 @@ def only(text: bytes) -> SlurmJobRow:
 class TestNodes:
     def test_nodes_that_could_not_start_jobs_are_left_out(self) -> None:
         left_out = msgspec.structs.replace(submission(terms()), without=("n1", "n[4-5]"))
-        assert "--exclude=n1,n[4-5]" in commands.submit_command(left_out, SlurmSettings())
+        assert "--exclude=n1,n[4-5]" in commands.submit_command(left_out, SlurmConfig())
 
     def test_each_node_is_listed_once_with_its_trouble(self) -> None:
         rows = [
@@ -74,7 +75,7 @@ class TestNodes:
 
     def test_a_check_runs_on_one_node_with_a_gpu_if_it_has_one(self) -> None:
         node = ClusterNode(name="n0", place="n0", has_gpus=True)
-        command = commands.run_command(node, "true", SlurmSettings(partition="fast"), 39.5)
+        command = commands.run_command(node, "true", SlurmConfig(partition="fast"), 39.5)
         assert {"--nodelist=n0", "--gres=gpu:1", "--partition=fast", "--immediate=40"} <= set(command)
         assert command[-3:] == ["sh", "-c", "true"]
 
@@ -101,7 +102,7 @@ class TestSubmitting:
         assert starting(command, "--signal") == [f"--signal=B:USR1@{seconds}"]
 
     def test_a_comment_among_the_users_options_does_not_replace_ours(self) -> None:
-        settings = SlurmSettings(options=("--comment=site",))
+        settings = SlurmConfig(options=("--comment=site",))
         comments = starting(submitted(settings=settings, options=("--comment=mine",)), "--comment")
         assert comments[-1] == "--comment=gpuyard:t1"
 
@@ -114,7 +115,7 @@ class TestSubmitting:
         assert "--array=0-11%4" in submitted(12, at_most=4)
 
     def test_every_field_of_the_terms_becomes_an_option(self) -> None:
-        settings = SlurmSettings(
+        settings = SlurmConfig(
             partition="gpu", account="lab", qos="long", options=("--constraint=fast", "-v"), nice_base=100
         )
         command = submitted(
@@ -147,7 +148,7 @@ class TestSubmitting:
         [(terms(limit_s=0.5), 1), (terms(limit_s=60.0), 1), (terms(limit_s=60.1), 2), (terms(expected_s=7200.0), 120)],
     )
     def test_the_time_limit_is_in_whole_minutes_and_at_least_one(self, asked: ClusterTerms, minutes: int) -> None:
-        assert f"--time={minutes}" in commands.submit_command(submission(asked), SlurmSettings())
+        assert f"--time={minutes}" in commands.submit_command(submission(asked), SlurmConfig())
 
     def test_without_a_limit_and_history_the_default_of_the_site_applies(self) -> None:
         assert starting(submitted(), "--time") == []
@@ -159,11 +160,11 @@ class TestSubmitting:
         ("base", "priority", "nice"), [(0, 5, None), (100, 100, None), (100, 500, None), (0, -3, 3)]
     )
     def test_nice_is_never_below_what_a_user_may_set(self, base: int, priority: int, nice: int | None) -> None:
-        command = submitted(settings=SlurmSettings(nice_base=base), priority=priority)
+        command = submitted(settings=SlurmConfig(nice_base=base), priority=priority)
         assert starting(command, "--nice") == ([] if nice is None else [f"--nice={nice}"])
 
     def test_a_folder_may_have_a_percent_sign_in_its_name(self) -> None:
-        command = commands.submit_command(submission(terms(), 2, "/shared/100%a"), SlurmSettings())
+        command = commands.submit_command(submission(terms(), 2, "/shared/100%a"), SlurmConfig())
         assert "--output=/shared/100%%a/%a.out" in command
         assert "--chdir=/shared/100%a" in command
 
@@ -221,7 +222,7 @@ class TestGpus:
 
     def test_a_share_of_a_card_of_unknown_size_is_a_whole_gpu(self) -> None:
         need = Need(memory=PartOfDevice(0.5))
-        assert starting(submitted(settings=SlurmSettings(shard_mb=1.0), need=need), "--gres") == ["--gres=gpu:1"]
+        assert starting(submitted(settings=SlurmConfig(shard_mb=1.0), need=need), "--gres") == ["--gres=gpu:1"]
 
 
 class TestListing:

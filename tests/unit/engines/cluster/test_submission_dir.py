@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import DEFAULT_LOG_CAP_MB, Usage
+from gpuyard.core.job.job import Usage
+from gpuyard.core.job.job_spec import DEFAULT_LOG_CAP_MB
 from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.submission_dir import (
     VOID,

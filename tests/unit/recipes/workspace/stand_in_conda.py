@@ -1,22 +1,13 @@
-"""A stand-in for conda and micromamba: prints what they print to their shell functions, for real folders.
-
-Called as `conda`, it takes `shell.posix activate NAME`; as `micromamba` or `mamba`, `shell activate --shell posix
---prefix NAME`; and `env list --json` in either role. Environments are folders in `envs` beside its `bin`.
-"""
+"""A stand-in for conda, mamba and micromamba, for real folders: `run -n NAME COMMAND...`, `run -p PATH COMMAND...` and
+`env list --json`. Environments are folders in `envs` beside its `bin`. As theirs, its `run` is a script for bash."""
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
 ROOT = Path(sys.argv[1]).parent.parent
-TOOL = Path(sys.argv[1]).name
-
-
-def prefix_of(name: str) -> Path:
-    if name == "base":
-        return ROOT
-    return Path(name) if "/" in name else ROOT / "envs" / name
 
 
 def hooks(prefix: str, kind: str) -> list[str]:
@@ -45,13 +36,12 @@ def main(argv: list[str]) -> None:
     if argv == ["env", "list", "--json"]:
         json.dump({"envs": [str(ROOT), *map(str, sorted((ROOT / "envs").iterdir()))]}, sys.stdout)
         return
-    asked = ["shell.posix", "activate"] if TOOL == "conda" else ["shell", "activate", "--shell", "posix", "--prefix"]
-    if argv[:-1] != asked:
-        sys.exit(f"{TOOL}: what is {argv}?")
-    prefix = prefix_of(argv[-1])
+    _, option, name, *command = argv
+    prefix = Path(name) if option == "-p" else ROOT if name == "base" else ROOT / "envs" / name
     if not (prefix / "conda-meta").is_dir():
-        sys.exit(f"\nEnvironmentNameNotFound: Could not find conda environment: {argv[-1]}\n")
-    sys.stdout.write("\n".join(activation(prefix)))
+        sys.exit(f"\nEnvironmentLocationNotFound: Not a conda environment: {prefix}\n")
+    script = "\n".join([*activation(prefix), f"exec {shlex.join(command)}"])
+    os.execvp("bash", ["bash", "-c", script])
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 
 import os
 import shlex
-import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.uninstall.find_files import find
 from gpuyard.recipes.workspace.conda_environment import activate_environment
 from tests.executables import write_executable
 
@@ -87,9 +84,7 @@ def test_conda_is_found(tmp_path: Path, environment: dict[str, str], by: str) ->
 
 @pytest.mark.parametrize("tool", ["micromamba", "mamba"])
 @pytest.mark.parametrize("by", ["MAMBA_EXE", "PATH"])
-def test_mamba_and_micromamba_are_called_with_their_own_arguments(
-    tmp_path: Path, environment: dict[str, str], tool: str, by: str
-) -> None:
+def test_mamba_and_micromamba_are_found(tmp_path: Path, environment: dict[str, str], tool: str, by: str) -> None:
     mamba = Installation(tmp_path / "mamba", tool)
     mamba.add("torch")
     if by == "PATH":
@@ -115,28 +110,6 @@ def test_an_environment_can_be_named_by_its_path(
     assert activate_environment(f"{tmp_path}/my env", environment)["CONDA_PREFIX"] == f"{tmp_path}/my env"
 
 
-def test_uninstall_leaves_an_activation_that_is_under_way_alone(
-    conda: Installation, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    conda.add("torch")
-    has_begun, go_on = tmp_path / "has begun", tmp_path / "go on"
-    for pipe in (has_begun, go_on):
-        os.mkfifo(pipe)
-    conda.hook("torch", f"echo > '{has_begun}'; read nothing < '{go_on}'; export MARK=set")
-    environment["CONDA_EXE"] = str(conda.tool)
-    with ThreadPoolExecutor(1) as pool:
-        activation = pool.submit(activate_environment, "torch", environment)
-        has_begun.read_text()
-        (used,) = (tmp_path / "tmp").iterdir()
-        (tmp_path / "tmp" / "gpuyard-conda-left").mkdir()
-        found = [place.names for place in find().places if place.folder == str(used.parent)]
-        go_on.write_text("\n")
-        assert activation.result(60)["MARK"] == "set"
-    assert found == [("gpuyard-conda-left",)]
-
-
 def test_another_environment_is_left_first(conda: Installation, environment: dict[str, str]) -> None:
     first, second = conda.add("first"), conda.add("second")
     conda.hook("first", "export MARK=first")
@@ -157,22 +130,6 @@ def test_hooks_run_in_the_order_of_their_names(conda: Installation, environment:
     assert (after["ONE"], after["TWO"], after["ARGUMENTS"]) == ("a\n b", "a\n b!", "0")
 
 
-def test_hooks_for_bash_run_if_bash_is_installed(conda: Installation, environment: dict[str, str]) -> None:
-    assert shutil.which("bash"), "every machine that this runs on has bash"
-    conda.add("torch")
-    conda.hook("torch", "function f { local -a words=(a b); [[ ${#words[@]} == 2 ]] && export BASHED=yes; }; f")
-    environment["CONDA_EXE"] = str(conda.tool)
-    assert activate_environment("torch", environment)["BASHED"] == "yes"
-
-
-@pytest.mark.parametrize("last", ["false", '[ -n "$NOTHING" ] && export X=1', "set -e; false || true", "set -u"])
-def test_the_exit_status_of_a_hook_is_ignored(conda: Installation, environment: dict[str, str], last: str) -> None:
-    conda.add("torch")
-    conda.hook("torch", f"export MARK=set\n{last}\n")
-    environment["CONDA_EXE"] = str(conda.tool)
-    assert activate_environment("torch", environment)["MARK"] == "set"
-
-
 def test_a_hook_may_leave_something_running(conda: Installation, environment: dict[str, str], tmp_path: Path) -> None:
     conda.add("torch")
     go_on = tmp_path / "pipe"
@@ -188,7 +145,7 @@ def test_a_hook_that_ends_the_shell_is_an_error(conda: Installation, environment
     conda.add("torch")
     conda.hook("torch", text)
     environment["CONDA_EXE"] = str(conda.tool)
-    with pytest.raises(EnvironmentFault, match="'torch' cannot be activated: it is broken") as caught:
+    with pytest.raises(EnvironmentFault, match=r"'torch' cannot be activated; .* says: it is broken") as caught:
         activate_environment("torch", environment)
     assert "activate.d" in str(caught.value.hint)
 
@@ -226,7 +183,7 @@ def test_a_failing_conda_is_reported_with_its_message(conda: Installation, envir
     environment["CONDA_EXE"] = str(conda.tool)
     with pytest.raises(EnvironmentFault, match=r"'torch' cannot be activated; .*ModuleNotFoundError: conda") as caught:
         activate_environment("torch", environment)
-    assert caught.value.hint == f"try `{conda.tool} env list`"
+    assert f"try `{conda.tool} run -n torch env`" in str(caught.value.hint)
     write_executable(conda.tool, "no program at all")
     with pytest.raises(EnvironmentFault, match="Exec format error"):
         activate_environment("torch", environment)

@@ -11,6 +11,7 @@ from gpuyard.recipes.workspace import conda_environment, prepare_sweep
 from gpuyard.recipes.workspace.prepare_sweep import (
     choose_configs,
     choose_devices,
+    hook_command,
     path_in_work_dir,
     split_lists,
     task_command,
@@ -167,11 +168,16 @@ def test_the_interpreter_is_found_on_path_by_path_or_in_an_environment_folder(fo
         ('python_env: "python \'"', "python_env: cannot parse"),
         ("script_path: nothing.py", "script_path: there is no script"),
         ("work_dir: nowhere", "work_dir: there is no folder"),
+        ("hook: hooks/none.sh", "hook: there is no program '.*/hooks/none.sh'"),
+        ("hook: ./train.py", "hook: .*/train.py is not executable"),
+        ("hook: no-such-hook", "hook: there is no program 'no-such-hook'"),
     ],
 )
 def test_a_command_that_cannot_start_is_reported_before_anything_starts(folder: Path, text: str, message: str) -> None:
+    settings = loaded_settings(folder, text).settings
+    checks = hook_command if settings.hook else task_command
     with pytest.raises(UserError, match=message):
-        command(folder, text)
+        checks(settings, folder, dict(os.environ))
 
 
 def test_a_task_gets_no_terminal_variables_and_the_variables_of_the_workspace(

@@ -7,6 +7,7 @@ from typing import Any, Self
 import pytest
 from msgspec.structs import replace
 
+from gpuyard.config import state_dir
 from gpuyard.errors import UserError
 from gpuyard.recipes.workspace import sweep
 from gpuyard.recipes.workspace.settings import LoadedSettings, load
@@ -58,6 +59,7 @@ def start(
     workspace: LoadedSettings, queue: Queue, monkeypatch: pytest.MonkeyPatch, *, is_rerun: bool = False
 ) -> tuple[list[str], StartedSweep]:
     monkeypatch.setattr(sweep, "connect", lambda **_: queue)
+    state_dir().mkdir(mode=0o700, exist_ok=True)
     started = sweep.start(workspace, [], None, is_rerun=is_rerun)
     return [each.config for each in started.submitted], started
 

@@ -13,7 +13,7 @@ from gpuyard.errors import UserError
 from gpuyard.residency import Coordinator
 from gpuyard.residency.loading.asset_loader import Loader, Source
 from gpuyard.residency.planning.render_units import Unit
-from gpuyard.ui.cli.recipes.render import command as render_command
+from gpuyard.ui.cli.recipes.render import VERB
 from tests.residency_runs import (
     PAGE,
     AssetFiles,
@@ -114,7 +114,7 @@ def test_two_labels_are_rendered_at_once_by_default(asset_files: AssetFiles, tmp
     """More threads launch fewer kernels: they wait for the interpreter and for the driver."""
     played = play(asset_files.products(seed=5), tmp_path / "out", vram=ROOM, ram=ROOM)
     assert len(played.status.workers) == 2
-    assert {option.name: option.default for option in render_command.params}["workers"] == 2
+    assert {option.name: option.default for option in VERB.options}["workers"] == "2"
 
 
 def test_changes_of_a_renderer_to_a_label_do_not_affect_the_next_try(asset_files: AssetFiles, tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """`gpuyard cancel`, `hold`, `release`, `resume`, `retry`, `suspend` and `priority`: change jobs of the queue."""
 
 from gpuyard.connect.supply_secrets import VERBS, decided, merge, second_request
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli import JOB_VERBS
 from gpuyard.ui.cli.ask_daemon import request, say_answer, selection_text
 from gpuyard.ui.cli.jobs.job_text import FINISHED, left_alone_text, revived_text
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Typed, Verb
 
 _MOST_SHOWN = 20
-_ALLOW_MISSING = Option("allow-missing", None, "Run jobs even if this shell lacks secret variables that were dropped.")
+_ALLOW_MISSING = Option(
+    "allow-missing", "flag", None, "Run jobs even if this shell lacks secret variables that were dropped."
+)
 _IDS_HELP = f"{IDS_HELP} Exit status 1 if no job changed."
 
 
@@ -83,8 +86,8 @@ COMMANDS = {
         "that failed or were rejected run again: those that succeeded or were cancelled are left alone, and counted.",
         "queued again",
         flags=(
-            Option("only", None, "Leave jobs that were skipped because of these as they are."),
-            Option("all", None, "Of a range or a selection, retry jobs that succeeded or were cancelled, too."),
+            Option("only", "flag", None, "Leave jobs that were skipped because of these as they are."),
+            Option("all", "flag", None, "Of a range or a selection, retry jobs that succeeded or were cancelled, too."),
         ),
     ),
     "suspend": ChangeVerb(

@@ -5,12 +5,13 @@ import sys
 import time
 
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.core.option import Option
 from gpuyard.core.printable_text import printable
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ui.cli.ask_daemon import select, select_one, selection_text
 from gpuyard.ui.cli.jobs.job_text import FINISHED, job_name
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, SEVERAL, Answer, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, SEVERAL, Answer, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ VERB = Verb(
     """
     + IDS_HELP,
     (
-        Option("follow", None, "Follow the output until the job has finished.", short="f"),
-        Option("lines", "N", "Only the last N lines. [all]", short="n"),
-        Option("attempt", "N", "The output of attempt N. [the last]"),
-        Option("stdout", None, "Only standard output, of a job submitted with --split-stderr or --error."),
-        Option("stderr", None, "Only standard error, of such a job."),
-        Option("raw", None, "The bytes as the program wrote them."),
+        Option("follow", "flag", None, "Follow the output until the job has finished.", short="f"),
+        Option("lines", "text", "N", "Only the last N lines. [all]", short="n"),
+        Option("attempt", "text", "N", "The output of attempt N. [the last]"),
+        Option("stdout", "flag", None, "Only standard output, of a job submitted with --split-stderr or --error."),
+        Option("stderr", "flag", None, "Only standard error, of such a job."),
+        Option("raw", "flag", None, "The bytes as the program wrote them."),
     ),
     SEVERAL,
 )

@@ -3,8 +3,9 @@
 import sys
 
 from gpuyard.connect.fast_http import connect
+from gpuyard.core.option import Option
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Typed, Verb
 
 VERB = Verb(
     "Show running, waiting and finished jobs, and why jobs wait.\n\n"
@@ -13,12 +14,17 @@ VERB = Verb(
     "with a column for each value that varies. With IDS, --state or --json, and with --open, each job is one line.\n\n"
     f"{IDS_HELP}",
     (
-        Option("sweep", "ID", "Show the runs of the sweep or array that this job belongs to."),
-        Option("sort", "COLUMN", "With --sweep: sort by this column, such as lr, or -lr from the last to the first."),
-        Option("open", None, "Show each job of sweeps and arrays."),
-        Option("all", None, "Include all finished jobs."),
-        Option("state", "STATES", "Only jobs in these states, such as failed,cancelled."),
-        Option("limit", "N", "At most N jobs. [what fits the terminal; 50 in a pipe]"),
+        Option("sweep", "text", "ID", "Show the runs of the sweep or array that this job belongs to."),
+        Option(
+            "sort",
+            "text",
+            "COLUMN",
+            "With --sweep: sort by this column, such as lr, or -lr from the last to the first.",
+        ),
+        Option("open", "flag", None, "Show each job of sweeps and arrays."),
+        Option("all", "flag", None, "Include all finished jobs."),
+        Option("state", "text", "STATES", "Only jobs in these states, such as failed,cancelled."),
+        Option("limit", "text", "N", "At most N jobs. [what fits the terminal; 50 in a pipe]"),
         JSON,
     ),
     Arguments("[IDS]...", is_many=True),

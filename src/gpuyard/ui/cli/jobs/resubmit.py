@@ -3,13 +3,14 @@
 import os
 
 from gpuyard.connect.fast_http import connect
+from gpuyard.core.option import Option
 from gpuyard.errors import UserError
 from gpuyard.system.submitting_shell import starting_processes
 from gpuyard.ui.cli.ask_daemon import say_answer, select
 from gpuyard.ui.cli.jobs.changed_options import changed_options, options_besides
 from gpuyard.ui.cli.jobs.submit import HEADINGS, read_command
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, Answer, Arguments, Typed, Verb
 
 VERB = Verb(
     """Submit a new job like an earlier one, with changes.
@@ -29,7 +30,7 @@ VERB = Verb(
     + IDS_HELP,
     (
         *options_besides(),
-        Option("allow-missing", None, "Submit even if this shell lacks secret variables that were dropped."),
+        Option("allow-missing", "flag", None, "Submit even if this shell lacks secret variables that were dropped."),
         JSON,
     ),
     Arguments("IDS... [-- CMD...]", is_many=True, takes_program=True),

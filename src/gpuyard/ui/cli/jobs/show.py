@@ -1,5 +1,6 @@
 """`gpuyard show`: all details of a job."""
 
+from gpuyard.core.option import Option
 from gpuyard.core.units import (
     UNKNOWN,
     format_co2e,
@@ -16,7 +17,7 @@ from gpuyard.ui.cli.jobs.code_text import code_facts
 from gpuyard.ui.cli.jobs.job_text import figures_text, gpu_text, progress_text, result_text, where_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 VERB = Verb(
     "Show all details of a job: its command, its needs, and each attempt with the memory it used.\n\n"
     f"Shows only the names of environment variables, since values may be secrets. {IDS_HELP}",
-    (Option("environment", None, "Show the values of environment variables too."), JSON),
+    (Option("environment", "flag", None, "Show the values of environment variables too."), JSON),
     SEVERAL,
 )
 _ATTEMPTS = (

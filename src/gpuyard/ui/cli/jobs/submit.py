@@ -5,10 +5,11 @@ import sys
 
 from gpuyard.connect.fast_http import connect_early
 from gpuyard.connect.submitted_code import RemovedIfRefused, command_words, digest_of, framework_of, record_code
+from gpuyard.core.option import Option
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.ui.cli import EXIT_USAGE
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,25 +20,26 @@ def _options() -> "Sequence[Option]":
     from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 
     return (
-        *(
-            Option(
-                each.name,
-                each.metavar,
-                each.help_with_default,
-                is_repeatable=each.is_repeatable,
-                choices=each.choices,
-            )
-            for each in SUBMIT_OPTIONS.values()
-            if not each.is_for_batch
+        *(each for each in SUBMIT_OPTIONS.values() if not each.is_for_batch),
+        Option(
+            "from", "text", "FILE", "A command per line; with a command, a CSV file whose columns fill in its {NAMES}."
         ),
-        Option("from", "FILE", "A command per line; with a command, a CSV file whose columns fill in its {NAMES}."),
-        Option("cwd", "DIR", "Working directory. [this one]"),
-        Option("dry-run", None, "Check it and print what would be submitted; submit nothing."),
-        Option("in", "TIME", "Start no earlier than after this time, such as 2h30m."),
-        Option("wait", None, "Wait until it has finished; the exit status is that of the job."),
-        Option("follow", None, "Print its output until it has finished; exit status as with --wait.", short="f"),
-        Option("snapshot", None, "Run the code as it is now: copy the Git work tree, or the folder without Git."),
-        Option("no-snapshot", None, "Run the code as it is when the job starts. [if the configuration says nothing]"),
+        Option("cwd", "text", "DIR", "Working directory. [this one]"),
+        Option("dry-run", "flag", None, "Check it and print what would be submitted; submit nothing."),
+        Option("in", "text", "TIME", "Start no earlier than after this time, such as 2h30m."),
+        Option("wait", "flag", None, "Wait until it has finished; the exit status is that of the job."),
+        Option(
+            "follow", "flag", None, "Print its output until it has finished; exit status as with --wait.", short="f"
+        ),
+        Option(
+            "snapshot", "flag", None, "Run the code as it is now: copy the Git work tree, or the folder without Git."
+        ),
+        Option(
+            "no-snapshot",
+            "flag",
+            None,
+            "Run the code as it is when the job starts. [if the configuration says nothing]",
+        ),
         JSON,
     )
 
@@ -206,8 +208,7 @@ def sent_options(typed: Typed, own: "tuple[str, ...]") -> "dict[str, str | bool 
         options["stdin"] = path = _absolute(named)
         if (not os.path.exists(path) or os.path.isdir(path)) and not _has_dependencies(typed):
             raise UserError(f"--stdin: there is no file '{named}'", hint="a relative path starts in this directory")
-    mounts = typed.options.get("mount")
-    if isinstance(mounts, list):
+    if mounts := typed.texts("mount"):
         options["mount"] = [_mount(text, typed) for text in mounts]
     return options
 

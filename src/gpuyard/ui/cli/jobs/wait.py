@@ -4,12 +4,13 @@ import sys
 import time
 
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_count, parse_duration
 from gpuyard.system.submitting_shell import starting_processes
 from gpuyard.ui.cli import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_STUCK, EXIT_TIMED_OUT
 from gpuyard.ui.cli.ask_daemon import request, selection_text
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ VERB = Verb(
 
     """
     + IDS_HELP,
-    (Option("timeout", "TIME", "Give up after this time, such as 2h. [no limit]"), JSON),
+    (Option("timeout", "text", "TIME", "Give up after this time, such as 2h. [no limit]"), JSON),
     Arguments("[IDS]...", is_many=True),
 )
 # The daemon answers within 30 s; on a terminal, ask each second to show progress.

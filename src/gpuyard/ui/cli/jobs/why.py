@@ -1,10 +1,11 @@
 """`gpuyard why`: why a job has not started, as the scheduler decided it."""
 
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_time
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.jobs.job_text import gpu_text
 from gpuyard.ui.cli.text_table import clean
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 VERB = Verb(
     f"Explain why a job has not started, what would start it, and when it may start.\n\n{IDS_HELP}",
-    (Option("verbose", None, "Say what each GPU lacks, with figures, and who holds it.", short="v"), JSON),
+    (Option("verbose", "flag", None, "Say what each GPU lacks, with figures, and who holds it.", short="v"), JSON),
     SEVERAL,
 )
 

@@ -1,23 +1,22 @@
 """`gpuyard completion`: the script that lets a shell complete our commands and options."""
 
-import click
-from click.shell_completion import get_completion_class
+import sys
 
-from gpuyard.ui.cli.click_group import cli
+from gpuyard.ui.cli.complete import SCRIPTS
+from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
 
-_SHELLS = ("bash", "zsh", "fish")
-
-
-@click.command("completion")
-@click.argument("shell", type=click.Choice(_SHELLS))
-def command(shell: str) -> None:
+VERB = Verb(
     """Print the script that completes commands in your shell.
 
     \b
     bash:  eval "$(gpuyard completion bash)"             in ~/.bashrc
     zsh:   eval "$(gpuyard completion zsh)"              in ~/.zshrc
     fish:  gpuyard completion fish > ~/.config/fish/completions/gpuyard.fish
-    """
-    completion = get_completion_class(shell)
-    assert completion is not None
-    click.echo(completion(cli, {}, "gpuyard", "_GPUYARD_COMPLETE").source())
+    """,
+    arguments=Arguments("{bash|zsh|fish}", choices=tuple(SCRIPTS)),
+)
+
+
+def run(typed: Typed) -> int:
+    sys.stdout.write(SCRIPTS[typed.arguments[0]])
+    return 0

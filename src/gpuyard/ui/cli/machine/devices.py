@@ -4,12 +4,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
 from msgspec import to_builtins
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import choose_vendor
 from gpuyard.core.lease import Drain, Need
+from gpuyard.core.option import Option
 from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain, drain_of
 from gpuyard.core.scheduling.device_health import HealthIssue, describe_issue, device_issues
 from gpuyard.core.scheduling.host_capacity import describe_reserved
@@ -26,36 +26,29 @@ from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import snapshot as take_snapshot
 from gpuyard.schema.machine import drain_row, issue_row
-from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option, pids_of
+from gpuyard.ui.cli.ask_daemon import say_answer
+from gpuyard.ui.cli.rich_output import frame, pids_of
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, tolerate_config_faults
+from gpuyard.ui.cli.verb_options import DEADLINE, JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.views.device_tables import snapshot_lines
 from gpuyard.ui.views.topology_table import topology_lines
 
 
-@click.group("devices", invoke_without_command=True)
-@click.option("--topology", is_flag=True, help="Show how the GPUs are linked, and their NUMA nodes.")
-@json_option
-@deadline_option
-@click.pass_context
-def command(ctx: click.Context, topology: bool, as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
-    """Show every GPU and the host, their load, and whether work starts there."""
-    if ctx.invoked_subcommand is not None:
-        return
+def run(typed: Typed) -> int:
     tolerate_config_faults()
-    snapshot = take_snapshot(deadline_s)
-    if topology:
-        _show_topology(snapshot, as_json=as_json)
-        return
+    snapshot = take_snapshot(typed.values()["deadline"])
+    if typed.flag("topology"):
+        return _show_topology(snapshot, as_json=typed.flag("json"))
     ledger, banned = open_ledger(), load_config().devices.banned_ids(snapshot)
     drains, issues = ledger.read_drains(), device_issues(snapshot, ledger.read_health_marks())
     reserved = read_host_reserved(ledger, snapshot)
-    if as_json:
+    if typed.flag("json"):
         devices = [
             {**_as_json(device, snapshot, drains, banned), "issues": _issue_rows(issues.get(device.id, ()))}
             for device in snapshot.devices
         ]
         say_json({**snapshot_as_dict(snapshot), "host_reserved": to_builtins(reserved), "devices": devices})
-        return
+        return 0
     processes = describe_processes(pids_of(snapshot))
     say_lines(snapshot_lines(snapshot, frame(), expected=vendors_on_pci(), processes=processes))
     if reserved.leases:
@@ -68,44 +61,14 @@ def command(ctx: click.Context, topology: bool, as_json: bool, deadline_s: float
         say(f"{paint('!', 'yellow')} GPU {_label(device_id, snapshot)} is {reason.text}")
     say(*(f"{paint('!', 'yellow')} {line}" for line in health_lines(issues, snapshot)))
 
-
-@command.command("drain")
-@click.argument("names", nargs=-1, required=True, metavar="ID...")
-@click.option("--reason", default="", metavar="TEXT", help="Why; everyone who waits for the GPU sees it.")
-@json_option
-def drain_command(names: tuple[str, ...], reason: str, as_json: bool) -> None:  # noqa: FBT001
-    """Start nothing new on these GPUs; what runs there continues.
-
-    It holds at once and until `gpuyard devices undrain`, also across restarts: for your queue, `gpuyard run` and your
-    scripts, and for work that already waits. If users share the lease directory, a drain by its owner or by root holds
-    for all of them. ID is a number or an id as in `gpuyard devices`.
-    """
-    drain(names, reason, as_json=as_json)
+    return 0
 
 
-@command.command("undrain")
-@click.argument("names", nargs=-1, required=True, metavar="ID...")
-@json_option
-def undrain_command(names: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001
-    """Let work start on these GPUs again."""
-    undrain(names, as_json=as_json)
-
-
-@command.command("clear")
-@click.argument("names", nargs=-1, required=True, metavar="ID...")
-@json_option
-def clear_command(names: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001
-    """Let work start on GPUs that were faulty, after a repair.
-
-    What is wrong with a GPU at this moment is accepted: it counts as faulty again when that gets worse. Faults that
-    the driver no longer reports end by themselves.
-    """
+def _run_clear(typed: Typed) -> int:
     snapshot = take_snapshot()
-    ids = clear_devices(open_ledger(), names, snapshot)
-    if as_json:
-        say_json({"cleared": ids})
-    else:
-        say(*(f"GPU {_label(device_id, snapshot)} is cleared: work starts there again" for device_id in ids))
+    ids = clear_devices(open_ledger(), typed.arguments, snapshot)
+    lines = (f"GPU {_label(device_id, snapshot)} is cleared: work starts there again" for device_id in ids)
+    return say_answer(typed, {"cleared": ids}, *lines)
 
 
 def health_lines(issues: Mapping[str, Sequence[HealthIssue]], snapshot: Snapshot) -> Iterator[str]:
@@ -120,37 +83,35 @@ def _issue_rows(issues: Sequence[HealthIssue]) -> list[Any]:
     return [to_builtins(issue_row(issue)) for issue in issues]
 
 
-def drain(names: Sequence[str], reason: str, *, as_json: bool) -> None:
+def drain(names: Sequence[str], typed: Typed) -> int:
     snapshot, ledger = take_snapshot(), open_ledger()
-    drains = drain_devices(ledger, names, reason, snapshot)
-    if as_json:
-        say_json({"drained": [to_builtins(drain_row(drain)) for drain in drains]})
-        return
+    drains = drain_devices(ledger, names, typed.text("reason") or "", snapshot)
     held = ledger.leases()
+    lines = []
     for each in drains:
         parts = (each.device_id, *(device.id for device in snapshot.devices if device.parent == each.device_id))
         left = sum(any(lease.on(part) is not None for part in parts) for lease in held)
         label = _label(each.device_id, snapshot)
         continues = f"{format_count(left, 'lease')} on it continue{'s' if left == 1 else ''}"
         still = continues if left else "it has no leases"
-        say(f"GPU {label} is {describe_drain(each)}; {still}. `gpuyard devices undrain {label}` ends it")
+        lines.append(f"GPU {label} is {describe_drain(each)}; {still}. `gpuyard devices undrain {label}` ends it")
+    return say_answer(typed, {"drained": [to_builtins(drain_row(drain)) for drain in drains]}, *lines)
 
 
-def undrain(names: Sequence[str], *, as_json: bool) -> None:
+def undrain(names: Sequence[str], typed: Typed) -> int:
     snapshot = take_snapshot()
     ids = undrain_devices(open_ledger(), names, snapshot)
-    if as_json:
-        say_json({"undrained": ids})
-    else:
-        say(*(f"GPU {_label(device_id, snapshot)}: work starts there again" for device_id in ids))
+    lines = (f"GPU {_label(device_id, snapshot)}: work starts there again" for device_id in ids)
+    return say_answer(typed, {"undrained": ids}, *lines)
 
 
-def _show_topology(snapshot: Snapshot, *, as_json: bool) -> None:
+def _show_topology(snapshot: Snapshot, *, as_json: bool) -> int:
     if as_json:
         found = topology_as_dict(snapshot.topology, [device.id for device in snapshot.unsplit_devices()])
         say_json({**found, "labels": dict(snapshot.labels)})
     else:
         say(*topology_lines(snapshot))
+    return 0
 
 
 def _vendor_text(snapshot: Snapshot, banned: Sequence[str]) -> str:
@@ -170,3 +131,41 @@ def _as_json(device: Device, snapshot: Snapshot, drains: Sequence[Drain], banned
     row = None if found is None else to_builtins(drain_row(found))
     label = snapshot.labels.get(device.id)
     return {**device_as_dict(device), "label": label, "drain": row, "banned": device.id in banned}
+
+
+_DEVICES = Arguments("ID...", least=1, is_many=True)
+COMMANDS = {
+    "drain": Command(
+        Verb(
+            """Start nothing new on these GPUs; what runs there continues.
+
+            It holds at once and until `gpuyard devices undrain`, also across restarts: for your queue, `gpuyard run`
+            and your scripts, and for work that already waits. If users share the lease directory, a drain by its owner
+            or by root holds for all of them. ID is a number or an id as in `gpuyard devices`.
+            """,
+            (Option("reason", "text", "TEXT", "Why; everyone who waits for the GPU sees it."), JSON),
+            _DEVICES,
+        ),
+        lambda typed: drain(typed.arguments, typed),
+    ),
+    "undrain": Command(
+        Verb("Let work start on these GPUs again.", (JSON,), _DEVICES), lambda typed: undrain(typed.arguments, typed)
+    ),
+    "clear": Command(
+        Verb(
+            """Let work start on GPUs that were faulty, after a repair.
+
+            What is wrong with a GPU at this moment is accepted: it counts as faulty again when that gets worse. Faults
+            that the driver no longer reports end by themselves.
+            """,
+            (JSON,),
+            _DEVICES,
+        ),
+        _run_clear,
+    ),
+}
+VERB = Verb(
+    "Show every GPU and the host, their load, and whether work starts there.",
+    (Option("topology", "flag", None, "Show how the GPUs are linked, and their NUMA nodes."), JSON, DEADLINE),
+    commands=COMMANDS,
+)

@@ -2,13 +2,13 @@
 
 import os
 import platform
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import click
 from msgspec import to_builtins
 
 from gpuyard import __version__
@@ -19,6 +19,7 @@ from gpuyard.connect.queue_host import QueueElsewhere, known_hosts, refuse_other
 from gpuyard.core.device_names import banned_ids
 from gpuyard.core.health_figures import HealthMark, IssueKind
 from gpuyard.core.lease import Drain
+from gpuyard.core.option import Option
 from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain
 from gpuyard.core.scheduling.device_health import device_issues
 from gpuyard.core.scheduling.disk_space import CONFIGURED, disk_reason
@@ -43,9 +44,10 @@ from gpuyard.probes.replay_output import TOOLS, replay
 from gpuyard.schema.machine import drain_row
 from gpuyard.system.user_directories import find_state_directory
 from gpuyard.ui.cli.machine.devices import health_lines
-from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
+from gpuyard.ui.cli.rich_output import frame
 from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size, tolerate_config_faults
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
+from gpuyard.ui.cli.verb_options import DEADLINE, JSON, Arguments, Command, Typed, Verb, unknown_word
 from gpuyard.ui.views.device_tables import snapshot_lines
 from gpuyard.ui.views.lease_tables import ignored_texts
 
@@ -53,30 +55,12 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MUTEX_TIMEOUT_S = 2.0
 
 
-@click.group("doctor", invoke_without_command=True)
-@click.option(
-    "--engine", type=click.Choice(["slurm", "ray"]), help="Only run a job on every node of this cluster, and check it."
-)
-@json_option
-@deadline_option
-@click.pass_context
-def command(ctx: click.Context, engine: str | None, as_json: bool, deadline_s: float) -> int | None:  # noqa: FBT001
-    """Check which probes and engines work, and say how to fix those that do not. Name lease files that are ignored, and
-    users who lease the same GPUs in another directory.
-
-    Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, an engine cannot be loaded, a
-    process keeps the lease directory locked, or your queue uses another one.
-
-    \b
-    --engine checks on each node whether it sees the queue's folder, the Python of gpuyard and the working directory,
-    its clock, and the memory of its GPUs. Exit status 1 if something is wrong there.
-    """
-    if ctx.invoked_subcommand is not None:
-        return None
-    if engine is not None:
-        return check_cluster(engine, as_json=as_json)
+def run(typed: Typed) -> int:
+    values = typed.values()
+    if values["engine"] is not None:
+        return check_cluster(values["engine"], as_json=typed.flag("json"))
     tolerate_config_faults()
-    checks = check_probes(local_probes(), deadline_s)
+    checks = check_probes(local_probes(), values["deadline"])
     plugged = gpus_on_pci()
     engines = list(check_engines())
     contents = _read_ledger()
@@ -91,7 +75,7 @@ def command(ctx: click.Context, engine: str | None, as_json: bool, deadline_s: f
     advice += [*_ledger_advice(), *folder_advice, *filter(None, [config_fault()])]
     neighbours = find_neighbours(lease_dir())
     notices += filter(None, [describe(neighbours, lease_dir())])
-    if as_json:
+    if typed.flag("json"):
         drains = [to_builtins(drain_row(drain)) for drain in contents.drains]
         others = [{name: getattr(each, name) for name in ("uid", "user", "pid", "directory")} for each in neighbours]
         more = {"ignored_records": to_builtins(contents.bad), "drains": drains, "folders": folders}
@@ -101,26 +85,22 @@ def command(ctx: click.Context, engine: str | None, as_json: bool, deadline_s: f
     return 1 if advice else 0
 
 
-@command.command("replay")
-@click.argument("tool", type=click.Choice(TOOLS), metavar="TOOL")
-@click.argument("file", type=click.File("rb"))
-@json_option
-@click.pass_context
-def replay_command(ctx: click.Context, tool: str, file: BinaryIO, as_json: bool) -> None:  # noqa: FBT001
-    """Parse a saved output of TOOL as the probe does.
-
-    \b
-    TOOL is one of: nvidia-smi-xml nvidia-smi-csv nvidia-smi-apps rocm-smi amd-smi radeontop intel_gpu_top xpu-smi
-    powermetrics ioreg. FILE may be - for standard input.
-    """
+def _run_replay(typed: Typed) -> int:
+    tool, path = typed.arguments
+    if tool not in TOOLS:
+        raise unknown_word(f"there is no tool '{tool}'", tool, TOOLS)
     try:
-        snapshot = replay(tool, file.read())
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        snapshot = replay(tool, content)
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read: {error.strerror}") from error
     except ProbeError as error:
-        raise UserError(f"{file.name} cannot be read as {tool}: {error.message}") from error
-    if as_json or (ctx.parent and ctx.parent.params["as_json"]):
+        raise UserError(f"{path} cannot be read as {tool}: {error.message}") from error
+    if typed.flag("json"):
         say_json(snapshot_as_dict(snapshot))
-        return
-    say_lines(snapshot_lines(snapshot, frame()))
+    else:
+        say_lines(snapshot_lines(snapshot, frame()))
+    return 0
 
 
 def find_advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
@@ -384,3 +364,40 @@ def _read(path: Path) -> str | None:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return None
+
+
+VERB = Verb(
+    """Check which probes and engines work, and say how to fix those that do not. Name lease files that are ignored, and
+    users who lease the same GPUs in another directory.
+
+    Exit status 1 if no probe can read a GPU that is plugged in, a GPU is unhealthy, an engine cannot be loaded, a
+    process keeps the lease directory locked, or your queue uses another one.
+
+    --engine checks on each node whether it sees the queue's folder, the Python of gpuyard and the working directory,
+    its clock, and the memory of its GPUs. Exit status 1 if something is wrong there.
+    """,
+    (
+        Option(
+            "engine",
+            "choice",
+            "[slurm|ray]",
+            "Only run a job on every node of this cluster, and check it.",
+            choices=("slurm", "ray"),
+        ),
+        JSON,
+        DEADLINE,
+    ),
+    commands={
+        "replay": Command(
+            Verb(
+                f"""Parse a saved output of TOOL as the probe does.
+
+                TOOL is one of: {" ".join(TOOLS)}. FILE may be - for standard input.
+                """,
+                (JSON,),
+                Arguments("TOOL FILE", most=2),
+            ),
+            _run_replay,
+        )
+    },
+)

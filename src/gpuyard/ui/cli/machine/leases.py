@@ -4,11 +4,11 @@ import grp
 from pathlib import Path
 from typing import Any
 
-import click
 from msgspec import to_builtins
 
 from gpuyard.config import load_config
 from gpuyard.core.lease import Lease
+from gpuyard.core.option import Option
 from gpuyard.core.scheduling.host_capacity import HostUse
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.errors import UserError
@@ -18,60 +18,43 @@ from gpuyard.ledger_status import LedgerStatus, read_ledger_status
 from gpuyard.probes.common.idle_time import idle_seconds
 from gpuyard.probes.common.process_info import ProcessInfo, describe_processes
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.ui.cli.rich_output import deadline_option, frame, json_option
+from gpuyard.ui.cli.rich_output import frame
 from gpuyard.ui.cli.terminal import note, say, say_json, say_lines
+from gpuyard.ui.cli.verb_options import DEADLINE, JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.views.lease_tables import lease_lines
 
 
-@click.group("leases", invoke_without_command=True)
-@json_option
-@deadline_option
-@click.pass_context
-def command(ctx: click.Context, as_json: bool, deadline_s: float) -> None:  # noqa: FBT001
-    """Show who holds GPUs, who waits and why, and which processes use them without a lease."""
-    if ctx.invoked_subcommand is not None:
-        return
+def run(typed: Typed) -> int:
     ledger = open_ledger()
-    machine = snapshot(deadline_s)
+    machine = snapshot(typed.values()["deadline"])
     status = read_ledger_status(ledger, machine, load_config().queue.max_foreign_load_percent)
     processes = describe_processes({use.process.pid for use in status.foreign_uses})
     idle_s = idle_seconds(machine)
-    if as_json:
+    if typed.flag("json"):
         say_json(_as_dict(ledger, status, processes, idle_s))
-        return
-    say_lines(lease_lines(status, frame(), processes, idle_s))
+    else:
+        say_lines(lease_lines(status, frame(), processes, idle_s))
+    return 0
 
 
-@command.command("release")
-@click.argument("lease_id", metavar="ID")
-def release_command(lease_id: str) -> None:
-    """Release a lease of your own, never another user's.
-
-    Others can use its GPUs from then on. A program that still runs is not stopped: it continues without a lease.
-    """
-    open_ledger().end(lease_id)
-    say(f"released {lease_id}")
+def _run_release(typed: Typed) -> int:
+    open_ledger().end(typed.arguments[0])
+    say(f"released {typed.arguments[0]}")
+    return 0
 
 
-@command.command("init-shared")
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--group", metavar="NAME", help="Only for users of this group. [all users]")
-def init_shared_command(folder: Path, group: str | None) -> None:
-    """Make a lease directory that several users share.
-
-    All users see all leases in it, and can remove only their own: the directory is sticky. Each user sets
-    GPUYARD_LOCK_DIR=DIR, or names it in config.toml. The owner of the directory can remove leases of other users, so
-    it should be root or a trusted user.
-    """
+def _run_init_shared(typed: Typed) -> int:
+    group = typed.text("group")
     try:
         number = grp.getgrnam(group).gr_gid if group else None
     except KeyError:
         raise UserError(f"there is no group '{group}'", hint="see `getent group`") from None
-    made = make_shared_directory(folder.absolute(), number)
+    made = make_shared_directory(Path(typed.arguments[0]).absolute(), number)
     shut = find_closed_parent(made)
     if shut is not None:
         note(f"! other users cannot enter {shut}: choose another place, such as /var/lib/gpuyard-leases")
     say(f"Made {made}. Each user now sets:\n  export GPUYARD_LOCK_DIR={made}")
+    return 0
 
 
 def _host_as_dict(lease: Lease, status: LedgerStatus) -> dict[str, Any] | None:
@@ -136,3 +119,35 @@ def _as_dict(
         ],
         "ignored": to_builtins(status.bad),
     }
+
+
+VERB = Verb(
+    "Show who holds GPUs, who waits and why, and which processes use them without a lease.",
+    (JSON, DEADLINE),
+    commands={
+        "release": Command(
+            Verb(
+                """Release a lease of your own, never another user's.
+
+                Others can use its GPUs from then on. A program that still runs is not stopped: it continues without a
+                lease.
+                """,
+                arguments=Arguments("ID"),
+            ),
+            _run_release,
+        ),
+        "init-shared": Command(
+            Verb(
+                """Make a lease directory that several users share.
+
+                All users see all leases in it, and can remove only their own: the directory is sticky. Each user sets
+                GPUYARD_LOCK_DIR=DIR, or names it in config.toml. The owner of the directory can remove leases of other
+                users, so it should be root or a trusted user.
+                """,
+                (Option("group", "text", "NAME", "Only for users of this group.", note="all users"),),
+                Arguments("DIR"),
+            ),
+            _run_init_shared,
+        ),
+    },
+)

@@ -6,21 +6,19 @@ import os
 import shutil
 import signal
 import sys
-from typing import Any
 
-import click
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
 from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
-from gpuyard.core.job.link_options import check_several
-from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
 from gpuyard.core.job.thread_variables import thread_variables
-from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice
+from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
 from gpuyard.core.memory.preallocation import growth_variables
+from gpuyard.core.option import Option
+from gpuyard.core.option_values import Options
 from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
-from gpuyard.core.units import parse_size
 from gpuyard.engines import foreground
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND
 from gpuyard.errors import EnvironmentFault, UserError
@@ -30,51 +28,43 @@ from gpuyard.leases.measured_usage import LEASE_VARIABLE
 from gpuyard.leases.neighbour_note import due_note
 from gpuyard.leases.neighbours import announce
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.ui.cli.rich_output import seconds
 from gpuyard.ui.cli.terminal import is_terminal, note
+from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
 from gpuyard.visible_devices import visible_devices, visible_variables
 from gpuyard.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 
 # Ends of leases are noticed at once; memory and load of other processes only when polled.
 _POLL_S = 1.0
-_PERCENT = click.FloatRange(0, 100)
-_AMOUNT = click.FloatRange(min=0)
-
-
-@click.command("run", context_settings={"allow_interspersed_args": False})
-@click.option("--gpus", type=click.IntRange(min=0), default=1, show_default=True, metavar="N",
-              help="Number of GPUs; 0 for none, only CPUs and RAM.")  # fmt: skip
-@click.option("--vram", "vram_mb", type=parse_size, metavar="SIZE",
-              help="Share GPUs, reserving this much memory on each. [an idle GPU alone]")  # fmt: skip
-@click.option("--exclusive", is_flag=True, help="With --vram: alone on a GPU with that much free memory.")
-@click.option("--ram", "ram_mb", type=parse_size, metavar="SIZE", help=SUBMIT_OPTIONS["ram"].help)
-@click.option("--cpus", type=click.IntRange(min=1, max=100_000), metavar="N", help=SUBMIT_OPTIONS["cpus"].help)
-@click.option("--device", metavar="LIST", help=SUBMIT_OPTIONS["device"].help)
-@click.option("--vendor", type=click.Choice(SUBMIT_OPTIONS["vendor"].choices), metavar="NAME",
-              help=SUBMIT_OPTIONS["vendor"].help_with_default)  # fmt: skip
-@click.option("--linked", is_flag=True, help=SUBMIT_OPTIONS["linked"].help)
-@click.option("--same-node", is_flag=True, help=SUBMIT_OPTIONS["same-node"].help)
-@click.option("--max-cpu", type=_PERCENT, metavar="P", help="Start only at up to P percent CPU use.")
-@click.option("--min-free-mem-mb", type=_AMOUNT, metavar="M", help="Start only with at least M MB of RAM available.")
-@click.option("--max-gpu", type=_PERCENT, metavar="P", help="Only GPUs at up to P percent use.")
-@click.option("--max-gpu-mem-mb", type=_AMOUNT, metavar="M", help="Only GPUs with up to M MB of memory used.")
-@click.option("--max-power-w", type=_AMOUNT, metavar="W", help="Only GPUs that draw up to W watts.")
-@click.option("--priority", type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY), default=0, metavar="N",
-              help=SUBMIT_OPTIONS["priority"].help_with_default)  # fmt: skip
-@seconds("wait", None, 0.0, "Give up after this time. [no limit]")
-@click.option("--image", hidden=True)
-@click.option("--mount", hidden=True, multiple=True)
-@click.option("--label", metavar="TEXT", help="Label that users see who wait for these GPUs. [the program's name]")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
-def command(**typed: Any) -> int:
+_GIVEN_TO_SUBMIT = (
+    "cpus", "device", "vendor", "linked", "same-node", "max-cpu", "min-free-mem-mb", "max-gpu", "max-gpu-mem-mb",
+    "max-power-w",
+)  # fmt: skip
+VERB = Verb(
     """Run a program on its own GPUs as soon as they are free.
 
     Exits with the program's status (128 plus the signal number if a signal ended it), 124 if the GPUs were not free in
     time, 126 or 127 if the program cannot be executed. The GPUs stay reserved until every process that the program
     started has ended, even if gpuyard itself is killed.
-    """
-    _check(typed)
-    program = typed["program"]
+    """,
+    (
+        SUBMIT_OPTIONS["gpus"].but(help="Number of GPUs; 0 for none, only CPUs and RAM."),
+        SUBMIT_OPTIONS["vram"].but(help="Share GPUs, reserving this much memory on each.", note="an idle GPU alone"),
+        SUBMIT_OPTIONS["exclusive"].but(help="With --vram: alone on a GPU with that much free memory."),
+        SUBMIT_OPTIONS["ram"].but(note=None),
+        *(SUBMIT_OPTIONS[name] for name in _GIVEN_TO_SUBMIT),
+        SUBMIT_OPTIONS["priority"].but(default="0"),
+        Option("wait", "time", "TIME", "Give up after this time.", note="no limit", least=0),
+        SUBMIT_OPTIONS["image"].but(is_hidden=True),
+        SUBMIT_OPTIONS["mount"].but(is_hidden=True),
+        Option("label", "text", "TEXT", "Label that users see who wait for these GPUs.", note="the program's name"),
+    ),
+    Arguments("-- CMD...", is_program=True),
+)
+
+
+def run(command: Typed) -> int:
+    typed, program = command.values(), command.arguments
+    _check(typed, program)
     path, status = _find_program(program[0])
     if status:
         return status
@@ -90,11 +80,11 @@ def command(**typed: Any) -> int:
         announce(ledger.folder)
         if (line := due_note(ledger.folder)) is not None:
             note(f"gpuyard: {line}")
-    held = _wait(typed, ledger, need, seen)
+    held = _wait(typed, program[0], ledger, need, seen)
     started = foreground.ForegroundProgram(
-        path=path, arguments=program, environment=_environment(held.lease, seen, typed["cpus"])
+        path=path, arguments=tuple(program), environment=_environment(held.lease, seen, typed["cpus"])
     )
-    watch = ProgramRamWatch(os.path.basename(program[0]), typed["ram_mb"], print_to_stderr)
+    watch = ProgramRamWatch(os.path.basename(program[0]), typed["ram"], print_to_stderr)
     return foreground.run_program(started, held.path, held.detach(), watch.measure_if_due)
 
 
@@ -108,22 +98,17 @@ def _environment(lease: Lease, seen: Snapshot, cpus: int | None) -> dict[str, st
     return {**growing, **os.environ, **own}
 
 
-def _check(typed: dict[str, Any]) -> None:
-    if not typed["program"]:
+def _check(typed: Options, program: list[str]) -> None:
+    if not program:
         raise UserError("there is no program to run", hint="write it last: gpuyard run --vram 8G -- python train.py")
-    if typed["image"] is not None or typed["mount"]:
+    if "image" in typed or "mount" in typed:
         raise UserError(
             "gpuyard run starts no containers: only the queue removes one however it ends",
             hint="gpuyard submit --image IMAGE -- CMD runs it, and gpuyard logs -f follows its output",
         )
-    if typed["vram_mb"] is not None and typed["vram_mb"] <= 0:
-        raise UserError("--vram is 0", hint="give at least 1M, or leave it out for a whole GPU")
-    links = {"--linked": typed["linked"], "--same-node": typed["same_node"]}
-    check_several(typed["gpus"], "--gpus 2", [name for name, is_given in links.items() if is_given])
-    if typed["ram_mb"] is not None and typed["ram_mb"] <= 0:
-        raise UserError("--ram is 0", hint="give at least 1M, or leave it out to reserve none")
-    for_gpus = (typed["vram_mb"], typed["exclusive"] or None, typed["device"], typed["vendor"])
-    if typed["gpus"] == 0 and any(given is not None for given in for_gpus):
+    links = [f"--{name}" for name in ("linked", "same-node") if typed[name]]
+    check_several(typed["gpus"], "--gpus 2", links)
+    if typed["gpus"] == 0 and any(name in typed for name in ("vram", "exclusive", "device", "vendor")):
         raise UserError("--gpus 0 asks for no GPU, but other options need one", hint="leave out one or the other")
 
 
@@ -135,26 +120,26 @@ def _find_program(name: str) -> tuple[str, int]:
     places = [name] if os.sep in name else [os.path.join(place, name) for place in os.get_exec_path()]
     is_there = bool(name) and any(os.path.exists(place) for place in places)
     complaint = "it cannot be executed" if is_there else "there is no such program"
-    click.echo(f"gpuyard: {name}: {complaint}", err=True)
+    note(f"gpuyard: {name}: {complaint}")
     return "", CANNOT_EXECUTE if is_there else NOT_FOUND
 
 
-def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
+def _need(typed: Options, seen: Snapshot) -> Need:
     config = load_config().devices
     banned = config.banned_ids(seen)
-    share = HostShare(ram_mb=typed["ram_mb"], cpus=typed["cpus"])
-    vram_mb, vendor = typed["vram_mb"], typed["vendor"] and Vendor(typed["vendor"])
+    share = HostShare(ram_mb=typed["ram"], cpus=typed["cpus"])
+    vram_mb, vendor = typed["vram"], typed["vendor"] and Vendor(typed["vendor"])
     need = Need(
         devices=typed["gpus"],
         memory=WholeDevice(vram_mb) if typed["exclusive"] or vram_mb is None else FixedMemory(vram_mb),
         vendor=vendor,
         is_linked=typed["linked"],
-        is_on_one_node=typed["same_node"],
-        max_utilization_percent=typed["max_gpu"],
-        max_power_w=typed["max_power_w"],
-        max_memory_used_mb=typed["max_gpu_mem_mb"],
-        max_cpu_percent=typed["max_cpu"],
-        min_host_memory_mb=typed["min_free_mem_mb"],
+        is_on_one_node=typed["same-node"],
+        max_utilization_percent=typed["max-gpu"],
+        max_power_w=typed["max-power-w"],
+        max_memory_used_mb=typed["max-gpu-mem-mb"],
+        max_cpu_percent=typed["max-cpu"],
+        min_host_memory_mb=typed["min-free-mem-mb"],
         host=None if share == HostShare() else share,
     )
     check_host(need, seen.host, load_config().host.limits)
@@ -172,7 +157,7 @@ def _need(typed: dict[str, Any], seen: Snapshot) -> Need:
     return replace(need, only=tuple(device.id for device in suitable))
 
 
-def _candidates(typed: dict[str, Any], seen: Snapshot) -> list[Device]:
+def _candidates(typed: Options, seen: Snapshot) -> list[Device]:
     """Return the GPUs of --device, or those that CUDA_VISIBLE_DEVICES of the calling shell allows."""
     if typed["device"] is None:
         return visible_devices(seen)
@@ -185,9 +170,9 @@ def _candidates(typed: dict[str, Any], seen: Snapshot) -> list[Device]:
     ]
 
 
-def _wait(typed: dict[str, Any], ledger: Ledger, need: Need, seen: Snapshot) -> HeldLease:
+def _wait(typed: Options, program: str, ledger: Ledger, need: Need, seen: Snapshot) -> HeldLease:
     """Wait for the lease. Standard error shows what is missing: a line updated in place, a new line in a pipe."""
-    label = typed["label"] or os.path.basename(typed["program"][0])
+    label = typed["label"] or os.path.basename(program)
     bound = load_config().queue.max_foreign_load_percent
     acquisition = Acquisition(
         ledger, snapshot, need, priority=typed["priority"], label=label, max_foreign_load_percent=bound
@@ -196,7 +181,7 @@ def _wait(typed: dict[str, Any], ledger: Ledger, need: Need, seen: Snapshot) -> 
     write = _write_in_place if in_place else print_to_stderr
     messages = WaitMessages(need, seen, write, writes_changes=True, writes_figures=in_place)
     try:
-        wait_s = math.inf if typed["wait_s"] is None else typed["wait_s"]
+        wait_s = math.inf if typed["wait"] is None else typed["wait"]
         return acquisition.wait(wait_s, _POLL_S, messages.report_wait)
     finally:
         if in_place and messages.has_written:
@@ -206,4 +191,5 @@ def _wait(typed: dict[str, Any], ledger: Ledger, need: Need, seen: Snapshot) -> 
 def _write_in_place(line: str) -> None:
     width = max(20, shutil.get_terminal_size().columns)
     with contextlib.suppress(OSError):  # stderr is closed; the program may still be useful
-        click.echo(f"\r{line[: width - 1]}\x1b[K", nl=False, err=True)
+        sys.stderr.write(f"\r{line[: width - 1]}\x1b[K")
+        sys.stderr.flush()

@@ -4,15 +4,16 @@ import os
 import sys
 import time
 import zlib
-
-import click
+from collections.abc import Sequence
 
 from gpuyard.core.device_names import find_devices
+from gpuyard.core.option import Option
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.core.units import format_size, parse_duration, parse_size
 from gpuyard.errors import SimulatedOutOfMemory, UserError
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
-from gpuyard.ui.cli.rich_output import seconds
+from gpuyard.ui.cli.terminal import note, say
+from gpuyard.ui.cli.verb_options import Typed, Verb
 
 _STEP_S = 0.1
 _UNIT_S = 0.01
@@ -25,29 +26,37 @@ def _parse_growth(text: str) -> tuple[float, float]:
     return parse_duration(moment), parse_size(size)
 
 
-@click.command("sim-job")
-@click.option(
-    "--vram", "vram_mb", type=parse_size, default="1G", metavar="SIZE", help="Memory to allocate, such as 8G. [1G]"
-)
-@click.option("--load", "load_percent", type=click.FloatRange(0, 100), default=0.0, metavar="PERCENT",
-              help="Utilisation of the device.")  # fmt: skip
-@seconds("seconds", "5s", 0.0, "Total run time.")
-@seconds("ramp", "0s", 0.0, "Allocate the memory step by step over this time.")
-@click.option("--then", "growth", type=_parse_growth, multiple=True, metavar="SIZE@TIME",
-              help="Allocate SIZE more TIME after the start, such as 2G@3s. May be repeated.")  # fmt: skip
-@click.option("--work", "units", type=click.IntRange(min=1), metavar="N",
-              help="Do N units of work of 10 ms instead of --seconds, and print their checksum.")  # fmt: skip
-@click.option("--device", "device", metavar="INDEX|ID",
-              help="Which device. [the first that CUDA_VISIBLE_DEVICES or its vendor's variable shows]")  # fmt: skip
-def command(  # noqa: PLR0913 - an option each
-    *, vram_mb: float, load_percent: float, seconds_s: float, ramp_s: float, growth: tuple[tuple[float, float], ...],
-    units: int | None, device: str | None,
-) -> int:  # fmt: skip
+VERB = Verb(
     """Use a simulated GPU for a while, as a job would.
 
     Needs GPUYARD_SIMULATE, such as 2x24GB. When the device is full it prints an out-of-memory error as CUDA does, and
     exits with 1. Its memory is free again as soon as the process ends, also if it is killed.
-    """
+    """,
+    (
+        Option("vram", "size", "SIZE", "Memory to allocate, such as 8G.", default="1G", least=0),
+        Option("load", "number", "PERCENT", "Utilisation of the device.", default="0", least=0, most=100),
+        Option("seconds", "time", "TIME", "Total run time.", default="5s", least=0),
+        Option("ramp", "time", "TIME", "Allocate the memory step by step over this time.", default="0s", least=0),
+        Option(
+            "then", "texts", "SIZE@TIME", "Allocate SIZE more TIME after the start, such as 2G@3s. May be repeated."
+        ),
+        Option(
+            "work", "whole", "N", "Do N units of work of 10 ms instead of --seconds, and print their checksum.", least=1
+        ),
+        Option(
+            "device",
+            "text",
+            "INDEX|ID",
+            "Which device.",
+            note="the first that CUDA_VISIBLE_DEVICES or its vendor's variable shows",
+        ),
+    ),
+)
+
+
+def run(typed: Typed) -> int:
+    values = typed.values()
+    device, growth = values["device"], [_parse_growth(text) for text in values["then"]]
     devices = SimulatedDevices()
     known = Snapshot(taken_at=None, host=Host(), devices=devices.devices)
     visible = visible_device_ids(devices, os.environ) if device is None else find_devices([device], known)
@@ -56,21 +65,21 @@ def command(  # noqa: PLR0913 - an option each
         raise UserError("no simulated device is visible", hint=f"name one with --device: {names}")
     try:
         with SimulatedUse(devices) as usage:
-            usage.set_load(visible[0], load_percent)
+            usage.set_load(visible[0], values["load"])
             job = _Job(usage, visible[0], growth)
-            job.take(vram_mb, ramp_s)
-            if units is None:
-                job.wait(seconds_s)
+            job.take(values["vram"], values["ramp"])
+            if values["work"] is None:
+                job.wait(values["seconds"])
             else:
-                job.work(units)
+                job.work(values["work"])
     except SimulatedOutOfMemory as error:
-        click.echo(f"torch.OutOfMemoryError: {error}", err=True)
+        note(f"torch.OutOfMemoryError: {error}")
         return 1
     return 0
 
 
 class _Job:
-    def __init__(self, usage: SimulatedUse, device_id: str, growth: tuple[tuple[float, float], ...]) -> None:
+    def __init__(self, usage: SimulatedUse, device_id: str, growth: Sequence[tuple[float, float]]) -> None:
         self._usage = usage
         self._device_id = device_id
         self._growth = sorted(growth)
@@ -81,7 +90,7 @@ class _Job:
         for step in range(1, steps + 1):
             self._usage.allocate(self._device_id, vram_mb / steps)
             self._sleep_until(ramp_s * step / steps)
-        click.echo(f"{self._device_id}: holding {format_size(vram_mb)}")
+        say(f"{self._device_id}: holding {format_size(vram_mb)}")
         sys.stdout.flush()
 
     def wait(self, seconds_s: float) -> None:
@@ -98,7 +107,7 @@ class _Job:
             self._usage.work()
             time.sleep(_UNIT_S)
             checksum = zlib.crc32(b"%d" % unit, checksum)
-        click.echo(f"{units} units, checksum {checksum:08x}")
+        say(f"{units} units, checksum {checksum:08x}")
 
     def _grow(self) -> None:
         """Allocate the memory of every --then whose time has come."""

@@ -1,13 +1,13 @@
 """`gpuyard simulate`: compares scheduling policies on a trace of jobs, in simulated time."""
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import click
-
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.simulator.compare_policies import Compared, ComparisonRequest, compare
@@ -15,77 +15,86 @@ from gpuyard.simulator.schedule_metrics import PolicyMetrics
 from gpuyard.simulator.timeline_picture import draw_timeline
 from gpuyard.simulator.trace_file import write_trace
 from gpuyard.system.results_file import write_results
-from gpuyard.ui.cli.rich_output import json_option
-from gpuyard.ui.cli.terminal import say_json
+from gpuyard.ui.cli.terminal import say, say_json
 from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
-
-def _split_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
-
-
-@click.command("simulate")
-@click.argument("trace", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--mix", callback=_split_names, metavar="NAMES", help="Generate a random trace instead: lucid, carma or both."
-)
-@click.option("--jobs", type=click.IntRange(1), default=400, show_default=True, help="Number of jobs to generate.")
-@click.option(
-    "--rate", "per_hour", type=click.FloatRange(0, min_open=True), help="Jobs per hour. [twice what `fifo` could do]"
-)
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed generates the same trace.")
-@click.option("--devices", default="4x24GB", show_default=True, metavar="SPEC", help="Such as 1x80GB,2x24GB.")
-@click.option(
-    "--policy", "policies", callback=_split_names, default="fifo,declared,gpuyard", show_default=True, metavar="NAMES",
-    help="Policies to compare.",
-)  # fmt: skip
-@click.option(
-    "--passes", type=click.IntRange(1), default=2, show_default=True, help="Number of times to run the trace."
-)
-@click.option("--quantum", "quantum_s", type=click.FloatRange(0),
-              help="Longest simulated step in seconds. [depends on the number of jobs]")  # fmt: skip
-@click.option("--traces", type=click.Path(exists=True, file_okay=False, path_type=Path), envvar="GPUYARD_TRACES",
-              help="Directory of measured programs and pairs. [GPUYARD_TRACES]")  # fmt: skip
-@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the trace to this file.")
-@click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the last pass to FILE.svg or FILE.png."
-)
-@json_option
-def command(*, save: Path | None, picture: Path | None, as_json: bool, **request: Any) -> None:
+VERB = Verb(
     """Run a trace of jobs through the queue in simulated time, and compare policies.
 
     TRACE is a CSV file of jobs; docs/how-to/compare-policies.md describes its format.
-    """
+    """,
+    (
+        Option("mix", "text", "NAMES", "Generate a random trace instead: lucid, carma or both."),
+        Option("jobs", "whole", "N", "Number of jobs to generate.", default="400", least=1),
+        Option("rate", "number", "N", "Jobs per hour.", note="twice what `fifo` could do", least=0.01),
+        Option("seed", "whole", "S", "The same seed generates the same trace.", default="1"),
+        Option("devices", "text", "SPEC", "Such as 1x80GB,2x24GB.", default="4x24GB"),
+        Option("policy", "text", "NAMES", "Policies to compare.", default="fifo,declared,gpuyard"),
+        Option("passes", "whole", "N", "Number of times to run the trace.", default="2", least=1),
+        Option("quantum", "number", "S", "Longest simulated step in seconds.", note="depends on the number of jobs"),
+        Option("traces", "text", "DIRECTORY", "Directory of measured programs and pairs.", note="GPUYARD_TRACES"),
+        Option("save", "text", "FILE", "Write the trace to this file."),
+        Option("picture", "text", "FILE", "Draw the last pass to FILE.svg or FILE.png."),
+        JSON,
+    ),
+    Arguments("[TRACE]", least=0),
+)
+
+
+def run(typed: Typed) -> int:
+    values = typed.values()
+    request: dict[str, Any] = {
+        "trace": _existing(next(iter(typed.arguments), None), "TRACE"),
+        "mix": _split_names(values["mix"]),
+        "per_hour": values["rate"],
+        "policies": _split_names(values["policy"]),
+        "quantum_s": values["quantum"],
+        "traces": _existing(values["traces"] or os.environ.get("GPUYARD_TRACES"), "--traces"),
+        **{name: values[name] for name in ("jobs", "seed", "devices", "passes")},
+    }
+    picture = Path(values["picture"]) if values["picture"] else None
     if (request["trace"] is None) == (not request["mix"]):
         raise UserError("give a trace, or generate one with --mix", hint="such as gpuyard simulate --mix lucid")
     if picture is not None:
         _check_ending(picture)
     compared = compare(ComparisonRequest(**request))
-    if save is not None:
+    if values["save"] is not None:
         trace = StringIO(newline="")
         write_trace(compared.jobs, trace)
-        write_results(str(save), trace.getvalue().encode())
+        write_results(values["save"], trace.getvalue().encode())
     if picture is not None:
         _draw(compared, picture)
-    if as_json:
+    if typed.flag("json"):
         say_json(compared.as_dict())
     else:
         _print(compared)
+    return 0
+
+
+def _split_names(names: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (names or "").split(",") if word.strip())
+
+
+def _existing(path: str | None, what: str) -> Path | None:
+    if path is not None and not os.path.exists(path):
+        raise UserError(f"{what}: there is no '{path}'", hint="name one that exists")
+    return None if path is None else Path(path)
 
 
 def _print(compared: Compared) -> None:
     bound = compared.bound
-    click.echo(f"{len(compared.jobs):,} jobs on {compared.devices}")
+    say(f"{len(compared.jobs):,} jobs on {compared.devices}")
     if compared.too_large:
         needs = "job that needs" if compared.too_large == 1 else "jobs that need"
-        click.echo(f"left out: {compared.too_large:,} {needs} more than these GPUs have")
+        say(f"left out: {compared.too_large:,} {needs} more than these GPUs have")
     if compared.never_ran:
-        click.echo(f"left out: {compared.never_ran:,} pods that used no GPU or never ran")
-    click.echo(f"lower bound on the makespan: {format_duration(bound.makespan_s)}, by {bound.reason}\n")
+        say(f"left out: {compared.never_ran:,} pods that used no GPU or never ran")
+    say(f"lower bound on the makespan: {format_duration(bound.makespan_s)}, by {bound.reason}", "")
     rows = [_row(figures) for figures in compared.figures]
     columns = [Column(heading.strip(), is_right=heading != "policy") for heading in rows[0]]
     table = lay_out(columns, [list(row.values()) for row in rows], None)
-    click.echo("\n".join(map(join_cells, table)))
+    say(*map(join_cells, table))
 
 
 def _row(figures: PolicyMetrics) -> dict[str, str]:

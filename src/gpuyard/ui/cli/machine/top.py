@@ -3,18 +3,19 @@
 import os
 import sys
 
-import click
-
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.ask_daemon import request
+from gpuyard.ui.cli.verb_options import Typed, Verb
 
-
-@click.command("top")
-def command() -> None:
+VERB = Verb(
     """Watch the GPUs and the queue live, read logs, and act on jobs with a key.
 
     ? shows the keys, q quits. Needs the package textual, which the extra `top` of gpuyard installs.
     """
+)
+
+
+def run(_: Typed) -> int:
     is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
         raise UserError("`gpuyard top` needs a terminal", hint="in a pipe use `gpuyard queue` and `gpuyard devices`")
@@ -35,3 +36,4 @@ def command() -> None:
     if not has_colour(os.environ):
         os.environ["NO_COLOR"] = "1"
     Top(glyphs_for(os.environ, sys.stdout.encoding or "")).run()
+    return 0

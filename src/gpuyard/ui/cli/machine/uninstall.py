@@ -2,39 +2,53 @@
 
 from collections.abc import Sequence
 
-import click
 from msgspec import to_builtins
 
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_bytes, format_count
 from gpuyard.errors import UserError
 from gpuyard.installation import find_installation
-from gpuyard.recipes.uninstall.find_files import InstalledFiles, KeptFile, find
-from gpuyard.recipes.uninstall.uninstall import Size, UninstallBlocker, find_blockers, measure, uninstall
-from gpuyard.ui.cli.rich_output import json_option
+from gpuyard.recipes.uninstall import (
+    InstalledFiles,
+    KeptFile,
+    Size,
+    UninstallBlocker,
+    find,
+    find_blockers,
+    measure,
+    uninstall,
+)
 from gpuyard.ui.cli.terminal import note, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column
+from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
 
 _COLUMNS = (Column("SIZE", is_right=True), Column("FILES", is_right=True), Column("WHERE"), Column("WHAT"))
 _NAMED_BY_USER = "Files that you named yourself (output roots, sample logs, reports, exported scripts) stay as well."
 
 
-@click.command("uninstall")
-@click.option("--dry-run", is_flag=True, help="Only list what would be removed. [default]")
-@click.option("--yes", is_flag=True, help="Stop the daemon and remove what is listed.")
-@json_option
-def command(*, dry_run: bool, yes: bool, as_json: bool) -> int:
+VERB = Verb(
     """List all files of your gpuyard, and remove them.
 
     These are the queue, logs, configuration, leases, the page's token, a systemd unit and completions. Workspaces and
     outputs stay. Nothing is removed while jobs run or wait. The last line says how to remove the package itself.
-    """
-    if dry_run and yes:
+    """,
+    (
+        Option("dry-run", "flag", None, "Only list what would be removed.", note="default"),
+        Option("yes", "flag", None, "Stop the daemon and remove what is listed."),
+        JSON,
+    ),
+)
+
+
+def run(typed: Typed) -> int:
+    yes = typed.flag("yes")
+    if typed.flag("dry-run") and yes:
         raise UserError("--dry-run and --yes contradict each other", hint="give one of them")
     found, remove_package = find(), find_installation().remove
     sizes = [(place, measure(place)) for place in found.places if place.names]
     blockers = [] if yes else find_blockers()
     problems = uninstall() if yes else []
-    if as_json:
+    if typed.flag("json"):
         places = [
             {"path": place.shown, "what": place.what, "files": size.files, "bytes": size.bytes} for place, size in sizes
         ]

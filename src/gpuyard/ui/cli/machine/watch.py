@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
-
+from gpuyard.core.option import Option
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import UNKNOWN
@@ -17,28 +16,36 @@ from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sample_log import SampleLog
 from gpuyard.probes.sampler import Sampler
 from gpuyard.system.clock import SystemClock
-from gpuyard.ui.cli.rich_output import console, deadline_option, pids_of, seconds
-from gpuyard.ui.cli.terminal import is_terminal
+from gpuyard.ui.cli.rich_output import console, pids_of
+from gpuyard.ui.cli.terminal import is_terminal, note, say
+from gpuyard.ui.cli.verb_options import DEADLINE, Typed, Verb
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views import device_tables as tables
 
 _HISTORY = 24
 
 
-@click.command("watch")
-@seconds("interval", "1s", 0.05, "Time between samples.")
-@click.option("--log", "log_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.csv|FILE.jsonl",
-              help="Also append each sample to this file; rotated at 32 MB.")  # fmt: skip
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N samples.")
-@deadline_option
-def command(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> None:
-    """Show the GPUs and the host live, and log them. Ctrl-C ends it."""
-    samples = _samples(interval_s, log_path, count, deadline_s)
+VERB = Verb(
+    "Show the GPUs and the host live, and log them. Ctrl-C ends it.",
+    (
+        Option("interval", "time", "TIME", "Time between samples.", default="1s", least=0.05),
+        Option("log", "text", "FILE.csv|FILE.jsonl", "Also append each sample to this file; rotated at 32 MB."),
+        Option("count", "whole", "N", "Stop after N samples.", least=1),
+        DEADLINE,
+    ),
+)
+
+
+def run(typed: Typed) -> int:
+    values = typed.values()
+    log_path = Path(values["log"]) if values["log"] else None
+    samples = _samples(values["interval"], log_path, values["count"], values["deadline"])
     # SIGTERM must not leave the terminal with a hidden cursor.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     show = _show_live if is_terminal(sys.stdout) else _print_lines
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal end
         show(samples)
+    return 0
 
 
 def _samples(interval_s: float, log_path: Path | None, count: int | None, deadline_s: float) -> Iterator[Sample]:
@@ -81,10 +88,10 @@ def _print_lines(samples: Iterator[Sample]) -> None:
         time = iso_time(snapshot.taken_at)
         for problem in tables.relevant_problems(snapshot, expected):
             if problem in sample.new_problems:
-                click.echo(f"! {problem}", err=True)
-        click.echo(f"{time}  {tables.host_line(snapshot.host)}")
+                note(f"! {problem}")
+        say(f"{time}  {tables.host_line(snapshot.host)}")
         for device in snapshot.devices:
-            click.echo(f"{time}  {snapshot.labels.get(device.id, '?')}  {_device_line(sample, device)}")
+            say(f"{time}  {snapshot.labels.get(device.id, '?')}  {_device_line(sample, device)}")
         sys.stdout.flush()
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 from msgspec import to_builtins
 
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
+from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
+from gpuyard.core.option import Option
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.probes.sample_log import RowLog
 from gpuyard.recipes.batch.finish import read_summary
@@ -28,25 +29,15 @@ from gpuyard.recipes.batch.run_sizes import disk_warning
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.ask_daemon import request
-from gpuyard.ui.cli.recipes.batch_options import RunMode, batch_options, make_plan, run_mode, texts_option, to_name
+from gpuyard.ui.cli.recipes.batch_options import RunMode, batch_options, make_plan, run_mode, to_name
 from gpuyard.ui.cli.rich_output import absolute
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
+from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
 
 _TERMINATED = 128 + signal.SIGTERM
 
 
-@click.command("batch", context_settings={"allow_interspersed_args": False})
-@batch_options(stagger="0s", name="the program's")
-@click.option(
-    "--output-root", metavar="DIR", help="Directory with a folder per run, {output}. [in gpuyard's data directory]"
-)
-@click.option("--prune-output-root", metavar="DIR", help="Move runs without a frame here at the end.")
-@click.option("--frames", metavar="GLOB", help="Files that count as frames, for --prune-output-root. [*]")
-@click.option("--image", metavar="IMAGE", help="Run each in a container of this image, which sees the output root.")
-@texts_option("mount")
-@texts_option("container-option")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
-def command(program: tuple[str, ...], **typed: Any) -> int:
+VERB = Verb(
     """Run a command many times, within limits on CPU, RAM and GPU.
 
     {index}, {seed} and {output} in the command are replaced for each run: its number from 0, its seed, and its folder.
@@ -58,14 +49,35 @@ def command(program: tuple[str, ...], **typed: Any) -> int:
     gpuyard batch --count 400 --concurrency 6 --max-gpu 80 --run-vram 2G --output-root data -- ./make {seed} {output}
 
     Exit status 0 if all runs succeeded, else 1.
-    """
+    """,
+    (
+        *batch_options(stagger="0s", name="the program's"),
+        Option(
+            "output-root",
+            "text",
+            "DIR",
+            "Directory with a folder per run, {output}.",
+            note="in gpuyard's data directory",
+        ),
+        Option("prune-output-root", "text", "DIR", "Move runs without a frame here at the end."),
+        Option("frames", "text", "GLOB", "Files that count as frames, for --prune-output-root.", note="*"),
+        SUBMIT_OPTIONS["image"].but(help="Run each in a container of this image, which sees the output root."),
+        SUBMIT_OPTIONS["mount"],
+        SUBMIT_OPTIONS["container-option"],
+    ),
+    Arguments("-- CMD...", is_program=True),
+)
+
+
+def run(typed: Typed) -> int:
+    program = tuple(typed.arguments)
     if not program:
         raise UserError("no program given", hint="write it last: gpuyard batch --count 9 -- ./make {seed}")
-    if typed["frames"] is not None and typed["prune_output_root"] is None:
+    root, pruned_root = typed.text("output-root"), typed.text("prune-output-root")
+    if typed.text("frames") is not None and pruned_root is None:
         raise UserError("--frames needs --prune-output-root", hint="add --prune-output-root DIR")
-    mode = run_mode(typed)
-    name = typed["name"] or to_name(program[0])
-    root, pruned_root = typed["output_root"], typed["prune_output_root"]
+    mode = run_mode(typed, root)
+    name = typed.text("name") or to_name(program[0])
     plan = make_plan(
         typed,
         name=name,

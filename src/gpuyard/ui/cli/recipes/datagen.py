@@ -1,41 +1,21 @@
 """`gpuyard datagen`: a batch of runs of a simulator that generates data."""
 
 from pathlib import Path
-from typing import Any
 
-import click
 from msgspec import to_builtins
 
+from gpuyard.core.option import Option
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.recipes.batch import run_batch
-from gpuyard.ui.cli.recipes.batch_options import batch_options, make_plan, option, run_mode, whole
+from gpuyard.ui.cli.recipes.batch_options import batch_options, make_plan, run_mode
 from gpuyard.ui.cli.rich_output import absolute
 from gpuyard.ui.cli.terminal import say, say_json
+from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
 
 _NAME = "datagen"
 
 
-@click.command("datagen", context_settings={"allow_interspersed_args": False})
-@batch_options(stagger="2s", name=_NAME)
-@click.option("--program", default="sim_view", show_default=True, metavar="PROGRAM", help="The simulator, or its path.")
-@click.option("--output-root", default="out", show_default=True, metavar="DIR", help="Directory with a folder per run.")
-@click.option(
-    "--prune/--no-prune", "is_pruned", default=True, show_default=True, help="Move runs without a frame away."
-)
-@click.option(
-    "--prune-output-root", metavar="DIR", help="Directory for those runs. [the output root with -pruned appended]"
-)
-@click.option("--prune-with", type=click.Choice(["program", "scheduler"]), default="program", show_default=True,
-              help="What moves them: the simulator itself, or gpuyard at the end.")  # fmt: skip
-@click.option("--prune-keeps", type=click.Choice(["here", "there"]),
-              help="With --prune-with program: the simulator leaves runs with data in the output root (here), or moves "
-              "them to the prune root (there). [detected]")  # fmt: skip
-@click.option("--frames", metavar="GLOB", help="With --prune-with scheduler: files that count as frames. [*]")
-@option("max-frames", "F", whole(1), "Maximum number of frames per run. [the simulator's default]")
-@click.option("--headless/--no-headless", "is_headless", default=True, show_default=True, help="Without a window.")
-@click.option("--calibrate", metavar="FILE", help="Print limits to use, by a log of `gpuyard watch --log`; no run.")
-@click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
-def command(rest: tuple[str, ...], **typed: Any) -> int:
+VERB = Verb(
     """Generate data with a simulator, run after run, within limits on CPU, RAM and GPU.
 
     A run is PROGRAM --mode datagen --headless --prune-empty --prune-output-root DIR --output-root DIR --seed S
@@ -47,36 +27,70 @@ def command(rest: tuple[str, ...], **typed: Any) -> int:
     gpuyard datagen --count 400 --program ./sim --prune-with scheduler --frames '*.png' -- --scene city
 
     Exit status 0 if all runs succeeded, else 1.
-    """
-    if typed["calibrate"] is not None:
-        return _calibrate(Path(typed["calibrate"]), as_json=typed["as_json"])
-    mode = run_mode(typed)
-    prunes = typed["prune_with"] if typed["is_pruned"] else None
-    if typed["frames"] is not None and prunes != "scheduler":
+    """,
+    (
+        *batch_options(stagger="2s", name=_NAME),
+        Option("program", "text", "PROGRAM", "The simulator, or its path.", default="sim_view"),
+        Option("output-root", "text", "DIR", "Directory with a folder per run.", default="out"),
+        Option("prune", "flag", None, "Move runs without a frame away.", note="default"),
+        Option("no-prune", "flag", None, "Leave runs without a frame where they are."),
+        Option(
+            "prune-output-root", "text", "DIR", "Directory for those runs.",
+            note="the output root with -pruned appended",
+        ),
+        Option("prune-with", "choice", "[program|scheduler]",
+               "What moves them: the simulator itself, or gpuyard at the end.",
+               choices=("program", "scheduler"), default="program"),
+        Option("prune-keeps", "choice", "[here|there]",
+               "With --prune-with program: the simulator leaves runs with data in the output root (here), or moves "
+               "them to the prune root (there).", choices=("here", "there"), note="detected"),
+        Option("frames", "text", "GLOB", "With --prune-with scheduler: files that count as frames.", note="*"),
+        Option("max-frames", "whole", "F", "Maximum number of frames per run.", least=1,
+               note="the simulator's default"),
+        Option("headless", "flag", None, "Without a window.", note="default"),
+        Option("no-headless", "flag", None, "With a window."),
+        Option("calibrate", "text", "FILE", "Print limits to use, by a log of `gpuyard watch --log`; no run."),
+    ),
+    Arguments("[-- ARGS...]", is_program=True),
+)  # fmt: skip
+
+
+def run(typed: Typed) -> int:
+    values, calibrated = typed.values(), typed.text("calibrate")
+    if calibrated is not None:
+        return _calibrate(Path(calibrated), as_json=typed.flag("json"))
+    for name in ("prune", "headless"):
+        if typed.flag(name) and typed.flag(f"no-{name}"):
+            raise UserError(f"--{name} and --no-{name} do not go together", hint="leave out one of them")
+    mode = run_mode(typed, values["output-root"])
+    prunes = None if typed.flag("no-prune") else values["prune-with"]
+    if values["frames"] is not None and prunes != "scheduler":
         raise UserError("--frames needs --prune-with scheduler", hint="add --prune-with scheduler")
-    if typed["prune_keeps"] is not None and prunes != "program":
+    if values["prune-keeps"] is not None and prunes != "program":
         raise UserError("--prune-keeps needs --prune-with program", hint="leave it out, or the other option")
-    root = absolute(typed["output_root"])
+    root = absolute(values["output-root"])
     plan = make_plan(
         typed,
-        name=typed["name"] or _NAME,
-        command=_command(typed, rest, prunes_itself=prunes == "program"),
+        name=values["name"] or _NAME,
+        command=_command(typed, prunes_itself=prunes == "program"),
         root=root,
         prunes=prunes,
-        prune_keeps=typed["prune_keeps"],
-        pruned_root=None if prunes is None else absolute(typed["prune_output_root"] or f"{root}-pruned"),
+        prune_keeps=values["prune-keeps"],
+        pruned_root=None if prunes is None else absolute(values["prune-output-root"] or f"{root}-pruned"),
     )
     return run_batch(plan, mode)
 
 
-def _command(typed: dict[str, Any], rest: tuple[str, ...], *, prunes_itself: bool) -> tuple[str, ...]:
-    if not typed["program"] or typed["program"].startswith("-"):
-        raise UserError(f"--program '{typed['program']}' is not a program", hint="name your simulator, or its path")
-    headless = ("--headless",) if typed["is_headless"] else ()
+def _command(typed: Typed, *, prunes_itself: bool) -> tuple[str, ...]:
+    program = typed.values()["program"]
+    if not program or program.startswith("-"):
+        raise UserError(f"--program '{program}' is not a program", hint="name your simulator, or its path")
+    headless = () if typed.flag("no-headless") else ("--headless",)
     prune = ("--prune-empty", "--prune-output-root", "{prune_root}") if prunes_itself else ()
-    frames = ("--max-frames", typed["max_frames"]) if typed["max_frames"] else ()
+    most = typed.text("max-frames")
+    frames = ("--max-frames", most) if most else ()
     output = ("--output-root", "{output}", "--seed", "{seed}")
-    return (typed["program"], "--mode", "datagen", *headless, *prune, *output, *frames, *rest)
+    return (program, "--mode", "datagen", *headless, *prune, *output, *frames, *typed.arguments)
 
 
 def _calibrate(log: Path, *, as_json: bool) -> int:

@@ -11,11 +11,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-import click
 from msgspec import to_builtins
 
+from gpuyard.core.option import Option
+from gpuyard.core.option_values import Options
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.render.follow_run import Follower, StatusFile
 from gpuyard.recipes.render.load_function import RENDERER, find_function
@@ -27,53 +28,21 @@ from gpuyard.residency.running.status_file import RenderReport
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.recipes import render_options
 from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
-from gpuyard.ui.cli.recipes.render_profile import profile_command
-from gpuyard.ui.cli.rich_output import absolute, json_option
+from gpuyard.ui.cli.recipes.render_profile import PROFILE
+from gpuyard.ui.cli.rich_output import absolute
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
 from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
 
 if TYPE_CHECKING:
+    from gpuyard.residency.loading.asset_loader import Loader
     from gpuyard.residency.running.coordinator import Coordinator
 
 _NOTE_WAIT_AFTER_S = 4.0  # longer than the initialisation of CUDA
 _SHOW_CURSOR = b"\x1b[?25h\r\n"
 
 
-class _Render(click.Command):
-    """Runs `profile_command` if the first argument is `profile`."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if args[:1] == ["profile"]:
-            return profile_command.make_context(f"{info_name} profile", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-
-@click.command("render", cls=_Render)
-@render_options.manifest_argument
-@click.option("--renderer", required=True, metavar="MOD:FN", help="Called as FN(scene, frames, label, out_dir).")
-@render_options.size_option("vram-budget", "VRAM to use, such as 44G. [80% of free VRAM]")
-@render_options.size_option("ram-budget", "RAM to cache assets in, such as 90G. [half of available RAM]")
-@render_options.size_option("actor-budget", "Part of the VRAM that actors may take. [what scenes leave free]")
-@render_options.size_option("working-memory", "VRAM that the renderer itself uses. [measured]", may_be_none=True)
-@render_options.whole_option("scene-slots", 5, "Maximum number of scenes in VRAM.")
-@render_options.whole_option("workers", DEFAULT_WORKERS, "Number of labels to render at once, each in a thread.")
-@click.option("--out", default="out", show_default=True, metavar="DIR", help="Directory with a folder per label.")
-@click.option("--resume", is_flag=True, help="Keep complete outputs, and render the rest.")
-@click.option("--strict", is_flag=True, help="Fail if the manifest contains any error.")
-@click.option(
-    "--order", type=click.Choice(["chosen", "manifest"]), default="chosen", show_default=True,
-    help="chosen: the order that loads the fewest bytes; manifest: the order of the file.",
-)  # fmt: skip
-@render_options.loader_option
-@render_options.device_option
-@click.option(
-    "--status", metavar="FILE",
-    help="Write the status to this file each second, as JSON. [DIR/status.json, after a minute]",
-)  # fmt: skip
-@json_option
-def command(manifest: str, **typed: Any) -> int:
+VERB = Verb(
     """Render every label of MANIFEST, with scenes and actors cached in VRAM and RAM while they are needed.
 
     MANIFEST is a JSON array, or JSON Lines, of {"scene": path, "actor": path or null, "labels": [...]}. The
@@ -86,11 +55,41 @@ def command(manifest: str, **typed: Any) -> int:
     gpuyard render profile manifest.json    recommends budgets; see `gpuyard render profile --help`
 
     Exit status 0 if every label is rendered, 1 if some were skipped.
-    """
+    """,
+    (
+        Option("renderer", "text", "MOD:FN", "Called as FN(scene, frames, label, out_dir).", note="required"),
+        Option("vram-budget", "size", "SIZE", "VRAM to use, such as 44G.", note="80% of free VRAM"),
+        Option("ram-budget", "size", "SIZE", "RAM to cache assets in, such as 90G.", note="half of available RAM"),
+        Option("actor-budget", "size", "SIZE", "Part of the VRAM that actors may take.", note="what scenes leave free"),
+        Option("working-memory", "size", "SIZE", "VRAM that the renderer itself uses.", note="measured", least=0),
+        Option("scene-slots", "whole", "N", "Maximum number of scenes in VRAM.", default="5", least=1),
+        Option("workers", "whole", "N", "Number of labels to render at once, each in a thread.",
+               default=str(DEFAULT_WORKERS), least=1),
+        Option("out", "text", "DIR", "Directory with a folder per label.", default="out"),
+        Option("resume", "flag", None, "Keep complete outputs, and render the rest."),
+        Option("strict", "flag", None, "Fail if the manifest contains any error."),
+        Option("order", "choice", "[chosen|manifest]",
+               "chosen: the order that loads the fewest bytes; manifest: the order of the file.",
+               choices=("chosen", "manifest"), default="chosen"),
+        render_options.LOADER,
+        render_options.DEVICE,
+        Option("status", "text", "FILE", "Write the status to this file each second, as JSON.",
+               note="DIR/status.json, after a minute"),
+        JSON,
+    ),
+    render_options.MANIFEST,
+    commands={"profile": PROFILE},
+)  # fmt: skip
+
+
+def run(command: Typed) -> int:
     need_numpy()
+    typed = command.values()
+    if typed["renderer"] is None:
+        raise UserError("which renderer?", hint="give --renderer MOD:FN, such as --renderer my_pkg.render:render_label")
     with forgiving_errors():
-        with reserve_stdout(as_json=typed["as_json"]):
-            ran = _run(manifest, typed)
+        with reserve_stdout(as_json=typed["json"]):
+            ran = _run(command.arguments[0], typed)
         is_printed = _print(ran, typed)
         for fault in ran.faults:
             note(f"gpuyard: {fault}")
@@ -103,26 +102,27 @@ def command(manifest: str, **typed: Any) -> int:
 
 
 class _Ran(NamedTuple):
-    """`signals` are those that stopped it; `faults` are files that could not be written."""
+    """`out` is the output folder; `signals` are those that stopped it; `faults` are files that could not be written."""
 
     manifest: Manifest
+    out: str
     report: RenderReport
     signals: list[int]
     faults: list[EnvironmentFault]
 
 
-def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
+def _run(manifest: str, typed: Options) -> _Ran:
     render = find_function("--renderer", typed["renderer"], RENDERER)
-    typed |= {"loader": render_options.make_loader(typed["loader"]), "out": absolute(typed["out"])}
+    loader, out = render_options.make_loader(typed["loader"]), absolute(typed["out"])
     read = render_options.read_manifest(manifest, is_strict=typed["strict"])
-    check_outputs(Path(typed["out"]), read.units, resume=typed["resume"])
-    file = _status_file(typed)
+    check_outputs(Path(out), read.units, resume=typed["resume"])
+    file = _status_file(typed, out)
     # A million labels live until the end: keep the garbage collector, which would stop all workers, from scanning them.
     gc.freeze()
     faults: list[EnvironmentFault] = []
-    with _opened(typed) as coordinator, _running(coordinator, file) as signals:
+    with _opened(typed, loader) as coordinator, _running(coordinator, file) as signals:
         try:
-            report = coordinator.run(read.units, render, typed["out"], resume=typed["resume"])
+            report = coordinator.run(read.units, render, out, resume=typed["resume"])
         except SkipsUnwritten as fault:  # the disk was too full to write all of `skipped.jsonl`
             faults.append(fault)
             status = coordinator.status()
@@ -133,35 +133,35 @@ def _run(manifest: str, typed: dict[str, Any]) -> _Ran:
             file.write(report.status)
     except EnvironmentFault as fault:
         faults.append(fault)
-    return _Ran(manifest=read, report=report, signals=signals, faults=faults)
+    return _Ran(manifest=read, out=out, report=report, signals=signals, faults=faults)
 
 
-def _status_file(typed: dict[str, Any]) -> StatusFile | None:
+def _status_file(typed: Options, out: str) -> StatusFile | None:
     if typed["status"] is not None:
         return StatusFile(Path(absolute(typed["status"])))
     try:
-        return StatusFile.default(Path(typed["out"]))
+        return StatusFile.default(Path(out))
     except UserError as error:  # the file was not asked for, so rendering goes on without it
         note(f"gpuyard: no status is written: {error}; --status names another file")
         return None
 
 
 @contextlib.contextmanager
-def _opened(typed: dict[str, Any]) -> "Iterator[Coordinator]":
+def _opened(typed: Options, loader: "Loader") -> "Iterator[Coordinator]":
     """Open the coordinator; print a note after 4 s of waiting for the VRAM budget."""
     from gpuyard.residency.running.coordinator import Coordinator
 
-    vram, ram = render_options.choose_budgets(typed["vram_budget"], typed["ram_budget"], typed["device"])
+    vram, ram = render_options.choose_budgets(typed["vram-budget"], typed["ram-budget"], typed["device"])
     coordinator = Coordinator(
         vram=vram.mb,
         ram=ram.mb,
-        scene_slots=typed["scene_slots"],
+        scene_slots=typed["scene-slots"],
         workers=typed["workers"],
         device=typed["device"],
-        loader=typed["loader"],
+        loader=loader,
         order=typed["order"],
-        working=typed["working_memory"],
-        actor_budget=typed["actor_budget"],
+        working=typed["working-memory"],
+        actor_budget=typed["actor-budget"],
     )
     waits = f"gpuyard: waiting for {vram.text()} of VRAM on one device; `gpuyard leases` shows who holds it"
     timer = threading.Timer(_NOTE_WAIT_AFTER_S, note, [waits])
@@ -212,15 +212,15 @@ def _end_at_once(signum: int) -> NoReturn:
 # Results
 
 
-def _print(ran: _Ran, typed: dict[str, Any]) -> bool:
+def _print(ran: _Ran, typed: Options) -> bool:
     """Print the result; return False if standard output is closed."""
     from gpuyard.ui.views.render_view import summary_lines
 
     try:
-        if typed["as_json"]:
-            say_json({"out": typed["out"], **to_builtins(ran.report), "bad": to_builtins(ran.manifest.bad)})
+        if typed["json"]:
+            say_json({"out": ran.out, **to_builtins(ran.report), "bad": to_builtins(ran.manifest.bad)})
         else:
-            first, *others = summary_lines(ran.report, ran.manifest.bad, typed["out"])
+            first, *others = summary_lines(ran.report, ran.manifest.bad, ran.out)
             say(paint(first, "red" if _is_incomplete(ran) else "green"), *others)
         sys.stdout.flush()
     except OSError:

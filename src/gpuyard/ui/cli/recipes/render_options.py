@@ -1,52 +1,29 @@
 """The options that `gpuyard render` and `gpuyard render profile` share."""
 
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import click
-
-from gpuyard.core.units import parse_size
+from gpuyard.core.option import Option
 from gpuyard.errors import UserError
 from gpuyard.recipes.render.default_budgets import Budget, choose_ram, choose_vram
-from gpuyard.recipes.render.load_function import LOADER, find_function
+from gpuyard.recipes.render.load_function import LOADER as LOADER_CONTRACT
+from gpuyard.recipes.render.load_function import find_function
 from gpuyard.recipes.render.manifest import Manifest, read
 from gpuyard.residency.memory.open_memory import missing_gpu_advice
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.cli.verb_options import Arguments
 
 if TYPE_CHECKING:
     from gpuyard.residency.loading.asset_loader import Loader
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _MOST_SHOWN = 20
 
-manifest_argument = click.argument("manifest", metavar="MANIFEST")
-loader_option = click.option(
-    "--loader", metavar="MOD:FN", help="Reads files that are not PLY: FN(path) returns arrays by name."
-)
-device_option = click.option(
-    "--device", type=click.Choice(["auto", "cuda", "host"]), default="auto", show_default=True,
-    help="A GPU through PyTorch, or a simulated one in RAM (host).",
+MANIFEST = Arguments("MANIFEST")
+LOADER = Option("loader", "text", "MOD:FN", "Reads files that are not PLY: FN(path) returns arrays by name.")
+DEVICE = Option(
+    "device", "choice", "[auto|cuda|host]", "A GPU through PyTorch, or a simulated one in RAM (host).",
+    choices=("auto", "cuda", "host"), default="auto",
 )  # fmt: skip
-
-
-def size_option(name: str, text: str, *, may_be_none: bool = False) -> Callable[[F], F]:
-    def check(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-        if value == 0 and not may_be_none:
-            raise UserError(f"--{name} is 0", hint=f"write it as --{name} 8G")
-        if value == math.inf:
-            raise UserError(f"--{name} is too large", hint=f"write it as --{name} 8G")
-        return value
-
-    return click.option(f"--{name}", type=parse_size, callback=check, metavar="SIZE", help=text)
-
-
-def whole_option(name: str, default: int, text: str) -> Callable[[F], F]:
-    return click.option(
-        f"--{name}", type=click.IntRange(min=1), default=default, show_default=True, metavar="N", help=text
-    )
 
 
 def read_manifest(path: str, *, is_strict: bool = False) -> Manifest:
@@ -68,7 +45,7 @@ def read_manifest(path: str, *, is_strict: bool = False) -> Manifest:
 def make_loader(text: str | None) -> "Loader":
     from gpuyard.residency.loading.asset_loader import Loader
 
-    return Loader(None if text is None else find_function("--loader", text, LOADER))
+    return Loader(None if text is None else find_function("--loader", text, LOADER_CONTRACT))
 
 
 def choose_budgets(vram_mb: float | None, ram_mb: float | None, device: str) -> tuple[Budget, Budget]:

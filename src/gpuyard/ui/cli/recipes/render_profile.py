@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
 from msgspec import to_builtins
 
 from gpuyard.core.units import UNKNOWN, format_bytes
@@ -15,9 +14,9 @@ from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.recipes import render_options
 from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
-from gpuyard.ui.cli.rich_output import json_option
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
+from gpuyard.ui.cli.verb_options import JSON, Command, Typed, Verb
 
 if TYPE_CHECKING:
     from gpuyard.recipes.render.manifest import Manifest
@@ -38,16 +37,9 @@ _ASSETS = (
 _BUDGETS = (Column(""), Column("VRAM", is_right=True), Column("RAM", is_right=True), Column("", is_long=True))
 
 
-@click.command("profile")
-@render_options.manifest_argument
-@render_options.loader_option
-@render_options.device_option
-@json_option
-def profile_command(manifest: str, loader: str | None, device: str, as_json: bool) -> int:  # noqa: FBT001
-    """Load and upload every asset of MANIFEST once, and recommend budgets.
-
-    Exit status 1 if an asset cannot be loaded.
-    """
+def run(options: Typed) -> int:
+    manifest, loader, device = options.arguments[0], options.text("loader"), options.values()["device"]
+    as_json = options.flag("json")
     need_numpy()
     from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler, advise
 
@@ -142,3 +134,16 @@ def _say_advice(advice: "Advice", typed: str) -> None:
     ]
     table = table_lines(_BUDGETS, [[name, format_bytes(vram), format_bytes(ram), why] for name, vram, ram, why in rows])
     say("", *table, "Memory that the renderer itself allocates in VRAM comes on top.", "", f"Try:  {typed}")
+
+
+PROFILE = Command(
+    Verb(
+        """Load and upload every asset of MANIFEST once, and recommend budgets.
+
+        Exit status 1 if an asset cannot be loaded.
+        """,
+        (render_options.LOADER, render_options.DEVICE, JSON),
+        render_options.MANIFEST,
+    ),
+    run,
+)

@@ -3,7 +3,6 @@
 Names of configs and GPUs on the command line are data: they may start with a dash.
 """
 
-import difflib
 import os
 import signal
 import sys
@@ -12,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_count
 from gpuyard.errors import GpuyardError, UserError
 from gpuyard.recipes.workspace.settings import (
@@ -30,9 +29,10 @@ from gpuyard.recipes.workspace.settings import (
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
-from gpuyard.ui.cli.rich_output import absolute, console, json_option
+from gpuyard.ui.cli.rich_output import absolute, console
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
+from gpuyard.ui.cli.verb_options import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.workspace_table import changes_of, describe_logs, picture_of, summary_of
 
@@ -45,74 +45,28 @@ _LONGEST_VALUE = 44
 _NAMES_ONLY = "env"
 
 
-class _Commands(click.Group):
-    """A group whose help is written for users of shell schedulers."""
-
-    def get_help(self, ctx: click.Context) -> str:
-        return help_text(WorkspaceLocation.of(ctx.params.get("workspace"), ctx.params.get("config")))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], self.commands, n=1)
-            raise UserError(
-                f"workspace has no command '{clean(args[0])}'",
-                hint=f"did you mean `{near[0]}`?" if near else f"commands: {', '.join(self.commands)}",
-            )
-        return super().resolve_command(ctx, args)
+def _place(typed: Typed) -> WorkspaceLocation:
+    return WorkspaceLocation.of(typed.text("workspace"), typed.text("config"))
 
 
-class _DataCommand(click.Command):
-    """A command that treats only exact matches of its options as options; every other argument is data."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = {form: each for each in self.get_params(ctx) if isinstance(each, click.Option) for form in each.opts}
-        at = args.index("--") if "--" in args else len(args)
-        options: list[str] = []
-        data: list[str] = []
-        left = iter(args[:at])
-        for argument in left:
-            (options if argument in known else data).append(argument)
-            if argument in known and not known[argument].is_flag and not known[argument].count:
-                value = next(left, None)
-                if value is None:
-                    raise UserError(f"{argument} takes a value", hint=known[argument].help)
-                options.append(value)
-        return super().parse_args(ctx, [*options, "--", *data, *args[at + 1 :]])
+def _help(typed: Typed) -> str:
+    return help_text(_place(typed))
 
 
-# Both are eager, so that --help, which click processes first, names the right workspace.
-@click.group("workspace", cls=_Commands, invoke_without_command=True)
-@click.option("--workspace", metavar="DIR", is_eager=True, help="The workspace. [the current directory]")
-@click.option("--config", metavar="FILE", is_eager=True, help="Its configuration. [scheduler_config.yml in it]")
-@click.pass_context
-def command(ctx: click.Context, workspace: str | None, config: str | None) -> None:
-    """Run a folder of configs on the GPUs, in tmux sessions."""
-    ctx.obj = WorkspaceLocation.of(workspace, config)
-    if ctx.invoked_subcommand is None:
-        say(help_text(ctx.obj))
-
-
-@command.command("help")
-@click.pass_obj
-def help_command(place: WorkspaceLocation) -> None:
-    """Show the help of all workspace commands."""
-    say(help_text(place))
+def run(typed: Typed) -> int:
+    say(_help(typed))
+    return 0
 
 
 # Creating
 
 
-@command.command("init")
-@click.argument("folder", metavar="DIR")
-@click.option("--force", is_flag=True, help="Replace its scheduler.sh; values are kept, and the old file is backed up.")
-def init_command(folder: str, force: bool) -> None:  # noqa: FBT001
-    """Make a workspace in DIR: scheduler.sh, scheduler_config.yml, and folders for configs and markers."""
+def _init(typed: Typed) -> int:
+    folder = typed.arguments[0]
     from gpuyard.recipes.workspace.create_workspace import init
 
     was_workspace = Path(absolute(folder), CONFIG_FILE).exists()
-    made = init(Path(absolute(folder)), force=force)
+    made = init(Path(absolute(folder)), force=typed.flag("force"))
     for path in made.created:
         say(f"created  {clean(relative_path(path))}")
     for path, backup in made.backed_up:
@@ -122,9 +76,10 @@ def init_command(folder: str, force: bool) -> None:  # noqa: FBT001
     start = WorkspaceLocation(workspace=made.folder).command("start")
     if was_workspace:
         _show_what_start_would_do(made.folder, start)
-        return
+        return 0
     say("Next: edit scheduler_config.yml, and put a YAML file for each task into configs/.")
     say(f"To start them:  {start}")
+    return 0
 
 
 def _show_what_start_would_do(folder: Path, start: str) -> None:
@@ -153,24 +108,19 @@ def _show_what_start_would_do(folder: Path, start: str) -> None:
 # Running
 
 
-@command.command("start", cls=_DataCommand)
-@click.argument("words", metavar="[CONFIGS] [GPUS]", nargs=-1, type=click.UNPROCESSED)
-@click.option("--rerun", "is_rerun", is_flag=True, help="Run completed configs again.")
-@click.option("--engine", metavar="NAME", help="Engine that runs them: local, slurm or ray. [from the configuration]")
-@click.pass_obj
-def start_command(place: WorkspaceLocation, words: tuple[str, ...], is_rerun: bool, engine: str | None) -> int:  # noqa: FBT001
-    """Start every config, or CONFIGS such as heavy.yml,light.yml, on free GPUs or on GPUS such as 1,0."""
+def _start(typed: Typed) -> int:
+    place = _place(typed)
     from gpuyard.recipes.workspace.prepare_sweep import split_lists
     from gpuyard.recipes.workspace.sweep import start
 
     loaded = load(place.workspace, place.config)
-    configs, gpus = split_lists(loaded.settings, words)
+    configs, gpus = split_lists(loaded.settings, tuple(typed.arguments))
     if len(gpus) > 1:
         raise UserError(
             f"after the configs, start takes one list of GPUs, not {len(gpus)}: {' '.join(gpus)}",
             hint=f'separate names with commas: {place.command("start")} "heavy.yml,light.yml" "1,0"',
         )
-    started = start(loaded, configs, next(iter(gpus), None), is_rerun=is_rerun, engine=engine)
+    started = start(loaded, configs, next(iter(gpus), None), is_rerun=typed.flag("rerun"), engine=typed.text("engine"))
     _show_started(started)
     _show_next_steps(started, place)
     return EXIT_USAGE if started.refused else 0
@@ -205,10 +155,8 @@ def _show_next_steps(started: "StartedSweep", place: WorkspaceLocation) -> None:
         say(f"To watch them:  tmux attach -t {started.session}")
 
 
-@command.command("stop")
-@click.pass_obj
-def stop_command(place: WorkspaceLocation) -> None:
-    """Start no new tasks; running tasks finish."""
+def _stop(typed: Typed) -> int:
+    place = _place(typed)
     from gpuyard.recipes.workspace.sweep import stop
 
     stopped = stop(place.workspace, _settings_if_valid(place))
@@ -216,12 +164,11 @@ def stop_command(place: WorkspaceLocation) -> None:
     waiting = f"{format_count(stopped.cancelled, 'waiting task')} will not start"
     say(f"Stopped: {running if stopped.running else 'no task runs'}; {waiting}.")
     say(f"To continue:  {place.command('start')}")
+    return 0
 
 
-@command.command("kill-all")
-@click.pass_obj
-def kill_all_command(place: WorkspaceLocation) -> int:
-    """Kill running tasks, cancel waiting ones, and close the sessions."""
+def _kill_all(typed: Typed) -> int:
+    place = _place(typed)
     from gpuyard.recipes.workspace.sweep import kill_all
 
     killed = kill_all(place.workspace, _settings_if_valid(place))
@@ -234,17 +181,11 @@ def kill_all_command(place: WorkspaceLocation) -> int:
 # Status
 
 
-@command.command("status")
-@json_option
-@click.option("--watch", "is_watched", is_flag=True, help="Update until all tasks have finished; Ctrl-C ends it.")
-@click.pass_obj
-def status_command(place: WorkspaceLocation, as_json: bool, is_watched: bool) -> int:  # noqa: FBT001
-    """Show the state of each config, the progress of all, and what the next one waits for.
-
-    With --watch, exit status 1 if a task has failed at the end.
-    """
+def _status(typed: Typed) -> int:
+    as_json, is_watched = typed.flag("json"), typed.flag("watch")
     if as_json and is_watched:
         raise UserError("--json and --watch exclude each other", hint="leave one of them out")
+    place = _place(typed)
     loaded = load(place.workspace, place.config)
     return _watch_status(loaded) if is_watched else _show_status(loaded, as_json=as_json)
 
@@ -333,19 +274,16 @@ def _frame(width: int | None = None) -> Frame:
 # Settings
 
 
-@command.command("config")
-@json_option
-@click.pass_obj
-def config_command(place: WorkspaceLocation, as_json: bool) -> None:  # noqa: FBT001
-    """Show every effective value and where it comes from. Only the names of `env` are shown."""
+def _config(typed: Typed) -> int:
+    place = _place(typed)
     loaded = load(place.workspace, place.config)
-    if as_json:
+    if typed.flag("json"):
         effective = {**to_builtins(loaded.settings), _NAMES_ONLY: list(loaded.settings.env)}
         settings = {
             key: {"value": effective[field_name(key)], "from": source} for key, source in loaded.sources.items()
         }
         say_json({"workspace": str(loaded.workspace), "file": loaded.path, "settings": settings})
-        return
+        return 0
     # People paste this output, and the values of `env` may be tokens.
     shown = {_NAMES_ONLY: ", ".join(loaded.settings.env)}
     rows = [(key, clean(shown.get(key) or value), source) for key, value, source in loaded.rows()]
@@ -354,6 +292,7 @@ def config_command(place: WorkspaceLocation, as_json: bool) -> None:  # noqa: FB
     values = min(_LONGEST_VALUE, max(cell_width(value) for _, value, _ in rows))
     for key, value, source in rows:
         say(join_cells([pad(key, keys), pad(value, values), paint(clean(source), "dim")]))
+    return 0
 
 
 def _settings_if_valid(place: WorkspaceLocation) -> WorkspaceSettings | None:
@@ -365,3 +304,58 @@ def _settings_if_valid(place: WorkspaceLocation) -> WorkspaceSettings | None:
             raise
         note(f"gpuyard: {error}")
         return None
+
+
+VERB = Verb(
+    "Run a folder of configs on the GPUs, in tmux sessions.",
+    (
+        Option("workspace", "text", "DIR", "The workspace.", note="the current directory"),
+        Option("config", "text", "FILE", "Its configuration.", note="scheduler_config.yml in it"),
+    ),
+    commands={
+        "start": Command(
+            Verb(
+                "Start every config, or CONFIGS such as heavy.yml,light.yml, on free GPUs or on GPUS such as 1,0.",
+                (
+                    Option("rerun", "flag", None, "Run completed configs again."),
+                    Option("engine", "text", "NAME", "Engine that runs them: local, slurm or ray.",
+                           note="from the configuration"),
+                ),
+                Arguments("[CONFIGS] [GPUS]", is_many=True, is_data=True),
+            ),
+            _start,
+        ),
+        "status": Command(
+            Verb(
+                """Show the state of each config, the progress of all, and what the next one waits for.
+
+                With --watch, exit status 1 if a task has failed at the end.
+                """,
+                (
+                    JSON,
+                    Option("watch", "flag", None, "Update until all tasks have finished; Ctrl-C ends it."),
+                ),
+            ),
+            _status,
+        ),
+        "stop": Command(Verb("Start no new tasks; running tasks finish."), _stop),
+        "kill-all": Command(Verb("Kill running tasks, cancel waiting ones, and close the sessions."), _kill_all),
+        "config": Command(
+            Verb("Show every effective value and where it comes from. Only the names of `env` are shown.", (JSON,)),
+            _config,
+        ),
+        "help": Command(Verb("Show the help of all workspace commands."), run),
+        "init": Command(
+            Verb(
+                "Make a workspace in DIR: scheduler.sh, scheduler_config.yml, and folders for configs and markers.",
+                (
+                    Option("force", "flag", None,
+                           "Replace its scheduler.sh; values are kept, and the old file is backed up."),
+                ),
+                Arguments("DIR"),
+            ),
+            _init,
+        ),
+    },
+    write_help=_help,
+)  # fmt: skip

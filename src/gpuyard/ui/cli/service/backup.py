@@ -1,10 +1,11 @@
 """`gpuyard backup` and `gpuyard restore`: a copy of the queue's history, estimates and waiting jobs, and its return."""
 
 from gpuyard.connect.fast_http import NoDaemon, connect
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_bytes, format_count
-from gpuyard.errors import UserError
+from gpuyard.errors import StoreFault, UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
 
 _FILE = Arguments("FILE")
 
@@ -16,7 +17,7 @@ class BackupVerb:
         It holds all jobs with their history, the learned estimates, and waiting jobs; no logs, and no values of secret
         variables. Only you can read it.
         """,
-        (Option("force", None, "Replace FILE if it exists."), JSON),
+        (Option("force", "flag", None, "Replace FILE if it exists."), JSON),
         _FILE,
     )
 
@@ -43,13 +44,14 @@ class RestoreVerb:
         release` runs them. The queue before is kept in a file beside it. Refused while jobs run or wait.
         """,
         (
-            Option("force", None, "Replace a queue with unfinished jobs; running programs go on without it."),
+            Option("force", "flag", None, "Replace a queue with unfinished jobs; running programs go on without it."),
             JSON,
         ),
         _FILE,
     )
 
     def run(self, typed: Typed) -> int:
+        import contextlib
         from pathlib import Path
 
         from msgspec import to_builtins
@@ -64,7 +66,9 @@ class RestoreVerb:
         source, folder = Path(typed.arguments[0]).expanduser().absolute(), Path(state_folder())
 
         def refuse_unfinished() -> None:
-            unfinished = count_unfinished(folder / "queue.db")
+            unfinished: dict[str, int] = {}
+            with contextlib.suppress(StoreFault):  # it is set aside
+                unfinished = count_unfinished(folder / "queue.db")
             if unfinished and not typed.flag("force"):
                 states = ", ".join(f"{count} {state}" for state, count in unfinished.items())
                 raise UserError(

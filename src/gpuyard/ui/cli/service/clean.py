@@ -1,8 +1,9 @@
 """`gpuyard clean`: deletes old finished jobs, and logs beyond the limits."""
 
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_bytes, format_count, parse_duration
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
 
 VERB = Verb(
     """Delete old finished jobs, and logs beyond the limits of [keep] in config.toml.
@@ -14,7 +15,9 @@ VERB = Verb(
     gpuyard clean --older-than 30d   jobs after 30 days, in place of [keep] jobs
     """,
     (
-        Option("older-than", "TIME", "Jobs that ended longer ago than this, such as 30d or 12h. [`jobs` of [keep]]"),
+        Option(
+            "older-than", "text", "TIME", "Jobs that ended longer ago than this, such as 30d or 12h. [`jobs` of [keep]]"
+        ),
         JSON,
     ),
 )

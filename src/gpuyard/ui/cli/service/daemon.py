@@ -1,12 +1,13 @@
 """`gpuyard daemon`: starts, stops and shows the daemon that runs the queue."""
 
 from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_bytes, format_count, format_duration
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.jobs.job_text import FINISHED
 from gpuyard.ui.cli.terminal import note, say_json
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
 from gpuyard.version import __version__
 
 TYPE_CHECKING = False
@@ -25,7 +26,12 @@ VERB = Verb(
     run     in the foreground, for a service manager
     adopt   take over the queue in a shared folder from a machine that is gone
     """,
-    (JSON, Option("from", "HOST", "For `adopt`: the machine that is gone. Jobs that still run there would run twice.")),
+    (
+        JSON,
+        Option(
+            "from", "text", "HOST", "For `adopt`: the machine that is gone. Jobs that still run there would run twice."
+        ),
+    ),
     Arguments("start|stop|restart|status|run|adopt", choices=_ACTIONS),
 )
 

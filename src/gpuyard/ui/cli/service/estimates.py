@@ -1,12 +1,13 @@
 """`gpuyard estimates`: lists, deletes, exports and imports learned estimates of memory and time."""
 
+from gpuyard.core.option import Option
 from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size, format_time
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.jobs.queue import read_limit
 from gpuyard.ui.cli.terminal import paint, table_lines
 from gpuyard.ui.cli.text_table import Column
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
 
 VERB = Verb(
     """List, delete, export or import learned estimates of the memory and time that programs need.
@@ -23,9 +24,9 @@ VERB = Verb(
     own). MEMORY is what the next run gets, PEAK the highest recent use, OFF the error of the last prediction.
     """,
     (
-        Option("limit", "N", "At most N estimates. [what fits the terminal; 50 in a pipe]"),
-        Option("all", None, "Delete all estimates."),
-        Option("replace", None, "Replace estimates that were learned here."),
+        Option("limit", "text", "N", "At most N estimates. [what fits the terminal; 50 in a pipe]"),
+        Option("all", "flag", None, "Delete all estimates."),
+        Option("replace", "flag", None, "Replace estimates that were learned here."),
         JSON,
     ),
     Arguments("[forget ID...|TEXT | export FILE | import FILE]", is_many=True),

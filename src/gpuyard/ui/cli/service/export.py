@@ -2,11 +2,12 @@
 
 import sys
 
+from gpuyard.core.option import Option
 from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import Arguments, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ VERB = Verb(
     gpuyard export slurm submit.sh
     gpuyard export ray - tag=night
     """,
-    (Option("force", None, "Overwrite FILE if it exists."),),
+    (Option("force", "flag", None, "Overwrite FILE if it exists."),),
     Arguments("slurm|ray FILE [IDS]...", is_many=True),
 )
 _SITES = ("slurm", "ray")
@@ -61,21 +62,16 @@ def _request(ids: str) -> "list[ExportedJob]":
 
 def _script(site: str, jobs: "list[ExportedJob]") -> "Script":
     """Generate the script with the configuration of the engine of that name."""
-    import msgspec
-
     from gpuyard.config import load_config
 
     config = load_config()
     if site == "slurm":
-        from gpuyard.engines.cluster.slurm_commands import SlurmSettings
         from gpuyard.recipes.export.slurm_script import slurm_script
 
-        settings = msgspec.convert(config.slurm, SlurmSettings, from_attributes=True)
-        return slurm_script(jobs, settings, config.queue.tags)
-    from gpuyard.engines.cluster.ray_api import RaySettings
+        return slurm_script(jobs, config.slurm, config.queue.tags)
     from gpuyard.recipes.export.ray_script import ray_script
 
-    return ray_script(jobs, msgspec.convert(config.ray, RaySettings, from_attributes=True), config.queue.tags)
+    return ray_script(jobs, config.ray, config.queue.tags)
 
 
 def _write(path: str, text: str, *, is_forced: bool) -> None:

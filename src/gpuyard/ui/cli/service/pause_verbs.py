@@ -3,17 +3,18 @@
 import time
 
 from gpuyard.connect.retrying import RetryingClient
+from gpuyard.core.option import Option
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _POLL_S = 0.5
-_DEVICE = Option("device", "LIST", "Only on these GPUs, such as 0,2: as `gpuyard devices drain`.")
-_REASON = Option("reason", "TEXT", "With --device: why.")
+_DEVICE = Option("device", "text", "LIST", "Only on these GPUs, such as 0,2: as `gpuyard devices drain`.")
+_REASON = Option("reason", "text", "TEXT", "With --device: why.")
 
 
 class PauseVerb:
@@ -50,11 +51,7 @@ class PauseVerb:
         ids = [name.strip() for name in names.split(",") if name.strip()]
         if not ids:
             raise UserError("--device names no GPU", hint="write it as 0,2 or leave it out")
-        if self._name == "unpause":
-            undrain(ids, as_json=typed.flag("json"))
-        else:
-            drain(ids, typed.text("reason") or "", as_json=typed.flag("json"))
-        return 0
+        return undrain(ids, typed) if self._name == "unpause" else drain(ids, typed)
 
 
 COMMANDS = {
@@ -63,7 +60,7 @@ COMMANDS = {
         "Let running jobs finish, and start no new ones.\n\n"
         "For example before the machine is serviced. Waiting jobs stay in the queue; `gpuyard unpause` starts them.",
         "draining: {running} still running. `gpuyard unpause` starts jobs again",
-        (Option("wait", None, "Return when no job runs any more."), _DEVICE, _REASON, JSON),
+        (Option("wait", "flag", None, "Return when no job runs any more."), _DEVICE, _REASON, JSON),
     ),
     "pause": PauseVerb(
         "pause",
@@ -77,6 +74,6 @@ COMMANDS = {
         "unpause",
         "Let jobs start again after `gpuyard pause` or `gpuyard drain`.",
         "jobs start again",
-        (Option("device", "LIST", "On these GPUs: as `gpuyard devices undrain`."), JSON),
+        (Option("device", "text", "LIST", "On these GPUs: as `gpuyard devices undrain`."), JSON),
     ),
 }

@@ -1,9 +1,10 @@
 """`gpuyard report`: totals of the last week, or any other time, with a chart."""
 
+from gpuyard.core.option import Option
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.terminal import say_lines
-from gpuyard.ui.cli.verb_options import JSON, Answer, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Typed, Verb
 
 _BY = ("user", "workspace", "name")
 
@@ -14,9 +15,9 @@ VERB = Verb(
     Waste is memory that was reserved and never used.
     """,
     (
-        Option("since", "TIME", "Length of the report, such as 24h or 30d. [7d]"),
-        Option("by", "WHAT", "Group jobs by user, workspace or name. [user]"),
-        Option("html", "FILE", "Write it to one self-contained HTML file."),
+        Option("since", "text", "TIME", "Length of the report, such as 24h or 30d. [7d]"),
+        Option("by", "text", "WHAT", "Group jobs by user, workspace or name. [user]"),
+        Option("html", "text", "FILE", "Write it to one self-contained HTML file."),
         JSON,
     ),
 )

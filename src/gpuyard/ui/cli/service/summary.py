@@ -1,8 +1,9 @@
 """`gpuyard summary`: what succeeded and failed since last evening, and why."""
 
+from gpuyard.core.option import Option
 from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.terminal import say_json, say_lines
-from gpuyard.ui.cli.verb_options import JSON, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
 
 VERB = Verb(
     """Sum up a night: what succeeded, what failed and why, what runs and waits, and what it cost.
@@ -13,6 +14,7 @@ VERB = Verb(
     (
         Option(
             "since",
+            "text",
             "WHEN",
             "Begin at 22:00, 2026-11-18, 2026-11-18T22:00, or 8h ago. [the last 18:00 that was at least 6 h ago]",
         ),

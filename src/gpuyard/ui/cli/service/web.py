@@ -3,10 +3,11 @@
 import os
 
 from gpuyard.connect.fast_http import NoDaemon, connect
+from gpuyard.core.option import Option
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import JSON, Answer, Option, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Typed, Verb
 
 VERB = Verb(
     """Open the queue's web page, and print its address.
@@ -17,13 +18,14 @@ VERB = Verb(
     (
         Option(
             "address",
+            "text",
             "ADDRESS",
             "Listen on this address, unencrypted, so that other machines can reach it. [127.0.0.1]",
         ),
-        Option("port", "PORT", "Listen on this port; 0 for any free one. [8765, or the next free one]"),
-        Option("read-only", None, "Read-only: the page cannot change or submit jobs."),
-        Option("new-token", None, "Make a new token; the old one stops working."),
-        Option("stop", None, "Close the page."),
+        Option("port", "text", "PORT", "Listen on this port; 0 for any free one. [8765, or the next free one]"),
+        Option("read-only", "flag", None, "Read-only: the page cannot change or submit jobs."),
+        Option("new-token", "flag", None, "Make a new token; the old one stops working."),
+        Option("stop", "flag", None, "Close the page."),
         JSON,
     ),
 )

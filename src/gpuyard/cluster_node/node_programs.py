@@ -1,16 +1,15 @@
-"""Measure what one program uses while it runs on a cluster node without a daemon.
+"""Programs for a cluster node without a daemon.
 
-Runs as `python -m gpuyard.cluster_node.usage_meter PID FILE`. It samples the devices and all processes of the program
-(its session and its descendants) until the program has ended. FILE holds the usage so far, a `core.job.job.Usage` as
-JSON, and is always complete. It is written when a peak has grown by 2%, and otherwise when the run has become a tenth
-longer: the curve is never far behind, and a run of days does not write every second.
+`meter PID FILE` samples the devices and all processes of a program (its session and its descendants) until it has
+ended. FILE holds the usage so far, a `Usage` as JSON, and is always complete. It is written when a peak has grown by
+2%, and otherwise when the run has become a tenth longer: a run of days does not write every second. The meter uses at
+most a fiftieth of a core. Only SIGKILL ends it before the program has ended.
 
-The meter uses at most a fiftieth of a core. Only SIGKILL ends it before the program has ended.
+`report FOLDER` prints what the node has, and whether it sees the folder, for `gpuyard doctor --engine`.
 """
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import time
@@ -22,14 +21,16 @@ import psutil
 from gpuyard.core.job.job import Usage
 from gpuyard.core.memory.usage_curve import add_sample
 from gpuyard.core.snapshot import Snapshot
-from gpuyard.probes.local_machine import local_machine
+from gpuyard.core.units import MB
+from gpuyard.probes.fallback_chain import check_probes
+from gpuyard.probes.local_machine import local_machine, local_probes
 from gpuyard.probes.sampler import SnapshotSource
 from gpuyard.system.atomic_files import write_atomically
 
 _FIRST_S, _FIRST_EVERY_S, _EVERY_S = 2.0, 0.25, 1.0
 _REST_FOR_WORK = 50
 _LONGER, _GREW = 1.1, 1.02
-_MB = 1048576
+_PROBES_WITHIN_S = 5.0
 _IGNORED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 
 
@@ -44,29 +45,20 @@ class Meter:
         self._usage = Usage()
         self._written = Usage()
         self._written_at_s = 0.0
-        self._end: select.poll | None = None
-        with contextlib.suppress(AttributeError, OSError):  # where the system has pidfds
-            descriptor = os.pidfd_open(program.pid)
-            self._end = select.poll()
-            self._end.register(descriptor, select.POLLIN)
 
     def run(self) -> None:
-        while True:
+        while self._runs():
             used_before = time.process_time()
             self._measure()
             every_s = _FIRST_EVERY_S if time.monotonic() < self._started + _FIRST_S else _EVERY_S
-            if self._ends_within(max(every_s, (time.process_time() - used_before) * _REST_FOR_WORK)):
-                break
+            time.sleep(max(every_s, (time.process_time() - used_before) * _REST_FOR_WORK))
         self._write(self._ran_s())
 
-    def _ends_within(self, seconds: float) -> bool:
-        if self._end is not None:
-            return bool(self._end.poll(seconds * 1000)) or not self._program.is_running()
-        time.sleep(seconds)
+    def _runs(self) -> bool:
         try:
-            return self._program.status() == psutil.STATUS_ZOMBIE
+            return self._program.is_running() and self._program.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
-            return True
+            return False
 
     def _measure(self) -> None:
         processes = _processes_of(self._program)
@@ -74,7 +66,7 @@ class Meter:
         ram_mb = []
         for process in processes:  # memory shared between processes counts for each of them
             with contextlib.suppress(psutil.Error):
-                ram_mb.append(process.memory_info().rss / _MB)
+                ram_mb.append(process.memory_info().rss / MB)
         ran_s = self._ran_s()
         self._usage = add_sample(self._usage, ran_s, memory, ram_mb=sum(ram_mb) if ram_mb else None)
         if _has_grown(self._written, self._usage) or ran_s > self._written_at_s * _LONGER:
@@ -118,12 +110,23 @@ def _processes_of(program: psutil.Process) -> list[psutil.Process]:
     return list(found.values())
 
 
-def main() -> None:
+def meter(pid: int, path: str) -> None:
     for signum in _IGNORED:
         signal.signal(signum, signal.SIG_IGN)
     with contextlib.suppress(psutil.NoSuchProcess):
-        Meter(psutil.Process(int(sys.argv[1])), sys.argv[2], local_machine()).run()
+        Meter(psutil.Process(pid), path, local_machine()).run()
 
 
-if __name__ == "__main__":
-    main()
+def report(folder: str) -> None:
+    found = check_probes(local_probes(), _PROBES_WITHIN_S)
+    devices = {device.id: device for each in found for device in each.devices or ()}
+    cards_mb = [device.memory_total_mb for device in devices.values() if device.memory_total_mb is not None]
+    content = {"at": time.time(), "has_cwd": os.path.isdir(folder), "cards_mb": cards_mb}
+    sys.stdout.write(f"report={msgspec.json.encode(content).decode()}\n")
+
+
+def main() -> None:
+    if sys.argv[1] == "meter":
+        meter(int(sys.argv[2]), sys.argv[3])
+    else:
+        report(sys.argv[2])

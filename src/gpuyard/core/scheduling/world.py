@@ -1,0 +1,126 @@
+"""World: everything that a plan is decided by, as one value that can be written to a file and decided again.
+
+It holds no functions, and reads nothing: `control/planner_input.py` computes all of it before. Of each lane it has the
+first jobs only; a plan that would need more of a lane says so (`Plan.dry`), and is decided again with more.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from gpuyard.core.lease import Holder, Lease, Need, Ticket
+from gpuyard.core.memory.estimates import Estimate
+from gpuyard.core.scheduling.batch_pacing import PaceState
+from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.foreign_load import ForeignLoad
+from gpuyard.core.scheduling.host_capacity import HostView
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, Party
+from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.snapshot import Snapshot
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """The devices and the host, the leases on them, and what was measured of these."""
+
+    now: float
+    snapshot: Snapshot
+    leases: tuple[Lease, ...] = ()
+    measured: Mapping[tuple[str, str], float | None] = {}  # MB that its processes hold, by (lease id, device id)
+    loads: Mapping[str, float | None] = {}  # the smoothed measured load of each device
+    foreign: Mapping[str, ForeignLoad] = {}  # the foreign load of each device
+    packing: Packing = Packing()
+    lease_loads: Mapping[str, float] = {}  # measured load of leases whose shares do not know it
+    closed: Mapping[str, Reason] = {}  # why nothing new starts on a device (`closed_devices`)
+    ahead: tuple[Ticket, ...] = ()  # the tickets ahead of the request, in queue order
+    host: HostView = HostView()  # limits and measured use of RAM and CPUs
+
+
+class RunningJob(Struct, frozen=True, kw_only=True):
+    """A live attempt."""
+
+    job_id: int
+    user: str
+    tag: str
+    devices: int
+    started_at: float
+    suspended_s: float = 0.0  # how long it was suspended since
+    group: int | None = None
+    lease_id: str | None = None
+    priority: int = 0
+    preempt_cost_s: float | None = None  # the cost of preempting it; None where it may not be preempted
+    frees_in_s: float = 0.0  # how long it takes until it has freed its memory
+    shares_s: float = 0.0  # the same, as its part of the time in which several are moved side by side
+    is_leaving: bool = False  # it is already being preempted
+    takes_slot: bool = True  # it counts as a job without devices; false for runs of a batch and jobs on a cluster
+    device_ids: tuple[str, ...] = ()
+    ends_after: float | None = None  # its earliest end
+    ends_about: float | None = None  # its likely end
+
+    def ran_s(self, now: float) -> float:
+        return now - self.started_at - self.suspended_s
+
+
+class JobFacts(Struct, frozen=True, kw_only=True):
+    """What is known about waiting jobs of one kind: their need (None: that of their lane), how long they take, and the
+    power that they draw per GPU (None: unknown)."""
+
+    need: Need | None = None
+    estimate: Estimate = Estimate()
+    power_w: float | None = None
+
+
+class WaitingLane(Struct, frozen=True, kw_only=True):
+    """The first jobs of a lane, in order; with `has_more` others follow."""
+
+    lane: Lane
+    jobs: tuple[Candidate, ...]
+    has_more: bool = False
+
+
+class SchedulingLimits(Struct, frozen=True, kw_only=True):
+    """How many jobs run at a time: without devices, and per tag."""
+
+    cpu_jobs: int
+    tags: dict[str, int] = {}
+
+
+class StartCap(Struct, frozen=True, kw_only=True):
+    """At most this many jobs may start in one plan; with `is_for_devices`, jobs that need devices. Others wait for
+    `reason`."""
+
+    most: int
+    reason: Reason
+    is_for_devices: bool = False
+
+
+class PowerLimit(Struct, frozen=True, kw_only=True):
+    """How much power all GPUs together may draw, and the draw per GPU of each running job, by its id; None: unknown."""
+
+    limit_w: float
+    running_w: Mapping[int, float | None]
+
+
+_NO_FACTS = JobFacts()
+
+
+class World(Struct, frozen=True, kw_only=True):
+    now: float
+    machine: Machine
+    lanes: tuple[WaitingLane, ...] = ()
+    facts: Mapping[int, JobFacts] = {}  # by the kind of a waiting job
+    holder: Holder  # this queue, as it appears in the ledger
+    limits: SchedulingLimits
+    running: tuple[RunningJob, ...] = ()
+    used: Mapping[Party, float] = {}  # recent use of each user and tag
+    closed_reasons: tuple[Reason, ...] = ()  # why no job at all may start now
+    start_caps: tuple[StartCap, ...] = ()
+    tickets: tuple[Ticket, ...] = ()
+    my_ticket: Ticket | None = None  # this queue's own ticket in the ledger; `tickets` are those of others
+    pace_states: Mapping[int, PaceState] = {}  # the state of each batch, by its group
+    power: PowerLimit | None = None
+    stopped_tags: frozenset[str] = frozenset()  # tags of which no job starts
+    last_starts: Mapping[str, float] = {}  # when a job of a tag last started, for tags with sharing rules
+    array_starts: Mapping[int, float] = {}  # when a job of an array last started, for staggered ones
+
+    def facts_of(self, job: Candidate) -> JobFacts:
+        return _NO_FACTS if job.kind is None else self.facts.get(job.kind, _NO_FACTS)

@@ -1,0 +1,221 @@
+"""The usage of the devices and the host in the last day, for charts.
+
+- A span of 10 minutes, an hour or a day has 300 steps, and keeps the means of what was measured in each: its size is
+  bounded. While the machine is not sampled nothing is added, which leaves a gap.
+- A file lets the next daemon go on. It is replaced once a minute while the machine is sampled, and when the daemon
+  ends. Nothing depends on it: one that cannot be read or written is reported once.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gpuyard.control.step_result import Step
+from gpuyard.core.snapshot import Device
+from gpuyard.daemon.api.codec import encode
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.monitor.devices import DeviceList, DeviceUsers
+from gpuyard.daemon.server.http_parser import Response
+from gpuyard.errors import EnvironmentFault
+from gpuyard.schema.machine import DeviceHistory, DeviceSeries, HostSeries
+from gpuyard.schema.requests import DeviceHistoryQuery
+from gpuyard.system.atomic_files import write_atomically
+from gpuyard.system.private_files import PrivateFileError, read_own
+
+NAME = "usage-history"
+MAX_POINTS = 300
+_FORMAT = 2
+_MOST_BYTES = 64 << 20
+_SPANS_S = {"10m": 600, "1h": 3600, "24h": 86_400}
+# Many samples a second may arrive while jobs come and go; about one a second is added.
+_EVERY_S, _SAVE_EVERY_S = 0.9, 60.0
+_MOST_DEVICES = 256
+# In place of a device's id.
+HOST = ""
+_COLUMNS = len(DeviceSeries.__struct_fields__) - 1
+_HOST_COLUMNS = len(HostSeries.__struct_fields__) - 1
+_log = logging.getLogger(__name__)
+
+Values = tuple[float | None, ...]
+# When a step begins, in queue time, and the mean of each column in it; None where nothing was measured.
+Point = tuple[float, Values]
+
+
+class StoredHistory(Struct, frozen=True, kw_only=True):
+    """The points of each device, by the names of the spans and the ids of the devices."""
+
+    spans: dict[str, dict[str, list[Point]]]
+    format: int = _FORMAT
+
+
+class _Step:
+    """The step that has begun: when, and the sum and number of the values of each column."""
+
+    def __init__(self, start: float, columns: int) -> None:
+        self.start = start
+        self._sums, self._counts = [0.0] * columns, [0] * columns
+
+    def add(self, row: Values) -> None:
+        for column, value in enumerate(row):
+            if value is not None:
+                self._sums[column] += value
+                self._counts[column] += 1
+
+    def point(self) -> Point:
+        pairs = zip(self._sums, self._counts, strict=True)
+        return self.start, tuple(round(total / count, 1) if count else None for total, count in pairs)
+
+
+class HistorySpan:
+    """The points of the host and of all devices. A device that has gone keeps its past."""
+
+    def __init__(self, span_s: int) -> None:
+        self.span_s, self.step_s = span_s, span_s / MAX_POINTS
+        self._complete: dict[str, deque[Point]] = {}
+        self._steps: dict[str, _Step] = {}
+
+    def add(self, at: float, rows: Mapping[str, Values]) -> None:
+        start = at // self.step_s * self.step_s
+        for name, row in rows.items():
+            step = self._steps.get(name)
+            if step is None and len(self._steps) > _MOST_DEVICES:
+                continue
+            if step is None or step.start != start:
+                if step is not None:
+                    self._points_of(name).append(step.point())
+                step = self._steps[name] = _Step(start, len(row))
+            step.add(row)
+
+    def points(self) -> dict[str, list[Point]]:
+        """Return all points; the last ones may be incomplete."""
+        found = {name: list(points) for name, points in self._complete.items()}
+        for name, step in self._steps.items():
+            found.setdefault(name, []).append(step.point())
+        return found
+
+    def restore(self, stored: Mapping[str, list[Point]], now: float) -> None:
+        """Begin with what was stored, as far as it is of this span and has our columns."""
+        for name, points in list(stored.items())[: _MOST_DEVICES + 1]:
+            columns = _HOST_COLUMNS if name == HOST else _COLUMNS
+            self._points_of(name).extend(
+                each for each in points if now - self.span_s < each[0] <= now and len(each[1]) == columns
+            )
+
+    def as_answer(self, now: float, to_wall: Callable[[float], float] = float) -> DeviceHistory:
+        series = {
+            name: [point for point in points if point[0] > now - self.span_s][-MAX_POINTS:]
+            for name, points in self.points().items()
+        }
+        host = _columns(series.pop(HOST, []), HostSeries.__struct_fields__, to_wall)
+        devices = {
+            name: DeviceSeries(**_columns(points, DeviceSeries.__struct_fields__, to_wall))
+            for name, points in series.items()
+            if points
+        }
+        return DeviceHistory(span_s=self.span_s, step_s=self.step_s, devices=devices, host=HostSeries(**host))
+
+    def _points_of(self, name: str) -> deque[Point]:
+        return self._complete.setdefault(name, deque(maxlen=MAX_POINTS))
+
+
+def _columns(points: list[Point], names: tuple[str, ...], to_wall: Callable[[float], float]) -> dict[str, Any]:
+    rows = [chain([to_wall(at)], row) for at, row in points]
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {name: [] for name in names}
+
+
+class UsageHistory:
+    def __init__(self, scheduler: SchedulerLoop, devices: DeviceList, folder: Path) -> None:
+        self._scheduler = scheduler
+        self._devices = devices
+        self._path = folder / NAME
+        self._spans = {name: HistorySpan(seconds) for name, seconds in _SPANS_S.items()}
+        self._bodies: dict[str, bytes] = {}
+        self._added_at = self._saved_at = float("-inf")
+        self._adding: asyncio.Task[None] | None = None
+        self._has_failed = False
+        stored = read_history(self._path)
+        for name, span in self._spans.items():
+            span.restore(stored.spans.get(name, {}), scheduler.clock.now())
+        scheduler.listeners.append(self._after_step)
+
+    def close(self) -> None:
+        """Store what was added since the file was last written."""
+        if self._saved_at < self._added_at:
+            self._save(self._stored())
+
+    def history(self, query: DeviceHistoryQuery) -> Response:
+        name = query.span
+        if name not in self._bodies:
+            clock = self._scheduler.clock
+            self._bodies[name] = encode(self._spans[name].as_answer(clock.now(), clock.to_wall))
+        return Response(body=self._bodies[name])
+
+    def _after_step(self, _: Step) -> None:
+        at = self._scheduler.sampling.latest.snapshot.taken_at
+        if at is not None and self._adding is None and at >= self._added_at + _EVERY_S:
+            self._added_at = at
+            self._adding = asyncio.ensure_future(self._add(at))
+            self._adding.add_done_callback(self._on_added)
+
+    def _on_added(self, task: "asyncio.Task[None]") -> None:
+        self._adding = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a sample could not be added to the history", exc_info=error)
+
+    async def _add(self, at: float) -> None:
+        try:
+            users = await self._devices.users()
+        except EnvironmentFault as error:
+            _log.warning("%s; this sample is missing in the history", error)
+            return
+        host = users.snapshot.host
+        total, available = host.memory_total_mb, host.memory_available_mb
+        used = None if total is None or available is None else total - available
+        rows: dict[str, Values] = {HOST: (host.cpu_percent, used)}
+        rows |= {device.id: _device_row(users, device) for device in users.snapshot.devices}
+        for span in self._spans.values():
+            span.add(at, rows)
+        self._bodies.clear()
+        if at >= self._saved_at + _SAVE_EVERY_S:
+            self._saved_at = at
+            await asyncio.to_thread(self._save, self._stored())
+
+    def _stored(self) -> StoredHistory:
+        return StoredHistory(spans={name: span.points() for name, span in self._spans.items()})
+
+    def _save(self, history: StoredHistory) -> None:
+        try:
+            write_atomically(self._path, msgspec.json.encode(history), exact_mode=0o600, is_synced=False)
+        except OSError as error:
+            if not self._has_failed:
+                _log.warning("%s cannot be written: %s; the next daemon lacks this history", self._path, error.strerror)
+            self._has_failed = True
+        else:
+            self._has_failed = False
+
+
+def read_history(path: Path) -> StoredHistory:
+    """Return the stored history; an empty one if there is none that can be used."""
+    nothing = StoredHistory(spans={})
+    try:
+        content = read_own(str(path))
+        found = msgspec.json.decode(content, type=StoredHistory) if len(content) <= _MOST_BYTES else nothing
+    except FileNotFoundError:
+        return nothing
+    except (OSError, PrivateFileError, msgspec.MsgspecError) as error:
+        _log.warning("%s cannot be read: %s; the history of the GPUs begins anew", path, error)
+        return nothing
+    return found if found.format == _FORMAT else nothing
+
+
+def _device_row(users: DeviceUsers, device: Device) -> Values:
+    parts = users.breakdown(device)
+    memory = parts.own_used_mb, parts.others_used_mb, parts.foreign_mb, device.memory_used_mb
+    return (*memory, device.utilization_percent, device.power_draw_w)
