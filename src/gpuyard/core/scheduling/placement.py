@@ -31,8 +31,8 @@ from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, share_of
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD
 from gpuyard.core.scheduling.host_placement import HostPlacement
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device
 
 # The end of each lease; a lease without one may end at any moment.
