@@ -104,17 +104,15 @@ def why_unread(option: str, silent: str | None) -> str:
     return silent if silent and option.startswith("--max-gpu") else "no probe measures it"
 
 
-def pace_refusals(pace: BatchPace, state: PaceState, now: float) -> Iterator[Reason]:
-    """Yield why no run may start now on any device."""
+def waits_for_a_sample(state: PaceState, now: float) -> bool:
+    """Return whether the last sample is older than the last start of a run."""
     # A start in the future comes from a clock that was set back since; to wait for it might take hours.
-    own, latest = (
-        at if at is not None and at <= now else -math.inf for at in (state.launched_at, state.any_launched_at)
-    )
-    staggered = stagger_refusal("runs", pace.stagger_s, own, now)
-    if staggered is not None:
-        yield staggered
-    elif state.sampled_at is not None and state.sampled_at <= max(own, latest):
-        yield Reason(ReasonKind.STAGGERED, "a run has just started; waiting for the next sample")
+    starts = [at for at in (state.launched_at, state.any_launched_at) if at is not None and at <= now]
+    return state.sampled_at is not None and bool(starts) and state.sampled_at <= max(starts)
+
+
+def load_refusals(pace: BatchPace, state: PaceState, now: float) -> Iterator[Reason]:
+    """Yield which gates of the host are closed, so that no run may start now on any device."""
     if state.cpu.gate.is_closed or _is_within(state.cpu.judged, pace.max_cpu_percent) is False:
         reason = over(ReasonKind.HOST_TOO_BUSY, state.cpu.seen, pace.max_cpu_percent)
         yield _too_busy(reason, state.cpu, pace, now)
@@ -122,10 +120,12 @@ def pace_refusals(pace: BatchPace, state: PaceState, now: float) -> Iterator[Rea
         yield _short_of_memory(state.memory, pace, now)
 
 
-def stagger_refusal(what: str, stagger_s: float, last: float, now: float) -> Reason | None:
+def stagger_refusal(what: str, stagger_s: float, last: float | None, now: float) -> Reason | None:
     """Return why the next of these, such as `runs`, may not start yet: too little time has passed since the last."""
-    next_at = last + stagger_s
-    if not last <= now < next_at:  # a last start in the future comes from a clock that was set back: ignore it
+    next_at = -math.inf if last is None else last + stagger_s
+    if (
+        last is None or not last <= now < next_at
+    ):  # a last start in the future comes from a clock that was set back: ignore it
         return None
     text = f"{what} start {stagger_s:g} s apart, the next one in {next_at - now:.1f} s"
     return Reason(ReasonKind.STAGGERED, text)
