@@ -13,9 +13,9 @@ from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.host_capacity import HostReserved, HostState, HostUse, HostView, sum_reserved
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Process, Snapshot
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker

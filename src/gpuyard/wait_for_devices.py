@@ -20,9 +20,9 @@ from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse, HostView
 from gpuyard.core.scheduling.linked_sets import best_set
 from gpuyard.core.scheduling.load_gates import SteadyGate
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import in_queue_order
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.core.units import format_count, format_duration
 from gpuyard.errors import UserError, WaitedTooLong
@@ -31,6 +31,7 @@ from gpuyard.leases.file_watch import FileWatch
 from gpuyard.leases.foreign_load_tracker import ForeignLoadTracker
 from gpuyard.leases.host_usage import HostMeter
 from gpuyard.leases.ledger import HeldLease, Ledger
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.leases.lock_file import BEAT_EVERY_S, LockFile
 from gpuyard.leases.measured_usage import LEASE_VARIABLE, measure
 from gpuyard.system.process_identity import this_process
@@ -138,7 +139,8 @@ class Acquisition:
         notice = FileWatch(self._ledger.folder)
         stack.callback(notice.give_back)
         stack.callback(self._return_ticket)
-        self._ticket = self._ledger.take_ticket(self._holder, self._need, self._priority, self._mutex_timeout_s)
+        mutex = hold_mutex(self._ledger.folder, self._mutex_timeout_s)
+        self._ticket = self._ledger.take_ticket(self._holder, self._need, self._priority, mutex)
         while (held := self.attempt()) is None:
             left = deadline - time.monotonic()
             if left <= 0:

@@ -2,7 +2,8 @@
 
 from tests.faults.fault import Fault
 
-_MEMORY, _CONTROL = "src/gpuyard/core/memory", "src/gpuyard/control"
+_MEMORY = "src/gpuyard/core/memory"
+_CONTROL = "src/gpuyard/control"
 _GUARD, _CARDS = f"{_MEMORY}/memory_guard.py", f"{_CONTROL}/guard_memory.py"
 _GUARD_TESTS = ("tests/unit/core/memory/test_memory_guard.py",)
 _CARD_TESTS = ("tests/unit/control/test_guard_memory.py",)

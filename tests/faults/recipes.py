@@ -77,7 +77,7 @@ FAULTS = (
     Fault(
         id="recipes-move-not-recorded-first",
         file=f"{_RECIPES}/batch/prune_empty_runs.py",
-        old="            self._note(self._moved(target), is_copy=is_copy)\n            try:\n",
+        old="            self._note(self._moved(target))\n            try:\n",
         new="            try:\n",
         breaks="A run that was moved just before a crash cannot be found.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs_crashes.py",),
@@ -88,14 +88,6 @@ FAULTS = (
         old="                os.mkdir(target, 0)\n",
         new="",
         breaks="Two batches that prune to one root at the same time overwrite each other's runs.",
-        near=(f"{_TESTS}/batch/test_prune_empty_runs_moves.py",),
-    ),
-    Fault(
-        id="recipes-changed-run-is-removed",
-        file=f"{_RECIPES}/batch/prune_empty_runs.py",
-        old="                if not is_whole(run, copy, paths):\n",
-        new="                if not paths:\n",
-        breaks="Files that a program writes while its run is copied to another disk are deleted without being copied.",
         near=(f"{_TESTS}/batch/test_prune_empty_runs_moves.py",),
     ),
     Fault(

@@ -2,7 +2,9 @@
 
 from tests.faults.fault import Fault
 
-_MEMORY, _SCHEDULING, _CONTROL = "src/gpuyard/core/memory", "src/gpuyard/core/scheduling", "src/gpuyard/control"
+_MEMORY = "src/gpuyard/core/memory"
+_SCHEDULING = "src/gpuyard/core/scheduling"
+_CONTROL = "src/gpuyard/control"
 _SHARING = f"{_SCHEDULING}/sharing.py"
 _PEAK_TESTS = ("tests/unit/core/memory/test_expected_peak.py",)
 _NEWCOMER_TESTS = ("tests/unit/core/memory/test_newcomer.py",)

@@ -1,4 +1,4 @@
-"""The catalogue of attacks: what the attacker tries, and what comes of it, before and now."""
+"""The catalogue of attacks: what the attacker tries, and what comes of it."""
 
 import importlib
 import pkgutil
@@ -26,12 +26,11 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 class Attack(NamedTuple):
-    """`before` is what came of it before version 0.2.0: `held`, or what broke."""
+    """`now` is what comes of it."""
 
     area: str
     name: str
     tries: str
-    before: str
     now: str
 
     @property
@@ -46,14 +45,14 @@ class Attack(NamedTuple):
 _attacks: list[Attack] = []
 
 
-def attack(tries: str, *, before: str, now: str) -> Callable[[Test], Test]:
+def attack(tries: str, *, now: str) -> Callable[[Test], Test]:
     """Record a test as an attack. `now` begins with one of VERDICTS, and may go on after a colon."""
     assert now.partition(":")[0] in VERDICTS, now
 
     def register(test: Test) -> Test:
         area = test.__module__.rpartition(".test_")[2].replace("_", " ")
         name = test.__name__.removeprefix("test_").replace("_", " ")
-        _attacks.append(Attack(area=area, name=name, tries=tries, before=before, now=now))
+        _attacks.append(Attack(area=area, name=name, tries=tries, now=now))
         marked: Test = pytest.mark.linux("how users are told apart is Linux's")(as_root(test))
         return marked
 
@@ -72,7 +71,6 @@ def load_attacks() -> list[Attack]:
 def page() -> str:
     """Return the catalogue as a page of the docs."""
     attacks = load_attacks()
-    broke = sum(each.before != "held" for each in attacks)
     counts = Counter(each.verdict for each in attacks)
     lines = [
         "# Attacks",
@@ -80,16 +78,14 @@ def page() -> str:
         "What a hostile user of the machine can try, and what comes of it. Each line is a test in `tests/hostile`;",
         "`make test-full` runs all of them, `make test` most. [SECURITY.md](../../SECURITY.md) says what is promised.",
         "",
-        f"{len(attacks)} attacks; {broke} of them did harm before version 0.2.0.",
-        "",
         "| verdict | attacks | meaning |",
         "| --- | --- | --- |",
         *(f"| {verdict} | {counts[verdict]} | {meaning} |" for verdict, meaning in VERDICTS.items()),
     ]
     for area in sorted({each.area for each in attacks}):
         lines += ["", f"## {area.capitalize()}", "", f"In `tests/hostile/test_{area.replace(' ', '_')}.py`."]
-        lines += ["", "| attack | before | now |", "| --- | --- | --- |"]
-        lines += [f"| {each.tries} | {each.before} | {each.now} |" for each in attacks if each.area == area]
+        lines += ["", "| attack | what comes of it |", "| --- | --- |"]
+        lines += [f"| {each.tries} | {each.now} |" for each in attacks if each.area == area]
     return "\n".join(lines) + "\n"
 
 

@@ -41,7 +41,6 @@ def read(path: str) -> str:
 
 @attack(
     "put a link to a file of the victim where the victim writes a backup",
-    before="there were no backups",
     now="refused: with `--force` the link is replaced, and the file stays",
 )
 def test_backup_through_a_link(database: Path, common: Path, place: Path) -> None:
@@ -56,7 +55,7 @@ def test_backup_through_a_link(database: Path, common: Path, place: Path) -> Non
     assert list(common.iterdir()) == [target]
 
 
-@attack("read a backup in a folder of all users, made under umask 0", before="there were no backups", now="refused")
+@attack("read a backup in a folder of all users, made under umask 0", now="refused")
 def test_read_a_backup(database: Path, common: Path) -> None:
     before = os.umask(0)
     try:
@@ -70,7 +69,6 @@ def test_read_a_backup(database: Path, common: Path) -> None:
 
 @attack(
     "replace the victim's backup by one with other commands, or make it writable for the attacker",
-    before="there was no restore",
     now="refused",
 )
 def test_restore_a_planted_backup(database: Path, common: Path, place: Path) -> None:

@@ -36,9 +36,7 @@ def remove(folder: str) -> list[str]:
     return left
 
 
-@attack(
-    "drain all GPUs of a shared directory", before="there were no drains", now="harmless: it holds for the attacker"
-)
+@attack("drain all GPUs of a shared directory", now="harmless: it holds for the attacker")
 def test_drain_of_another_user(ledger: Path) -> None:
     act_as(BEN, drain_both, str(ledger))
     assert anne_gets(ledger) == ["G0", "G1"]
@@ -46,14 +44,14 @@ def test_drain_of_another_user(ledger: Path) -> None:
     assert b"drained" not in gpuyard("devices").stdout
 
 
-@attack("put pipes, links and sockets where drains are read", before="there were no drains", now="harmless")
+@attack("put pipes, links and sockets where drains are read", now="harmless")
 def test_drains_that_are_no_files(ledger: Path) -> None:
     act_as(BEN, make_oddities, str(ledger))
     assert anne_gets(ledger) == ["G0", "G1"]
     assert gpuyard("devices").returncode == 0
 
 
-@attack("remove a drain of the directory's owner", before="there were no drains", now="refused")
+@attack("remove a drain of the directory's owner", now="refused")
 def test_remove_a_drain(ledger: Path) -> None:
     Ledger(ledger).drain("G0", "broken")
     assert len(act_as(BEN, remove, str(ledger))) == 1

@@ -67,7 +67,6 @@ def own(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @attack(
     "make `GPUYARD_HOME` first, with `daemon.log` as a link to the victim's `.profile`",
-    before="the daemon's log was appended to `.profile`",
     now="refused",
 )
 def test_log_through_a_link_in_another_users_folder(prepared: Path, profile: Path) -> None:
@@ -81,7 +80,6 @@ def test_log_through_a_link_in_another_users_folder(prepared: Path, profile: Pat
 
 @attack(
     "leave `daemon.log` as a link in a folder that was once writable for all",
-    before="the daemon's log was appended to the link's target",
     now="refused",
 )
 def test_log_through_a_link(own: Path, profile: Path) -> None:
@@ -92,7 +90,7 @@ def test_log_through_a_link(own: Path, profile: Path) -> None:
     assert profile.read_text() == PRECIOUS
 
 
-@attack("leave `daemon.log` as a hard link to a file of the victim", before="the log was appended to it", now="refused")
+@attack("leave `daemon.log` as a hard link to a file of the victim", now="refused")
 def test_log_through_a_hard_link(own: Path, profile: Path) -> None:
     os.link(profile, own / "daemon.log")  # as Ben where the kernel lets him
     own.chmod(0o755)
@@ -101,7 +99,7 @@ def test_log_through_a_hard_link(own: Path, profile: Path) -> None:
     assert profile.read_text() == PRECIOUS
 
 
-@attack("leave `daemon.log` as a file that the attacker can read", before="the log was written to it", now="refused")
+@attack("leave `daemon.log` as a file that the attacker can read", now="refused")
 def test_log_in_another_users_file(own: Path) -> None:
     act_as(BEN, write, str(own / "daemon.log"), "", 0o666)
     own.chmod(0o755)
@@ -109,14 +107,14 @@ def test_log_in_another_users_file(own: Path) -> None:
         start_daemon(["/bin/false"])
 
 
-@attack("write a `config.toml` into a folder made first", before="it was obeyed", now="refused")
+@attack("write a `config.toml` into a folder made first", now="refused")
 def test_configuration_in_another_users_folder(prepared: Path) -> None:
     act_as(BEN, write, str(prepared / "config.toml"), "[notify]\nto = ['json://ben.example']\n")
     with pytest.raises(UserError, match=r"the configuration is not read: .* belongs to"):
         load_config()
 
 
-@attack("leave a `config.toml` in the victim's folder", before="it was obeyed", now="refused")
+@attack("leave a `config.toml` in the victim's folder", now="refused")
 def test_configuration_of_another_user(own: Path) -> None:
     act_as(BEN, write, str(own / "config.toml"), "[notify]\nto = ['json://ben.example']\n")
     own.chmod(0o755)
@@ -125,7 +123,7 @@ def test_configuration_of_another_user(own: Path) -> None:
     assert "remove it" in (caught.value.hint or "")
 
 
-@attack("change a `config.toml` that everyone can write to", before="it was obeyed", now="refused")
+@attack("change a `config.toml` that everyone can write to", now="refused")
 def test_configuration_that_all_can_write(own: Path) -> None:
     own.chmod(0o755)
     write(str(own / "config.toml"), "", 0o666)
@@ -140,7 +138,7 @@ def write_at_end(path: str, content: str) -> None:
         file.write(content)
 
 
-@attack("put a link to another configuration on the way to it", before="it was obeyed", now="refused")
+@attack("put a link to another configuration on the way to it", now="refused")
 def test_configuration_through_a_link(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     act_as(BEN, os.mkdir, str(place / "theirs"), 0o755)
     act_as(BEN, write, str(place / "theirs/config.toml"), "[queue]\ncpu_jobs = 1\n")
@@ -159,7 +157,7 @@ def failed_start() -> str:
     return daemon.log
 
 
-@attack("leave a `queue.db` with jobs in the victim's folder", before="the daemon used it", now="refused")
+@attack("leave a `queue.db` with jobs in the victim's folder", now="refused")
 def test_database_of_another_user(own: Path, place: Path) -> None:
     open_database(place / "queue.db")[0].close()
     os.chown(place / "queue.db", BEN, BEN)
@@ -168,7 +166,7 @@ def test_database_of_another_user(own: Path, place: Path) -> None:
     assert f"queue.db belongs to the user {BEN}, in a folder of yours (remove it, or set GPUYARD_HOME" in failed_start()
 
 
-@attack("write to a state folder that is writable for all", before="log and database were in it", now="refused")
+@attack("write to a state folder that is writable for all", now="refused")
 def test_state_folder_that_all_can_write(own: Path) -> None:
     with pytest.raises(EnvironmentFault, match="other users can write to") as caught:
         start_daemon(["/bin/false"])
@@ -176,7 +174,7 @@ def test_state_folder_that_all_can_write(own: Path) -> None:
     assert os.listdir(own) == []
 
 
-@attack("rename the victim's state folder, in a folder that all can write to", before="used it", now="refused")
+@attack("rename the victim's state folder, in a folder that all can write to", now="refused")
 def test_state_folder_in_a_folder_that_all_can_write(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "open").mkdir()
     (place / "open").chmod(0o777)
@@ -187,7 +185,7 @@ def test_state_folder_in_a_folder_that_all_can_write(place: Path, monkeypatch: p
     assert os.listdir(place / "open") == []
 
 
-@attack("make `logs` a link to a folder of the victim", before="its mode became 0700", now="refused")
+@attack("make `logs` a link to a folder of the victim", now="refused")
 def test_logs_behind_a_link(own: Path, place: Path) -> None:
     (place / "public").mkdir()
     (place / "public").chmod(0o755)
@@ -198,7 +196,7 @@ def test_logs_behind_a_link(own: Path, place: Path) -> None:
     assert stat.S_IMODE((place / "public").stat().st_mode) == 0o755
 
 
-@attack("make `journal` a link to a file of the victim", before="it was cut and appended to", now="refused")
+@attack("make `journal` a link to a file of the victim", now="refused")
 def test_journal_behind_a_link(own: Path, profile: Path) -> None:
     act_as(BEN, os.symlink, str(profile), str(own / "journal"))
     own.chmod(0o755)
@@ -207,7 +205,7 @@ def test_journal_behind_a_link(own: Path, profile: Path) -> None:
     assert stat.S_IMODE(profile.stat().st_mode) == 0o644
 
 
-@attack("leave a `web.token` that the attacker knows", before="it opened the page", now="ignored")
+@attack("leave a `web.token` that the attacker knows", now="ignored")
 def test_token_of_another_user(own: Path) -> None:
     token = make_token(own / "web.token")
     os.chown(own / "web.token", BEN, BEN)
@@ -218,7 +216,6 @@ def test_token_of_another_user(own: Path) -> None:
 
 @attack(
     "leave an `outside-files` that names files of the victim as logs, and wait for `gpuyard uninstall`",
-    before="listed the victim's files, and removed them",
     now="refused",
 )
 def test_uninstall_with_a_manifest_of_another_user(
@@ -236,7 +233,7 @@ def test_uninstall_with_a_manifest_of_another_user(
 # Clusters
 
 
-@attack("own the exchange folder of a Slurm or Ray cluster", before="jobs were submitted from there", now="refused")
+@attack("own the exchange folder of a Slurm or Ray cluster", now="refused")
 def test_cluster_folder_of_another_user(place: Path) -> None:
     act_as(BEN, os.mkdir, str(place / "shared"), 0o777)
     engine = ClusterEngine(ProcessSite(), place / "shared" / "queue", lambda: None)
@@ -245,7 +242,7 @@ def test_cluster_folder_of_another_user(place: Path) -> None:
     assert "name another as `folder` of the engine in config.toml" in (caught.value.hint or "")
 
 
-@attack("write to the exchange folder of a cluster", before="jobs were submitted from there", now="refused")
+@attack("write to the exchange folder of a cluster", now="refused")
 def test_cluster_folder_that_all_can_write(place: Path) -> None:
     (place / "shared").mkdir()
     (place / "shared").chmod(0o777)
@@ -255,7 +252,7 @@ def test_cluster_folder_that_all_can_write(place: Path) -> None:
     assert os.listdir(place / "shared") == []
 
 
-@attack("open the exchange folder to all after the first job", before="the next job was submitted", now="refused")
+@attack("open the exchange folder to all after the first job", now="refused")
 def test_cluster_folder_that_is_opened_later(place: Path) -> None:
     engine = ClusterEngine(ProcessSite(), place / "own", lambda: None)
     engine.prepare(launch_of(1, "true"), None)
@@ -264,7 +261,7 @@ def test_cluster_folder_that_is_opened_later(place: Path) -> None:
         engine.prepare(launch_of(2, "true"), None)
 
 
-@attack("make the folder of submissions a link", before="submissions were written behind it", now="refused")
+@attack("make the folder of submissions a link", now="refused")
 def test_submissions_behind_a_link(place: Path) -> None:
     act_as(BEN, os.mkdir, str(place / "theirs"), 0o777)
     (place / "own").mkdir()
@@ -278,7 +275,6 @@ def test_submissions_behind_a_link(place: Path) -> None:
 
 @attack(
     "change a submission on the shared disk, after the job is in Slurm's queue",
-    before="the node ran what the attacker had put there",
     now="refused",
 )
 def test_changed_submission_on_a_node(place: Path) -> None:
@@ -294,7 +290,7 @@ def test_changed_submission_on_a_node(place: Path) -> None:
     assert os.listdir(submissions.path("t")) == ["submission.json"]
 
 
-@attack("make the log of a job a link to a file of the victim", before="the output was appended to it", now="refused")
+@attack("make the log of a job a link to a file of the victim", now="refused")
 def test_log_of_a_job_behind_a_link(place: Path, profile: Path) -> None:
     submissions = SubmissionDirs(place / "own")
     (place / "log").symlink_to(profile)
@@ -320,7 +316,6 @@ def on_network_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path,
 
 @attack(
     "make the folder in /var/tmp that takes the place of a home on a network disk first",
-    before="held",
     now="refused: the victim's commands name the folder and its owner, and how to use another",
 )
 def test_folder_in_place_of_a_network_disk(on_network_disk: tuple[Path, Path]) -> None:
@@ -334,7 +329,6 @@ def test_folder_in_place_of_a_network_disk(on_network_disk: tuple[Path, Path]) -
 
 @attack(
     "make that folder a link to another folder of the victim",
-    before="held",
     now="refused",
 )
 def test_link_in_place_of_a_network_disk(on_network_disk: tuple[Path, Path], profile: Path) -> None:

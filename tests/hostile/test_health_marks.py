@@ -30,8 +30,7 @@ def make_oddities(folder: str) -> None:
 
 
 @attack(
-    "mark all GPUs of a shared directory as faulty", before="there were no marks",
-    now="harmless: it holds for the attacker",
+    "mark all GPUs of a shared directory as faulty", now="harmless: it holds for the attacker",
 )  # fmt: skip
 def test_mark_of_another_user(ledger: Path) -> None:
     act_as(BEN, mark_both, str(ledger))
@@ -39,14 +38,14 @@ def test_mark_of_another_user(ledger: Path) -> None:
     assert b"faulty" not in gpuyard("devices").stdout
 
 
-@attack("put pipes, links and sockets where health marks are read", before="there were no marks", now="harmless")
+@attack("put pipes, links and sockets where health marks are read", now="harmless")
 def test_marks_that_are_no_files(ledger: Path) -> None:
     act_as(BEN, make_oddities, str(ledger))
     assert anne_gets(ledger) == ["G0", "G1"]
     assert gpuyard("devices").returncode == 0
 
 
-@attack("clear a GPU that the directory's owner marked", before="there were no marks", now="harmless")
+@attack("clear a GPU that the directory's owner marked", now="harmless")
 def test_clear_for_another_user(ledger: Path) -> None:
     add_mark(ledger, HealthMark(device_id="G0", since=1.0, kind=IssueKind.XID, xid=79))
     act_as(BEN, accept, str(ledger))

@@ -80,7 +80,6 @@ def read(folder: str) -> None:
 
 @attack(
     "be the first to use a shared directory, and replace its mutex while another user holds it",
-    before="two users got the same exclusive GPU",
     now="refused",
 )
 def test_swap_the_mutex(folder: Path) -> None:
@@ -95,7 +94,7 @@ def make_private_mutex(folder: str) -> None:
     os.close(os.open(f"{folder}/mutex", os.O_CREAT | os.O_WRONLY, 0o600))
 
 
-@attack("create a file `mutex` that others cannot open", before="no other user got a lease", now="harmless")
+@attack("create a file `mutex` that others cannot open", now="harmless")
 def test_private_mutex(folder: Path) -> None:
     act_as(BEN, make_private_mutex, str(folder))
     act_as(ANNE, read, str(folder))
@@ -113,7 +112,6 @@ def lock_for_ever(connection: Connection, folder: Path) -> None:
 
 @attack(
     "lock the directory and stop",
-    before="`gpuyard leases` and `run` failed after 10 s, without a name; `doctor` found no problem",
     now="remains: no user gets a new lease; the error names the process after at most 10 s, and reading goes on",
 )
 def test_stopped_holder_of_the_mutex(folder: Path) -> None:
@@ -144,7 +142,6 @@ def delay_all_who_open(connection: Connection, folder: Path) -> None:
 
 @attack(
     "have the kernel delay all who open a file in the ledger (F_SETLEASE)",
-    before="no other user could read the ledger, or get a lease",
     now="ignored",
 )
 def test_delay_all_who_open_a_file(folder: Path) -> None:
@@ -165,7 +162,6 @@ def open_directory(folder: str) -> None:
 
 @attack(
     "make the shared directory one in which all users can remove all files",
-    before="refused to others; a slip of its owner went unnoticed while the directory was in use",
     now="refused",
 )
 def test_make_the_directory_not_sticky(folder: Path) -> None:
@@ -193,7 +189,6 @@ def keep_alive(connection: Connection, path: Path) -> None:
 
 @attack(
     "keep a dead lease alive in its owner's name: lock it, fork, exit",
-    before="the lease showed as held by the victim",
     now="harmless",
 )
 def test_keep_a_dead_lease_alive(folder: Path) -> None:
@@ -213,7 +208,7 @@ def open_for_writing(path: str) -> None:
     os.open(path, os.O_RDWR)
 
 
-@attack("hold a dead lease of another user with a lock for writing", before="held", now="refused")
+@attack("hold a dead lease of another user with a lock for writing", now="refused")
 def test_write_lock_of_another_user(folder: Path) -> None:
     with pytest.raises(PermissionError):
         act_as(BEN, open_for_writing, str(dead_lease(folder, ANNE)))
@@ -239,7 +234,7 @@ def change(path: str) -> list[str]:
     return done
 
 
-@attack("remove, replace, truncate or rename another user's lease", before="held", now="refused")
+@attack("remove, replace, truncate or rename another user's lease", now="refused")
 def test_change_a_lease(folder: Path) -> None:
     with child(hold_lease, folder, ANNE) as anne:
         path = anne.receive()
@@ -261,7 +256,6 @@ def link_all(folder: str) -> int:
 
 @attack(
     "give another user's lease a second name (needs /proc/sys/fs/protected_hardlinks, which is on by default)",
-    before="held",
     now="refused",
 )
 def test_link_a_lease(folder: Path) -> None:
@@ -293,7 +287,6 @@ def lock_all_new_files(connection: Connection, folder: Path) -> None:
 
 @attack(
     "lock every new file of other users before they can lock it",
-    before="9 of 1,347 claims failed: `cannot be written`, or `busy` until the attacker unlocked the mutex",
     now="harmless",
 )
 def test_lock_new_files(folder: Path) -> None:
@@ -325,7 +318,7 @@ def plant_odd_files(folder: str, victim: str) -> None:
         os.close(os.open(f"{folder}/closed{number}{suffix}", os.O_CREAT | os.O_WRONLY, 0o000))
 
 
-@attack("put pipes, sockets, folders, links and closed files where leases are expected", before="held", now="ignored")
+@attack("put pipes, sockets, folders, links and closed files where leases are expected", now="ignored")
 def test_odd_files(folder: Path, place: Path) -> None:
     precious = place / "precious"
     precious.write_bytes(A_RECORD)
@@ -340,14 +333,14 @@ def test_odd_files(folder: Path, place: Path) -> None:
 
 def hold_ticket(folder: str) -> str:
     global _kept  # noqa: PLW0603 - held until the process ends
-    _kept = Ledger(Path(folder)).take_ticket(me(), Need(), 0, DEADLINE_S)
+    _kept = Ledger(Path(folder)).take_ticket(me(), Need(), 0, hold_mutex(Path(folder), DEADLINE_S))
     return _kept.id
 
 
 _kept: object = None
 
 
-@attack("hold a ticket, and hand it to a child that outlives its holder", before="held", now="harmless")
+@attack("hold a ticket, and hand it to a child that outlives its holder", now="harmless")
 def test_ticket_kept_by_a_child(folder: Path) -> None:
     with child(stay_as, BEN, hold_ticket, str(folder)) as ben:
         ticket = ben.receive()
@@ -362,7 +355,7 @@ def wait_in_a_container(connection: Connection, folder: Path) -> None:
     pid = os.fork()
     if pid == 0:
         become(BEN)
-        ticket = Ledger(folder).take_ticket(me(), Need(devices=2), 100, DEADLINE_S)
+        ticket = Ledger(folder).take_ticket(me(), Need(devices=2), 100, hold_mutex(folder, DEADLINE_S))
         connection.send(ticket.id)
         wait_for_message(connection)
     connection.send(pid)
@@ -374,7 +367,6 @@ _CLONE_NEWPID = 0x20000000
 
 @attack(
     "wait with a ticket in another container, and stop",
-    before="no request behind that ticket ever got a GPU",
     now="bounded: the ticket loses its place after 30 s",
 )
 def test_stopped_ticket_holder_in_a_container(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +391,6 @@ def flood(folder: str, count: int) -> None:
 
 @attack(
     "leave thousands of dead files that others cannot remove",
-    before="each claim opened all of them, and tried to remove them: 0.9 s for 60,000",
     now="bounded: the newest 4,096 files of a user are read, each of them once; root removes them",
 )
 def test_flood_of_dead_files(folder: Path) -> None:
@@ -414,7 +405,6 @@ def test_flood_of_dead_files(folder: Path) -> None:
 
 @attack(
     "lock the directory and stop, while another user's queue has jobs",
-    before="`gpuyard why` failed without a name, and `doctor` found no problem; jobs that need no GPU went on",
     now="bounded: jobs that need no GPU go on, and `gpuyard why` names the process",
 )
 def test_queue_beside_a_stopped_holder(own_home: Path, place: Path, queue: QueueUnderTest) -> None:

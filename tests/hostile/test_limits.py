@@ -63,7 +63,6 @@ def waits_for(queue: QueueUnderTest, job_id: int, text: str) -> bool:
 
 @attack(
     "use up the inodes of a disk that holds another user's queue",
-    before="all waiting jobs failed: their logs could not be written",
     now="remains: jobs wait, a notice says what is missing, and they go on when there are inodes again",
 )
 def test_use_up_the_inodes(shared_disk: Path, own_queue: QueueUnderTest) -> None:
@@ -86,7 +85,6 @@ def submit_much(queue: QueueUnderTest) -> None:
 
 @attack(
     "fill a disk that holds another user's queue",
-    before="held",
     now="remains: submissions are refused with the reason, nothing is lost, and jobs go on when there is space",
 )
 def test_fill_the_disk(shared_disk: Path, own_queue: QueueUnderTest) -> None:
@@ -104,7 +102,6 @@ def test_fill_the_disk(shared_disk: Path, own_queue: QueueUnderTest) -> None:
 
 @attack(
     "use up the inodes of the shared lease directory",
-    before="jobs waited without a reason: only the daemon's log named it",
     now="remains: jobs wait, a notice says what is missing, and they go on when there are inodes again",
 )
 def test_use_up_the_inodes_of_the_lease_directory(
@@ -131,7 +128,6 @@ def claim_device(folder: str) -> None:
 
 @attack(
     "use up the inodes of the lease directory of scripts and `gpuyard run`",
-    before="refused, with a hint about disk space only",
     now="remains: refused with the reason and the remedy",
 )
 def test_use_up_the_inodes_of_scripts(shared_disk: Path) -> None:
@@ -172,7 +168,6 @@ def fork_until_refused(connection: Connection) -> None:
 
 @attack(
     "use up the processes of a container that another user's jobs run in",
-    before="all waiting jobs failed: the system refused another process",
     now="remains: jobs wait, a notice says what is missing, and they go on when processes can be started again",
 )
 def test_use_up_the_processes(queue: QueueUnderTest) -> None:
@@ -250,22 +245,22 @@ def _error(act: object, *arguments: object) -> str:
     return "it worked"
 
 
-@attack("lower the limits of another user's daemon, keeper and jobs", before="held", now="refused")
+@attack("lower the limits of another user's daemon, keeper and jobs", now="refused")
 def test_lower_limits(queue: QueueUnderTest) -> None:
     assert set(act_as(BEN, lower_limits, processes_of(queue))) == {"PermissionError"}
 
 
-@attack("stop or kill another user's daemon, keeper and jobs", before="held", now="refused")
+@attack("stop or kill another user's daemon, keeper and jobs", now="refused")
 def test_signal_processes(queue: QueueUnderTest) -> None:
     assert set(act_as(BEN, signal_all, processes_of(queue))) == {"PermissionError"}
 
 
-@attack("read the environment of another user's daemon, keeper and jobs", before="held", now="refused")
+@attack("read the environment of another user's daemon, keeper and jobs", now="refused")
 def test_read_environments(queue: QueueUnderTest) -> None:
     assert set(act_as(BEN, read_secrets, processes_of(queue))) == {"PermissionError"}
 
 
-@attack("open the lease of another user's job through /proc, to keep it held", before="held", now="refused")
+@attack("open the lease of another user's job through /proc, to keep it held", now="refused")
 def test_open_the_lease_of_a_job(queue: QueueUnderTest) -> None:
     assert set(act_as(BEN, open_lease, processes_of(queue)[2:])) == {"PermissionError"}
 
@@ -280,7 +275,7 @@ def reach_in(home: str, keeper: int) -> list[str]:
         ]
 
 
-@attack("connect to another user's keeper, forge its journal, plant a log as a link", before="held", now="refused")
+@attack("connect to another user's keeper, forge its journal, plant a log as a link", now="refused")
 def test_reach_into_the_folder(queue: QueueUnderTest) -> None:
     keeper = processes_of(queue)[1]
     assert set(act_as(BEN, reach_in, str(queue.home), keeper)) == {"PermissionError"}

@@ -1,10 +1,8 @@
 """Attacks by links in folders for results, to which other users can write."""
 
-import hashlib
 import json
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from tests.fakes.queue_command import run
 from tests.hostile.catalogue import attack
 from tests.hostile.users import BEN, act_as
 from tests.integration.queue_fixture import QueueUnderTest, until
-from tests.unit.recipes import AT, RUN, WHY, rename_within_folders_only
+from tests.unit.recipes import AT, RUN, WHY
 
 PRECIOUS = "precious"
 
@@ -53,9 +51,7 @@ class Shared:
 
     @property
     def leftover(self) -> Path:
-        """The path of what the next copy takes for the leftover of a killed one."""
-        origin = hashlib.sha256(os.fsencode(os.path.realpath(self.run))).hexdigest()[:16]
-        return self.pruned / f".{RUN}.partial-{origin}-planted"
+        return self.pruned / ".leftover"
 
     def prune(self) -> PrunedRun:
         return prune(self.run, self.pruned, self.output / "pruned.jsonl", why=WHY, at=AT)
@@ -67,9 +63,7 @@ class Shared:
 
 
 @pytest.fixture
-def shared(place: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
-    """Nothing can be renamed from one root to the other, so that runs are copied."""
-    monkeypatch.setattr(os, "rename", rename_within_folders_only)
+def shared(place: Path) -> Shared:
     return Shared(place)
 
 
@@ -79,29 +73,7 @@ def swap(path: Path, other: Path) -> None:
     path.symlink_to(other)
 
 
-@attack(
-    "plant a link to a folder of the victim as the leftover of a copy",
-    before="the modes of the link's whole target became 0700",
-    now="ignored",
-)
-def test_pruning_with_a_planted_leftover(shared: Shared) -> None:
-    act_as(BEN, os.symlink, str(shared.keys.parent), str(shared.leftover))
-    moved = shared.prune()
-    assert (moved.left, moved.to) == (None, str(shared.pruned / RUN))
-    assert shared.leftover.is_symlink()
-    shared.check_victim()
-
-
-@attack("plant a folder of the attacker as the leftover of a copy", before="removed it", now="ignored")
-def test_pruning_with_a_planted_folder(shared: Shared) -> None:
-    act_as(BEN, os.mkdir, str(shared.leftover))
-    act_as(BEN, os.symlink, str(shared.keys), str(shared.leftover / "link"))
-    assert shared.prune().left is None
-    assert (shared.leftover / "link").is_symlink()
-    shared.check_victim()
-
-
-@attack("swap a folder in a leftover for a link while it is removed", before="modes behind it changed", now="refused")
+@attack("swap a folder in a leftover for a link while it is removed", now="refused")
 def test_swap_while_a_leftover_is_removed(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     (shared.leftover / "deep").mkdir(parents=True)
     open_folder = folder_tree.open_folder
@@ -117,73 +89,7 @@ def test_swap_while_a_leftover_is_removed(shared: Shared, monkeypatch: pytest.Mo
     shared.check_victim()
 
 
-@attack("swap the new copy for a link to a folder of the victim", before="the run was copied into it", now="refused")
-def test_swap_of_a_copy(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    mkdtemp = tempfile.mkdtemp
-
-    def swapped(**options: Any) -> str:
-        made: str = mkdtemp(**options)
-        swap(Path(made), shared.keys)
-        return made
-
-    monkeypatch.setattr(tempfile, "mkdtemp", swapped)
-    assert shared.prune().left is not None
-    assert (shared.run / "deep" / "log.txt").exists()
-    shared.check_victim()
-
-
-@attack("swap the new copy for a folder of the attacker", before="the run was copied into it", now="refused")
-def test_swap_of_a_copy_for_another_users_folder(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    mkdtemp = tempfile.mkdtemp
-
-    def swapped(**options: Any) -> str:
-        made: str = mkdtemp(**options)
-        os.rmdir(made)
-        act_as(BEN, os.mkdir, made, 0o777)
-        return made
-
-    monkeypatch.setattr(tempfile, "mkdtemp", swapped)
-    left = shared.prune().left or ""
-    assert "another user has replaced its copy" in left
-    assert (shared.run / "deep" / "log.txt").exists()
-
-
-@attack(
-    "swap a folder of the run for a link before it is removed", before="the victim's file was removed", now="refused"
-)
-def test_swap_before_the_run_is_removed(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-
-    def swap_then(source: Any, target: Any) -> None:
-        rename(source, target)
-        if str(target) == str(shared.pruned / RUN):
-            swap(shared.run / "deep", shared.keys)
-
-    monkeypatch.setattr(os, "rename", swap_then)
-    moved = shared.prune()
-    assert moved.to == str(shared.pruned / RUN)
-    assert "cannot be removed here" in (moved.left or "")
-    shared.check_victim()
-
-
-@attack(
-    "swap the finished copy before the run is removed", before="the run was removed, and its copy gone", now="refused"
-)
-def test_swap_of_a_finished_copy(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-
-    def swap_then(source: Any, target: Any) -> None:
-        rename(source, target)
-        if str(target) == str(shared.pruned / RUN):
-            Path(target).replace(shared.pruned / "stolen")
-            os.mkdir(target)
-
-    monkeypatch.setattr(os, "rename", swap_then)
-    assert "another user has replaced its copy" in (shared.prune().left or "")
-    assert (shared.run / "deep" / "log.txt").exists()
-
-
-@attack("make the record of pruned runs a link", before="lines were appended to the victim's file", now="refused")
+@attack("make the record of pruned runs a link", now="refused")
 def test_record_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "pruned.jsonl"))
     assert "it is a symbolic link" in (shared.prune().left or "")
@@ -191,18 +97,18 @@ def test_record_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("write a record of a run that was never copied", before="the run was removed", now="refused")
+@attack("write a record of a run that was never moved", now="refused")
 def test_record_of_another_user(shared: Shared, place: Path) -> None:
     act_as(BEN, os.mkdir, str(place / "fake"))
     act_as(BEN, os.mkdir, str(place / "fake/deep"))
     act_as(BEN, write, str(place / "fake/deep/log.txt"), "no frame")
-    line = {"run": RUN, "to": str(place / "fake"), "why": WHY, "at": AT, "is_copy": True}
+    line = {"run": RUN, "to": str(place / "fake"), "why": WHY, "at": AT}
     act_as(BEN, write, str(shared.output / "pruned.jsonl"), json.dumps(line) + "\n")
     assert "it belongs to another user" in (shared.prune().left or "")
     assert (shared.run / "deep" / "log.txt").exists()
 
 
-@attack("write the record of a batch into an output root", before="it was obeyed", now="refused")
+@attack("write the record of a batch into an output root", now="refused")
 def test_batch_record_of_another_user(shared: Shared) -> None:
     plan = {"name": "b", "command": ["true"], "root": str(shared.keys), "count": 1, "seed": 0}
     act_as(BEN, write, str(shared.output / RECORD), json.dumps({"plan": plan, "parts": []}))
@@ -210,7 +116,7 @@ def test_batch_record_of_another_user(shared: Shared) -> None:
         read_record(shared.output)
 
 
-@attack("make `skipped.jsonl` of a render run a link", before="the victim's file was emptied", now="refused")
+@attack("make `skipped.jsonl` of a render run a link", now="refused")
 def test_skipped_labels_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "skipped.jsonl"))
     outputs = Outputs(shared.output, resume=False)
@@ -220,7 +126,7 @@ def test_skipped_labels_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("make `.lock` of a render run a link to a new file", before="the file was created", now="refused")
+@attack("make `.lock` of a render run a link to a new file", now="refused")
 def test_lock_of_a_render_run_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "new"), str(shared.output / ".lock"))
     with pytest.raises(EnvironmentFault, match="cannot be used for outputs"):
@@ -228,7 +134,7 @@ def test_lock_of_a_render_run_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("make `.partial` of a render run a link", before="held", now="refused")
+@attack("make `.partial` of a render run a link", now="refused")
 def test_partial_outputs_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys), str(shared.output / ".partial"))
     with pytest.raises(EnvironmentFault, match="cannot be used for outputs"):
@@ -240,7 +146,7 @@ class _Status(msgspec.Struct):
     elapsed_s: float = 100.0
 
 
-@attack("plant a link at the draft of `status.json`", before="the victim's file was overwritten", now="ignored")
+@attack("plant a link at the draft of `status.json`", now="ignored")
 def test_status_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / f".status.json.{os.getpid()}"))
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "status.json"))
@@ -249,7 +155,7 @@ def test_status_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("make the log of a workspace's task a link", before="held", now="refused")
+@attack("make the log of a workspace's task a link", now="refused")
 def test_task_log_behind_a_link(shared: Shared) -> None:
     act_as(BEN, os.symlink, str(shared.keys / "log.txt"), str(shared.output / "a.log"))
     with pytest.raises(PrivateFileError, match="it is a symbolic link"):
@@ -260,7 +166,7 @@ def test_task_log_behind_a_link(shared: Shared) -> None:
     shared.check_victim()
 
 
-@attack("put links and folders into a folder that `gpuyard uninstall` removes", before="held", now="ignored")
+@attack("put links and folders into a folder that `gpuyard uninstall` removes", now="ignored")
 def test_uninstall_beside_links(shared: Shared, place: Path) -> None:
     state = place / "state"
     state.mkdir()
@@ -275,7 +181,6 @@ def test_uninstall_beside_links(shared: Shared, place: Path) -> None:
 
 @attack(
     "plant a link at the file that `submit --output` names, or at a folder above it",
-    before="held",
     now="refused",
 )
 def test_output_through_a_link(queue: QueueUnderTest, shared: Shared) -> None:
@@ -299,7 +204,6 @@ def test_output_through_a_link(queue: QueueUnderTest, shared: Shared) -> None:
 @attack(
     "plant links at the files that `report --html`, `export --force`, `simulate --save` and `--picture`, `estimates "
     "export` and `watch --log` name, or at a folder above them",
-    before="the victim's file was overwritten",
     now="refused",
 )
 @pytest.mark.parametrize(
@@ -346,7 +250,6 @@ def replace_by_pipe(path: str) -> None:
 
 @attack(
     "replace the file of `submit --output` by a pipe while the job runs, so that readers wait for ever",
-    before="held",
     now="harmless",
 )
 def test_output_replaced_by_a_pipe(queue: QueueUnderTest, shared: Shared) -> None:

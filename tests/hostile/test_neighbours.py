@@ -67,7 +67,6 @@ def mine(own_home: Path, place: Path) -> Path:
 
 @attack(
     "lease the same GPUs as another user, in a directory of one's own",
-    before="neither user was told, and both got the same GPU",
     now="remains: `run`, `submit` and `doctor` name the user, and the command that makes a shared directory",
 )
 def test_separate_directories(mine: Path, bens: Path, own_home: Path, queue: QueueUnderTest) -> None:
@@ -100,7 +99,6 @@ def test_separate_directories(mine: Path, bens: Path, own_home: Path, queue: Que
 
 @attack(
     "announce thousands of lease directories, with escapes in their names, and accept no connection",
-    before="a process that others had asked 129 times was invisible, also in normal use",
     now="bounded: the kernel names the users, no process is asked, 8 MB of names are read and escaped",
 )
 def test_forged_announcements(mine: Path, own_home: Path) -> None:
@@ -121,7 +119,6 @@ def find_neighbours_of_real_gpus(folder: Path) -> list[Neighbour]:
 
 @attack(
     "announce another user's directory as one's own, so that a victim shares a directory of the attacker",
-    before="there were no announcements",
     now="harmless: only a directory of root is proposed, and only if it is the announced one",
 )
 def test_announce_a_directory_of_the_attacker(mine: Path, place: Path, own_home: Path) -> None:

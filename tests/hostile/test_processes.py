@@ -49,7 +49,6 @@ def lease_of(uid: int, pid: int) -> Lease:
 
 @attack(
     "name another user's lease in one's own environment, to hide memory behind it",
-    before="held",
     now="harmless: it is shown as a foreign process",
 )
 def test_environment_names_anothers_lease() -> None:
@@ -60,7 +59,6 @@ def test_environment_names_anothers_lease() -> None:
 
 @attack(
     "use a GPU from the end of a chain of 100 processes, so that looking for its lease takes long",
-    before="all were looked at, for each reading",
     now="bounded: 64 ancestors are looked at",
 )
 @pytest.mark.usefixtures("unmeasured")  # measuring coverage takes twice as long after each fork
@@ -74,9 +72,7 @@ def test_long_chain_of_processes() -> None:
         first.communicate(b"")
 
 
-@attack(
-    "give a GPU process a name of control characters", before="reasons printed them", now="harmless: they are escaped"
-)
+@attack("give a GPU process a name of control characters", now="harmless: they are escaped")
 def test_process_name() -> None:
     code = "open('/proc/self/comm', 'w').write('\\x1b[2J\\n'); print(flush=True); import sys; sys.stdin.read()"
     with subprocess.Popen(
@@ -97,7 +93,7 @@ def read(path: str) -> bytes:
         return file.read()
 
 
-@attack("read the memory and the open files of another user's daemon and jobs", before="held", now="refused")
+@attack("read the memory and the open files of another user's daemon and jobs", now="refused")
 def test_read_memory(queue: QueueUnderTest) -> None:
     queue.start_gated()
     assert queue.daemon is not None
@@ -130,7 +126,7 @@ def try_everything(home: str) -> dict[str, str]:
     return said
 
 
-@attack("read, list, remove, replace or add to the files of another user's queue", before="held", now="refused")
+@attack("read, list, remove, replace or add to the files of another user's queue", now="refused")
 def test_files_of_the_queue(own_home: Path, queue: QueueUnderTest) -> None:
     queue.submit("true")
     own_home.parent.chmod(0o1777)
@@ -138,7 +134,7 @@ def test_files_of_the_queue(own_home: Path, queue: QueueUnderTest) -> None:
     assert set(said.values()) == {"PermissionError"}, said
 
 
-@attack("read the log of another user's job", before="held", now="refused")
+@attack("read the log of another user's job", now="refused")
 def test_job_log(own_home: Path, queue: QueueUnderTest) -> None:
     job = queue.shell("echo secret")
     queue.wait(job)
@@ -151,7 +147,7 @@ def test_job_log(own_home: Path, queue: QueueUnderTest) -> None:
             act_as(BEN, read, str(path))
 
 
-@attack("run a job under a loose umask, so that its files can be read", before="held", now="refused: files are private")
+@attack("run a job under a loose umask, so that its files can be read", now="refused: files are private")
 def test_loose_umask(own_home: Path, queue: QueueUnderTest) -> None:
     before = os.umask(0)
     try:
@@ -172,7 +168,7 @@ def attach(pid: int) -> str:
     return os.strerror(ctypes.get_errno()) if libc.ptrace(16, pid, None, None) < 0 else "attached"
 
 
-@attack("attach a debugger to another user's daemon", before="held", now="refused")
+@attack("attach a debugger to another user's daemon", now="refused")
 def test_debugger(queue: QueueUnderTest) -> None:
     queue.submit("true")
     assert queue.daemon is not None

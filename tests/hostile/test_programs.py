@@ -40,7 +40,7 @@ def program_of(queue: QueueUnderTest, job_id: int) -> int:
     return int(queue.job(job_id)["attempts"][-1]["pid"])
 
 
-@attack("connect to the keeper of another user's jobs", before="held", now="refused")
+@attack("connect to the keeper of another user's jobs", now="refused")
 def test_connect_to_the_keeper(queue: QueueUnderTest) -> None:
     queue.start_gated(gpus=0)
     path = str(next((queue.home / "keepers").glob("*.sock")))
@@ -48,7 +48,7 @@ def test_connect_to_the_keeper(queue: QueueUnderTest) -> None:
         act_as(BEN, connect, path)
 
 
-@attack("stop the keeper of another user's jobs", before="held", now="refused")
+@attack("stop the keeper of another user's jobs", now="refused")
 def test_stop_the_keeper(queue: QueueUnderTest) -> None:
     job_id, gate = queue.start_gated(gpus=0)
     with pytest.raises(PermissionError):
@@ -57,7 +57,7 @@ def test_stop_the_keeper(queue: QueueUnderTest) -> None:
     queue.wait(job_id)
 
 
-@attack("read and lock the log of another user's job", before="held", now="refused")
+@attack("read and lock the log of another user's job", now="refused")
 def test_read_and_lock_a_log(queue: QueueUnderTest) -> None:
     job_id = queue.shell("echo secret", gpus=0)
     queue.wait(job_id)
@@ -67,21 +67,21 @@ def test_read_and_lock_a_log(queue: QueueUnderTest) -> None:
     assert queue.log_of(job_id) == "secret\n"
 
 
-@attack("read the environment of another user's job in /proc", before="held", now="refused")
+@attack("read the environment of another user's job in /proc", now="refused")
 def test_read_the_environment_of_a_job(queue: QueueUnderTest) -> None:
     job_id, _ = queue.start_gated(gpus=0)
     with pytest.raises(PermissionError):
         act_as(BEN, read, f"/proc/{program_of(queue, job_id)}/environ")
 
 
-@attack("hold the lock of another user's daemon, so that it cannot start", before="held", now="refused")
+@attack("hold the lock of another user's daemon, so that it cannot start", now="refused")
 def test_lock_the_daemons_lock(queue: QueueUnderTest) -> None:
     with pytest.raises(PermissionError):
         act_as(BEN, lock, str(queue.home / "daemon.lock"))
     queue.restart()
 
 
-@attack("connect to the socket through which another user's task is shown", before="held", now="refused")
+@attack("connect to the socket through which another user's task is shown", now="refused")
 def test_connect_to_a_task(queue: QueueUnderTest) -> None:
     with socket.socket(socket.AF_UNIX) as runner:
         runner.bind(str(queue.home / "sessions" / "1.1.sock"))
@@ -99,7 +99,7 @@ def pose_as_a_job(marks: dict[str, str]) -> int:
 
 
 @attack("give a process the variables of another user's job, so that it counts as one of its processes",
-        before="held", now="ignored")  # fmt: skip
+        now="ignored")  # fmt: skip
 def test_pose_as_a_process_of_a_job(queue: QueueUnderTest) -> None:
     job_id, _ = queue.start_gated()
     marks = {"GPUYARD_JOB_ID": str(job_id), "GPUYARD_ATTEMPT": "1", "GPUYARD_QUEUE": str(queue.home)}
@@ -113,7 +113,7 @@ def test_pose_as_a_process_of_a_job(queue: QueueUnderTest) -> None:
 
 
 @attack("hold the lock of another user's workspace or batch folder, which everyone can read",
-        before="the command hung", now="bounded: 60 s")  # fmt: skip
+        now="bounded: 60 s")  # fmt: skip
 def test_lock_a_workspace(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_locks, "_IN_TIME_S", 0.2)
     workspace = place / "workspace"
@@ -124,7 +124,7 @@ def test_lock_a_workspace(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.fail("two processes hold the lock")
 
 
-@attack("make a pipe with the name of a task's log, so that the task waits for a reader", before="held", now="refused")
+@attack("make a pipe with the name of a task's log, so that the task waits for a reader", now="refused")
 def test_make_a_pipe_of_a_tasks_log(place: Path) -> None:
     folder = place / "logs"
     folder.mkdir(mode=0o1777)
@@ -136,7 +136,7 @@ def test_make_a_pipe_of_a_tasks_log(place: Path) -> None:
         claim_in_shared(str(folder / "task.log"), owner_line("tag", str(place)))
 
 
-@attack("kill the program of another user's job", before="held", now="refused")
+@attack("kill the program of another user's job", now="refused")
 def test_kill_a_program(queue: QueueUnderTest) -> None:
     job_id, gate = queue.start_gated(gpus=0)
     with pytest.raises(PermissionError):

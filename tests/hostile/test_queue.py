@@ -16,7 +16,7 @@ def connect(path: str) -> None:
         client.connect(path)
 
 
-@attack("connect to another user's daemon", before="held", now="refused")
+@attack("connect to another user's daemon", now="refused")
 def test_connect_to_the_daemon(own_home: Path, queue: QueueUnderTest) -> None:
     queue.submit("true")
     with pytest.raises(PermissionError):

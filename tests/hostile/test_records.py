@@ -36,7 +36,7 @@ ONE_GPU = {"devices": 1}
 A_SHARE = {"device_id": "G0", "memory_mb": 1024.0, "is_exclusive": False}
 
 
-@attack("hold a ticket with the pid -5", before="every `run`, script and daemon raised ValueError", now="ignored")
+@attack("hold a ticket with the pid -5", now="ignored")
 def test_ticket_with_a_negative_pid(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.ticket", record(need=ONE_GPU, pid=-5))):
         assert anne_gets(ledger) == ["G0", "G1"]
@@ -47,13 +47,13 @@ def test_ticket_with_a_negative_pid(ledger: Path) -> None:
         assert b"1-0.ticket of" in gpuyard("doctor").stdout
 
 
-@attack("hold a ticket with a pid that no C type can hold", before="a GPU was kept free for it", now="ignored")
+@attack("hold a ticket with a pid that no C type can hold", now="ignored")
 def test_ticket_with_a_huge_pid(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.ticket", record(need=ONE_GPU, pid=10**18)), ("1-1.lease", record(pid=2**63))):
         assert anne_gets(ledger) == ["G0", "G1"]
 
 
-@attack("hold a lease with the pid -5", before="counted as a lease", now="ignored")
+@attack("hold a lease with the pid -5", now="ignored")
 def test_lease_with_a_negative_pid(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.lease", record([{"device_id": "G0"}], pid=-5))):
         assert anne_gets(ledger) == ["G0", "G1"]
@@ -62,7 +62,6 @@ def test_lease_with_a_negative_pid(ledger: Path) -> None:
 
 @attack(
     "wait with the priority 10^15",
-    before="went ahead of every other user",
     now="bounded: it counts as 1,000,000, which the command line allows everybody",
 )
 def test_ticket_with_a_huge_priority(ledger: Path) -> None:
@@ -74,7 +73,6 @@ def test_ticket_with_a_huge_priority(ledger: Path) -> None:
 
 @attack(
     "hold 300 tickets",
-    before="all were placed before each other request, which made each request slow",
     now=f"bounded: {MAX_TICKETS_PER_USER} tickets of a user count",
 )
 def test_many_tickets(ledger: Path) -> None:
@@ -87,25 +85,25 @@ def test_many_tickets(ledger: Path) -> None:
         assert b"and 162 more files are ignored" in named
 
 
-@attack("wait for more GPUs than the machine has", before="held", now="harmless: nothing is kept free for it")
+@attack("wait for more GPUs than the machine has", now="harmless: nothing is kept free for it")
 def test_ticket_that_can_never_be_met(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.ticket", record(need={"devices": 3})), ("1-1.ticket", record(need={"devices": 9999}))):
         assert anne_gets(ledger) == ["G0", "G1"]
 
 
-@attack("wait for a GPU of a model that does not exist", before="held", now="harmless: nothing is kept free for it")
+@attack("wait for a GPU of a model that does not exist", now="harmless: nothing is kept free for it")
 def test_ticket_for_a_model_that_does_not_exist(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.ticket", record(need={"model": "(a+)+$", "only": ["G7"]}))):
         assert anne_gets(ledger) == ["G0", "G1"]
 
 
-@attack("wait for minus two GPUs", before="kept GPUs free for it, which it never took", now="ignored")
+@attack("wait for minus two GPUs", now="ignored")
 def test_ticket_for_a_negative_number_of_gpus(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.ticket", record(need={"devices": -1}))):
         assert anne_gets(ledger) == ["G0", "G1"]
 
 
-@attack("wait with a memory of -10^300 MB", before="kept GPUs free for it, which it never took", now="ignored")
+@attack("wait with a memory of -10^300 MB", now="ignored")
 def test_ticket_with_negative_memory(ledger: Path) -> None:
     need = {"devices": 2, "memory": {"type": "fixed", "mb": -1e300}}
     with ben_holds(ledger, ("1-0.ticket", record(need=need))):
@@ -114,7 +112,6 @@ def test_ticket_with_negative_memory(ledger: Path) -> None:
 
 @attack(
     "hold a lease of -100 GB of a GPU",
-    before="held",
     now="ignored",
 )
 def test_lease_with_negative_memory(ledger: Path) -> None:
@@ -124,25 +121,25 @@ def test_lease_with_negative_memory(ledger: Path) -> None:
         assert anne_gets(ledger, 1, vram_mb=24000.0) is not None
 
 
-@attack("hold a lease of 10^300 MB of a GPU", before="the GPU was full for all others", now="ignored")
+@attack("hold a lease of 10^300 MB of a GPU", now="ignored")
 def test_lease_with_huge_memory(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.lease", record([{**A_SHARE, "memory_mb": 1e300}]))):
         assert anne_gets(ledger) == ["G0", "G1"]
 
 
-@attack("hold a lease that lists one GPU 1,000 times", before="all 1,000 shares counted", now="ignored")
+@attack("hold a lease that lists one GPU 1,000 times", now="ignored")
 def test_lease_that_repeats_a_device(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.lease", record([A_SHARE] * 600))):
         assert anne_gets(ledger) == ["G0", "G1"]
 
 
-@attack("claim a load of 10^300 percent", before="no shared job was placed on that GPU", now="ignored")
+@attack("claim a load of 10^300 percent", now="ignored")
 def test_lease_with_a_huge_load(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.lease", record([{**A_SHARE, "load_percent": 1e300}]))):
         assert Ledger(ledger).leases() == ()
 
 
-@attack("hold leases of devices that do not exist", before="held", now="harmless")
+@attack("hold leases of devices that do not exist", now="harmless")
 def test_leases_of_devices_that_do_not_exist(ledger: Path) -> None:
     shares = [{"device_id": f"GHOST-{number}"} for number in range(500)]
     with ben_holds(ledger, ("1-0.lease", record(shares))):
@@ -151,7 +148,6 @@ def test_leases_of_devices_that_do_not_exist(ledger: Path) -> None:
 
 @attack(
     "write another user's name and uid into a lease",
-    before="held",
     now="harmless: the holder is the owner of the file",
 )
 def test_lease_in_anothers_name(ledger: Path) -> None:
@@ -162,7 +158,6 @@ def test_lease_in_anothers_name(ledger: Path) -> None:
 
 @attack(
     "name another user's process in a lease, to have its memory charged to the lease",
-    before="held",
     now="harmless: process and lease must belong to one user",
 )
 def test_lease_that_names_anothers_process(ledger: Path) -> None:
@@ -172,16 +167,14 @@ def test_lease_that_names_anothers_process(ledger: Path) -> None:
         assert LeaseFinder(Ledger(ledger).leases()).find(os.getpid()) == []
 
 
-@attack(
-    "name a file so that it looks like a lease of its own, with 240 letters", before="counted as a lease", now="ignored"
-)
+@attack("name a file so that it looks like a lease of its own, with 240 letters", now="ignored")
 def test_lease_with_a_long_name(ledger: Path) -> None:
     with ben_holds(ledger, (f"{'x' * 240}.lease", record([{"device_id": "G0"}]))):
         assert anne_gets(ledger) == ["G0", "G1"]
         assert len(ignored()[0]["name"]) == 100
 
 
-@attack("leave pipes, links, sockets and folders that are named like leases", before="held", now="harmless")
+@attack("leave pipes, links, sockets and folders that are named like leases", now="harmless")
 def test_files_that_are_not_files(ledger: Path) -> None:
     act_as(BEN, make_odd_files, str(ledger))
     assert anne_gets(ledger) == ["G0", "G1"]
@@ -195,14 +188,14 @@ def make_odd_files(folder: str) -> None:
     os.mkdir(f"{folder}/1-2.lease")
 
 
-@attack("nest a record 60,000 levels deep", before="held", now="ignored")
+@attack("nest a record 60,000 levels deep", now="ignored")
 def test_deeply_nested_record(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.lease", b'{"x":' + b"[" * 60_000), ("1-0.ticket", b'{"need":' * 6000)):
         assert anne_gets(ledger) == ["G0", "G1"]
         assert [found["uid"] for found in ignored()] == [BEN, BEN]
 
 
-@attack("append to one's own lease until it is 1 GB", before="held", now="ignored")
+@attack("append to one's own lease until it is 1 GB", now="ignored")
 def test_huge_record(ledger: Path) -> None:
     with child(stay_as, BEN, hold_a_huge_file, str(ledger)) as ben:
         ben.receive()
@@ -215,7 +208,7 @@ def hold_a_huge_file(folder: str) -> None:
     os.truncate(f"{folder}/1-0.lease", 1 << 30)  # a hole: it takes no space
 
 
-@attack("end another user's lease with `gpuyard leases release`", before="held", now="refused")
+@attack("end another user's lease with `gpuyard leases release`", now="refused")
 def test_release_anothers_lease(ledger: Path) -> None:
     lease = Acquisition(Ledger(ledger), two_gpus, Need()).attempt()
     assert lease is not None
@@ -240,7 +233,7 @@ def rewrite_own(folder: str, content: bytes) -> None:
             file.write(content)
 
 
-@attack("hold leases and tickets of random bytes", before="held", now="ignored")
+@attack("hold leases and tickets of random bytes", now="ignored")
 def test_random_bytes(ledger: Path) -> None:
     with ben_holds(ledger, ("1-0.lease", b" "), ("1-0.ticket", b" ")):
 
@@ -253,7 +246,7 @@ def test_random_bytes(ledger: Path) -> None:
         check()
 
 
-@attack("hold tickets with a field of any value", before="some raised ValueError in every command", now="ignored")
+@attack("hold tickets with a field of any value", now="ignored")
 def test_mutated_tickets(ledger: Path) -> None:
     fields = ("devices", "memory", "only", "banned", "vendor", "model", "max_power_w", "load_percent")
     holders = ("pid", "pid_started", "boot_id", "label")
@@ -273,7 +266,7 @@ def test_mutated_tickets(ledger: Path) -> None:
         check()
 
 
-@attack("give lease files any names", before="held", now="ignored")
+@attack("give lease files any names", now="ignored")
 def test_any_file_name(ledger: Path) -> None:
     @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(NAMES)
@@ -297,7 +290,6 @@ def test_any_file_name(ledger: Path) -> None:
 
 @attack(
     "lease more RAM than the machine has",
-    before="no other work with `--ram` started",
     now="ignored",
 )
 def test_lease_of_more_ram_than_the_machine_has(ledger: Path) -> None:
@@ -329,7 +321,6 @@ def link_often(folder: str, content: bytes, count: int) -> None:
 
 @attack(
     "hold a lease of 64 KB under 2,000 names",
-    before="2.1 GB in the daemon of every user, and 18 s for each `submit`",
     now="harmless: the file is read once",
 )
 def test_lease_with_many_names(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +337,6 @@ def test_lease_with_many_names(ledger: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @attack(
     "hold leases of 64 KB, 16 MB in all",
-    before="all of it was read and kept by every daemon",
     now="bounded: 8 MB of a user are read, and the user is named",
 )
 def test_large_leases(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +368,6 @@ def broken_mount(folder: Path) -> Iterator[None]:
 
 @attack(
     "leave 5,000 files and a mount that does not answer",
-    before="the ledger was closed for all users, and no file was named",
     now="ignored: what cannot be read is named and passed over",
 )
 def test_file_on_a_broken_mount(ledger: Path) -> None:

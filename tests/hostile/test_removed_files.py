@@ -33,7 +33,6 @@ def rename(path: str) -> None:
 
 @attack(
     "as the owner of a shared lease directory, remove the leases of a victim's running jobs",
-    before="the victim's queue started a second job on each card",
     now="bounded: the queue counts what it has started, and makes the leases again within seconds",
 )
 def test_the_owner_of_the_directory_removes_leases(place: Path, own_queue: QueueUnderTest) -> None:
@@ -50,7 +49,7 @@ def test_the_owner_of_the_directory_removes_leases(place: Path, own_queue: Queue
     queue.wait()
 
 
-@attack("remove the leases of another user in a shared directory", before="held", now="refused")
+@attack("remove the leases of another user in a shared directory", now="refused")
 def test_another_user_removes_leases(place: Path, own_queue: QueueUnderTest) -> None:
     queue, ledger = own_queue, str(place / "ledger")
     make_shared(ledger)
@@ -63,7 +62,7 @@ def test_another_user_removes_leases(place: Path, own_queue: QueueUnderTest) -> 
     queue.wait()
 
 
-@attack("put another directory in the place of a shared lease directory", before="held", now="refused")
+@attack("put another directory in the place of a shared lease directory", now="refused")
 def test_another_user_replaces_the_directory(place: Path, queue: QueueUnderTest) -> None:
     queue.wait(queue.submit("true"))
     with pytest.raises(PermissionError):
@@ -72,7 +71,6 @@ def test_another_user_replaces_the_directory(place: Path, queue: QueueUnderTest)
 
 @attack(
     "rename the folder of a victim's queue, in a place such as /tmp, so that a second daemon starts",
-    before="held",
     now="refused",
 )
 def test_another_user_renames_the_home(own_home: Path, queue: QueueUnderTest) -> None:
@@ -90,7 +88,6 @@ def plant(names: list[str], source: str, target: str) -> None:
 
 @attack(
     "take the names of a victim's leases in the directory to which the victim's queue moves",
-    before="a queue did not move: its jobs had no leases in the new directory",
     now="refused: the daemon does not start with that directory, and names the file",
 )
 def test_names_in_the_next_directory(place: Path, own_queue: QueueUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:

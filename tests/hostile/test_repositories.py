@@ -123,7 +123,6 @@ PLACES = (in_config, in_an_include, in_a_conditional_include, in_the_work_trees_
 @attack(
     "name programs in the settings of a repository that others work in: filters, hooks, a file system monitor, pagers, "
     "differs, transports, aliases; in its configuration, in included files, in that of a work tree or of a submodule",
-    before="filters were run by `submit --snapshot` and by the daemon",
     now="harmless: none is run",
 )
 @pytest.mark.parametrize("plant", PLACES)
@@ -143,7 +142,6 @@ def test_programs_in_settings(tree: Path, place: Path, plant: Callable[[Path, st
 
 @attack(
     "the same, and let the victim submit with `--snapshot`",
-    before="filters were run by the command and by the daemon",
     now="harmless: none is run, and the commit and its changes are recorded",
 )
 def test_submit_among_planted_settings(queue: QueueUnderTest, tree: Path, place: Path) -> None:
@@ -173,7 +171,6 @@ def make_planted_tree(root: Path, mark: Path) -> str:
 
 @attack(
     "put a repository that names programs in its settings into a tree of the victim, who takes a snapshot of it",
-    before="none was run, and the folder was missing in the snapshot",
     now="harmless: none is run; the repository does not count, and its files are copied as those of any folder",
 )
 @pytest.mark.parametrize("outer", ["untracked", "submodule", "without git"])
@@ -204,7 +201,6 @@ def test_repository_within_the_victims_tree(queue: QueueUnderTest, tree: Path, p
 
 @attack(
     "put a program `git` into the work tree of a user whose PATH has a relative folder",
-    before="`submit --snapshot` and the daemon ran it",
     now="harmless: relative folders on PATH are passed over",
 )
 @pytest.mark.parametrize("folder", ["", ".", "bin"])
@@ -223,7 +219,6 @@ def test_git_in_the_work_tree(tree: Path, place: Path, monkeypatch: pytest.Monke
 
 @attack(
     "put a pipe in place of a file that git reads: `.gitignore`, the HEAD of a repository within",
-    before="`submit --snapshot` hung",
     now="bounded: git is killed after 30 s, and the command says so",
 )
 @pytest.mark.parametrize("name", ["within/.gitignore", "within/.git/HEAD"])
@@ -279,7 +274,6 @@ IN_PLACE_OF_A_REPOSITORY = (
 @attack(
     "put a repository, a link to one, a file that names one, a pipe or a socket as `.git` into a folder above the "
     "victim's, or a pipe as its HEAD",
-    before="pipes hung `submit`, `batch` and then `show`; the attacker's commit was recorded as the victim's",
     now="ignored: as if it was not there",
 )
 @pytest.mark.parametrize("plant", IN_PLACE_OF_A_REPOSITORY)
@@ -302,7 +296,6 @@ def test_git_folder_of_another_user(
 
 @attack(
     "change HEAD of a repository to a pipe, a link or a file of another user's",
-    before="a pipe hung `submit`; what a link led to was recorded",
     now="ignored: no commit is recorded",
 )
 @pytest.mark.parametrize("name", ["HEAD", "commondir", "packed-refs", "refs/heads/planted"])
@@ -326,7 +319,6 @@ def test_files_in_a_repository(tree: Path, place: Path, name: str) -> None:
 
 @attack(
     "make a repository in /tmp that belongs to a group of the victim",
-    before="its commit was recorded for what others run below /tmp",
     now="ignored: in a folder of all users only the user's own and root's repositories count",
 )
 def test_git_folder_of_a_group(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,6 @@ def plant(folder: str) -> None:
 
 @attack(
     "write escapes, marks of direction and markup into labels, command lines and file names, for the page to show",
-    before="markup was shown as text; control characters and marks of direction in commands got into the page",
     now="harmless: the page shows them as text, with `\\x1b` for what is not printed",
 )
 def test_escapes_on_the_page(place: Path, queue: QueueUnderTest, window: Page, hostile_texts: None) -> None:
@@ -93,7 +92,6 @@ def test_escapes_on_the_page(place: Path, queue: QueueUnderTest, window: Page, h
 
 @attack(
     "print addresses with scripts, escapes, marks of direction and markup into a log, for the page to link",
-    before="held",
     now="harmless: only addresses of web pages are links, and open without the page's address; the rest is text",
 )
 def test_addresses_in_a_log(queue: QueueUnderTest, window: Page) -> None:

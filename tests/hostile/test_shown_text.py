@@ -33,7 +33,6 @@ from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are f
 
 @attack(
     "write terminal escapes into labels, device ids, file names and command lines, for commands to print",
-    before="device ids and file names reached the terminal",
     now="harmless: they are shown as `\\x1b`",
 )
 def test_escapes_in_commands(hostile_texts: None) -> None:
@@ -52,7 +51,6 @@ def test_escapes_in_commands(hostile_texts: None) -> None:
 
 @attack(
     "the same, for commands that print JSON",
-    before="device ids and file names were passed on as they were",
     now="harmless: invalid records are named by escaped texts",
 )
 def test_escapes_in_json(hostile_texts: None) -> None:
@@ -64,7 +62,6 @@ def test_escapes_in_json(hostile_texts: None) -> None:
 
 @attack(
     "the same, for the daemon: reasons, the page's data and its log",
-    before="names of other users' lease files were passed on as they were",
     now="harmless: they are shown as `\\x1b`",
 )
 def test_escapes_in_the_daemon(queue: QueueUnderTest, hostile_texts: None) -> None:
@@ -82,7 +79,6 @@ def test_escapes_in_the_daemon(queue: QueueUnderTest, hostile_texts: None) -> No
 
 @attack(
     "the same, for `gpuyard top`, also as markup of its library",
-    before="held",
     now="harmless: texts are never read as markup",
 )
 def test_escapes_in_top(queue: QueueUnderTest, hostile_texts: None) -> None:
@@ -97,7 +93,7 @@ def test_escapes_in_top(queue: QueueUnderTest, hostile_texts: None) -> None:
     check_bytes(f"{shown}{rest}".replace("\r", "\n").encode(), "top")
 
 
-@attack("give a process a command line of 120 kB", before="tables printed it whole", now="harmless: it is shortened")
+@attack("give a process a command line of 120 kB", now="harmless: it is shortened")
 def test_long_command_line(hostile_texts: None) -> None:
     for arguments in (("devices",), ("leases",)):
         shown = gpuyard(*arguments).stdout
@@ -109,7 +105,6 @@ def test_long_command_line(hostile_texts: None) -> None:
 
 @attack(
     "the same, for `/metrics`: forge a line, or a label of a device",
-    before="no text got in, but forged leases counted: 3 instead of 1",
     now="harmless: only devices of the machine have lines, and labels are escaped",
 )
 def test_escapes_in_metrics(queue: QueueUnderTest, hostile_texts: None) -> None:
@@ -131,7 +126,6 @@ def plant_files(folder: str, names: list[str]) -> None:
 
 @attack(
     "name files of a shared folder so that a job takes and prints the names, for the message about its failure",
-    before="held",
     now="harmless: a message is one printable line for each fact",
 )
 def test_escapes_in_notifications(place: Path, own_queue: QueueUnderTest) -> None:
@@ -155,7 +149,6 @@ def test_escapes_in_notifications(place: Path, own_queue: QueueUnderTest) -> Non
 
 @attack(
     "put configs with hostile names into a workspace folder that others can write to, for titles in tmux",
-    before="held",
     now="harmless: names with control characters are refused, and others are shown escaped",
 )
 @pytest.mark.needs("tmux")

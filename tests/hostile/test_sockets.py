@@ -77,7 +77,6 @@ def refused(done: "tuple[int, str]") -> str:
 
 @attack(
     "make `GPUYARD_HOME` first, listen at its socket, and wait for `gpuyard submit`",
-    before="got the whole environment of the command",
     now="refused",
 )
 def test_submit_to_a_folder_of_another_user(folder_of_ben: Child) -> None:
@@ -90,7 +89,6 @@ def test_submit_to_a_folder_of_another_user(folder_of_ben: Child) -> None:
 
 @attack(
     "listen at the socket in a folder that was once writable for all",
-    before="got the whole environment of the command",
     now="refused",
 )
 def test_submit_to_a_socket_of_another_user(socket_of_ben: Child) -> None:
@@ -100,28 +98,28 @@ def test_submit_to_a_socket_of_another_user(socket_of_ben: Child) -> None:
     assert socket_of_ben.receive() == b""
 
 
-@attack("wait at such a socket for `gpuyard queue`", before="got the request, and could answer it", now="refused")
+@attack("wait at such a socket for `gpuyard queue`", now="refused")
 def test_read_from_a_socket_of_another_user(socket_of_ben: Child) -> None:
     with pytest.raises(EnvironmentFault, match="another user"):
         connect(start=False)
     assert socket_of_ben.receive() == b""
 
 
-@attack("wait at such a socket for a script with `gpuyard.Client`", before="got its requests", now="refused")
+@attack("wait at such a socket for a script with `gpuyard.Client`", now="refused")
 def test_client_of_a_socket_of_another_user(socket_of_ben: Child) -> None:
     with pytest.raises(EnvironmentFault, match="another user"):
         Client().submit("true")
     assert socket_of_ben.receive() == b""
 
 
-@attack("wait at such a socket for `gpuyard wait`", before="got its request", now="refused")
+@attack("wait at such a socket for `gpuyard wait`", now="refused")
 def test_waiting_at_a_socket_of_another_user(socket_of_ben: Child) -> None:
     with pytest.raises(EnvironmentFault, match="another user"):
         RetryingClient(may_start=False)
     assert socket_of_ben.receive() == b""
 
 
-@attack("wait at such a socket for `gpuyard top`", before="got its requests", now="refused")
+@attack("wait at such a socket for `gpuyard top`", now="refused")
 def test_top_of_a_socket_of_another_user(socket_of_ben: Child) -> None:
     async def ask() -> None:
         await DaemonStream(lambda _: None).ask("GET", "/status")
@@ -133,7 +131,6 @@ def test_top_of_a_socket_of_another_user(socket_of_ben: Child) -> None:
 
 @attack(
     "pass for the daemon that `gpuyard daemon start` waits for",
-    before="it was taken for the daemon that had started",
     now="refused",
 )
 def test_start_beside_a_socket_of_another_user(socket_of_ben: Child) -> None:
@@ -142,7 +139,7 @@ def test_start_beside_a_socket_of_another_user(socket_of_ben: Child) -> None:
     assert socket_of_ben.receive() == b""
 
 
-@attack("replace `GPUYARD_HOME` by a link to a folder with a socket", before="got the requests", now="refused")
+@attack("replace `GPUYARD_HOME` by a link to a folder with a socket", now="refused")
 def test_link_to_a_folder_with_a_socket(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     act_as(BEN, os.mkdir, str(place / "theirs"), 0o777)
     act_as(BEN, os.symlink, str(place / "theirs"), str(place / "prepared"))
@@ -156,7 +153,6 @@ def test_link_to_a_folder_with_a_socket(place: Path, monkeypatch: pytest.MonkeyP
 
 @attack(
     "replace the folder after the command has checked it and before it connects",
-    before="got the requests",
     now="refused",
 )
 def test_swap_between_check_and_connection(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,9 +175,7 @@ def test_swap_between_check_and_connection(place: Path, monkeypatch: pytest.Monk
         assert ben.receive() == b""
 
 
-@attack(
-    "make a named pipe of `daemon.lock`, which every command opens", before="the command hung for good", now="refused"
-)
+@attack("make a named pipe of `daemon.lock`, which every command opens", now="refused")
 def test_pipe_in_place_of_the_lock(place: Path) -> None:
     home = place / "prepared"
     home.mkdir()
@@ -192,7 +186,7 @@ def test_pipe_in_place_of_the_lock(place: Path) -> None:
         running_pid(home / "daemon.lock")
 
 
-@attack("listen in place of the keeper of running jobs", before="the daemon took it for the keeper", now="refused")
+@attack("listen in place of the keeper of running jobs", now="refused")
 def test_keeper_of_another_user(place: Path) -> None:
     keepers = place / "keepers"
     keepers.mkdir()
@@ -220,9 +214,7 @@ def open_to_all(path: Path, below: Path) -> None:
             each.chmod(0o666 if stat.S_ISSOCK(each.stat().st_mode) else 0o755)
 
 
-@attack(
-    "connect to a keeper whose socket its owner has opened", before="it told which jobs end, and how", now="refused"
-)
+@attack("connect to a keeper whose socket its owner has opened", now="refused")
 def test_connect_to_a_keeper(own_home: Path, queue: QueueUnderTest) -> None:
     _, gate = queue.start_gated()
     (keeper,) = (own_home / "keepers").glob("*.sock")
@@ -243,7 +235,7 @@ def type_keys(path: str) -> bytes:
         return client.recv(4096)
 
 
-@attack("type into the session of another user's task", before="its program got the keys", now="refused")
+@attack("type into the session of another user's task", now="refused")
 def test_type_into_a_session(place: Path) -> None:
     sessions = place / "sessions"
     typed: list[bytes] = []
@@ -271,7 +263,6 @@ def _type(connection: Connection, path: str) -> None:
 
 @attack(
     "listen in place of a task, and wait for keys that its user types",
-    before="got the keys and the window",
     now="refused",
 )
 def test_session_of_another_user(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +279,7 @@ def test_session_of_another_user(place: Path, monkeypatch: pytest.MonkeyPatch) -
         assert ben.receive() == b""
 
 
-@attack("leave a file at the place of the socket", before="held", now="refused")
+@attack("leave a file at the place of the socket", now="refused")
 def test_file_in_place_of_the_socket(place: Path) -> None:
     home = place / "prepared"
     home.mkdir(mode=0o700)

@@ -52,33 +52,33 @@ def touch_often(path: str) -> None:
         os.utime(path, (number, number))
 
 
-@attack("date one's own ticket back, to wait longer than others", before="held", now="harmless")
+@attack("date one's own ticket back, to wait longer than others", now="harmless")
 def test_ticket_dated_back(ledger: Path) -> None:
     with anne_waits(ledger), ben_holds(ledger, ("2-0.ticket", record(need=ONE_GPU))):
         act_as(BEN, date_back, str(ledger / "2-0.ticket"))
         assert ticket_order(ledger) == [ANNE, BEN]
 
 
-@attack("claim in a ticket that one waits since the machine booted", before="held", now="harmless")
+@attack("claim in a ticket that one waits since the machine booted", now="harmless")
 def test_ticket_that_claims_to_be_old(ledger: Path) -> None:
     with anne_waits(ledger), ben_holds(ledger, ("2-0.ticket", made(record(need=ONE_GPU), 0.0))):
         assert ticket_order(ledger) == [ANNE, BEN]
 
 
-@attack("claim in a ticket that one waits since before the machine booted", before="held", now="ignored")
+@attack("claim in a ticket that one waits since before the machine booted", now="ignored")
 def test_ticket_that_claims_a_negative_time(ledger: Path) -> None:
     with anne_waits(ledger), ben_holds(ledger, ("2-0.ticket", made(record(need=ONE_GPU), -1e9))):
         assert ticket_order(ledger) == [ANNE]
 
 
-@attack("claim in a ticket that it is from the future", before="held", now="harmless: it only loses its place")
+@attack("claim in a ticket that it is from the future", now="harmless: it only loses its place")
 def test_ticket_that_claims_to_be_from_the_future(ledger: Path) -> None:
     with ben_holds(ledger, ("2-0.ticket", made(record(need=ONE_GPU), 1e11))):
         (ticket,) = Ledger(ledger).tickets()
         assert os.stat(ledger / "2-0.ticket").st_ctime <= ticket.since <= time.time()
 
 
-@attack("write a text, a list or a huge number as the time of a ticket", before="held", now="ignored")
+@attack("write a text, a list or a huge number as the time of a ticket", now="ignored")
 def test_ticket_with_a_time_that_is_none(ledger: Path) -> None:
     forged = [made(record(need=ONE_GPU), value) for value in ("yesterday", [1], 1e300, {"a": 1})]
     files = [(f"2-{number}.ticket", content) for number, content in enumerate(forged)]
@@ -87,7 +87,7 @@ def test_ticket_with_a_time_that_is_none(ledger: Path) -> None:
         assert gpuyard("leases").returncode == 0
 
 
-@attack("date another user's ticket forward, so that it loses its place", before="held", now="refused")
+@attack("date another user's ticket forward, so that it loses its place", now="refused")
 def test_ticket_of_another_dated_forward(ledger: Path) -> None:
     with anne_waits(ledger), ben_holds(ledger, ("2-0.ticket", record(need=ONE_GPU))):
         with pytest.raises(PermissionError):
@@ -95,7 +95,7 @@ def test_ticket_of_another_dated_forward(ledger: Path) -> None:
         assert ticket_order(ledger) == [ANNE, BEN]
 
 
-@attack("link another user's ticket, which changes its time, so that it loses its place", before="held", now="refused")
+@attack("link another user's ticket, which changes its time, so that it loses its place", now="refused")
 def test_ticket_of_another_linked(ledger: Path) -> None:
     if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() != "1":
         pytest.skip("this machine lets every user link every file")
@@ -105,7 +105,7 @@ def test_ticket_of_another_linked(ledger: Path) -> None:
         assert ticket_order(ledger) == [ANNE, BEN]
 
 
-@attack("change one's own ticket again and again", before="held", now="harmless: it goes behind all others")
+@attack("change one's own ticket again and again", now="harmless: it goes behind all others")
 def test_ticket_changed_often(ledger: Path) -> None:
     with ben_holds(ledger, ("2-0.ticket", record(need=ONE_GPU))), anne_waits(ledger):
         assert ticket_order(ledger) == [BEN, ANNE]
@@ -113,7 +113,7 @@ def test_ticket_changed_often(ledger: Path) -> None:
         assert ticket_order(ledger) == [ANNE, BEN]
 
 
-@attack("hold a lease dated 1970 or 2096, to confuse what others are shown", before="held", now="harmless")
+@attack("hold a lease dated 1970 or 2096, to confuse what others are shown", now="harmless")
 def test_lease_with_a_strange_date(ledger: Path) -> None:
     with ben_holds(ledger, ("2-0.lease", made(record([{"device_id": "SIM-0"}]), 1e11))):
         for change in (date_back, date_forward):
@@ -123,7 +123,7 @@ def test_lease_with_a_strange_date(ledger: Path) -> None:
             assert lease["since"].startswith(time.strftime("%Y-%m-", time.gmtime()))
 
 
-@attack("set the machine's clock, to end the jobs of others by their time limits", before="held", now="refused")
+@attack("set the machine's clock, to end the jobs of others by their time limits", now="refused")
 def test_set_the_clock(queue: QueueUnderTest) -> None:
     job_id, gate = queue.start_gated(time_limit="10m")
     with pytest.raises(PermissionError):

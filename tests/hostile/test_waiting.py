@@ -12,6 +12,7 @@ import pytest
 from gpuyard.core.lease import Need
 from gpuyard.leases.ledger import HeldLease, Ledger
 from gpuyard.leases.ledger_directory import make_shared_directory
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.system.process_identity import this_process
 from gpuyard.wait_for_devices import Acquisition
 from tests.hostile.catalogue import attack
@@ -53,7 +54,6 @@ def why_not(folder: str) -> str:
 
 @attack(
     "lease all GPUs, and keep them",
-    before="it works",
     now="remains: leases have no time limit; every command names the holder",
 )
 def test_lease_all_gpus(ledger: Path) -> None:
@@ -63,7 +63,6 @@ def test_lease_all_gpus(ledger: Path) -> None:
 
 @attack(
     "wait for all GPUs with a high priority, and never take them",
-    before="it works",
     now="remains: the GPUs are kept free for the ticket; every command names its holder",
 )
 def test_ticket_that_is_never_used(ledger: Path) -> None:
@@ -71,14 +70,14 @@ def test_ticket_that_is_never_used(ledger: Path) -> None:
         assert f"reserved for {BEN}, pid 1 (first)" in act_as(ANNE, why_not, str(ledger))
 
 
-@attack("die with leases and tickets", before="held", now="harmless: the kernel unlocks them")
+@attack("die with leases and tickets", now="harmless: the kernel unlocks them")
 def test_dead_holder(ledger: Path) -> None:
     with ben_leases_all(ledger) as ben:
         ben.kill()
         assert anne_gets(ledger) == ["G0", "G1"]
 
 
-@attack("stop oneself while waiting first in the queue", before="held", now="harmless: nothing is kept free for it")
+@attack("stop oneself while waiting first in the queue", now="harmless: nothing is kept free for it")
 def test_stopped_ticket_holder(ledger: Path) -> None:
     with child(stay_as, BEN, take_ticket, str(ledger)) as ben:
         ben.receive()
@@ -90,16 +89,17 @@ def test_stopped_ticket_holder(ledger: Path) -> None:
 
 
 def take_ticket(folder: str, kept: list[object] = []) -> None:  # noqa: B006 - it is kept on purpose
-    kept.append(Ledger(Path(folder)).take_ticket(this_process(), Need(devices=2), 0, DEADLINE_S))
+    kept.append(
+        Ledger(Path(folder)).take_ticket(this_process(), Need(devices=2), 0, hold_mutex(Path(folder), DEADLINE_S))
+    )
 
 
 @attack(
     "give one's own ticket an earlier time",
-    before="held",
     now="harmless: the time is when the kernel last saw the file change",
 )
 def test_backdated_ticket(ledger: Path) -> None:
-    first = Ledger(ledger).take_ticket(this_process(), Need(), 0, DEADLINE_S)
+    first = Ledger(ledger).take_ticket(this_process(), Need(), 0, hold_mutex(ledger, DEADLINE_S))
     with ben_holds(ledger, ("1-0.ticket", record(need={"devices": 1}, since=0.0))):
         os.utime(ledger / "1-0.ticket", (0, 0))
         assert ticket_order(ledger) == [os.getuid(), BEN]
@@ -108,7 +108,6 @@ def test_backdated_ticket(ledger: Path) -> None:
 
 @attack(
     "let a lease seem to end, by removing one's own lease file while using the GPU",
-    before="held",
     now="harmless: the process counts as foreign, with its memory",
 )
 def test_own_lease_removed(ledger: Path) -> None:
@@ -118,7 +117,7 @@ def test_own_lease_removed(ledger: Path) -> None:
         assert anne_gets(ledger) == ["G0", "G1"]
 
 
-@attack("change the record of one's own lease to fewer GPUs while it is held", before="held", now="harmless")
+@attack("change the record of one's own lease to fewer GPUs while it is held", now="harmless")
 def test_own_lease_rewritten(ledger: Path) -> None:
     with ben_leases_all(ledger):
         (path,) = ledger.glob("*.lease")
@@ -128,7 +127,6 @@ def test_own_lease_rewritten(ledger: Path) -> None:
 
 @attack(
     "put a file with terminal escapes in its name into a folder that is then made a shared lease directory",
-    before="the name reached the terminal",
     now="refused: the folder holds other files; the name is escaped",
 )
 def test_shared_directory_over_a_folder_with_files(place: Path) -> None:

@@ -18,11 +18,6 @@ unmeasured = pytest.mark.usefixtures("unmeasured")
 ROOTS = ("--output-root", "out", "--prune-output-root", "pruned")
 
 
-STAYS = """
-import os, sys, time
-open(os.path.join(sys.argv[sys.argv.index('--output-root') + 1], 'begun'), 'w')
-time.sleep(3600)
-"""
 # A simulator that moves the runs it keeps, and leaves the empty ones.
 KEEPS_THERE = """
 import os, sys
@@ -31,19 +26,6 @@ if options['--seed'] != '1':
     open(os.path.join(options['--output-root'], 'frame'), 'w').write('data')
     os.rename(options['--output-root'], os.path.join(options['--prune-output-root'], f"seed-{options['--seed']}"))
 print('frames:', int(options['--seed'] != '1'))
-"""
-
-
-# A simulator that names the runs it keeps, removes the others, and does not say how many frames it made.
-NAMES_RUNS = """
-import os, sys
-options = dict(zip(sys.argv, sys.argv[1:]))
-out = options['--output-root']
-if options['--seed'] == '1':
-    os.rmdir(out)
-else:
-    open(os.path.join(out, 'frame'), 'w').write('data')
-    os.rename(out, os.path.join({keeps}, f"scene-{options['--seed']}"))
 """
 
 
@@ -84,17 +66,6 @@ def test_an_empty_run_that_the_simulator_did_not_prune_is_reported_as_such(tmp_p
     assert "it is empty, and the program left it there" in result.stdout
 
 
-def test_a_cancelled_run_is_not_a_pruned_one(tmp_path: Path, tools: Callable[[str, str], Path]) -> None:
-    tools("sim_view", STAYS)
-    assert run("datagen", "--count", "3", "--detach", *OPEN).returncode == 0
-    until((tmp_path / "out/run-000000/begun").exists, "the first run")
-    assert run("cancel", "1-3").returncode == 0
-    assert run("wait", "4").returncode == 0
-    summary = summary_in(tmp_path / "out")
-    assert (summary["cancelled"], summary["pruned"], summary["kept"], summary["left"]) == (3, 0, 0, [])
-    assert [run["pruned_to"] for run in runs_in(tmp_path / "out")] == [None] * 3
-
-
 def test_data_in_the_simulator_s_prune_root_is_counted_as_kept(
     tmp_path: Path, tools: Callable[[str, str], Path]
 ) -> None:
@@ -106,20 +77,6 @@ def test_data_in_the_simulator_s_prune_root_is_counted_as_kept(
     assert f"  kept    3 runs with data, in {tmp_path}/out-pruned\n  pruned  1 run without a frame\n" in result.stdout
     here = run("datagen", "--count", "4", *OPEN, "--prune-keeps", "here")
     assert f"  kept        0 runs with data, in {tmp_path}/out-2\n" in here.stdout
-
-
-@pytest.mark.parametrize(
-    ("keeps", "root"), [("os.path.dirname(out)", "out"), ("options['--prune-output-root']", "out-pruned")]
-)
-def test_runs_that_the_simulator_kept_under_names_of_its_own_are_counted(
-    tmp_path: Path, tools: Callable[[str, str], Path], keeps: str, root: str
-) -> None:
-    tools("sim_view", NAMES_RUNS.replace("{keeps}", keeps))
-    result = run("datagen", "--count", "3", *OPEN)
-    assert result.returncode == 0, result.stderr
-    assert f"  kept    2 runs with data, in {tmp_path}/{root}\n  pruned  1 run without a frame" in result.stdout
-    summary = summary_in(tmp_path / "out")
-    assert (summary["kept"], summary["pruned"], summary["left"]) == (2, 1, [])
 
 
 def test_batches_that_run_at_once_with_one_prune_root_number_their_runs_apart(

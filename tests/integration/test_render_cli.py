@@ -295,14 +295,6 @@ def test_a_terminal_shows_the_progress() -> None:
     assert "24 of 24 labels rendered" in output
 
 
-def test_another_run_with_the_same_outputs_is_refused() -> None:
-    with closed_gate(), rendering("gated") as process:
-        await_begun(2)
-        result = render("render", "--resume")
-        assert (result.returncode, "another run writes its outputs to" in result.stderr) == (1, True)
-        assert process.poll() is None
-
-
 @pytest.mark.usefixtures("unmeasured")  # an interrupt under the coverage tracer can hang the process
 def test_ctrl_c_finishes_the_labels_in_progress() -> None:
     with closed_gate() as open_gate, rendering("gated", "--status", "status.json") as process:

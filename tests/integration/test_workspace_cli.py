@@ -282,7 +282,7 @@ def test_watch_on_a_terminal_updates_in_place_and_leaves_the_last_table(workspac
     add_configs(workspace, "exp1")
     ok("start")
     output = run_on_terminal("workspace", "status", "--watch", columns=80)
-    assert output.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
+    assert "\x1b[?25l" not in output  # the cursor stays visible
     last = output.rpartition("TASK")[2]
     assert "✓ completed" in last
     assert "1 of 1 done" in last

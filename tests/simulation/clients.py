@@ -10,7 +10,8 @@ from random import Random
 from typing import Any
 
 from gpuyard.control.edit_jobs import JobEditor
-from gpuyard.control.user_requests import Act, ChangeResult, fit_to_machine
+from gpuyard.control.fit_to_machine import fit_to_machine
+from gpuyard.control.user_requests import Act, ChangeResult
 from gpuyard.core.job.selection import parse_selection
 from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.core.lease import Drain

@@ -10,6 +10,5 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make an array of four a large request, which is processed in several chunks, and two dependants very many."""
     monkeypatch.setattr(add_submission, "PIECE", 3)
     monkeypatch.setattr(add_submission, "_SMALL", 3)
-    for name in ("_FIRST_PIECE", "_LEAST_AT_ONCE", "_MOST_AT_ONCE"):
-        monkeypatch.setattr(user_requests, name, 3)
+    monkeypatch.setattr(user_requests, "PIECE", 3)
     monkeypatch.setattr(dependants, "_AT_ONCE", 1)

@@ -12,8 +12,8 @@ from gpuyard.core.lease import Drain, Holder, Lease, Need, Share, Ticket, asks_f
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_capacity import HostUse
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import in_queue_order
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault
 from gpuyard.ports import WantedClaim

@@ -5,6 +5,7 @@ from pathlib import Path
 from gpuyard.core.lease import Need
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.ledger_status import read_ledger_status
 from tests.unit.leases import DEADLINE_S, ME
 
@@ -12,7 +13,7 @@ from tests.unit.leases import DEADLINE_S, ME
 def test_below_the_floor_the_ram_of_the_machine_is_what_processes_wait_for(tmp_path: Path) -> None:
     """Of 24 GB, 2 GB stay free."""
     ledger = Ledger(tmp_path)
-    ticket = ledger.take_ticket(ME, Need(), 0, DEADLINE_S)
+    ticket = ledger.take_ticket(ME, Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
     device = Device(id="G0", vendor=Vendor.NVIDIA, index=0)
     texts = []
     for available_mb in (1500.0, 9000.0):

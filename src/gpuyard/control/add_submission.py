@@ -19,13 +19,13 @@ from gpuyard.core.job.selection import JobSelection, format_ids
 from gpuyard.core.job.submission import ArrayElement, Submission
 from gpuyard.errors import UserError
 from gpuyard.ports import Clock
+from gpuyard.store.database import PIECE
 from gpuyard.store.row_codec import lane_of
 
 T = TypeVar("T")
 InPieces: TypeAlias = Generator[None, None, T]
 
-# A piece takes a few milliseconds. A small submission is one piece.
-PIECE = 200
+# A small submission is one piece.
 _SMALL = 1000
 _FIRST_STATE = {
     DependencyOutlook.MET: JobState.QUEUED,

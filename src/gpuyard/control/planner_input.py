@@ -15,11 +15,12 @@ from gpuyard.control.sharing_facts import lease_loads, packing_now
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.host_capacity import grantable_mb
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, most_urgent
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.scheduling.world import JobFacts, Machine, WaitingLane, World
+from gpuyard.core.scheduling.world import JobFacts, WaitingLane, World
 from gpuyard.core.snapshot import Sample
 from gpuyard.ports import Clock, LeaseLedger
 

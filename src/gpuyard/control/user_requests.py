@@ -6,41 +6,32 @@ Such requests are generators: they yield after each piece and return the answer.
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.control.add_submission import InPieces, SubmissionIntake
+from gpuyard.control.add_submission import InPieces, SubmissionIntake, batched
 from gpuyard.control.change_many import CANCEL, HOLD, RELEASE, RETRY, Change, change_many
 from gpuyard.control.controller import Controller
-from gpuyard.control.delete_finished import delete_finished
 from gpuyard.control.dependants import Revival
 from gpuyard.control.selected_jobs import SelectedJobs
-from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent, silent_probe
 from gpuyard.core.job.job import Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobEvent, JobState, can
 from gpuyard.core.job.selection import JobSelection
-from gpuyard.core.job.submission import Submission
-from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.core.memory.estimates import Profile
-from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.core.snapshot import Sample, Snapshot, Vendor
-from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.measured_usage import LEASE_VARIABLE
+from gpuyard.core.snapshot import Sample
+from gpuyard.errors import UserError
 from gpuyard.ports import Clock
 from gpuyard.schema.queue import UnchangedJob
+from gpuyard.store.database import PIECE
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.old_jobs import FinishedJob
 from gpuyard.store.queue_queries import QueueQueries
-from gpuyard.visible_devices import named_visible
 
 Act: TypeAlias = Callable[[Job, float], None]
 # A piece of a change takes about this long: other requests are served between two.
 _PIECE_S = 0.008
-_FIRST_PIECE, _LEAST_AT_ONCE, _MOST_AT_ONCE = 100, 10, 400
 _NO_SNAPSHOT = "the snapshot of its code was removed (`snapshots` under [keep]): submit it again from its directory"
 _BEGINS = "it is about to start: try again in a moment"
 
@@ -170,25 +161,23 @@ class UserRequests:
         refused: list[UnchangedJob] = []
         revival = Revival(self._store, self._transitions.dependants)
         # The states of jobs whose ids are known are checked as they are changed: they may have changed since.
-        ids = iter(self.selected.ids(replace(selection, states=()) if selection.ranges else selection))
-        size = _FIRST_PIECE
-        piece, following = list(islice(ids, size)), list(islice(ids, size))
+        ids = self.selected.ids(replace(selection, states=()) if selection.ranges else selection)
+        pieces = batched(iter(ids), PIECE)
+        piece, following = next(pieces, []), next(pieces, [])
         try:
             yield from self._settle()
             while piece:
                 # The sync of the last commit covers those before it.
-                began, count = self._clock.monotonic(), len(piece)
                 with self._transitions.in_step(), self._store.transaction(is_synced=is_last and not following):
                     self._revival, self._supply = revival, supply or Supply()
                     lacking = {} if supply is None else self._supply_secrets(piece)
                     done, not_done, piece = self._change_piece(piece, selection.states, act, lacking)
                 changed += done
                 refused += not_done
-                size = _next_size(count - len(piece), self._clock.monotonic() - began)
                 yield
                 yield from self._settle(revival, supply)
                 if not piece:
-                    piece, following = following, list(islice(ids, size))
+                    piece, following = following, next(pieces, [])
         finally:
             self._has_left_revivals = self._has_left_revivals or revival.has_undecided()
         others = {each for each in revival.revived.difference(changed) if not self._store.is_arriving(each)}
@@ -321,88 +310,9 @@ class UserRequests:
                 self._store.learned.set_profile(fingerprint, profiles[fingerprint])
             return len(added)
 
-    def clean(self, older_than_s: float) -> InPieces[list[FinishedJob]]:
-        """Delete old finished jobs, and return them. The caller removes their logs."""
-        return delete_finished(self._store, self._queries, self._clock.now() - older_than_s)
-
-
-def fit_to_machine(
-    submission: Submission,
-    snapshot: Snapshot,
-    banned: tuple[str, ...],
-    vendor: Vendor | None = None,
-    plugged: Collection[Vendor] = (),
-) -> Submission:
-    """Return the submission with device ids in place of names, and with the vendor of its devices if the machine has
-    several. `vendor` is the configured one, `plugged` are those with a GPU on the PCI bus. Raises UserError if this
-    machine can never run it, and EnvironmentFault if none of its devices can be used now. While a probe does not
-    answer, a job that names no device is taken as it is: it waits until the driver recovers. The planner applies the
-    bans again at each decision."""
-    need = submission.spec.need
-    if submission.spec.engine:
-        return submission
-    is_named = submission.devices is not None
-    if not need.devices:
-        if is_named:
-            refuse_while_silent(need.vendor, snapshot)
-        only = _selected_devices(submission, snapshot) if is_named else None
-        return replace(submission, spec=replace(submission.spec, need=replace(need, only=only, banned=banned)))
-    silent = silent_probe(need.vendor or (None if is_named else vendor), snapshot)
-    has_none = not snapshot.usable_devices() and (silent is None or silent.vendor not in plugged)
-    if submission.devices_are_optional and has_none:
-        without = replace(submission.spec, need=Need(devices=0, host=need.host), sees_all_devices=True)
-        return replace(submission, spec=without)
-    if silent is not None:
-        if is_named or _own_variable(submission) is not None:
-            refuse_while_silent(silent.vendor, snapshot)
-        wanted = need.vendor or vendor or (silent.vendor if snapshot.usable_devices() else None)
-        need = replace(need, banned=banned, vendor=wanted)
-        return replace(submission, spec=replace(submission.spec, need=need))
-    known = snapshot.unsplit_devices()
-    if known and not snapshot.usable_devices():  # the driver or a limit of the daemon: they may be back in a moment
-        fault = known[0].fault or "unknown"
-        raise EnvironmentFault(
-            f"no GPU can be used now; {known[0].id}: {fault}", hint="`gpuyard doctor` says more; then submit again"
-        )
-    need = replace(need, only=_selected_devices(submission, snapshot))
-    need, suitable = choose_vendor(
-        need,
-        [each for each in snapshot.usable_devices() if need.only is None or each.id in need.only],
-        snapshot,
-        banned=banned,
-        preferred=vendor,
-        names_devices=is_named,
-    )
-    if not known:
-        option = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
-        raise UserError(
-            "there is no usable GPU", hint=f"`gpuyard doctor` says why; {option} runs without a GPU", code="impossible"
-        )
-    has_sizes = any(capacity(device) is not None for device in suitable)
-    if submission.spec.pace is not None and isinstance(need.memory, FixedMemory) and not has_sizes:
-        need = replace(need, memory=WholeDevice())  # a device of unknown size cannot be shared
-    check_possible(need, suitable, snapshot)
-    return replace(submission, spec=replace(submission.spec, need=need))
-
-
-def _selected_devices(submission: Submission, snapshot: Snapshot) -> tuple[str, ...] | None:
-    """Return the ids of the requested devices; else those in the user's own CUDA_VISIBLE_DEVICES; None for any."""
-    if submission.devices is not None:
-        return tuple(dict.fromkeys(find_devices(submission.devices, snapshot, submission.spec.need.vendor)))
-    visible = _own_variable(submission)
-    return None if visible is None else tuple(device.id for device in named_visible(visible, snapshot))
-
-
-def _own_variable(submission: Submission) -> str | None:
-    """Return the user's own CUDA_VISIBLE_DEVICES: for a job that submits another, gpuyard has set it."""
-    environment = submission.spec.environment
-    return None if LEASE_VARIABLE in environment else environment.get("CUDA_VISIBLE_DEVICES")
-
-
-def _next_size(count: int, took_s: float) -> int:
-    """Return how many jobs the next piece changes, if this many took so long."""
-    per_job_s = max(took_s / max(1, count), _PIECE_S / _MOST_AT_ONCE)
-    return max(_LEAST_AT_ONCE, int(_PIECE_S / per_job_s))
+    def clean(self, older_than_s: float) -> InPieces[list[int]]:
+        """Delete old finished jobs, and return their ids. The caller removes their logs."""
+        return self._queries.old_jobs.delete_ended_before(self._clock.now() - older_than_s)
 
 
 def _lacking_text(names: Sequence[str]) -> str:

@@ -24,6 +24,8 @@ from gpuyard.core.scheduling.device_health import HealthIssue, first_faults
 from gpuyard.core.scheduling.host_capacity import HostReserved
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.snapshot import Device, Host, Snapshot
+from gpuyard.core.units import MB
+from gpuyard.daemon.api.jobs import SAMPLE_FOR_PEOPLE_S
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.devices import DeviceList, disk_rows
 from gpuyard.daemon.server.http_parser import Response
@@ -31,17 +33,13 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.schema.machine import DiskRow
 from gpuyard.version import __version__
 
-_FRESH_S = 0.5
 # Prometheus itself times out after 10 s.
 _LEDGER_S = 2.0
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _LONG_S = (
-    0.1, 0.3, 1.0, 3.0, 10.0, 30.0, _MINUTE, 3 * _MINUTE, 10 * _MINUTE, 30 * _MINUTE,
-    _HOUR, 3 * _HOUR, 8 * _HOUR, _DAY, 3 * _DAY, 7 * _DAY,
+    0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10800.0, 28800.0, 86400.0, 259200.0, 604800.0,
 )  # fmt: skip
 _SHORT_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-_BYTES_PER_MB = 1_048_576
 _VALUE_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 Labels = Mapping[str, str]
 Samples = Iterable[tuple[Labels, float | None]]
@@ -60,7 +58,7 @@ class Metrics:
         self._counters.count(step, scheduler.step_s or 0.0, scheduler.controller.plan, snapshot)
 
     async def metrics(self) -> Response:
-        sample = await self._scheduler.sampling.fresh(_FRESH_S)
+        sample = await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
         breakdowns, leases, reserved = await self._device_users()
         store = self._scheduler.store
         scrape = Scrape(
@@ -365,7 +363,7 @@ def _by(label: str, counts: Mapping[Any, int]) -> Samples:
 
 
 def _bytes(memory_mb: float | None) -> float | None:
-    return None if memory_mb is None else memory_mb * _BYTES_PER_MB
+    return None if memory_mb is None else memory_mb * MB
 
 
 def _ratio(percent: float | None) -> float | None:

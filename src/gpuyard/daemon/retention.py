@@ -20,6 +20,7 @@ from typing import TypeVar
 from gpuyard.config import KeepConfig, load_config
 from gpuyard.control.add_submission import InPieces
 from gpuyard.control.step_result import Step
+from gpuyard.core.units import MB
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
 from gpuyard.daemon.loop import SchedulerLoop
@@ -27,7 +28,7 @@ from gpuyard.engines.local.process_tree import jobs_of_queue
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.schema.queue import CleanResult, KeptFiles
-from gpuyard.store.database import convert_sqlite_errors
+from gpuyard.store.database import PIECE, convert_sqlite_errors
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,8 +37,6 @@ _FIRST_AFTER_S, _EVERY_S, _AFTER_FAILURE_S = 60.0, 3600.0, 60.0
 _DROP_SECRETS_AFTER_S = 5.0
 # Work takes one part of the loop's time in this many.
 _PARTS = 10.0
-_IDS_AT_ONCE = 500
-_MB = 1048576.0
 
 
 class Retention:
@@ -91,7 +90,7 @@ class Retention:
             with convert_sqlite_errors():
                 cleaning = self._scheduler.requests.clean(age) if age is not None else None
                 gone = [] if cleaning is None else await self._work(cleaning, is_urgent=is_urgent)
-                removed, problem = await self._remove_logs(keep, {job.id for job in gone})
+                removed, problem = await self._remove_logs(keep, set(gone))
                 await self.snapshots.remove_old(keep.snapshots_s, partial(self._work, is_urgent=is_urgent))
         if gone or removed:
             _log.info("deleted %d finished jobs and %d logs", len(gone), len(removed))
@@ -107,7 +106,7 @@ class Retention:
         old = gone | await self._ended_before(logs, keep.logs_s)
         # After the logs were listed: each log in the list of a job that was submitted since is of an earlier queue.
         unfinished = self._scheduler.queries.unfinished()
-        most = None if keep.most_log_mb is None else keep.most_log_mb * _MB
+        most = None if keep.most_log_mb is None else keep.most_log_mb * MB
 
         def remove() -> tuple[list[LogFile], str | None]:
             jobs = {log.job_id for log in logs}
@@ -126,8 +125,8 @@ class Retention:
             return set()
         jobs = list({log.job_id for log in logs if log.changed_at < time.time() - age_s})
         before, found = self._scheduler.clock.now() - age_s, set[int]()
-        for start in range(0, len(jobs), _IDS_AT_ONCE):
-            found |= self._scheduler.queries.old_jobs.ended_before(jobs[start : start + _IDS_AT_ONCE], before)
+        for start in range(0, len(jobs), PIECE):
+            found |= self._scheduler.queries.old_jobs.ended_before(jobs[start : start + PIECE], before)
             await asyncio.sleep(0)
         return found
 
@@ -141,7 +140,7 @@ class Retention:
             log_bytes=size,
             keep_jobs_s=keep.jobs_s,
             keep_logs_s=keep.logs_s,
-            keep_log_bytes=None if keep.most_log_mb is None else int(keep.most_log_mb * _MB),
+            keep_log_bytes=None if keep.most_log_mb is None else int(keep.most_log_mb * MB),
         )
 
     def close(self) -> None:

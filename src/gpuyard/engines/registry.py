@@ -115,7 +115,7 @@ def check_engines() -> Iterator[Checked]:
 def site_to_ask(name: str) -> "SlurmSite | RaySite | None":
     """Return a site that answers within a few seconds, for `SubmissionCheck`; None for an engine of a plugin, and for
     Slurm where it is not installed."""
-    from gpuyard.engines.cluster.check_submission import WITHIN_S
+    from gpuyard.engines.cluster.reach_site import WITHIN_S
 
     return _open_site(_settings(name), WITHIN_S) if name in _installed() else None
 
@@ -126,9 +126,9 @@ def _installed() -> list[str]:
 
 def check_cluster_nodes(name: str, queue: Path, cwd: str) -> "list[NodeCheck]":
     """Run one job on every node of Slurm or Ray, and return what is wrong there."""
-    from gpuyard.engines.cluster.node_check import WITHIN_S, check_nodes
+    from gpuyard.engines.cluster.node_check import NODE_WITHIN_S, check_nodes
 
-    settings, limit_s = _settings(name), 2 * WITHIN_S if name == "slurm" else None
+    settings, limit_s = _settings(name), 2 * NODE_WITHIN_S if name == "slurm" else None
     return check_nodes(partial(_open_site, settings, limit_s), cluster_folder(name, queue), cwd, settings.card_mb)
 
 

@@ -23,13 +23,12 @@ from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.leases.drains import copy_drains
 from gpuyard.leases.ledger_mutex import hold_mutex, unwritable
 from gpuyard.leases.ledger_scan import LedgerScan, remove_dead
-from gpuyard.leases.lock_file import LEASE, SKIPPED_ERRORS, HeldFile
+from gpuyard.leases.lock_file import LEASE, MAX_BYTES, SKIPPED_ERRORS, HeldFile
 from gpuyard.system import owner_locks
 from gpuyard.system.private_files import open_own
 
 RECORD = "lease-directories"
 _MUTEX_TIMEOUT_S = 2.0
-_MAX_BYTES = 65536
 # Another file system, or one without links.
 _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 # Errors on reading a directory that another user may own: it is gone, closed to us, or something else is in its place.
@@ -180,7 +179,7 @@ def _held(folder: Path) -> list[HeldFile]:
 
 def _read(record: int) -> list[Path]:
     """Return the directories. A machine that lost its power may have left zero bytes."""
-    lines = os.pread(record, _MAX_BYTES, 0).split(b"\n")
+    lines = os.pread(record, MAX_BYTES, 0).split(b"\n")
     return [Path(os.fsdecode(line)) for line in lines if line.startswith(b"/") and b"\0" not in line]
 
 

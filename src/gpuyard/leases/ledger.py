@@ -85,11 +85,8 @@ class Ledger:
     def contents(self) -> LedgerContents:
         return self._live()
 
-    def take_ticket(self, holder: Holder, need: Need, priority: int, timeout_s: float) -> LockFile:
+    def take_ticket(self, holder: Holder, need: Need, priority: int, mutex: Mutex) -> LockFile:
         """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
-        return self.take_ticket_under(hold_mutex(self.folder, timeout_s), holder, need, priority)
-
-    def take_ticket_under(self, mutex: Mutex, holder: Holder, need: Need, priority: int) -> LockFile:
         content = encode_ticket(holder, need, priority)
         with mutex, self._as_fault():
             return LockFile(self._new_path(TICKET), content, is_inherited=False)
@@ -111,21 +108,13 @@ class Ledger:
             claim = decide(leases, tickets)
             return [] if claim is None else [(holder, claim)]
 
-        return next(iter(self.claim_all(decide_one, timeout_s, ticket)), None)
+        return next(iter(self.claim_all(decide_one, hold_mutex(self.folder, timeout_s), ticket)), None)
 
-    def claim_all(
-        self,
-        decide: Decide,
-        timeout_s: float,
-        ticket: LockFile | None = None,
-    ) -> list[HeldLease]:
+    def claim_all(self, decide: Decide, mutex: Mutex, ticket: LockFile | None = None) -> list[HeldLease]:
         """Grant all claims that `decide` returns, or none of them if one fails.
 
         If descriptors or space for lease files run out, only the first ones are granted, at least one.
         """
-        return self.claim_all_under(hold_mutex(self.folder, timeout_s), decide, ticket)
-
-    def claim_all_under(self, mutex: Mutex, decide: Decide, ticket: LockFile | None = None) -> list[HeldLease]:
         granted: list[HeldLease] = []
         try:
             with mutex:

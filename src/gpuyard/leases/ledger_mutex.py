@@ -14,13 +14,12 @@ from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.leases.ledger_directory import check_sticky
-from gpuyard.system.file_locks import find_lock_holders, try_lock, unlock
+from gpuyard.system.file_locks import find_lock_holders, pauses_s, try_lock, unlock
 from gpuyard.system.interrupts import DeferInterrupts
 from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.process_identity import describe_process
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
 _open_here: set[int] = set()
 
 
@@ -40,14 +39,6 @@ def hold_mutex(folder: Path, timeout_s: float) -> Iterator[None]:
         if time.monotonic() > deadline:
             raise busy_too_long(folder, timeout_s)
         time.sleep(pause_s)
-
-
-def pauses_s() -> Iterator[float]:
-    """Yield the pauses between attempts to get the mutex, without an end."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
 
 def describe_mutex_holder(folder: Path) -> str | None:

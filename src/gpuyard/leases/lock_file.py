@@ -31,7 +31,7 @@ from gpuyard.system.interrupts import DeferInterrupts
 _log = logging.getLogger(__name__)
 
 LEASE, TICKET = ".lease", ".ticket"
-_MAX_BYTES = 65536
+MAX_BYTES = 65536
 # Errors on opening a file in a shared directory: removed meanwhile, another user's, a symbolic link, a socket, or its
 # owner has asked the kernel to delay all who open it (F_SETLEASE), which is impossible while a process holds the file.
 SKIPPED_ERRORS = frozenset(
@@ -191,7 +191,7 @@ def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
-        before = os.pread(descriptor, _MAX_BYTES + 1, 0)
+        before = os.pread(descriptor, MAX_BYTES + 1, 0)
         after = change(before).ljust(len(before))
         if os.pwrite(descriptor, after, 0) < len(after):
             os.pwrite(descriptor, before, 0)
@@ -212,7 +212,7 @@ def read_held(folder: str, name: str, unread: Container[int] = ()) -> tuple[int 
             return None, None
         is_held = owner_locks.is_held(descriptor)
         # After the test: a dead file may just be used again.
-        content = b"" if is_held and status.st_uid in unread else os.pread(descriptor, _MAX_BYTES + 1, 0)
+        content = b"" if is_held and status.st_uid in unread else os.pread(descriptor, MAX_BYTES + 1, 0)
         if is_elsewhere(content):
             return None, None
         if not is_held:
@@ -231,7 +231,7 @@ def read_held(folder: str, name: str, unread: Container[int] = ()) -> tuple[int 
 
 def _write_all(descriptor: int, content: bytes) -> None:
     """Write the whole content or raise: half a record would be ignored."""
-    if len(content) > _MAX_BYTES:
+    if len(content) > MAX_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     if os.write(descriptor, content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, LedgerBusy
-from gpuyard.leases.ledger_mutex import busy_too_long, pauses_s, release_mutex, try_mutex
+from gpuyard.leases.ledger_mutex import busy_too_long, release_mutex, try_mutex
+from gpuyard.system.file_locks import pauses_s
 from gpuyard.system.interrupts import DeferInterrupts
 
 _TOO_LONG_S = 0.2

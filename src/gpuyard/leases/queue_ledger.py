@@ -51,7 +51,7 @@ class QueueLedger:
         if self._is_private:
             restore_directory(self.ledger.folder)
         try:
-            granted = self.ledger.claim_all_under(self.turns.hold(), decide_as_us)
+            granted = self.ledger.claim_all(decide_as_us, self.turns.hold())
         except BaseException:
             for held in remade:
                 held.release()
@@ -85,7 +85,7 @@ class QueueLedger:
                 return
         self.return_ticket()
         holder = replace(self._holder, label=label)
-        self._ticket = self.ledger.take_ticket_under(self.turns.hold(), holder, need, priority)
+        self._ticket = self.ledger.take_ticket(holder, need, priority, self.turns.hold())
         self._waits_for = (need, priority)
 
     def return_ticket(self) -> None:

@@ -31,11 +31,11 @@ from gpuyard.store.backup import count_unfinished
 from gpuyard.system.folder_tree import FolderTree, LeftAlone, remove_entries
 from gpuyard.system.machine_identity import host_name, machine_name
 from gpuyard.system.outside_files import CLUSTER, LOG, MANIFEST, SNAPSHOTS, WORKSPACE, read_outside
+from gpuyard.system.private_files import MOST_CONFIGURED
 from gpuyard.system.user_directories import named_state_directory
 
 _UNIT = "gpuyard.service"
 _TIMEOUT_S = 30.0
-_MOST_BYTES = 1 << 20
 _SHELL_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".config/fish/config.fish")
 _SHARED = stat.S_IWGRP | stat.S_IWOTH
 _LOG_HEAD = "# log of the workspace "
@@ -55,7 +55,7 @@ _DATABASE = (
 )
 _DAEMON_FILES = (
     r"daemon\.(sock|lock|log)|web\.(token|new)|journal|name|lease-directories|neighbours-checked|file-system\..+"
-    rf"|batch-sizes\.json|usage-history|{MANIFEST}"
+    rf"|usage-history|{MANIFEST}"
 )
 _QUEUE_FILES = (
     *_JOB_FILES,
@@ -296,7 +296,7 @@ def _config_home() -> Path:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8", "replace")
+            return file.read(MOST_CONFIGURED).decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -40,10 +40,16 @@ Ids = Annotated[
         "a job has one of the ids and meets each condition"
     ),
 ]
-Limit = Annotated[int, Meta(ge=0, le=999_999_999, description="the most rows to return")]
-After = Annotated[int, Meta(ge=0, le=999_999_999, description="the `next` of the page before")]
-AttemptNumber = Annotated[int, Meta(ge=1, le=999_999_999, description="of this attempt; default: the last one")]
-Tail = Annotated[int, Meta(ge=0, le=999_999_999, description="the most bytes of the end to return")]
+
+
+def _count(description: str, least: int = 0) -> Meta:
+    return Meta(ge=least, le=999_999_999, description=description)
+
+
+Limit = Annotated[int, _count("the most rows to return")]
+After = Annotated[int, _count("the `next` of the page before")]
+AttemptNumber = Annotated[int, _count("of this attempt; default: the last one", least=1)]
+Tail = Annotated[int, _count("the most bytes of the end to return")]
 
 
 # Queries

@@ -26,7 +26,7 @@ from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import tiny_mb
 from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.core.scheduling.world import Machine
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.units import format_count
 from gpuyard.errors import EnvironmentFault

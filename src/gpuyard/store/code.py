@@ -4,10 +4,7 @@ import json
 from collections.abc import Generator, Iterable, Sequence
 
 from gpuyard.core.job.code_record import CodeRecord
-from gpuyard.store.database import Database
-
-# Jobs of a spec that are looked at before other requests are served.
-_PAGE = 1000
+from gpuyard.store.database import PIECE, Database
 
 
 class StoredCode:
@@ -57,7 +54,7 @@ class StoredCode:
         query = "SELECT id, ended_at FROM jobs WHERE spec = ? AND id < ? ORDER BY id DESC LIMIT ?"
         for spec in self._db.column(specs, (snapshot,)):
             below = 1 << 62
-            while page := self._db.execute(query, (spec, below, _PAGE)).fetchall():
+            while page := self._db.execute(query, (spec, below, PIECE)).fetchall():
                 if any(ended_at is None for _, ended_at in page):
                     return None
                 last, below = max(last, *(ended_at for _, ended_at in page)), page[-1][0]

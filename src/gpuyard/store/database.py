@@ -16,6 +16,8 @@ from gpuyard.errors import EnvironmentFault, StoreFault, UnreadableRow
 from gpuyard.store.migrations import can_migrate, migrate
 from gpuyard.store.queue_record import SET_GENERATION, QueueProgress, QueueRecord, compare
 
+# Rows that one transaction writes, or one query returns, before other requests are served: a few milliseconds of work.
+PIECE = 200
 # No schema was released yet.
 SCHEMA_VERSION = 16
 _VERSION_AT = 60  # of `user_version`, in the header of SQLite's file

@@ -6,12 +6,12 @@ _STATES = (
     "running", "resuming", "stopping", "pending", "suspending", "suspended", "queued", "delayed", "blocked", "held",
     "failed", "rejected", "succeeded", "cancelled",
 )  # fmt: skip
-_STATE_RANKS = " ".join(f"WHEN '{state}' THEN {rank}" for rank, state in enumerate(_STATES))
+_SORT_RANKS = " ".join(f"WHEN '{state}' THEN {rank}" for rank, state in enumerate(_STATES))
 _WAITING = ", ".join(repr(str(state)) for state in sorted(WAITING))
 _LAST_ATTEMPT = "FROM attempts WHERE attempts.job = jobs.id ORDER BY number DESC LIMIT 1"
 SORT_VALUES = {
     "id": "jobs.id",
-    "state": f"CASE state {_STATE_RANKS} END",
+    "state": f"CASE state {_SORT_RANKS} END",
     "name": "coalesce(jobs.name, jobs.command, (SELECT specs.command FROM specs WHERE specs.id = spec)) COLLATE NOCASE",
     "reason": "nullif(jobs.reason, '') COLLATE NOCASE",
     "gpu": f"(SELECT devices {_LAST_ATTEMPT})",

@@ -16,7 +16,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.submission import ArrayElement
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.store import row_codec
-from gpuyard.store.database import Database
+from gpuyard.store.database import PIECE, Database
 from gpuyard.store.dependency_store import DependencyStore
 from gpuyard.store.ended_job import END_JOB, EndedJob
 from gpuyard.store.learned_store import LearnedStore
@@ -35,8 +35,6 @@ SELECT lane FROM ready WHERE lane IS NOT NULL
 """
 # Most steps start few jobs of a lane, so the first page of a lane is small.
 _FIRST_PAGE, _NEXT_PAGE = 4, 64
-# Delayed jobs that one step queues: a step takes milliseconds.
-_MOST_DUE = 200
 _MARKS = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
 _INSERT_ATTEMPT = f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
 _SET_PHASE, _SET_PROGRESS = (
@@ -281,7 +279,7 @@ class JobStore(DependencyStore):
         if not self._has_delayed:
             return []
         query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at LIMIT ?"
-        return self._column(query, (now, _MOST_DUE))
+        return self._column(query, (now, PIECE))
 
     def next_due(self) -> float | None:
         if not self._has_delayed:

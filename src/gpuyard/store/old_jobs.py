@@ -5,21 +5,13 @@ if it depended on nothing.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
-from msgspec import Struct
-
-from gpuyard.store.database import Database
+from gpuyard.store.database import PIECE, Database
 from gpuyard.store.job_store import JobStore
 
 # An array of a million jobs with different commands would leave a million profiles behind.
 _MAX_PROFILES = 50_000
-
-
-class FinishedJob(Struct, frozen=True):
-    id: int
-    attempts: int
-    ended_at: float
 
 
 class OldJobs:
@@ -27,25 +19,48 @@ class OldJobs:
         self._db = database
         self._store = store
 
-    def page(self, after: FinishedJob, limit: int) -> list[FinishedJob]:
-        """Return the next jobs that finished before this one, the last finished first: so jobs come before those that
-        they depend on."""
+    def delete_ended_before(self, before: float) -> Generator[None, None, list[int]]:
+        """Delete the jobs that ended before this time and that no other job needs; return their ids. Yields after each
+        piece."""
+        gone: list[int] = []
+        while found := (yield from self._delete_once(before)):  # a job that a deleted job needed goes the next time
+            gone += found
+        with self._store.transaction():
+            self._delete_old_profiles()
+        return gone
+
+    def _delete_once(self, before: float) -> Generator[None, None, list[int]]:
+        gone: list[int] = []
+        after = before, 0
+        while page := self._page(after):
+            after = page[-1]
+            if deletable := self._deletable([job_id for _, job_id in page]):
+                with self._store.transaction():
+                    self.delete(deletable)
+                gone += deletable
+            yield
+        return gone
+
+    def _page(self, after: tuple[float, int]) -> list[tuple[float, int]]:
+        """Return the ends and ids of the next jobs that finished before this one, the last finished first: so jobs come
+        before those that they depend on."""
+        # A job has rows in four tables.
         query = (
-            "SELECT id, attempts, ended_at FROM jobs WHERE (ended_at, id) < (?, ?) AND ended_at IS NOT NULL "
+            "SELECT ended_at, id FROM jobs WHERE (ended_at, id) < (?, ?) AND ended_at IS NOT NULL "
             "ORDER BY ended_at DESC, id DESC LIMIT ?"
         )
-        return [FinishedJob(*row) for row in self._db.execute(query, (after.ended_at, after.id, limit)).fetchall()]
+        return self._db.execute(query, (*after, PIECE // 4)).fetchall()
 
-    def deletable(self, page: Sequence[FinishedJob]) -> list[FinishedJob]:
+    def _deletable(self, page: Sequence[int]) -> list[int]:
         """Return those jobs of the page that no job depends on, apart from those of the page that are deleted, too."""
         if not self._store.has_dependencies:
             return list(page)
         query = "SELECT DISTINCT job FROM dependencies WHERE on_job = ? LIMIT ?"
-        found: dict[int, FinishedJob] = {}
-        for job in page:
-            if found.keys() >= set(self._db.column(query, (job.id, len(page)))):
-                found[job.id] = job
-        return list(found.values())
+        found: dict[int, None] = {}
+        for job_id in page:
+            if found.keys() >= set(self._db.column(query, (job_id, len(page)))):
+                found[job_id] = None
+        return list(found)
 
     def ended_before(self, job_ids: Sequence[int], before: float) -> set[int]:
         """Return those of these jobs that ended before then, and those that do not exist."""
@@ -71,7 +86,7 @@ class OldJobs:
         self._store.delete_unused_lanes({lane for _, lane in found})
         self._delete_submissions(submissions)
 
-    def delete_old_profiles(self) -> None:
+    def _delete_old_profiles(self) -> None:
         self._db.execute(
             "DELETE FROM profiles WHERE seen_at <= "
             "(SELECT seen_at FROM profiles ORDER BY seen_at DESC LIMIT 1 OFFSET ?)",

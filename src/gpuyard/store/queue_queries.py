@@ -8,7 +8,7 @@ import msgspec
 
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import JobSelection, merge_ranges
+from gpuyard.core.job.selection import MOST_RANGES, JobSelection, merge_ranges
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database
@@ -16,8 +16,8 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.old_jobs import OldJobs
 from gpuyard.store.selection_sql import EMPTY_RANGE, selection_conditions
 
-# 500 ranges fit into the first line of a request; 20,000 ids are read in a few milliseconds.
-_MAX_RANGES, _MAX_IDS = 500, 20_000
+# Ids that are read in a few milliseconds.
+_MAX_IDS = 20_000
 # Jobs of an incomplete submission are in a lane of their own.
 SUBMISSION_IS_COMPLETE = (
     "lane NOT IN (SELECT id FROM lanes WHERE json_extract(body, '$.batch') IN "
@@ -93,7 +93,7 @@ class QueueQueries:
                       "INDEXED BY jobs_not_queued WHERE ended_at IS NULL AND state <> 'queued'"):  # fmt: skip
             found += self._column(f"SELECT id FROM jobs {where} LIMIT ?", (_MAX_IDS,))  # noqa: S608
         ranges = _to_ranges(found)
-        if len(found) < _MAX_IDS and len(ranges) <= _MAX_RANGES:
+        if len(found) < _MAX_IDS and len(ranges) <= MOST_RANGES:
             return ranges
         return [(self.first_unfinished(1, self.last_id()) or 1, self.last_id())]
 

@@ -16,10 +16,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.store import row_codec
 from gpuyard.store.code import StoredCode
-from gpuyard.store.database import Database
-
-# Jobs of a spec that are looked at before other requests are served.
-_PAGE = 1000
+from gpuyard.store.database import PIECE, Database
 
 
 class StoredSpecs:
@@ -106,13 +103,13 @@ class StoredSpecs:
             return False
         supplied, below = self._supplied, 1 << 62
         query = "SELECT id, ended_at FROM jobs WHERE spec = ? AND id < ? ORDER BY id DESC LIMIT ?"
-        while page := self._db.execute(query, (spec, below, _PAGE)).fetchall():
+        while page := self._db.execute(query, (spec, below, PIECE)).fetchall():
             unfinished = next((job_id for job_id, ended_at in page if ended_at is None), None)
             if unfinished is not None:
                 self._unfinished[spec] = unfinished
                 return False
             below = page[-1][0]
-            if len(page) == _PAGE:
+            if len(page) == PIECE:
                 yield
         return supplied == self._supplied  # else a job that was looked at may have been queued again
 

@@ -7,11 +7,8 @@ process that started the one that sent it: a wait finds the jobs of the nearest 
 import itertools
 from collections.abc import Iterable, Sequence
 
-from gpuyard.core.job.selection import merge_ranges
+from gpuyard.core.job.selection import MOST_RANGES, merge_ranges
 from gpuyard.store.database import Database
-
-# As many ranges as fit into the first line of a request.
-_MAX_RANGES = 500
 
 
 class Submitters:
@@ -43,7 +40,7 @@ class Submitters:
             "AND waited_at IS NOT NULL AND (jobs.ended_at IS NULL OR jobs.ended_at > waited_at)",
             (process,),
         )
-        return _join_nearest(merge_ranges([*found, *((job_id, job_id) for job_id in again)]), _MAX_RANGES)
+        return _join_nearest(merge_ranges([*found, *((job_id, job_id) for job_id in again)]), MOST_RANGES)
 
     def mark_reported(self, process: str, ranges: Sequence[tuple[int, int]], at: float, *, is_complete: bool) -> None:
         """Record that a wait has reported the jobs of this process in these ranges. `is_complete`: the ranges are all

@@ -30,14 +30,20 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 def lock_within(descriptor: int, timeout_s: float, *, shared: bool = False) -> bool:
     """Lock the file as soon as possible. Return False after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    pause_s = _FIRST_PAUSE_S
+    deadline, pauses = time.monotonic() + timeout_s, pauses_s()
     while not try_lock(descriptor, shared=shared):
         if time.monotonic() > deadline:
             return False
-        time.sleep(pause_s)
-        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+        time.sleep(next(pauses))
     return True
+
+
+def pauses_s() -> Iterator[float]:
+    """Yield the pauses between attempts to get a lock, without an end."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
 
 def lock(descriptor: int) -> None:

@@ -1,14 +1,15 @@
 """Whether a command, or a file that it names, contains a word: the name of a variable that the program reads."""
 
 import errno
+import itertools
 import os
+import re
+import shlex
 import shutil
 import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-
-from gpuyard.system.shell_commands import shell_commands
 
 # What is read at most: a script that reads a variable names it near its beginning.
 _MOST_FILES, _MOST_BYTES = 16, 1 << 20
@@ -16,6 +17,8 @@ _MOST_FILES, _MOST_BYTES = 16, 1 << 20
 _NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO})
 # A network disk may hang: then nothing is read for a minute for commands of that working folder.
 _MOST_S, _LEAVE_ALONE_S = 5.0, 60.0
+_OPERATORS = "();<>|&\n"
+_EXPANDED = re.compile(r"[$`*?\[]")  # by the shell, which alone knows the name
 _hung: dict[str, float] = {}  # working folders, and until when
 
 
@@ -75,11 +78,35 @@ def _named_files(command: Sequence[str], cwd: str, search_path: str | None) -> I
         if place and command[place - 1] == "-m":
             module = os.path.join(cwd, *each.split("."))
             yield from (f"{module}.py", f"{module}/__main__.py")
-        for words, folder in shell_commands(each, cwd):
-            if folder is None:
+        commands = _shell_commands(each)
+        if commands != [[each]]:
+            yield from _named_in_line(commands, cwd, search_path)
+
+
+def _named_in_line(commands: list[list[str]], cwd: str, search_path: str | None) -> Iterator[str | None]:
+    """Yield the same for the commands in a line for a shell, which may run in any folder that a `cd` before names."""
+    folders = [cwd]
+    for words in commands:
+        for folder in folders:
+            yield from _named_files(words, folder, search_path)
+        if words[0] == "cd":
+            name = next((word for word in words[1:] if word not in ("--", "-L", "-P")), "~")
+            if name == "-" or _EXPANDED.search(name):
                 yield None
-            elif words != [each]:
-                yield from _named_files(words, folder, search_path)
+            else:
+                folders.append(os.path.join(folders[-1], os.path.expanduser(name)))
+
+
+def _shell_commands(line: str) -> list[list[str]]:
+    """Return the words of each command in a line for a shell."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=_OPERATORS)
+    lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
+    try:
+        words = list(lexer)
+    except ValueError:  # a quote without its end
+        words = line.split()
+    parts = itertools.groupby(words, lambda word: bool(word) and set(word) <= set(_OPERATORS))
+    return [list(command) for is_operator, command in parts if not is_operator]
 
 
 def _read(path: str) -> bytes:

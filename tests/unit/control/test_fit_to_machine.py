@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.control.user_requests import fit_to_machine
+from gpuyard.control.fit_to_machine import fit_to_machine
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.submission import SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, WholeDevice

@@ -16,9 +16,10 @@ from gpuyard.core.job.lifecycle import JobEvent, JobState
 from gpuyard.core.lease import Claim, FixedMemory, Holder, HostShare, Lease, Need
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_shares import share_of
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.plan import Start
 from gpuyard.core.scheduling.planner import decide
-from gpuyard.core.scheduling.world import Machine, RunningJob, SchedulingLimits, WaitingLane, World
+from gpuyard.core.scheduling.world import RunningJob, SchedulingLimits, WaitingLane, World
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.ports import Followed, Launch
 from tests.simulation.simulated_daemon import RULES

@@ -13,7 +13,7 @@ from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.core.memory.move_rates import MoveRates
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.world import Machine
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.snapshot import Device
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore

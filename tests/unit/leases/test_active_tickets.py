@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Need
 from gpuyard.leases.active_tickets import active_tickets
 from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.system.process_identity import this_process
 from tests.unit.leases import DEADLINE_S, ME
@@ -38,7 +39,7 @@ def active(ledger: Ledger) -> list[str]:
 
 def test_a_ticket_whose_process_does_not_beat_keeps_nothing_free(tmp_path: Path, clock: Clock) -> None:
     ledger = Ledger(tmp_path)
-    ticket = ledger.take_ticket(ME, Need(), 0, DEADLINE_S)
+    ticket = ledger.take_ticket(ME, Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
     since = ledger.tickets()[0].since
     for _ in range(4):
         clock.now += 25
@@ -70,7 +71,7 @@ def test_the_pid_of_a_ticket_in_another_container_is_not_taken_for_a_process_her
             os.waitpid(stopped.pid, os.WUNTRACED)
             ledger = Ledger(tmp_path)
             theirs = replace(this_process(), pid=stopped.pid, pid_started=1.0)
-            ticket = ledger.take_ticket(theirs, Need(), 0, DEADLINE_S)
+            ticket = ledger.take_ticket(theirs, Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
             assert active(ledger) == [ticket.id]
             ticket.release()
         finally:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, HostShare, Lease, Need, Ticket
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.world import Machine
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.leases.ledger import Ledger
 from gpuyard.system.process_identity import this_process

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Lease, Need, Ticket, UncertainMemory
 from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.leases.queue_ledger import QueueLedger
 from gpuyard.ports import WantedClaim
 from tests.unit.leases import DEADLINE_S, ME
@@ -31,7 +32,7 @@ def test_a_stopped_waiter_keeps_its_ticket_and_blocks_no_other(tmp_path: Path) -
     queue_ledger = QueueLedger(ledger, ME)
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
-            ticket = ledger.take_ticket(replace(ME, pid=sleeper.pid), Need(), 0, DEADLINE_S)
+            ticket = ledger.take_ticket(replace(ME, pid=sleeper.pid), Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
             assert waiting(queue_ledger) == [ticket.id]
             os.kill(sleeper.pid, signal.SIGSTOP)
             os.waitpid(sleeper.pid, os.WUNTRACED)

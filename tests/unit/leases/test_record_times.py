@@ -10,6 +10,7 @@ import pytest
 from gpuyard.core.lease import Need, Ticket
 from gpuyard.core.scheduling.placement import in_queue_order
 from gpuyard.leases.ledger import Ledger
+from gpuyard.leases.ledger_mutex import hold_mutex
 from gpuyard.leases.lock_file import HeldFile
 from gpuyard.leases.records import TicketRecord, read_record
 from gpuyard.system.clock import since_boot
@@ -31,7 +32,7 @@ def ticket(name: str, made_at: float, made: float | None) -> Ticket:
 
 def test_ages_are_right_after_the_clock_was_set_forward(tmp_path: Path, step_clock: StepClock) -> None:
     ledger = Ledger(tmp_path)
-    waiting = ledger.take_ticket(this_process(), Need(), 0, DEADLINE_S)
+    waiting = ledger.take_ticket(this_process(), Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
     held = ledger.claim(this_process(), take("G0"), DEADLINE_S)
     assert held is not None
     step_clock(DAY_S)
@@ -44,7 +45,7 @@ def test_ages_are_right_after_the_clock_was_set_forward(tmp_path: Path, step_clo
 
 def test_ages_are_right_after_the_clock_was_set_back(tmp_path: Path, step_clock: StepClock) -> None:
     ledger = Ledger(tmp_path)
-    waiting = ledger.take_ticket(this_process(), Need(), 0, DEADLINE_S)
+    waiting = ledger.take_ticket(this_process(), Need(), 0, hold_mutex(ledger.folder, DEADLINE_S))
     step_clock(-DAY_S)
     (found,) = ledger.tickets()
     assert 0 <= time.time() - found.since <= DEADLINE_S

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.lease import Claim, Holder, HostShare, Lease, Need, Share, Ticket
 from gpuyard.core.scheduling.choose_devices import choose
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import in_queue_order
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.leases.lock_file import HeldFile
 from gpuyard.leases.measured_usage import measure

@@ -1,28 +1,21 @@
-"""Shared by the tests of recipes: roots with a run to prune, on one or two file systems, and a kill at any call."""
+"""Shared by the tests of recipes: roots with a run to prune, and a kill at any call."""
 
 import contextlib
-import errno
 import os
 import shutil
 import signal
 import stat
-import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
-import pytest
 from msgspec import Struct
 
 from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, prune
 
 RUN, WHY, AT = "run-000017", "no frame", "2025-01-01T00:00:00Z"
 OTHER_UID = 65534
-MoveMethod = Literal["renamed", "copied", "mounted twice"]
-MOVE_METHODS: tuple[MoveMethod, ...] = ("renamed", "copied", "mounted twice")
-copying = pytest.mark.parametrize("method", ["mounted twice"], indirect=True)
-renaming = pytest.mark.parametrize("method", ["renamed"], indirect=True)
 CHANGES = ("rename", "mkdir", "rmdir", "unlink", "symlink", "chmod", "utime")
 
 
@@ -85,23 +78,6 @@ def _entry(path: Path) -> tuple[Any, ...]:
     return (stat.filemode(status.st_mode), status.st_mtime_ns, content)
 
 
-def another_file_system(folder: Path) -> Path | None:
-    """Return a place on another file system than this folder's, or None if the machine has only one."""
-    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
-    device = folder.stat().st_dev
-    return next((place for place in places if os.access(place, os.W_OK) and place.stat().st_dev != device), None)
-
-
-def rename_within_folders_only(source: str | Path, target: str | Path) -> None:
-    """Rename as if each folder were a separate mount of the same file system."""
-    if os.path.dirname(source) != os.path.dirname(target):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
-    _rename(source, target)
-
-
-_rename = os.rename
-
-
 def die_at(point: int) -> None:
     """Kill this process before its n-th call that changes something, or in the middle of that call if it writes."""
     left = iter(range(point - 1, -1, -1))
@@ -118,17 +94,12 @@ def die_at(point: int) -> None:
 
         return call
 
-    write_all, copy_all = os.write, shutil.copyfileobj
+    write_all = os.write
 
     def write_some(descriptor: int, content: bytes) -> int:
         tick()
         tick(lambda: write_all(descriptor, content[: len(content) // 2]))
         return write_all(descriptor, content)
-
-    def copy_some(source: BinaryIO, target: BinaryIO) -> None:
-        tick()
-        tick(lambda: (target.write(source.read(5)), target.flush()))
-        copy_all(source, target)
 
     open_any = os.open
 
@@ -142,7 +113,7 @@ def die_at(point: int) -> None:
         setattr(os, name, deadly(getattr(os, name)))
     # The kernel keeps the writes of a killed process; only a power failure loses them.
     os.fsync = deadly(lambda descriptor: None)
-    os.write, shutil.copyfileobj = write_some, copy_some  # type: ignore[assignment]
+    os.write = write_some  # type: ignore[assignment]
 
 
 def prune_and_die(connection: Connection) -> None:
@@ -150,12 +121,10 @@ def prune_and_die(connection: Connection) -> None:
     for name in [name for name in os.environ if name.startswith("COV")]:
         del os.environ[name]  # coverage of a killed process is lost, and measuring it is slow
     while True:
-        method, point, roots = connection.recv()
+        point, roots = connection.recv()
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                if method == "mounted twice":
-                    os.rename = rename_within_folders_only  # type: ignore[assignment]
                 die_at(point)
                 roots.prune()
                 os._exit(0)

@@ -62,28 +62,6 @@ def test_a_loader_may_return_arrays_for_an_empty_file(tmp_path: Path, frames: in
     assert (played.status.rendered, played.status.skipped) == (3, 0)
 
 
-def test_a_scene_that_no_longer_fits_after_a_corrected_size_is_rendered_alone(tmp_path: Path) -> None:
-    """A frame turns out so large that its stream leaves too little memory for a scene that workers wait for."""
-    place = threading.Event()
-
-    def load(path: str) -> dict[str, Any]:
-        if path.endswith(".scene"):
-            place.wait(5)  # until the actor's size is known
-            return {"x": np.ones(80 * KB, np.uint8)}
-        place.set()
-        return {"x": np.ones(30 * KB, np.uint8)}
-
-    scene_path = save(tmp_path / "a.scene", 80 * KB)
-    for number in range(3):
-        save(tmp_path / "actor" / f"{number}.frame", KB)
-    units = [
-        Unit(scene=scene_path, labels=labels("scene", 2)),
-        Unit(actor=str(tmp_path / "actor"), labels=labels("actor", 2)),
-    ]
-    played = play(units, tmp_path / "out", vram=120 * KB, ram=MB, workers=2, loader=Loader(load), order="manifest")
-    assert (played.status.rendered, played.status.skipped) == (4, 0)
-
-
 def test_threads_of_a_renderer_may_read_streamed_frames(asset_files: AssetFiles, tmp_path: Path) -> None:
     def render(scene: Any, frames: Any, label: Any, out_dir: Path) -> None:
         with ThreadPoolExecutor(4) as pool:

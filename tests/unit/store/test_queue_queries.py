@@ -5,12 +5,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.control.delete_finished import delete_finished
 from gpuyard.core.job.dependencies import Dependency
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.selection import JobSelection
-from gpuyard.store.old_jobs import FinishedJob
 from tests.unit.store import QueueDb, end_attempt, full_scans
 
 # Selecting
@@ -131,7 +129,7 @@ def test_no_user_query_scans_all_jobs(queue_db: QueueDb) -> None:
     queue_db.finish(1, 5.0)
     queries = queue_db.queries
     for act in (
-        lambda: queries.old_jobs.page(FinishedJob(0, 0, 10.0), 10), lambda: queries.old_jobs.ended_before([1], 9.0),
+        lambda: list(queries.old_jobs.delete_ended_before(1.0)), lambda: queries.old_jobs.ended_before([1], 9.0),
         lambda: queries.finished(10), lambda: queries.events(1),
         lambda: queries.in_state([JobState.HELD, JobState.RUNNING], 10), lambda: queries.first_unfinished(1, 3),
         lambda: queries.ranges(JobSelection(names=("big",), tags=("night",), ranges=((1, 2),))),
@@ -206,12 +204,12 @@ def test_the_record_of_a_batch_is_deleted_with_its_last_run(queue_db: QueueDb) -
 
 def deleted(queue_db: QueueDb, before: float) -> list[int]:
     """Return the ids of the jobs that are deleted with those that ended before this time."""
-    pieces = delete_finished(queue_db.store, queue_db.queries, before)
+    pieces = queue_db.queries.old_jobs.delete_ended_before(before)
     while True:
         try:
             next(pieces)
         except StopIteration as done:
-            return sorted(job.id for job in done.value)
+            return sorted(done.value)
 
 
 def test_an_old_job_is_deleted_once_no_job_depends_on_it(queue_db: QueueDb) -> None:
@@ -241,7 +239,7 @@ def test_a_piece_of_deleting_costs_the_same_however_many_jobs_there_are(queue_db
     def most(count: int) -> int:
         for job_id in [each for _ in range(count) for each in queue_db.add(is_array=True, group_limit=1)]:
             queue_db.finish(job_id, 5.0)
-        pieces = delete_finished(queue_db.store, queue_db.queries, 9.0)
+        pieces = queue_db.queries.old_jobs.delete_ended_before(9.0)
         return max(queue_db.effort_of(lambda: next(pieces, None)) for _ in range(count // 50 + 3))
 
     few = most(100)

@@ -1,20 +1,15 @@
 """The progress and the summary of a batch, as text and as a live display."""
 
-import io
-import signal
-import sys
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from gpuyard.recipes.batch.finish import Summary, UnmovedRun, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPlan
+from gpuyard.ui.cli.text_table import cut_line
+from gpuyard.ui.views import Frame
 from gpuyard.ui.views.batch_view import (
-    LiveBatchScreen,
     PlainBatchScreen,
     Progress,
     TimeLeft,
@@ -39,10 +34,8 @@ SUMMARY = Summary(
 
 
 def drawn(progress: Progress, width: int = 80) -> str:
-    out = Console(file=io.StringIO(), width=width, highlight=False)
-    out.print(picture_of(progress))
-    assert isinstance(out.file, io.StringIO)
-    return out.file.getvalue()
+    lines = picture_of(progress, Frame(width=width))
+    return "\n".join("".join(text for text, _ in cut_line(line, width)) for line in lines)
 
 
 def failure(index: int, state: str = "failed") -> UnsuccessfulRun:
@@ -61,7 +54,7 @@ def test_the_display_shows_the_progress_and_the_gate_that_holds_the_next_run() -
 def test_the_bar_grows_with_finished_runs_and_fits_into_a_narrow_terminal() -> None:
     def length(finished: int) -> int:
         lines = drawn(replace(PROGRESS, total=20, succeeded=finished, failed=0, running=0), width=60).splitlines()
-        return lines[0].count("━")
+        return lines[0].count("█")
 
     assert length(0) == 0
     assert abs(length(20) - 2 * length(10)) <= 2 < length(10)
@@ -128,55 +121,6 @@ def test_a_pipe_gets_a_line_when_something_has_changed_and_not_too_often(capfd: 
         screen.show(replace(PROGRESS, succeeded=done, held_by=f"GPU {now}%"))
     lines = capfd.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ["3", "5", "6"]  # two have failed
-
-
-class Teletype(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-    def shows_cursor(self) -> bool:
-        return self.getvalue().rfind("\x1b[?25h") > self.getvalue().rfind("\x1b[?25l")
-
-
-@pytest.fixture
-def terminated() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt, like Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    yield
-    sys.setprofile(None)
-    signal.signal(signal.SIGTERM, before)
-
-
-def interrupt(signum: int, nth: int) -> None:
-    """Send the signal when rich's console flushes its buffer for the nth time."""
-    left = nth
-
-    def trace(frame: FrameType, event: str, _: object) -> None:
-        nonlocal left
-        if event == "call" and frame.f_code is Console.__exit__.__code__:
-            left -= 1
-            if not left:
-                signal.raise_signal(signum)
-
-    sys.setprofile(trace)
-
-
-@pytest.mark.usefixtures("terminated")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
-@pytest.mark.parametrize("nth", range(1, 12))
-def test_an_interrupt_while_drawing_restores_the_terminal(
-    signum: int, nth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal, stdout = Teletype(), sys.stdout
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with pytest.raises(KeyboardInterrupt), LiveBatchScreen() as screen:  # noqa: PT012 - also where it begins and ends
-        interrupt(signum, nth)
-        screen.show(PROGRESS)
-        assert not terminal.shows_cursor()
-        screen.show(PROGRESS)
-    assert terminal.shows_cursor()
-    assert sys.stdout is stdout
 
 
 def test_a_line_contains_everything_that_the_display_shows() -> None:

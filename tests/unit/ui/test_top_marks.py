@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.ui.cli.text_table import cell_width
+from gpuyard.ui.cli.text_table import cell_width, cut_middle
 from gpuyard.ui.tui.glyphs import ASCII
 from gpuyard.ui.tui.job_actions import describe_refusal, name_rows
-from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
+from gpuyard.ui.tui.queue_view import arguments_text
 from tests.unit.ui.test_top_view import a_row, a_screen, an_answer, plain
 
 

@@ -1,7 +1,8 @@
 """Sweeps in `gpuyard top`: one row with progress, whose runs have a column for each value that varies."""
 
+from gpuyard.ui.cli.jobs.job_text import row_ids
 from gpuyard.ui.tui.job_actions import count_for
-from gpuyard.ui.tui.listed_rows import ids_of, ids_text
+from gpuyard.ui.tui.listed_rows import ids_text
 from gpuyard.ui.tui.queue_view import job_title
 from tests.unit.ui.test_top_view import a_row, a_screen, an_answer, plain
 
@@ -25,7 +26,7 @@ def test_a_sweep_is_one_row_with_its_progress_and_all_its_ids() -> None:
     screen.hear_jobs(an_answer(SWEEP, a_row(58)), 0)
     text = plain(screen.queue())
     assert "12/40 done, 2 failed, 4 running" in text
-    assert (ids_of(SWEEP), ids_of(a_row(58)), job_title(SWEEP)) == ("18-57", 58, "18-57 tune")
+    assert (row_ids(SWEEP), row_ids(a_row(58)), job_title(SWEEP)) == ("18-57", 58, "18-57 tune")
 
 
 def test_the_runs_of_an_open_sweep_have_a_column_for_each_value() -> None:
@@ -46,7 +47,7 @@ def test_the_runs_of_an_open_sweep_have_a_column_for_each_value() -> None:
 def test_a_marked_sweep_counts_as_its_runs_and_keys_apply_to_some_of_them() -> None:
     screen = a_screen(width=300)
     screen.hear_jobs(an_answer(SWEEP, a_row(58)), 0)
-    screen.marked = {ids_of(SWEEP): SWEEP}
+    screen.marked = {row_ids(SWEEP): SWEEP}
     title, _, first, second = screen.queue()
     assert "40 marked" in title.plain
     assert ("*" in first.plain[:3], "*" in second.plain[:3]) == (True, False)

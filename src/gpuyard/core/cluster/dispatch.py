@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from gpuyard.core.cluster.offer import (
+    ROUNDING,
     Amount,
     ClusterTerms,
     Offer,
@@ -36,7 +37,6 @@ from gpuyard.core.units import format_size
 MAX_STARTS_PER_STEP = 2000
 # Jobs and arrays that wait at an engine with its own queue: for each one that runs there, and at least.
 _BUFFER_PER_RUNNING, _LEAST_BUFFER = 2, 16
-_ROUNDING = 1e-6
 
 
 class DispatchView(Struct, frozen=True, kw_only=True):
@@ -194,7 +194,7 @@ def _shortage(engine: str, free: Amount, wanted: Amount) -> Reason | None:
         ("CPUs", free.cpus, wanted.cpus or 0.0),
         ("RAM", free.ram_mb, wanted.ram_mb or 0.0),
     ):
-        if had is not None and needed > had + _ROUNDING:
+        if had is not None and needed > had + ROUNDING:
             has, needs = f"{had:g}", f"{needed:g}"
             if name == "RAM":
                 has, needs = format_size(max(0.0, had)), format_size(needed)

@@ -21,7 +21,7 @@ from gpuyard.core.job.selection import format_ids
 SKIPPED = "skipped: "
 # Ends the reason of a job that was held when it was skipped: it is held again if it is revived.
 WAS_HELD = "; it was held"
-_MOST_NAMED = 20
+MOST_NAMED = 20
 _PAST = {
     JobState.SUCCEEDED: "succeeded",
     JobState.FAILED: "failed",
@@ -101,5 +101,5 @@ def _lost_text(lost: Sequence[DependencyState]) -> str:
         job_id, kind, state = lost[0]
         return f"dependency {job_id} {_PAST[state]}{' (had to fail)' if kind is DependencyKind.FAILED else ''}"
     ids = [job_id for job_id, _, _ in lost]
-    more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
-    return f"none of the dependencies {format_ids(ids[:_MOST_NAMED])}{more} failed (one had to)"
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"none of the dependencies {format_ids(ids[:MOST_NAMED])}{more} failed (one had to)"

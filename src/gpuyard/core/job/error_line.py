@@ -15,6 +15,7 @@ the program's own. Of a message of gpuyard, the first line is the reason. A prog
 about it.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
@@ -31,7 +32,6 @@ _LONGEST_QUOTE = 120
 _LAST_LINES = 400
 _MOST_CHARS = 1 << 16
 _LONGEST_LINE = 600
-_WITHIN_TRACEBACK = 200
 
 _TRACEBACK = "Traceback (most recent call last)"
 _NOT_FATAL = ("Exception ignored in", "Exception ignored while", "--- Logging error ---")
@@ -107,6 +107,18 @@ _OWN = "gpuyard: "
 _FRAME = " \t=-_*#~+|│┃╭╮╰╯─━"
 
 
+# Errors for which the driver or the hardware is to blame: the GPU is gone, broken or cannot be used. An illegal memory
+# access or a failed launch is mostly a mistake of the program, and does not count.
+_DEVICE_FAULTS = LazyPattern(
+    r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE"
+    r"|(?:CUDA|ROCm)-capable devices? (?:is|are) (?:detected|busy or unavailable)"
+    r"|CUDA_ERROR_(?:NO_DEVICE|DEVICE_UNAVAILABLE|SYSTEM_NOT_READY)|hipError(?:NoDevice|ECCNotCorrectable)"
+    r"|cudaError(?:NoDevice|DevicesUnavailable|ECCUncorrectable|NvlinkUncorrectable|SystemNotReady)"
+    r"|\bGPU (?:is lost|has fallen off the bus)|HW Exception by GPU node",
+    re.IGNORECASE,
+)
+
+
 class _Weight(IntEnum):
     CONSEQUENCE = 0
     MESSAGE = 1
@@ -160,6 +172,12 @@ def find_last_line(texts: Sequence[str]) -> str | None:
     return None
 
 
+def find_device_fault(text: str) -> str | None:
+    """Return the last line of an output that reports a fault of a GPU, or None."""
+    found = next((line for line in reversed(_read(text)) if _DEVICE_FAULTS.search(line)), None)
+    return None if found is None else printable(found.strip(), LONGEST)
+
+
 def _with_reason(error: str, reason: str | None) -> str:
     """Return the error with how the program ended, such as `ValueError: loss is NaN (exit status 1)`."""
     if reason is None:
@@ -204,7 +222,7 @@ def _raised_errors(lines: Sequence[str]) -> Iterator[tuple[int, _Weight | None]]
 
 def _end_of_traceback(lines: Sequence[str], header: int) -> int | None:
     """Return where the error of a traceback is: the first line that is not indented."""
-    for at in range(header + 1, min(len(lines), header + _WITHIN_TRACEBACK)):
+    for at in range(header + 1, len(lines)):
         line = _GROUP.sub("", lines[at])
         if line and not line[0].isspace() and _RAISED.fullmatch(line):
             return at

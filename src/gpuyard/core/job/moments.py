@@ -15,7 +15,7 @@ Moment = time | datetime | timedelta
 
 _TIME_OF_DAY = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_LONGEST_S = 3660 * 86400.0
+LONGEST_S = 3660 * 86400.0
 _MOMENT_HINT = "write it as 22:00, 2026-11-18, 2026-11-18T22:00 or 2h30m"
 
 
@@ -33,7 +33,7 @@ def parse_moment(text: str) -> Moment:
         seconds = parse_duration(text.strip().removeprefix("+"))
     except UserError as error:
         raise UserError(str(error), hint=_MOMENT_HINT) from None
-    if seconds > _LONGEST_S:
+    if seconds > LONGEST_S:
         raise UserError(f"'{text}' is more than ten years", hint=_MOMENT_HINT)
     return timedelta(seconds=seconds)
 

@@ -16,6 +16,8 @@ from gpuyard.core.job.moments import parse_moment
 from gpuyard.errors import UserError
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+# As many ranges of ids as fit into the first line of a request.
+MOST_RANGES = 500
 KEYS = ("name", "tag", "user", "state", "since")
 _HINT = "write an id as 17, a range as 17-20, or state=failed, tag=night, name=big, since=22:00, all"
 

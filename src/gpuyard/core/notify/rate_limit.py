@@ -1,7 +1,7 @@
 """Rate limit of notifications: at most N messages per minute to each target; the rest is combined into one digest.
 
 Times are passed in, from a monotonic clock. Counts are always complete; ids are kept for the first 1000 jobs of each
-event only, and causes of failures for the first 50 different ones, of which a digest names the 5 most frequent.
+event only, and as many different causes of failures, of which a digest names the 5 most frequent.
 """
 
 import math
@@ -19,8 +19,7 @@ from gpuyard.core.report.failure_groups import CauseTexts
 MINUTE_S = 60.0
 _MAX_IDS = 1000
 _MAX_RANGES = 20
-_MAX_DEVICES = 16
-_MAX_CAUSES, _SHOWN_CAUSES = 50, 5
+_SHOWN_CAUSES = 5
 _EVENT_TEXT = {
     Event.FINISHED: "finished", Event.FAILED: "failed", Event.OUT_OF_MEMORY: "ran out of memory",
     Event.MEMORY_GUARD: "made way on a full GPU",
@@ -38,7 +37,7 @@ class Digest:
         self._ids: dict[Event, list[int]] = {event: [] for event in JOB_EVENTS}
         self._devices: dict[str, None] = {}
         self._causes: Counter[str] = Counter()
-        self._cause_texts = CauseTexts(_MAX_CAUSES)
+        self._cause_texts = CauseTexts(_MAX_IDS)
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -53,7 +52,7 @@ class Digest:
                 self._ids[occurrence.event].append(occurrence.job.id)
             if occurrence.event is Event.FAILED and occurrence.job.outcome is not None:
                 self._add_cause(occurrence.job.outcome)
-        if occurrence.event is Event.GPU_FREE and len(self._devices) < _MAX_DEVICES:
+        if occurrence.event is Event.GPU_FREE:
             self._devices[plain(occurrence.text)] = None
 
     def _add_cause(self, outcome: Outcome) -> None:

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 HOUR_S = 3600.0
 MAX_ROWS = 31
-_HOURS_OF_DAY = 24
 
 LocalTime = Callable[[float], datetime]
 
@@ -77,7 +76,7 @@ def hourly_picture(window: TimeWindow, local: LocalTime, used: Hours, busy: Hour
     days = _days_per_row(last_day - first_day + 1)
     # For each hour of each row, sums of: use, time in use, time of all devices. An hour that occurs twice on one day
     # (end of summer time) is one cell of double length.
-    sums = [[[0.0, 0.0, 0.0] for _ in range(_HOURS_OF_DAY)] for _ in range((last_day - first_day) // days + 1)]
+    sums = [[[0.0, 0.0, 0.0] for _ in range(24)] for _ in range((last_day - first_day) // days + 1)]
     for at, (moment, used_s, busy_s) in enumerate(zip(moments, used.seconds(), busy.seconds(), strict=True)):
         start = used.first + at * HOUR_S
         in_window_s = max(0.0, min(start + HOUR_S, window.until) - max(start, window.since))

@@ -4,9 +4,9 @@ from msgspec import Struct
 
 from gpuyard.core.lease import Claim, Holder, Need
 from gpuyard.core.scheduling import wait_reasons
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.core.scheduling.world import Machine
 
 _NO_HOLDER = Holder(uid=0, user="", pid=0)
 

@@ -15,7 +15,7 @@ from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.device_shares import share_of
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.queue_order import Lane
-from gpuyard.core.scheduling.rules import RULES, JobRule, Power, Request, first_refusal
+from gpuyard.core.scheduling.rules import RULES, JobRule, Power, StartRequest, first_refusal
 from gpuyard.core.scheduling.started import StartedSoFar
 from gpuyard.core.scheduling.wait_reasons import PLACES_TAKEN, Reason
 from gpuyard.core.scheduling.world import JobFacts, RunningJob, World
@@ -46,7 +46,7 @@ def refused_places(world: World, job: NextJob, places: Iterable[RunningJob]) -> 
 def _may_start(world: World, job: NextJob, run: RunningJob) -> bool:
     others = tuple(each for each in world.running if each.job_id != run.job_id)
     placement, need = PlacementState(world.machine, StartedSoFar(replace(world, running=others))), job.need
-    request = Request(need=need, lane=job.lane, facts=job.facts)
+    request = StartRequest(need=need, lane=job.lane, facts=job.facts)
     if first_refusal([each for each in RULES if isinstance(each, JobRule)], request, None, placement) is not None:
         return False
     # What is measured of a device shows the job that uses it now: only a new sample says how busy it is without it.

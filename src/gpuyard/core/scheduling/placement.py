@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -25,11 +26,13 @@ from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, share_of
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD
 from gpuyard.core.scheduling.host_placement import HostPlacement
-from gpuyard.core.scheduling.rules import RULES, DeviceRule, HostRoom, Request, Rule, Together, first_refusal
-from gpuyard.core.scheduling.started import StartedSoFar
+from gpuyard.core.scheduling.machine import Machine
+from gpuyard.core.scheduling.rules import RULES, DeviceRule, HostRoom, Rule, StartRequest, Together, first_refusal
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.scheduling.world import Machine, World
 from gpuyard.core.snapshot import Device
+
+if TYPE_CHECKING:
+    from gpuyard.core.scheduling.started import StartedSoFar
 
 # The end of each lease; a lease without one may end at any moment.
 LeaseEnds = Mapping[str, float]
@@ -43,10 +46,10 @@ _MOST_EXPLAINED_DEVICES = 64
 class PlacementState:
     """All devices with their leases, planned claims and reservations. A planner adds each claim before the next."""
 
-    def __init__(self, machine: Machine, started: StartedSoFar | None = None, rules: Sequence[Rule] = RULES) -> None:
-        """`started` has the starts of the plan; None: no plan is made."""
-        self.started = StartedSoFar(World(now=machine.now, machine=machine)) if started is None else started
-        self._machine = machine
+    def __init__(self, machine: Machine, started: "StartedSoFar | None" = None, rules: Sequence[Rule] = RULES) -> None:
+        """`started` has the jobs that run and the starts of the plan; None: no plan is made."""
+        self._started = started
+        self.machine = machine
         self._rules = [each for each in rules if isinstance(each, DeviceRule)]
         self._host_rules = [each for each in rules if isinstance(each, HostRoom)]
         self._set_rules = [each for each in rules if isinstance(each, Together)]
@@ -59,15 +62,16 @@ class PlacementState:
     @cached_property
     def states(self) -> dict[str, DeviceState]:
         """All devices, unhealthy ones included, as these have to be explained too."""
-        return _device_states(self._machine)
+        return _device_states(self.machine)
 
     @cached_property
     def host(self) -> HostPlacement:
-        return HostPlacement(self._machine.snapshot.host, self._machine.host, self._machine.leases)
+        return HostPlacement(self.machine.snapshot.host, self.machine.host, self.machine.leases)
 
     @property
-    def world(self) -> World:
-        return self.started.world
+    def started(self) -> "StartedSoFar":
+        assert self._started is not None, "rules about jobs are asked for plans only"
+        return self._started
 
     def copy(self) -> "PlacementState":
         """Return a placement to which the head's reservation is added."""
@@ -96,7 +100,7 @@ class PlacementState:
         return Claim(shares=tuple(claimed_share(need, state) for state in chosen), host=need.host)
 
     def explain(self, need: Need) -> Iterator[Reason]:
-        request = Request(need=need)
+        request = StartRequest(need=need)
         host = first_refusal(self._host_rules, request, None, self)
         if host is not None:
             yield host
@@ -108,7 +112,7 @@ class PlacementState:
         yield from islice((reason for _, reason in refused if reason is not None), _MOST_EXPLAINED_DEVICES)
         self._available = need, [device_id for device_id, reason in refused if reason is None]
         if not any(self.suitable_devices(need)):
-            silent = (each for each in self._machine.snapshot.silent if need.vendor in (None, each.vendor))
+            silent = (each for each in self.machine.snapshot.silent if need.vendor in (None, each.vendor))
             yield from (Reason(ReasonKind.UNHEALTHY, each.sentence, remedy=each.hint or "") for each in silent)
         too_few = first_refusal(self._set_rules, request, None, self)
         if too_few is not None:
@@ -169,7 +173,7 @@ class PlacementState:
     def _in_order_of_time(self, need: Need, ends: LeaseEnds) -> Iterator[Available]:
         fitting = {state.device.id for state in self._fitting(need)}
         others = [state for state in self.suitable_devices(need) if state.device.id not in fitting]
-        return in_order_of_time(fitting, others, ends, self._machine.now, lambda state: self.fits(need, state))
+        return in_order_of_time(fitting, others, ends, self.machine.now, lambda state: self.fits(need, state))
 
     def fits(self, need: Need, state: DeviceState) -> bool:
         for rule in self._rules:  # noqa: SIM110 - a generator takes twice as long, for each job and device
@@ -190,12 +194,12 @@ class PlacementState:
         found = self._suitable.get(kind)
         if found is None:
             devices = [state.device for state in self.states.values() if check_suitable(need, state.device) is None]
-            found = [device.id for device in devices if not (self._machine.closed and self.closed(need, device))]
+            found = [device.id for device in devices if not (self.machine.closed and self.closed(need, device))]
             self._suitable[kind] = found
         return map(self.states.__getitem__, found)
 
     def closed(self, need: Need, device: Device) -> Reason | None:
-        closed = self._machine.closed.get(device.id)
+        closed = self.machine.closed.get(device.id)
         return None if need.is_resumed and closed is not None and closed.kind is not ReasonKind.MEMORY_GUARD else closed
 
     def _fitting(self, need: Need) -> list[DeviceState]:
@@ -220,7 +224,7 @@ class PlacementState:
         return tuple(share_of(need, device) for device in (later if has_waited else now) if device.id in serving)
 
     def _has_waited(self, ticket: Ticket) -> bool:
-        return self._machine.now - ticket.since > PATIENCE_S
+        return self.machine.now - ticket.since > PATIENCE_S
 
     def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
@@ -232,7 +236,7 @@ class PlacementState:
 
     def packing(self, need: Need) -> Packing:
         """Return the limits of sharing for the need: only devices that suit it count for how deep they are shared."""
-        usual = self._machine.packing
+        usual = self.machine.packing
         if usual.depth is None or not need.devices or need.is_exclusive:
             return usual
         if need.ignores_depth:

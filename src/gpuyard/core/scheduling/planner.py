@@ -24,9 +24,9 @@ from gpuyard.core.scheduling.rules import (
     DeviceLoad,
     JobRule,
     Power,
-    Request,
     Rule,
     RunningLimit,
+    StartRequest,
     first_refusal,
 )
 from gpuyard.core.scheduling.started import StartedSoFar
@@ -99,7 +99,7 @@ class _Planner:
         if kind is not None and (lane.id, kind) in self._refused:
             self._look_further(lane)
             return
-        refusals = self._refuse(self._job_rules, Request(need=lane.need, lane=lane, job=candidate))
+        refusals = self._refuse(self._job_rules, StartRequest(need=lane.need, lane=lane, job=candidate))
         need = lane.need if refusals or not lane.sizes_each else facts.need or lane.need
         variants: Sequence[Need] = (need,)
         if need.devices and not refusals:
@@ -107,7 +107,7 @@ class _Planner:
         need = merge_variants(variants)
         choice = refusals or self._place(lane, need, variants, candidate)
         if isinstance(choice, Claim):
-            over = self._refuse(self._claim_rules, Request(need=need, facts=facts, claim=choice))
+            over = self._refuse(self._claim_rules, StartRequest(need=need, facts=facts, claim=choice))
             if over:
                 choice = refusals = over
         if isinstance(choice, Claim):
@@ -122,7 +122,7 @@ class _Planner:
         else:
             self._order.drop(lane)
 
-    def _refuse(self, rules: Sequence[Rule], request: Request) -> tuple[Reason, ...]:
+    def _refuse(self, rules: Sequence[Rule], request: StartRequest) -> tuple[Reason, ...]:
         reason = first_refusal(rules, request, None, self._backfill.placement)
         return () if reason is None else (reason,)
 
@@ -133,7 +133,7 @@ class _Planner:
             return (need,), ()
         if lane.pace is not None:
             need = replace(need, ignores_foreign_load=lane.pace.max_gpu_percent is not None)
-        placement, request = self._backfill.placement, Request(need=need, lane=lane)
+        placement, request = self._backfill.placement, StartRequest(need=need, lane=lane)
         devices = list(placement.suitable_devices(need))
         if len(devices) < need.devices:
             return (need,), ()

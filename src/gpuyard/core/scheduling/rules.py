@@ -10,7 +10,7 @@ one of these may become the head of the queue, for which devices are reserved (`
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,10 +37,9 @@ from gpuyard.core.scheduling.device_fit import (
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.host_placement import HostPlacement
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.memory_text import describe_memory
-from gpuyard.core.scheduling.queue_order import Candidate, Lane
 from gpuyard.core.scheduling.sharing import durations_with, gains, is_too_deep, throughputs
-from gpuyard.core.scheduling.started import StartedSoFar
 from gpuyard.core.scheduling.wait_reasons import (
     REMEDIES,
     START_WITH,
@@ -53,9 +52,13 @@ from gpuyard.core.scheduling.wait_reasons import (
     list_holders,
     over,
 )
-from gpuyard.core.scheduling.world import JobFacts, World
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import format_size
+
+if TYPE_CHECKING:  # scripts place their work by the rules about devices, and know no jobs
+    from gpuyard.core.scheduling.queue_order import Candidate, Lane
+    from gpuyard.core.scheduling.started import StartedSoFar
+    from gpuyard.core.scheduling.world import JobFacts, World
 
 # A text names at most this many foreign processes.
 _NAMED_PROCESSES = 3
@@ -64,14 +67,14 @@ _BEING_SAMPLED = "a run has just started; waiting for the next sample"
 _STOPPED = "its workspace is stopped; `gpuyard workspace start` continues it"
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class StartRequest(Struct, frozen=True, kw_only=True):
     """Work that asks to start: a job with its lane, or without one a request of a script or of another queue. `claim`:
     the devices that were chosen for it."""
 
     need: Need
-    lane: Lane | None = None
-    job: Candidate | None = None
-    facts: JobFacts = JobFacts()
+    lane: "Lane | None" = None
+    job: "Candidate | None" = None
+    facts: "JobFacts | None" = None
     claim: Claim | None = None
 
 
@@ -79,9 +82,9 @@ class SoFar(Protocol):
     """The world with what the plan has decided so far (`placement.PlacementState`)."""
 
     @property
-    def world(self) -> World: ...
+    def machine(self) -> Machine: ...
     @property
-    def started(self) -> StartedSoFar: ...
+    def started(self) -> "StartedSoFar": ...
     @property
     def host(self) -> HostPlacement: ...
     @property
@@ -99,7 +102,7 @@ class Rule(ABC):
     remedies: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
         """Return why the job may not start now (on this device), or None."""
 
 
@@ -116,7 +119,7 @@ class DeviceRule(Rule):
     @abstractmethod
     def describe(self, need: Need, device: DeviceState, world: SoFar) -> Reason: ...
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
         if device is None or not self.blocks(job.need, device, world):
             return None
         return self.describe(job.need.on(device.device.id), device, world)
@@ -129,10 +132,11 @@ class Paused(JobRule):
 
     kinds = (ReasonKind.PAUSED, ReasonKind.RESOURCE_LIMIT)
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
-        lane, seen, started = job.lane, world.world, world.started
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
+        lane = job.lane
         if lane is None or device is not None or lane.resumes:
             return None
+        started, seen = world.started, world.started.world
         if (closed := _closed(seen, ReasonKind.PAUSED)) is not None:
             return closed
         for cap in seen.start_caps:
@@ -149,10 +153,11 @@ class RunningLimit(JobRule):
     kinds = (ReasonKind.LIMIT,)
     remedies = ("tag-limit", "array-limit", "cpu-limit")
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
-        lane, limits = job.lane, world.world.limits
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
+        lane = job.lane
         if lane is None or lane.resumes:  # a suspended job counts as running already
             return None
+        limits = world.started.world.limits
         if device is not None:
             return self._refuse_device(lane, device.device.id, world.started)
         if (lane.tag in limits.tags or lane.group_limit is not None) and (
@@ -163,7 +168,7 @@ class RunningLimit(JobRule):
             return limit_reached("jobs without a GPU", limits.cpu_jobs, "cpu-limit")
         return None
 
-    def _refuse_device(self, lane: Lane, device_id: str, started: StartedSoFar) -> Reason | None:
+    def _refuse_device(self, lane: "Lane", device_id: str, started: "StartedSoFar") -> Reason | None:
         sharing = lane.tag_sharing
         if sharing is None or started.counts.by_tag_and_device[lane.tag][device_id] < sharing.most_per_device:
             return None
@@ -176,12 +181,13 @@ class Stagger(JobRule):
 
     kinds = (ReasonKind.STAGGERED,)
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
-        lane, started, now = job.lane, world.started, world.world.now
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
+        lane = job.lane
         if lane is None or device is not None or lane.resumes:
             return None
+        started, now = world.started, world.machine.now
         if lane.pace is not None:
-            return self._refuse_run(_pace_state(lane, world.world), lane.pace.stagger_s, started, now)
+            return self._refuse_run(_pace_state(lane, started.world), lane.pace.stagger_s, started, now)
         tasks = None
         if lane.tag_sharing is not None:
             last = started.last_starts.get(lane.tag)
@@ -189,7 +195,7 @@ class Stagger(JobRule):
         last = started.array_starts.get(lane.group or 0)
         return tasks or stagger_refusal("jobs of its array", lane.stagger_s, last, now)
 
-    def _refuse_run(self, state: PaceState, stagger_s: float, started: StartedSoFar, now: float) -> Reason | None:
+    def _refuse_run(self, state: PaceState, stagger_s: float, started: "StartedSoFar", now: float) -> Reason | None:
         if started.has_started_run:
             return Reason(ReasonKind.STAGGERED, "another run is starting now")
         reason = stagger_refusal("runs", stagger_s, state.launched_at, now)
@@ -206,10 +212,11 @@ class HostLoad(JobRule):
     kinds = (ReasonKind.HOST_TOO_BUSY, ReasonKind.HOST_TOO_FULL)
     remedies = ("host-too-busy", "host-too-full")
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
-        lane, seen = job.lane, world.world
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
+        lane = job.lane
         if lane is None or device is not None:
             return None
+        seen = world.started.world
         closed = _closed(seen, *self.kinds)
         if closed is not None or lane.pace is None:
             return closed
@@ -225,11 +232,11 @@ class DiskSpace(JobRule):
 
     kinds = (ReasonKind.DISK_FULL,)
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
         if job.lane is None or device is not None or job.lane.resumes:
             return None
         own = job.job.full_disks if job.job is not None else ()
-        return _closed(world.world, ReasonKind.DISK_FULL) or next(iter(own), None)
+        return _closed(world.started.world, ReasonKind.DISK_FULL) or next(iter(own), None)
 
 
 class HostRoom(Rule):
@@ -239,7 +246,7 @@ class HostRoom(Rule):
     kinds = (ReasonKind.HOST_ROOM, ReasonKind.HOST_TOO_BUSY, ReasonKind.HOST_TOO_FULL, ReasonKind.AWAITED)
     remedies = ("host-memory", "host-cpus")
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
         return next(world.host.explain(job.need), None) if device is None else None
 
     def blocks(self, need: Need, world: SoFar) -> bool:
@@ -306,10 +313,11 @@ class DeviceLoad(DeviceRule):
         kind, figure, limit, remedy = found
         return replace(over(kind, figure, limit, device.device.id), remedy=REMEDIES[remedy])
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
-        lane, seen = job.lane, world.world
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
+        lane = job.lane
         if device is not None and lane is not None and lane.pace is not None:
-            reason = device_refusal(lane.pace, _pace_state(lane, seen), device, job.need, seen.now)
+            state = _pace_state(lane, world.started.world)
+            reason = device_refusal(lane.pace, state, device, job.need, world.machine.now)
             if reason is not None:
                 return reason
         return super().refuse(job, device, world)
@@ -473,10 +481,10 @@ class Together(Rule):
     kinds = (ReasonKind.TOO_FEW, ReasonKind.NOT_LINKED)
     remedies = ("not-linked",)
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
         if device is not None or not job.need.devices:
             return None
-        labels = world.world.machine.snapshot.labels
+        labels = world.machine.snapshot.labels
         return next(world.links.refusals(job.need, world.available(job.need), labels), None)
 
 
@@ -488,11 +496,11 @@ class Power(Rule):
     kinds = (ReasonKind.POWER_LIMIT,)
     remedies = ("power",)
 
-    def refuse(self, job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
-        power = world.started.power
-        if device is not None or power is None or job.claim is None:
+    def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
+        if device is not None or job.claim is None or job.facts is None:
             return None
-        return power.refusal(job.claim, job.facts.power_w, job.facts.estimate.most_s)
+        power = world.started.power
+        return None if power is None else power.refusal(job.claim, job.facts.power_w, job.facts.estimate.most_s)
 
 
 RULES: tuple[Rule, ...] = (
@@ -513,15 +521,15 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def first_refusal(rules: Sequence[Rule], job: Request, device: DeviceState | None, world: SoFar) -> Reason | None:
+def first_refusal(rules: Sequence[Rule], job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
     return next((reason for each in rules if (reason := each.refuse(job, device, world)) is not None), None)
 
 
-def _closed(world: World, *kinds: ReasonKind) -> Reason | None:
+def _closed(world: "World", *kinds: ReasonKind) -> Reason | None:
     return next((reason for reason in world.closed_reasons if reason.kind in kinds), None)
 
 
-def _pace_state(lane: Lane, world: World) -> PaceState:
+def _pace_state(lane: "Lane", world: "World") -> PaceState:
     return world.pace_states.get(lane.group or 0, PaceState())
 
 

@@ -6,7 +6,7 @@ from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING, JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.daemon.api.codec import MOST_ROWS
+from gpuyard.daemon.api.codec import MOST_LISTED, MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain_briefly
 from gpuyard.daemon.api.job_rows import gpu_label, gpu_labels, last_attempt, summarise
 from gpuyard.daemon.api.wall_time import wall_time
@@ -15,7 +15,6 @@ from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.schema.jobs import BatchRunPage, BatchRunRow, BatchStatus, LiveRun, TaskList, TaskRow
 from gpuyard.schema.requests import RunsQuery, TagQuery
 
-_MOST_RUNNING = 100
 _MOST_TASKS = 100_000
 
 
@@ -37,7 +36,7 @@ def batch_status(scheduler: SchedulerLoop, first_id: int) -> BatchStatus:
         count=sum(counts.values()),
         done=all(state in FINISHED for state, count in counts.items() if count),
         counts={str(state): count for state, count in counts.items()},
-        running=[LiveRun(id=job.id, index=job.values.get("index")) for job in live[:_MOST_RUNNING]],
+        running=[LiveRun(id=job.id, index=job.values.get("index")) for job in live[:MOST_LISTED]],
         gate=gate,
         held_by=None if reason is None else reason.text,
         device=device_id,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.config import load_config
 from gpuyard.control.edit_jobs import JobEditor
-from gpuyard.control.user_requests import fit_to_machine
+from gpuyard.control.fit_to_machine import fit_to_machine
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.resubmit import edited
 from gpuyard.core.job.secret_variables import secret_variables

@@ -31,7 +31,8 @@ from gpuyard.store.job_search import PageRange
 from gpuyard.store.sweep_figures import LiveFigures
 from gpuyard.store.sweep_table import Present, SweepTable, TableColumn, TableOrder, TablePage
 
-_ROWS_AT_ONCE = 10
+# Rows that are made before other requests are served.
+ROWS_AT_ONCE = 10
 _NEEDS_NO_QUOTES = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 
 
@@ -47,7 +48,7 @@ class FoldedJobs:
         used = self._scheduler.controller.transitions.used(now)
         found = await self._reader.read(lambda connection: read_folded(connection, used, now, page, show_all=show_all))
         rows: list[JobRow] = []
-        for some in batched(iter(found.rows), _ROWS_AT_ONCE):
+        for some in batched(iter(found.rows), ROWS_AT_ONCE):
             if rows:
                 await asyncio.sleep(0)
             jobs = self._scheduler.queries.with_ids([row.job_id for row in some])  # some may have been deleted since
@@ -102,7 +103,7 @@ class FoldedJobs:
         scheduler = self._scheduler
         runs = []
         for place, each in enumerate(page.ids[:limit]):
-            if place and place % _ROWS_AT_ONCE == 0:
+            if place and place % ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             run = scheduler.store.job(each)
             if run is not None and each in page.cells:

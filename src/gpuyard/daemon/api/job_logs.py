@@ -17,6 +17,7 @@ from gpuyard.core.job.job import Attempt
 from gpuyard.core.job.lifecycle import FINISHED
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.event_stream import HEARTBEAT, HEARTBEAT_S
 from gpuyard.daemon.server.http_parser import HttpError, ResponseStream, StreamClient
 from gpuyard.engines.common.job_logs import open_log
 from gpuyard.schema.jobs import LogEvent, LogTail
@@ -24,14 +25,12 @@ from gpuyard.schema.requests import LogQuery
 
 _log = logging.getLogger(__name__)
 _MOST = 4 * 1_048_576
-_MOST_LIVE = 262_144
 # The most bytes of one event: as JSON it may be six times as long, and the viewer must buffer it.
 _PIECE = 65_536
 _BETWEEN_PIECES_S = 0.1
 # A viewer that is further behind than this skips to the end.
 _FAR_BEHIND = 1_048_576
 _EVERY_S = 0.25
-_HEARTBEAT_S = 15.0
 _THREADS = 4
 
 
@@ -114,7 +113,7 @@ class _Follower:
         self._viewer = viewer
         self._job_id = job_id
         self._attempt = attempt
-        self._tail = min(query.tail, _MOST_LIVE)
+        self._tail = min(query.tail, _FAR_BEHIND)
         self._positions = [_StreamPosition(stream) for stream in _streams(query)]
 
     def begin(self) -> Callable[[], object]:
@@ -144,9 +143,9 @@ class _Follower:
                 self._send(LogEvent(over=True))
                 self._viewer.end()
                 return
-            if loop.time() > spoke_at + _HEARTBEAT_S:
+            if loop.time() > spoke_at + HEARTBEAT_S:
                 spoke_at = loop.time()
-                self._viewer.send(b": still here\n\n")
+                self._viewer.send(HEARTBEAT)
             await asyncio.sleep(_EVERY_S)
 
     async def _send_new_text(self) -> bool:

@@ -14,9 +14,9 @@ from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, WAITING, JobState
 from gpuyard.core.job.selection import JobSelection, format_ids
 from gpuyard.core.scheduling.queue_order import full_order
-from gpuyard.daemon.api.codec import MOST_ROWS
+from gpuyard.daemon.api.codec import EXPORT_PAGE, MOST_LISTED, MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
-from gpuyard.daemon.api.folded_jobs import FoldedJobs
+from gpuyard.daemon.api.folded_jobs import ROWS_AT_ONCE, FoldedJobs
 from gpuyard.daemon.api.job_code import code_of
 from gpuyard.daemon.api.job_rows import all_attempts, make_details, make_row
 from gpuyard.daemon.api.select_jobs import SelectionReader, read_filter
@@ -31,14 +31,9 @@ from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED
 
 SAMPLE_FOR_PEOPLE_S = 0.5
 # Pages up to this length are found without a thread.
-_FEW = 200
-# Rows that are made before other requests are served.
-_ROWS_AT_ONCE = 10
 _PAGE = 200
-_EXPORT_PAGE = 500
 # A summary of more changes than this is made in a thread.
 _MANY = 2000
-_MOST_UNCHANGED = 100
 # What a retry of a selection runs again. A cancelled job was stopped on purpose.
 UNSUCCESSFUL = (JobState.FAILED, JobState.REJECTED)
 
@@ -61,7 +56,7 @@ class JobHandler:
         # The first matches are found at once, unless they are few among many finished jobs.
         finished = FINISHED & set(wanted.states)
         is_quick = wanted.is_plain and (not finished or finished == FINISHED)
-        if offset == 0 and limit <= _FEW and query.order == "queue" and is_quick:
+        if offset == 0 and limit <= _PAGE and query.order == "queue" and is_quick:
             jobs = list(islice(_jobs_in_order(self._scheduler, wanted.states, show_all=query.all), limit + 1))
             has_more, total = len(jobs) > limit, self._count(wanted, show_all=query.all)
             rows = await self._make_rows(jobs[:limit])
@@ -105,7 +100,7 @@ class JobHandler:
         """Make rows a few at a time, so that other requests are served in between."""
         rows = []
         for place, job in enumerate(jobs):
-            if place and place % _ROWS_AT_ONCE == 0:
+            if place and place % ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             rows.append(make_row(self._scheduler, job, explain_briefly(self._scheduler, job)))
         return rows
@@ -133,12 +128,12 @@ class JobHandler:
         if query.ids:
             ranges, states = await self.selection.ranges(query.ids), []
         found = (queries.ids(max(first, query.after + 1), last, states or None) for first, last in ranges)
-        ids = list(islice(chain.from_iterable(found), _EXPORT_PAGE + 1))
+        ids = list(islice(chain.from_iterable(found), EXPORT_PAGE + 1))
         jobs = [
             pack(job, scheduler.controller.cluster_dispatch.terms(job.id), store.dependencies(job.id))
-            for job in filter(None, map(store.job, ids[:_EXPORT_PAGE]))
+            for job in filter(None, map(store.job, ids[:EXPORT_PAGE]))
         ]
-        return ExportPage(jobs=jobs, next=ids[_EXPORT_PAGE - 1] if len(ids) > _EXPORT_PAGE else None)
+        return ExportPage(jobs=jobs, next=ids[EXPORT_PAGE - 1] if len(ids) > EXPORT_PAGE else None)
 
     # Change
 
@@ -214,7 +209,7 @@ def _summary(ids: Sequence[int], unchanged: Sequence[UnchangedJob], revived: Seq
     return ChangeSummary(
         changed=format_ids(ids),
         count=len(ids),
-        unchanged=list(unchanged[:_MOST_UNCHANGED]),
+        unchanged=list(unchanged[:MOST_LISTED]),
         unchanged_count=len(unchanged),
         revived=format_ids(revived),
         revived_count=len(revived),
@@ -255,7 +250,7 @@ def _jobs_in_order(scheduler: SchedulerLoop, states: Sequence[JobState], *, show
         now = scheduler.sampling.now()
         used = scheduler.controller.transitions.used(now)
         ordered = (each.job_id for each in full_order(scheduler.store.ready_queues(), used, now))
-        for ids in batched(ordered, _ROWS_AT_ONCE):
+        for ids in batched(ordered, ROWS_AT_ONCE):
             jobs = scheduler.queries.with_ids(ids)
             yield from (jobs[job_id] for job_id in ids if job_id in jobs)
     yield from _jobs_in_state(scheduler, [state for state in NOT_READY if state in wanted])

@@ -13,7 +13,7 @@ from gpuyard.core.memory.estimates import (
 from gpuyard.core.memory.expected_peak import Moments
 from gpuyard.core.memory.host_sizing import learned_cpus
 from gpuyard.core.printable_text import printable
-from gpuyard.daemon.api.codec import MOST_ROWS, copy_fields
+from gpuyard.daemon.api.codec import EXPORT_PAGE, MOST_ROWS, copy_fields
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
@@ -21,7 +21,6 @@ from gpuyard.schema.estimates import EstimateList, EstimateRow, ForgetResult, Im
 from gpuyard.schema.requests import EstimatesQuery, ForgetRequest, ImportRequest, ProfilesQuery
 
 _MOST = 1_000_000
-_EXPORT_PAGE = 500
 _SHORTEST_FINGERPRINT = 6
 _HEX = frozenset("0123456789abcdef")
 
@@ -66,9 +65,9 @@ def export_estimates(scheduler: SchedulerLoop, query: ProfilesQuery) -> ProfileP
             climb=[[each.count, each.total, each.squares] for each in profile.climb],
             seen_at=wall_time(scheduler, profile.seen_at),
         )
-        for fingerprint, profile in scheduler.queries.profiles_after(query.after, _EXPORT_PAGE)
+        for fingerprint, profile in scheduler.queries.profiles_after(query.after, EXPORT_PAGE)
     ]
-    return ProfilePage(estimates=page, next=page[-1].fingerprint if len(page) == _EXPORT_PAGE else None)
+    return ProfilePage(estimates=page, next=page[-1].fingerprint if len(page) == EXPORT_PAGE else None)
 
 
 def import_estimates(scheduler: SchedulerLoop, request: ImportRequest) -> ImportResult:

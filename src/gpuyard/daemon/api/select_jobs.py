@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.control.selected_jobs import refuse_empty_range, refuse_no_match
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.selection import JobSelection, merge_ranges, parse_selection, parse_state
+from gpuyard.core.job.selection import MOST_RANGES, JobSelection, merge_ranges, parse_selection, parse_state
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
@@ -19,8 +19,6 @@ from gpuyard.store.job_search import JobFilter
 _LONGEST_SEARCH = 1000
 # Ranges of ids that are looked up before other requests are served.
 _RANGES_AT_ONCE = 200
-# So many ranges fit into the first line of a request.
-_MOST_RANGES = 500
 _LONG_TEXT = 8192
 
 
@@ -45,7 +43,7 @@ class SelectionReader:
 
     def repeatable(self, text: str, ranges: list[tuple[int, int]], ids: str) -> str:
         """Return what selects the same jobs in a later request: `ids`, the ranges, unless these are too many."""
-        if len(ranges) <= _MOST_RANGES:
+        if len(ranges) <= MOST_RANGES:
             return ids
         if text and parse_selection(text).is_lasting:
             return text

@@ -6,7 +6,7 @@ end, which lets it start or rejects it.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpuyard.core.job.dependencies import awaited
+from gpuyard.core.job.dependencies import MOST_NAMED, awaited
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.schema.queue import StuckJob
@@ -15,7 +15,6 @@ from gpuyard.store.queue_queries import QueueQueries
 
 _MAY_BE_STUCK = (JobState.HELD, JobState.BLOCKED, JobState.SUSPENDED)
 _MOVING = sorted(set(JobState) - FINISHED - set(_MAY_BE_STUCK))
-_MOST_NAMED = 20
 
 
 class StuckJobs:
@@ -73,4 +72,4 @@ class StuckJobs:
         if state is JobState.SUSPENDED:
             return f"`gpuyard resume {job_id}` continues it"
         others = [other for other, _, _ in awaited(self._store.dependencies(job_id))]
-        return f"it waits for {format_ids(others[:_MOST_NAMED])}"
+        return f"it waits for {format_ids(others[:MOST_NAMED])}"

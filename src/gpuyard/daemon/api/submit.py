@@ -12,8 +12,8 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
+from gpuyard.control.fit_to_machine import fit_to_machine
 from gpuyard.control.start_time import read_start_time
-from gpuyard.control.user_requests import fit_to_machine
 from gpuyard.core.device_names import silent_probe
 from gpuyard.core.job.container import bare_container_tool
 from gpuyard.core.job.job_spec import JobSpec
@@ -22,13 +22,14 @@ from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.secret_variables import secret_variables
 from gpuyard.core.job.shell_settings import ShellSettings, unattainable
-from gpuyard.core.job.submission import ArrayElement, Submission, decode_submission, parse_submission
+from gpuyard.core.job.submission import ArrayElement, Submission, parse_submission
 from gpuyard.core.notify.subscriptions import is_url
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.daemon.api.codec import decode_body
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
@@ -205,7 +206,7 @@ def _silence_notes(spec: JobSpec, snapshot: Snapshot) -> Iterator[str]:
 
 def _read(body: bytes, default_engine: str) -> Submission:
     """Parse a submission. Batches stay on this machine, because its load paces them."""
-    request = decode_submission(body, SubmissionBody)
+    request = decode_body(body, SubmissionBody, may_hold_bytes=True)
     if "engine" not in request.options and "concurrency" not in request.options:
         request.options["engine"] = default_engine
     # The web page has no directory and no variables: those are the user's home and the daemon's environment.

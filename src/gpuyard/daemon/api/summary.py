@@ -4,7 +4,6 @@ A thread reads the database over a connection of its own. One summary is made at
 CPU time, as reports are.
 """
 
-import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
@@ -17,14 +16,12 @@ from gpuyard.core.report.hourly import TimeWindow
 from gpuyard.core.report.queue_summary import FinishedJobs, count_causes, count_jobs, default_since
 from gpuyard.core.report.usage_report import GroupBy, ReportTotals
 from gpuyard.daemon.api.slow_requests import ThreadedReader
-from gpuyard.daemon.api.usage_report import work_out
+from gpuyard.daemon.api.usage_report import AnswerCache, work_out
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
 from gpuyard.schema.summary import QueueSummary, SummaryQuery
 from gpuyard.store.finished_jobs import finished_since
-
-_CACHE_FACTOR = 10.0
 
 
 class SummaryHandler:
@@ -32,19 +29,11 @@ class SummaryHandler:
         self._scheduler = scheduler
         self._unbrought = unbrought
         self._reader = reader
-        self._turn = asyncio.Lock()
-        # Answers, and until when they are used, by the monotonic clock.
-        self._cache: dict[str, tuple[QueueSummary, float]] = {}
+        self._answers = AnswerCache[QueueSummary]()
 
     async def summary(self, query: SummaryQuery) -> QueueSummary:
         since = self._scheduler.clock.from_wall(self._since(query.since))
-        async with self._turn:
-            now = time.monotonic()
-            self._cache = {each: cached for each, cached in self._cache.items() if cached[1] > now}
-            if query.since not in self._cache:
-                answer, busy_s = await self._make(since)
-                self._cache[query.since] = answer, time.monotonic() + busy_s * _CACHE_FACTOR
-            return self._cache[query.since][0]
+        return await self._answers.get(query.since, lambda: self._make(since))
 
     def _since(self, text: str) -> float:
         """Return the wall time at which the summary begins."""

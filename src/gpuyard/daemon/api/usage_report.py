@@ -9,11 +9,13 @@ Rules:
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from typing import Generic, TypeVar
 
 from msgspec.structs import asdict, replace
 
+from gpuyard.core.job.moments import LONGEST_S
 from gpuyard.core.report.energy import NO_PRICE, EnergyPrice
 from gpuyard.core.report.hourly import TimeWindow
 from gpuyard.core.report.usage_report import GroupBy, Reporter, UsageReport
@@ -27,34 +29,45 @@ from gpuyard.schema.machine import ReportAnswer
 from gpuyard.schema.requests import ReportQuery
 from gpuyard.store.past_attempts import attempts_since
 
-_LONGEST_S = 3660 * 86_400.0
 _DEVICES_SEEN_WITHIN_S = 60.0
 _CACHE_FACTOR = 10.0
+
+
+T = TypeVar("T")
+
+
+class AnswerCache(Generic[T]):
+    """Makes one answer at a time, and keeps it for ten times the CPU time that it took."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._kept: dict[object, tuple[T, float]] = {}  # until when, by the monotonic clock
+
+    async def get(self, key: object, make: Callable[[], Awaitable[tuple[T, float]]]) -> T:
+        """Return the answer of this key. `make` returns it with the seconds of CPU time that it took."""
+        async with self._turn:
+            now = time.monotonic()
+            self._kept = {each: kept for each, kept in self._kept.items() if kept[1] > now}
+            if key not in self._kept:
+                answer, busy_s = await make()
+                self._kept[key] = answer, time.monotonic() + busy_s * _CACHE_FACTOR
+            return self._kept[key][0]
 
 
 class ReportHandler:
     def __init__(self, scheduler: SchedulerLoop) -> None:
         self._scheduler = scheduler
         self._reader = ThreadedReader(scheduler.database.path)  # its own: a search need not wait for a report
-        self._turn = asyncio.Lock()
-        # Answers, and until when they are used, by the monotonic clock.
-        self._cache: dict[tuple[float, GroupBy], tuple[ReportAnswer, float]] = {}
+        self._answers = AnswerCache[ReportAnswer]()
 
     def close(self) -> None:
         self._reader.close()
 
     async def report(self, query: ReportQuery) -> ReportAnswer:
         span_s = parse_duration(query.since)
-        if not 60.0 <= span_s <= _LONGEST_S:
+        if not 60.0 <= span_s <= LONGEST_S:
             raise UserError(f"a report on {query.since} cannot be made", hint="give it from 1m to 3660d, such as 7d")
-        key = (span_s, query.by)
-        async with self._turn:
-            now = time.monotonic()
-            self._cache = {each: cached for each, cached in self._cache.items() if cached[1] > now}
-            if key not in self._cache:
-                answer, busy_s = await self._make(span_s, query.by)
-                self._cache[key] = answer, time.monotonic() + busy_s * _CACHE_FACTOR
-            return self._cache[key][0]
+        return await self._answers.get((span_s, query.by), lambda: self._make(span_s, query.by))
 
     async def _make(self, span_s: float, by: GroupBy) -> tuple[ReportAnswer, float]:
         snapshot = (await self._scheduler.sampling.fresh(_DEVICES_SEEN_WITHIN_S)).snapshot

@@ -3,12 +3,12 @@
 from typing import Literal
 
 from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.daemon.api.codec import MOST_LISTED
 from gpuyard.daemon.api.stuck_jobs import StuckJobs
 from gpuyard.schema.queue import UnsuccessfulJob, WaitResult
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 
-_MOST_LISTED = 100
 # Beyond this many jobs, the counts of the whole queue stand for theirs.
 _MOST_COUNTED = 20_000
 _UNSUCCESSFUL = sorted(FINISHED - {JobState.SUCCEEDED})
@@ -56,7 +56,7 @@ class JobWaits:
             left, running = self._count_left()
             return WaitResult(done=False, left=left, running=running, selection=selection, chosen_by=self._chosen_by)
         failed_count = sum(self._queries.count_in(self._ranges, state) for state in _UNSUCCESSFUL)
-        stuck, stuck_count = self._stuck.find(self._left, _MOST_LISTED) if self._stuck and self._is_stuck else ([], 0)
+        stuck, stuck_count = self._stuck.find(self._left, MOST_LISTED) if self._stuck and self._is_stuck else ([], 0)
         return WaitResult(
             done=not self._is_stuck,
             left=stuck_count,
@@ -85,7 +85,7 @@ class JobWaits:
         for first, last in self._ranges:
             for job_id in self._queries.ids(first, last, _UNSUCCESSFUL):
                 job = self._store.job(job_id)
-                if job is None or len(found) == _MOST_LISTED:
+                if job is None or len(found) == MOST_LISTED:
                     return found
                 outcome = job.outcome.kind if job.outcome is not None else None
                 found.append(UnsuccessfulJob(id=job_id, state=job.state, outcome=outcome, reason=job.reason))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.moments import LONGEST_S
 from gpuyard.core.report.timeline_rows import TimelineSpan, assign_rows, count_rows, suspensions
 from gpuyard.core.snapshot import Snapshot
 from gpuyard.core.units import parse_duration
@@ -19,7 +20,6 @@ from gpuyard.schema.requests import TimelineQuery
 from gpuyard.store.past_attempts import PastRun, runs_between
 
 _MAX_ENTRIES = 2000
-_MAX_SPAN_S = 366 * 86_400.0
 _MAX_COMMAND = 300
 _CPU = "CPU"
 # A timeline is drawn at most 1200 points wide, so it is computed again after a 1200th of its span, at most 60 s.
@@ -40,8 +40,8 @@ class Timeline:
 
     async def timeline(self, query: TimelineQuery) -> Response:
         span_s = parse_duration(query.span)
-        if not 0 < span_s <= _MAX_SPAN_S:
-            raise UserError("span has to be over 0 and at most 366 days", hint="such as 10m, 1h or 7d")
+        if not 0 < span_s <= LONGEST_S:
+            raise UserError("span has to be over 0 and at most 3660 days", hint="such as 10m, 1h or 7d")
         clock = self._scheduler.clock
         if query.until is not None:
             until = clock.from_wall(query.until)

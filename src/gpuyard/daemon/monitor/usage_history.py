@@ -32,15 +32,12 @@ from gpuyard.system.private_files import PrivateFileError, read_own
 NAME = "usage-history"
 MAX_POINTS = 300
 _FORMAT = 2
-_MOST_BYTES = 64 << 20
 _SPANS_S = {"10m": 600, "1h": 3600, "24h": 86_400}
 # Many samples a second may arrive while jobs come and go; about one a second is added.
 _EVERY_S, _SAVE_EVERY_S = 0.9, 60.0
 _MOST_DEVICES = 256
 # In place of a device's id.
 HOST = ""
-_COLUMNS = len(DeviceSeries.__struct_fields__) - 1
-_HOST_COLUMNS = len(HostSeries.__struct_fields__) - 1
 _log = logging.getLogger(__name__)
 
 Values = tuple[float | None, ...]
@@ -103,9 +100,9 @@ class HistorySpan:
     def restore(self, stored: Mapping[str, list[Point]], now: float) -> None:
         """Begin with what was stored, as far as it is of this span and has our columns."""
         for name, points in list(stored.items())[: _MOST_DEVICES + 1]:
-            columns = _HOST_COLUMNS if name == HOST else _COLUMNS
+            _, *columns = (HostSeries if name == HOST else DeviceSeries).__struct_fields__
             self._points_of(name).extend(
-                each for each in points if now - self.span_s < each[0] <= now and len(each[1]) == columns
+                each for each in points if now - self.span_s < each[0] <= now and len(each[1]) == len(columns)
             )
 
     def as_answer(self, now: float, to_wall: Callable[[float], float] = float) -> DeviceHistory:
@@ -205,8 +202,7 @@ def read_history(path: Path) -> StoredHistory:
     """Return the stored history; an empty one if there is none that can be used."""
     nothing = StoredHistory(spans={})
     try:
-        content = read_own(str(path))
-        found = msgspec.json.decode(content, type=StoredHistory) if len(content) <= _MOST_BYTES else nothing
+        found = msgspec.json.decode(read_own(str(path)), type=StoredHistory)
     except FileNotFoundError:
         return nothing
     except (OSError, PrivateFileError, msgspec.MsgspecError) as error:

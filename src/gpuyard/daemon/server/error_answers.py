@@ -2,13 +2,12 @@
 
 import logging
 
-from gpuyard.daemon.server.http_parser import HttpError, Request, Response, error_response
+from gpuyard.daemon.server.http_parser import CODE_OF, HttpError, Request, Response, error_response
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.passing_errors import passing_limit, remedy_of
 
 _log = logging.getLogger(__name__)
-# The status of a UserError with this code; others have 400.
-_STATUSES = {"not_found": 404, "conflict": 409, "too_large": 413, "impossible": 422}
+_STATUS_OF = {code: status for status, code in CODE_OF.items()}
 
 
 def failure(request: Request, error: BaseException) -> Response:
@@ -16,7 +15,7 @@ def failure(request: Request, error: BaseException) -> Response:
     if isinstance(error, HttpError):
         return error_response(error.status, error.message, error.hint, error.headers)
     if isinstance(error, UserError):
-        return error_response(_STATUSES.get(error.code, 400), error.message, error.hint, code=error.code)
+        return error_response(_STATUS_OF.get(error.code, 400), error.message, error.hint, code=error.code)
     if isinstance(error, EnvironmentFault):
         return error_response(503, error.message, error.hint, code=error.code)
     limit = passing_limit(error)

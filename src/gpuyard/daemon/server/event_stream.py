@@ -19,9 +19,9 @@ from gpuyard.errors import UserError
 
 _EVERY_S = 0.5
 _SAMPLE_EVERY_S = 1.0
-_HEARTBEAT_S = 15.0
+HEARTBEAT_S = 15.0
 _MAX_TARGETS = 16
-_HEARTBEAT = b": still here\n\n"
+HEARTBEAT = b": still here\n\n"
 
 
 class EventStreams:
@@ -128,9 +128,9 @@ class EventStreams:
     def _beat(self) -> None:
         self._beats += 1
         self._scheduler.sampling.request()
-        if self._beats * _SAMPLE_EVERY_S % _HEARTBEAT_S == 0:
+        if self._beats * _SAMPLE_EVERY_S % HEARTBEAT_S == 0:
             for client in self._all_clients():
-                client.send(_HEARTBEAT)
+                client.send(HEARTBEAT)
         self._beat_timer = asyncio.get_running_loop().call_later(_SAMPLE_EVERY_S, self._beat)
 
     def _all_clients(self) -> set[StreamClient]:

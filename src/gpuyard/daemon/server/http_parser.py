@@ -27,7 +27,7 @@ Headers = tuple[tuple[str, str], ...]
 
 _CLOSE = ("Connection", "close")
 # The error code of each status; others have "usage".
-_CODES = {
+CODE_OF = {
     401: "denied", 403: "denied", 404: "not_found", 408: "timeout", 409: "conflict", 412: "version", 413: "too_large",
     422: "impossible", 429: "rate_limited", 500: "internal", 503: "unavailable",
 }  # fmt: skip
@@ -37,7 +37,7 @@ class HttpError(UserError):
     """An error with the status code of its response."""
 
     def __init__(self, status: int, message: str, *, hint: str | None = None, headers: Headers = ()) -> None:
-        super().__init__(message, hint=hint, code=_CODES.get(status))
+        super().__init__(message, hint=hint, code=CODE_OF.get(status))
         self.status = status
         self.headers = headers
 
@@ -187,7 +187,7 @@ def error_response(
     body = ErrorBody(
         error=_replace_surrogates(message),
         hint=hint and _replace_surrogates(hint),
-        code=code or _CODES.get(status, "usage"),
+        code=code or CODE_OF.get(status, "usage"),
     )
     return Response(status=status, body=msgspec.json.encode(body), headers=headers)
 

@@ -15,8 +15,6 @@ from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.engines.cluster.site import SiteRefused, SiteUnreachable
 from gpuyard.errors import EnvironmentFault, UserError
 
-# Of each request to a site: a user waits for it.
-WITHIN_S = 3.0
 _GOOD_FOR_S = 60.0
 
 

@@ -19,20 +19,19 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.printable_text import printable
+from gpuyard.core.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.core.units import format_duration, format_size
 from gpuyard.engines.cluster.site import ClusterNode
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.python_command import python_command
 
-WITHIN_S = 40.0
+NODE_WITHIN_S = 40.0
 _REPORT = "gpuyard.cluster_node.node_programs"
 _SIMULATE = "GPUYARD_SIMULATE"
 _CLOCK_ERROR_S = 2.0
 # Drivers report a little less than what is sold.
 _LEAST_PART = 0.98
 _MOST_AT_ONCE = 64
-_LONGEST = 300
 
 
 class CheckedSite(Protocol):
@@ -62,7 +61,7 @@ class NodeCheck(Struct, frozen=True, kw_only=True):
 
 
 def check_nodes(
-    open_site: Callable[[], CheckedSite], folder: Path, cwd: str, card_mb: float | None, within_s: float = WITHIN_S
+    open_site: Callable[[], CheckedSite], folder: Path, cwd: str, card_mb: float | None, within_s: float = NODE_WITHIN_S
 ) -> list[NodeCheck]:
     """Check each node. `folder` is the engine's, and `card_mb` the configured memory of its GPUs. Each node gets a site
     of its own, as a site is for one thread."""
@@ -97,7 +96,7 @@ def check_nodes(
 def _no_report(lines: Sequence[str]) -> str:
     says = next((line for line in reversed(lines) if line.strip() and not line.startswith("folder=")), "no output")
     hint = "install gpuyard in a folder that all nodes see at the same path"
-    return f"cannot run {python_command(_REPORT)[0]}: {printable(says.strip(), _LONGEST)} ({hint})"
+    return f"cannot run {python_command(_REPORT)[0]}: {printable(says.strip(), LONGEST_MESSAGE)} ({hint})"
 
 
 def _clock_problems(off_s: float) -> list[str]:

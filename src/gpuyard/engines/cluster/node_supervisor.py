@@ -12,8 +12,8 @@ submission's folder, which the nodes share with the engine.
 - It writes `N.ended` as soon as the program has ended, because the site may end the supervisor next; if the disk is
   full or the network is down, it tries again for 2 minutes. Its exit status is the program's, so the site reports it
   too.
-- A limit of the node that keeps the program from starting may pass: it tries again for 2 minutes. Then it withdraws
-  `N.started`, if it cannot write `N.ended`, and exits with status 75.
+- If a limit of the node keeps the program from starting, it says so in `N.ended` or, if it cannot, withdraws
+  `N.started`, and exits with status 75: the element never started, and the queue tries it again later.
 - Threads watch the logs and `N.lost`, because a network file system that is down may block them.
 """
 
@@ -157,7 +157,7 @@ class Supervisor:
     def run(self) -> int:
         """Run the program, and return the exit status for the supervisor."""
         try:
-            self._program = self._start_within(_GIVE_UP_AFTER_S)
+            self._program = self._start()
         except NotBegun as failure:
             if not self._write_end(failure.word, None, None):
                 with contextlib.suppress(OSError):
@@ -178,22 +178,6 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 cut_if_over(*each)
         return status
-
-    def _start_within(self, limit_s: float) -> int:
-        until = time.monotonic() + limit_s
-        while True:
-            try:
-                return self._start()
-            except NotBegun:
-                if time.monotonic() >= until or os.path.exists(f"{self._path}.lost") or self._was_ended():
-                    raise
-            time.sleep(_TRY_AGAIN_S)
-
-    def _was_ended(self) -> bool:
-        """Return whether the site wants this element to end."""
-        with contextlib.suppress(BlockingIOError):
-            return signal.SIGTERM in os.read(self._signal_pipe, 4096)
-        return False
 
     def _start(self) -> int:
         element = self._element

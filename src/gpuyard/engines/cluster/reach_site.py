@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from gpuyard.engines.cluster.site import Site
 from gpuyard.errors import EnvironmentFault
 
-# Longer than a busy controller takes, and short enough for someone who waits. Also the limit of each request.
+# Of each request: longer than a busy controller takes, and short enough for someone who waits.
 WITHIN_S = 5.0
 _TO_REPORT_S = 1.0
 

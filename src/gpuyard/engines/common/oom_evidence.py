@@ -12,8 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.job.device_fault import find_device_fault
-from gpuyard.core.job.error_line import explain_failure
+from gpuyard.core.job.error_line import explain_failure, find_device_fault
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.memory.out_of_memory import KILLED, Shortage, killed_by_kernel, recognise
 from gpuyard.engines.common.job_logs import open_log

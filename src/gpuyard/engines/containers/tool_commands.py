@@ -44,7 +44,7 @@ def container_name(queue: str, record: str) -> str:
     return f"gpuyard-{hashlib.sha256(queue.encode(errors='surrogateescape')).hexdigest()[:8]}-{record}"
 
 
-def run_command(program: ContainedProgram) -> tuple[str, ...]:
+def container_command(program: ContainedProgram) -> tuple[str, ...]:
     if program.container.tool == "apptainer":
         return _apptainer(program)
     return _podman_or_docker(program)

@@ -28,7 +28,7 @@ from gpuyard.engines.session import viewer
 from gpuyard.engines.session.poll_loop import Loop
 from gpuyard.engines.session.pty_program import PtyProgram
 from gpuyard.engines.session.task_files import Output, append_event, open_log, owner_line, printable, write_whole
-from gpuyard.engines.session.task_hook import AFTER, BEFORE, Hook, hook_variables
+from gpuyard.engines.session.task_hook import AFTER, BEFORE, KILL_AFTER_S, Hook, hook_variables
 from gpuyard.engines.session.task_outcome import COMPLETED, FAILED, HUNG_UP, TERMINATED, Conclusion, conclude
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.engines.session.viewer_sockets import Handlers, ViewerSockets
@@ -36,13 +36,10 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.system.private_files import PrivateFileError
 from gpuyard.system.signal_pipe import open_signal_pipe
 
-_KILL_AFTER_S = 10.0
 _REOPEN_AFTER_S = 1.0
-_FIRST_VIEWER_WITHIN_S = 20.0
 _MOST_REOPENED = 3
 # A viewer connects in about 0.1 s. Without this timer, a tmux server that dies earlier would go unnoticed.
 _VIEWER_EXPECTED_WITHIN_S = 10.0
-_LEAST_CHECK_S = 0.01
 # The runner ignores signals to the attempt's processes, which are for the program. It does not ignore job control,
 # which has to stop both, nor its own faults.
 _SURVIVED = signal.valid_signals() - {
@@ -255,7 +252,7 @@ class TaskRunner:
         if self._has_marker():
             self._loop.after(self._spec.grace_s, self._end_overstayer)
         else:
-            self._loop.after(max(self._spec.check_s, _LEAST_CHECK_S), self._check_marker)
+            self._loop.after(self._spec.check_s, self._check_marker)
 
     def _has_marker(self) -> bool:
         return os.path.lexists(self._spec.marker)
@@ -279,7 +276,7 @@ class TaskRunner:
     def _end_with(self, signum: int) -> None:
         running = self._hook or self._program
         running.signal(signum)
-        self._loop.after(_KILL_AFTER_S, lambda: running.signal(signal.SIGKILL))
+        self._loop.after(KILL_AFTER_S, lambda: running.signal(signal.SIGKILL))
 
     def _reopen_later(self) -> None:
         if self._times_reopened < _MOST_REOPENED and not self._was_closed:
@@ -335,7 +332,7 @@ class TaskRunner:
         if self._viewers is not None:
             took_s = time.monotonic() - self._started
             text = f"[{self._spec.config} {end.result}, status {status}, after {took_s:.0f} s]"
-            wait_s = 0.0 if self._session is None else _FIRST_VIEWER_WITHIN_S
+            wait_s = 0.0 if self._session is None else _VIEWER_EXPECTED_WITHIN_S
             self._viewers.end(status, f"\r\n{printable(text)}\r\n", wait_s)
         if end.result == COMPLETED:
             self._close_sessions()

@@ -15,7 +15,7 @@ from gpuyard.engines.session.pty_program import PtyProgram
 BEFORE, AFTER = "before", "after"
 # The exit status of timeout(1).
 TIMED_OUT = 124
-_KILL_AFTER_S = 10.0
+KILL_AFTER_S = 10.0
 _GPU_PLACE = re.compile(r"gpu((?:x|[0-9]+)(?:_(?:x|[0-9]+))*)", re.ASCII)
 
 
@@ -45,7 +45,7 @@ class Hook(PtyProgram):
         if self.status() is None:
             self._is_late = True
             self.signal(signal.SIGTERM)
-            self._loop.after(_KILL_AFTER_S, lambda: self.signal(signal.SIGKILL))
+            self._loop.after(KILL_AFTER_S, lambda: self.signal(signal.SIGKILL))
 
 
 def hook_variables(

@@ -8,6 +8,7 @@
   their program has ended, and have a long history.
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -20,7 +21,6 @@ from gpuyard.errors import EnvironmentFault
 _MARK = "@gpuyard"
 _HISTORY_LINES = "50000"
 _ANSWERS_WITHIN_S = 20.0
-_MOST_SAME_NAMES = 100
 _JOB_VARIABLES = (
     "GPUYARD_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "TMUX=", "TMUX_PANE=",
@@ -66,7 +66,8 @@ class Tmux:
         """
         sessions = self._sessions()
         first = session_name(name)
-        for candidate in (first, *(f"{first}-{number}" for number in range(2, _MOST_SAME_NAMES + 1))):
+        for number in itertools.count(1):
+            candidate = first if number == 1 else f"{first}-{number}"
             there = sessions.get(candidate)
             if there is None:
                 try:
@@ -80,8 +81,8 @@ class Tmux:
                 self._use_again(there, command)
             else:
                 continue
-            return candidate
-        raise TmuxError(f"there are {_MOST_SAME_NAMES} sessions named {name} already", hint="close some of them")
+            break
+        return candidate
 
     def live_session(self, owner: str) -> str | None:
         """Return the name of a session of this owner that has a running pane, or None."""

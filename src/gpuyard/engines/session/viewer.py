@@ -29,11 +29,10 @@ from gpuyard.system.signal_pipe import open_signal_pipe
 OUTPUT, END, KEYS, SIZE, CLOSED = b"oekxc"
 SIZE_FORMAT = "!HH"
 _HEAD = struct.Struct("!BI")
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
 _KILLED = 128 + signal.SIGKILL
-_SERVER_DIES_WITHIN_S = 1.0
 _RECEIVED_WITHIN_S = 10.0
-_SHOWN_WITHIN_S = 1.0
+_ANSWERS_WITHIN_S = 1.0
 # The status request (DSR) and its answer "OK". Every terminal answers it after everything written before it.
 _ASKS_TERMINAL, _TERMINAL_ANSWERS = b"\x1b[5n", b"\x1b[0n"
 
@@ -92,7 +91,7 @@ class Viewer:
                 _await_shown()
         except HungUp:
             # A server that lives sends nothing. Without a connection that is unknown, and no task is ended by mistake.
-            if self._server is not None and not select.select([self._server], [], [], _SERVER_DIES_WITHIN_S)[0]:
+            if self._server is not None and not select.select([self._server], [], [], _ANSWERS_WITHIN_S)[0]:
                 self._send(frame(CLOSED))
                 self._runner.settimeout(_RECEIVED_WITHIN_S)
                 while _receive(self._runner):  # until the runner has received it: data of an exited sender may be lost
@@ -116,7 +115,7 @@ class Viewer:
 
     def _send_keys(self) -> None:
         try:
-            keys = os.read(0, _CHUNK)
+            keys = os.read(0, CHUNK)
         except OSError:
             keys = b""
         if not keys:
@@ -148,7 +147,7 @@ def _connect_to_tmux(path: str) -> socket.socket:
 
 def _receive(link: socket.socket) -> bytes:
     try:
-        return link.recv(_CHUNK)
+        return link.recv(CHUNK)
     except OSError:
         return b""
 
@@ -164,10 +163,10 @@ def _write(content: bytes) -> None:
 def _await_shown() -> None:
     """Wait until the terminal has shown everything: tmux stops reading from a pane when its program exits."""
     _write(_ASKS_TERMINAL)
-    deadline, answers = time.monotonic() + _SHOWN_WITHIN_S, b""
+    deadline, answers = time.monotonic() + _ANSWERS_WITHIN_S, b""
     while _TERMINAL_ANSWERS not in answers and (left := deadline - time.monotonic()) > 0:
         if select.select([0], [], [], left)[0]:
-            received = os.read(0, _CHUNK)
+            received = os.read(0, CHUNK)
             if not received:
                 return
             answers += received

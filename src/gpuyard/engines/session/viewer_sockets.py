@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from gpuyard.engines.session.poll_loop import Loop
-from gpuyard.engines.session.viewer import CLOSED, END, OUTPUT, FrameDecoder, frame
+from gpuyard.engines.session.viewer import CHUNK, CLOSED, END, OUTPUT, FrameDecoder, frame
 from gpuyard.system import user_sockets
 
 _REMEMBERED = 1 << 18
 _FAR_BEHIND = 1 << 20
-_CHUNK = 1 << 16
 _END_SENT_WITHIN_S = 2.0
 _LEFT_OUT = b"\r\n[some of the output is left out here; the log has all of it]\r\n"
 
@@ -92,7 +91,7 @@ class ViewerSockets:
 
     def _receive(self, connection: "_ViewerConnection") -> None:
         try:
-            received = connection.link.recv(_CHUNK)
+            received = connection.link.recv(CHUNK)
         except BlockingIOError:
             return
         except OSError:

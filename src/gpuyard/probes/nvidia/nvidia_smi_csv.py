@@ -3,7 +3,6 @@
 A row without a process id is left out, and a problem says so; a card with no other rows has unknown processes.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
@@ -15,7 +14,6 @@ from gpuyard.probes.common.process_info import larger_mb, one_per_pid
 from gpuyard.probes.nvidia.lost_cards import fault_in, lost_devices, only_lost_devices, own_words
 
 _CARD_COLUMNS = frozenset({"index", "uuid", "gpu_uuid", "name", "gpu_name", "pci.bus_id", "gpu_bus_id"})
-_UNIT = re.compile(r" \[[^\]]*\]")  # as in `memory.total [MiB]`
 
 _Row = Mapping[str, str]
 
@@ -47,7 +45,7 @@ def _table(text: str, titles: frozenset[str]) -> list[list[str]]:
     """Return the cells of the header, the first line with one of these titles, and of all lines below it."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     for place, row in enumerate(rows):
-        header = [_UNIT.sub("", cell) for cell in row]
+        header = [cell.partition(" [")[0] for cell in row]  # `memory.total [MiB]` is in that unit
         if not titles.isdisjoint(header):
             return [header, *rows[place + 1 :]]
     return [[]]

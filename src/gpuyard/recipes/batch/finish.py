@@ -20,7 +20,6 @@ from gpuyard.recipes.batch import plan as batch
 from gpuyard.recipes.batch.plan import PRUNED, SUCCEEDED, BatchRecord, RunRecord, run_folder
 from gpuyard.recipes.batch.prune_empty_runs import read_record as read_pruned
 from gpuyard.recipes.batch.run_results import THERE, RunResults, classify_runs
-from gpuyard.recipes.batch.run_sizes import learn_run_size
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.clock import SystemClock
 from gpuyard.system.private_files import read_own
@@ -94,7 +93,6 @@ def finish(root: Path) -> Summary:
     lines = [json.dumps(msgspec.to_builtins(run)) for run in runs]
     write_whole(root / batch.RUNS, "".join(f"{line}\n" for line in lines).encode())
     summary = _summarize(record, runs, results)
-    learn_run_size(record.plan, runs)
     write_whole(root / batch.SUMMARY, msgspec.json.format(msgspec.json.encode(summary)))
     return summary
 

@@ -44,7 +44,6 @@ RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pru
 MOST_RUNS = 100_000
 SUCCEEDED = "succeeded"
 _ENDS = (SUCCEEDED, "failed", "cancelled", "rejected")
-_PAGE = 1000
 _CLAIM = ".gpuyard-"  # and the first folder that is claimed
 _NUMBERED = re.compile(rf"(?:{re.escape(_CLAIM)})?run-(\d{{6,}})")
 
@@ -174,7 +173,8 @@ def submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | N
     if the record in the root is not `before`, or the numbers of its runs are taken: another command has changed it."""
     check_plan(plan)
     _check_program(run_command(plan, 0)[0])
-    make_roots(Path(plan.root), None if plan.pruned_root is None else Path(plan.pruned_root))
+    pruned = None if plan.pruned_root is None else Path(plan.pruned_root)
+    make_roots(Path(plan.root), pruned, is_mover=plan.prunes == "scheduler")
     with locked(Path(plan.root)):
         if read_record(Path(plan.root)) != before:
             return None
@@ -353,7 +353,7 @@ def _read_runs(part: BatchPart) -> Iterator[RunRecord]:
     after: int | None = 0
     with RetryingClient() as queue:
         while after is not None:
-            page = queue.get(f"/batches/{part.first}/runs", {"after": str(after), "limit": str(_PAGE)})
+            page = queue.get(f"/batches/{part.first}/runs", {"after": str(after)})
             # Not strict: index and seed are values of the command, and come as text.
             yield from msgspec.convert(page["runs"], list[RunRecord], strict=False)
             after = page["next"]

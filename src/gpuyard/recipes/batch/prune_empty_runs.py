@@ -1,20 +1,17 @@
-"""Move runs without a single frame from the output root to the prune root.
+"""Move runs without a single frame from the output root to the prune root, on the same file system.
 
 A *run* is one folder directly in the output root. Rules:
 - A run stays if it has anything that might be data.
-- A run is removed from the output root only after it is complete in the prune root and a line in the record names its
-  new path.
+- A run is moved by a single rename, after a line in the record names its new path.
 - Nothing is overwritten: a folder without permissions reserves the new name, and the run is renamed onto it.
 - After a kill at any point, the same call completes the move: the last line of the record and the files on disk tell
   how far the first call came. Until then a recorded run may still be in the output root, never the other way round.
 - A run that cannot be moved, such as one with a mount in it, stays, and the reason is returned and recorded.
-- Other users may be able to write to both roots. No symbolic link in them is followed, nothing of others is removed,
-  and only a record of our own counts.
+- Other users may be able to write to both roots: only a record of our own counts.
 """
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import json
 import os
@@ -28,19 +25,15 @@ from msgspec import Struct, convert, to_builtins
 from msgspec.structs import asdict
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.batch.copy_run import copy_all, has_copy, is_whole
 from gpuyard.system.atomic_files import sync
-from gpuyard.system.folder_tree import Entry, FolderTree, raise_it, remove_tree
+from gpuyard.system.folder_tree import Entry, FolderTree, raise_it
 from gpuyard.system.private_files import PrivateFileError, open_to_append, read_own
 
 ANY_FILE = "*"
-# Many random bytes: a file system can store a few in the inode, or zeros as a hole, even when the disk is full.
-_TRIAL_BYTES = 64 * 1024
 
 
 class PrunedRun(Struct, frozen=True, kw_only=True):
-    """A move. `left` is the reason that the run, or a part of it, was not moved; `to` is then the path of a complete
-    copy, or None."""
+    """A move. `left` is the reason that the run was not moved; `to` is then None."""
 
     run: str
     to: str | None
@@ -49,14 +42,14 @@ class PrunedRun(Struct, frozen=True, kw_only=True):
 
 
 class _PruneRecord(PrunedRun, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the record. `is_copy`: the run was copied, and exists twice until it is removed from the old place."""
+    """A line of the record."""
 
     at: str
-    is_copy: bool = False
 
 
-def make_roots(output: Path, pruned: Path | None) -> None:
-    """Create both folders if they are missing, and check that they can be written."""
+def make_roots(output: Path, pruned: Path | None, *, is_mover: bool = True) -> None:
+    """Create both folders if they are missing, and check that they can be written. `is_mover`: runs are moved from one
+    to the other by gpuyard, and not by their program."""
     if pruned is not None:
         one, other = Path(os.path.realpath(output)), Path(os.path.realpath(pruned))
         hint = "name a folder beside it with --prune-output-root"
@@ -69,6 +62,8 @@ def make_roots(output: Path, pruned: Path | None) -> None:
     _make_root("output root", output, "--output-root")
     if pruned is not None:
         _make_root("prune root", pruned, "--prune-output-root")
+        if is_mover and os.stat(output).st_dev != os.stat(pruned).st_dev:
+            raise UserError(f"the prune root {pruned} is on another file system than the output root", hint=hint)
 
 
 def has_frame(run: Path, pattern: str) -> bool:
@@ -127,31 +122,16 @@ class _Pruning(Struct, frozen=True, kw_only=True):
         if _is_reserved(target):
             with contextlib.suppress(OSError):
                 os.rmdir(target)
-        if not lines[-1].is_copy:
-            return None
-        with FolderTree(self.run) as run:
-            paths = run.paths()
-            if not has_copy(run, paths, target):
-                return None  # the copy was never completed, or a new run has the name of the old one
-            self._note(self._moved(target), is_copy=True)
-            return self._remove_original(run, paths, target)
+        return None
 
     def move(self) -> PrunedRun:
         if not self.pruned.is_dir():
             return self.leave(f"the prune root {self.pruned} is missing")
-        status = os.lstat(self.run)
-        if not stat.S_ISDIR(status.st_mode):
+        if not stat.S_ISDIR(os.lstat(self.run).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.run))
         with FolderTree(self.run) as run:
             run.paths()  # raises Mounted if something is mounted in it
-        if status.st_dev == os.stat(self.pruned).st_dev:
-            try:
-                return self._moved(self._place(self.run))
-            except OSError as error:
-                if error.errno != errno.EXDEV:  # happens also if two folders of one file system are mounted separately
-                    raise
-            self._note(self._moved(None, "it is being copied to another file system"))
-        return self._copy()
+        return self._moved(self._place())
 
     def leave(self, left: str) -> PrunedRun:
         moved = self._moved(None, left)
@@ -159,16 +139,16 @@ class _Pruning(Struct, frozen=True, kw_only=True):
             self._note(moved)
         return moved
 
-    def _place(self, source: Path, *, is_copy: bool = False) -> Path:
-        """Rename a complete run, or the complete copy of a run, to an unused name in the prune root."""
+    def _place(self) -> Path:
+        """Rename the run to an unused name in the prune root."""
         names = itertools.chain([self.run.name], (f"{self.run.name}.{number}" for number in itertools.count(2)))
         free = (self.pruned / name for name in names if not os.path.lexists(self.pruned / name))
         while True:
             target = next(free)
-            self._note(self._moved(target), is_copy=is_copy)
+            self._note(self._moved(target))
             try:
                 os.mkdir(target, 0)
-                os.rename(source, target)
+                os.rename(self.run, target)
             except FileExistsError:
                 continue
             except OSError as error:
@@ -179,59 +159,12 @@ class _Pruning(Struct, frozen=True, kw_only=True):
             else:
                 return target
 
-    def _copy(self) -> PrunedRun:
-        prefix = self._clear_partial()
-        partial = Path(tempfile.mkdtemp(prefix=prefix, dir=self.pruned))
-        try:
-            with FolderTree(self.run) as run, FolderTree(partial) as copy:
-                paths = run.paths()
-                self._refuse_replaced(copy, partial)
-                copy_all(run, copy, paths)
-                if not is_whole(run, copy, paths):
-                    raise OSError(errno.EBUSY, "it changed while it was copied", str(self.run))
-                target = self._place(partial, is_copy=True)
-                self._refuse_replaced(copy, target)
-                sync(self.pruned)
-                return self._remove_original(run, paths, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                remove_tree(partial)
-            raise
-
-    def _refuse_replaced(self, copy: FolderTree, path: Path) -> None:
-        if not (copy.is_ours and copy.is_at(path)):
-            raise OSError(errno.EBUSY, "another user has replaced its copy", str(path))
-
-    def _clear_partial(self) -> str:
-        """Remove partial copies of this run that killed calls left, and return the prefix of their names. It includes
-        a digest of the run's path: another batch may be copying a run of the same name to the same root now."""
-        origin = hashlib.sha256(os.fsencode(os.path.realpath(self.run))).hexdigest()[:16]
-        prefix = f".{self.run.name}.partial-{origin}-"
-        for name in os.listdir(self.pruned):
-            if name.startswith(prefix):
-                remove_tree(self.pruned / name)  # what is not ours stays
-        return prefix
-
-    def _remove_original(self, run: FolderTree, paths: list[str], target: Path) -> PrunedRun:
-        """Remove only what was verified to be at the target, and nothing that was written later."""
-        try:
-            known = set(paths)
-            for entry in run.walk(raise_it):
-                if entry.path in known:
-                    (os.rmdir if entry.is_folder else os.unlink)(entry.name, dir_fd=entry.folder)
-            os.rmdir(self.run)
-        except OSError as error:
-            moved = self._moved(target, f"it was copied to {target}, but cannot be removed here: {_describe(error)}")
-            self._note(moved, is_copy=True)
-            return moved
-        return self._moved(target)
-
     def _moved(self, to: Path | None, left: str | None = None) -> PrunedRun:
         return PrunedRun(run=self.run.name, to=None if to is None else str(to), why=self.why, left=left)
 
-    def _note(self, moved: PrunedRun, *, is_copy: bool = False) -> None:
+    def _note(self, moved: PrunedRun) -> None:
         try:
-            _append(self.record, _PruneRecord(at=self.at, is_copy=is_copy, **asdict(moved)))
+            _append(self.record, _PruneRecord(at=self.at, **asdict(moved)))
         except OSError as error:
             raise OSError(error.errno, f"the record cannot be written: {error.strerror}", str(self.record)) from error
         except PrivateFileError as error:
@@ -248,7 +181,8 @@ def _make_root(role: str, root: Path, option: str) -> None:
         raise EnvironmentFault(f"cannot create the {role} {root}: {error.strerror}", hint=hint) from error
     try:
         with tempfile.TemporaryFile(dir=root) as trial:
-            trial.write(os.urandom(_TRIAL_BYTES))
+            # Many random bytes: a full file system can store a few in the inode, or zeros as a hole.
+            trial.write(os.urandom(64 * 1024))
             trial.flush()
             os.fsync(trial.fileno())
     except OSError as error:

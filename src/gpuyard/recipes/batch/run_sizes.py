@@ -1,32 +1,28 @@
 """How much disk space a run of a batch takes, and whether the runs that are left fit on the disk.
 
-The size is the mean of finished runs: of those in the output root, else of the last batch with the same command, else
-of the last one with the same program. `finish` records it in `batch-sizes.json` in the state directory.
+The size is the mean of finished runs of the same command: of those in the output root, else of the batch that a new one
+begins beside.
 """
 
 import contextlib
 import json
-import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from gpuyard.config import load_config, state_dir
-from gpuyard.core.memory.estimates import fingerprints
-from gpuyard.core.units import format_count, format_size, parse_size
+from gpuyard.config import load_config
+from gpuyard.core.units import MB, format_count, format_size, parse_size
+from gpuyard.errors import EnvironmentFault
 from gpuyard.probes.disk_watch import read_disk_in_time
-from gpuyard.recipes.batch.plan import RUNS, SUCCEEDED, BatchPlan, BatchRecord, RunRecord, run_folder
-from gpuyard.system.atomic_files import write_whole
+from gpuyard.recipes.batch.plan import RUNS, SUCCEEDED, BatchPlan, RunRecord, read_record, run_folder
 from gpuyard.system.folder_tree import FolderTree
 from gpuyard.system.private_files import PrivateFileError, read_own
 
-_FILE = "batch-sizes.json"
-_MIB = 1048576
 # Enough for a mean; a batch may have 100,000 runs, and a run as many files.
 _MOST_RUNS, _MOST_FILES = 20, 20_000
-_MOST_KNOWN = 500
 
 
 class RunSize(Struct, frozen=True, kw_only=True):
@@ -36,33 +32,22 @@ class RunSize(Struct, frozen=True, kw_only=True):
     runs: int
 
 
-def learn_run_size(plan: BatchPlan, runs: Iterable[RunRecord]) -> None:
-    """Record the size of the runs of a finished batch. What cannot be written is learned from the next one."""
-    size = _mean_size(plan, runs)
-    if size is None:
-        return
-    known = _read_known()
-    for fingerprint in fingerprints(plan.command, os.getcwd()):
-        known.pop(fingerprint, None)
-        known[fingerprint] = size
-    newest = dict(list(known.items())[-_MOST_KNOWN:])
-    with contextlib.suppress(OSError):
-        write_whole(state_dir() / _FILE, msgspec.json.encode(newest))
-
-
-def expected_run_size(plan: BatchPlan, before: BatchRecord | None) -> RunSize | None:
+def expected_run_size(plan: BatchPlan) -> RunSize | None:
     """Return the size that a run of this batch is expected to have; None: unknown."""
-    size = None if before is None else _mean_size(plan, _finished(plan))
-    if size is not None:
-        return size
-    known = _read_known()
-    return next((known[each] for each in fingerprints(plan.command, os.getcwd()) if each in known), None)
+    for root in dict.fromkeys((plan.root, re.sub(r"-\d+$", "", plan.root))):
+        with contextlib.suppress(EnvironmentFault):
+            record = read_record(Path(root))
+            if record is not None and record.plan.command == plan.command:
+                size = _mean_size(record.plan, _finished(record.plan))
+                if size is not None:
+                    return size
+    return None
 
 
-def disk_warning(plan: BatchPlan, before: BatchRecord | None) -> str | None:
+def disk_warning(plan: BatchPlan) -> str | None:
     """Return a warning if the runs that are left would fill the disk of the output root; None if they fit, or if the
     size of a run or the free space is unknown."""
-    size = expected_run_size(plan, before)
+    size = expected_run_size(plan)
     figure = read_disk_in_time(plan.root)
     if size is None or size.mb <= 0 or figure.free_mb is None:
         return None
@@ -104,7 +89,7 @@ def _size_mb(folder: str) -> float | None:
                     return None
     except OSError:
         return None
-    return total / _MIB
+    return total / MB
 
 
 def _finished(plan: BatchPlan) -> Iterator[RunRecord]:
@@ -114,10 +99,3 @@ def _finished(plan: BatchPlan) -> Iterator[RunRecord]:
             run = msgspec.convert(json.loads(line), RunRecord)
             if run.state == SUCCEEDED:
                 yield run
-
-
-def _read_known() -> dict[str, RunSize]:
-    try:
-        return msgspec.json.decode(read_own(str(state_dir() / _FILE)), type=dict[str, RunSize])
-    except (OSError, PrivateFileError, msgspec.MsgspecError):
-        return {}

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from gpuyard.core.units import MB
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.recipes.render.default_budgets import Budget
 from gpuyard.residency.loading.asset_loader import Loader, Source
@@ -22,9 +23,8 @@ from gpuyard.residency.memory.page_pool import PagePool, Pages, page_size
 from gpuyard.residency.planning.assets import WORKING_PART, Asset, Kind
 from gpuyard.residency.planning.render_units import Unit
 
-_MB, _GB = 1 << 20, 1 << 30
 _FOR_ASSETS = 1 - 1 / WORKING_PART
-OVERHEAD_NBYTES = 64 * _MB  # memory of a GPU's allocator beside a buffer
+OVERHEAD_NBYTES = 64 * MB  # memory of a GPU's allocator beside a buffer
 _MAX_EXPANSION = 4  # a loader may decompress a file to this multiple of the estimate
 
 
@@ -60,7 +60,7 @@ class Profiler:
 
     def __init__(self, loader: Loader, device: str, vram: Budget, ram: Budget) -> None:
         self._loader, self._device = loader, device
-        self._vram, self._ram = int(vram.mb * _MB), int(ram.mb * _MB)
+        self._vram, self._ram = int(vram.mb * MB), int(ram.mb * MB)
         self.name: str | None = None
 
     def measure(self, assets: Sequence[AssetProfile]) -> Iterator[AssetProfile]:
@@ -173,7 +173,7 @@ def advise(assets: Sequence[AssetProfile], *, scene_slots: int, workers: int, ov
 
 def size_option(nbytes: int) -> str:
     """Return the size as an option's value, rounded up."""
-    return f"{math.ceil(nbytes / _GB)}G" if nbytes >= 4 * _GB else f"{math.ceil(nbytes / _MB)}M"
+    return f"{math.ceil(nbytes / (1024 * MB))}G" if nbytes >= 4 * 1024 * MB else f"{math.ceil(nbytes / MB)}M"
 
 
 def _assets(measured: Sequence[AssetProfile], kind: Kind) -> list[Asset]:

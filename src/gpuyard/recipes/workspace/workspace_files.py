@@ -15,14 +15,12 @@ from typing import Any
 from gpuyard.engines.session.task_files import append_event, claim_in_shared, expected_log, owner_line
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.workspace.settings import TRAIN_LOGS, WorkspaceSettings
-from gpuyard.recipes.workspace.yaml_settings import has_control_characters
+from gpuyard.recipes.workspace.yaml_settings import LONGEST_LABEL, has_control_characters
 from gpuyard.system.private_files import PrivateFileError
 
 _OWN_FOLDER = ".gpuyard"
-_LONGEST_SESSION = 80
-# In bytes: the name of a log may combine both with a few more, and a file name may have 255.
-_LONGEST_CONFIG = 180
-_LONGEST_SLUG = 60
+# In bytes: the name of a log combines it with LONGEST_LABEL and a few more, and a file name may have 255.
+_LONGEST_NAME = 60
 
 
 def check_config_names(paths: Sequence[Path]) -> None:
@@ -34,8 +32,8 @@ def check_config_names(paths: Sequence[Path]) -> None:
             raise UserError(f"the name of the config {path.name!a} is not UTF-8", hint="rename it")
         if has_control_characters(name):
             raise UserError(f"the name of the config {path.name!r} has control characters in it", hint="rename it")
-        if len(name.encode()) > _LONGEST_CONFIG:
-            hint = f"at most {_LONGEST_CONFIG} bytes without the suffix"
+        if len(name.encode()) > LONGEST_LABEL:
+            hint = f"at most {LONGEST_LABEL} bytes without the suffix"
             raise UserError(f"the name of the config {path.name} is too long", hint=hint)
         if name in known:
             hint = "rename one: marker, log and session are named after the file without its suffix"
@@ -57,25 +55,22 @@ def session_name(prefix: str, config: str) -> str:
 def tmux_name(name: str) -> str:
     """Return a safe session name. tmux gives `:` and `.` in a name, and `=`, `$` and `@` at its start, a meaning of its
     own, and shows unprintable characters as octal."""
-    kept = _replace_unsafe(name, "_-")
-    if kept == name and len(kept) <= _LONGEST_SESSION:
-        return kept
-    return f"{kept[: _LONGEST_SESSION - 5]}-{_digest(name, 4)}"
+    return _safe(name, "_-")
 
 
 def slug(text: str) -> str:
-    """Return a safe part of a file name or a job name; unchanged if `text` is short and has safe characters only."""
-    kept = _replace_unsafe(text, "_-.")
-    if kept == text and len(kept.encode()) <= _LONGEST_SLUG:
-        return kept
-    return f"{kept.encode()[: _LONGEST_SLUG - 5].decode(errors='ignore')}-{_digest(text, 4)}"
+    """Return a safe part of a file name or a job name."""
+    return _safe(text, "_-.")
 
 
-def _replace_unsafe(name: str, others: str) -> str:
-    """Replace all characters but letters and digits of any language and `others` with `_`, and also a first character
-    that would make an option or a hidden file."""
+def _safe(name: str, others: str) -> str:
+    """Return the name unchanged if it is short and has only letters and digits of any language and `others`. Else
+    replace all other characters with `_`, and a first one that would make an option or a hidden file; and cut it."""
     kept = "".join(letter if letter.isalnum() or letter in others else "_" for letter in name)
-    return f"_{kept[1:]}" if kept[:1] in ("", "-", ".") else kept
+    kept = f"_{kept[1:]}" if kept[:1] in ("", "-", ".") else kept
+    if kept == name and len(kept.encode()) <= _LONGEST_NAME:
+        return kept
+    return f"{kept.encode()[: _LONGEST_NAME - 5].decode(errors='ignore')}-{_digest(name, 4)}"
 
 
 def _digest(text: str, digits: int) -> str:

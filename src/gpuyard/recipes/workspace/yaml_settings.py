@@ -18,6 +18,7 @@ import yaml
 
 from gpuyard.core.job.job_spec import RetryCause
 from gpuyard.core.job.stop_warning import parse_warning
+from gpuyard.core.job.submit_options import MAX_PRIORITY
 from gpuyard.core.snapshot import Vendor
 from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
@@ -29,8 +30,6 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEEPEST = 100
 _TAGS = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_TAGS + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")}
-# The queue's own limit.
-_MOST_PRIORITY = 1_000_000
 # In bytes: a file name may have 255, and the label is only a part of ours.
 LONGEST_LABEL = 180
 _WHOLE = re.compile(r"\s*[+-]?\d{1,12}\s*", re.ASCII)
@@ -217,9 +216,9 @@ def whole(least: int) -> Callable[[yaml.Node], int]:
 text = _scalar("text", str)
 flag = _scalar("true or false", lambda written: _FLAGS[written.lower()])
 priority = _scalar(
-    f"a whole number from {-_MOST_PRIORITY} to {_MOST_PRIORITY}",
+    f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}",
     _parse_whole,
-    lambda number: abs(number) <= _MOST_PRIORITY,
+    lambda number: abs(number) <= MAX_PRIORITY,
 )
 # None for all GPUs.
 gpu_count = _scalar(

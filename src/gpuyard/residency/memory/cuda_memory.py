@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuyard.core.units import format_size
+from gpuyard.core.units import MB, format_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.residency.memory.device_memory import Mark, TransferLane, as_device_full
 from gpuyard.residency.memory.pinned_slabs import PinnedSlabs
 
-_MB = 1048576
 # With expandable segments, PyTorch maps memory in these steps, and checks the cap before it rounds up to them.
-_STEP = 20 * _MB
+_STEP = 20 * MB
 _CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 _TYPES = {code: np.dtype(code).name for code in _CODES}  # PyTorch's names are numpy's
 
@@ -85,11 +84,11 @@ class CudaMemory:
         total = max(cuda.mem_get_info(self._number)[1], cuda.get_device_properties(self._number).total_memory)
         if nbytes > total:
             raise UserError(
-                f"{format_size(nbytes / _MB)} is more than {self.name} has", hint=f"it has {format_size(total / _MB)}"
+                f"{format_size(nbytes / MB)} is more than {self.name} has", hint=f"it has {format_size(total / MB)}"
             )
         if nbytes <= _STEP:
-            hint = f"PyTorch takes memory in steps of {format_size(_STEP / _MB)}"
-            raise UserError(f"{format_size(nbytes / _MB)} is too small a budget for {self.name}", hint=hint)
+            hint = f"PyTorch takes memory in steps of {format_size(_STEP / MB)}"
+            raise UserError(f"{format_size(nbytes / MB)} is too small a budget for {self.name}", hint=hint)
         cuda.set_per_process_memory_fraction((nbytes - _STEP) / total, self._number)
 
     def page(self, nbytes: int) -> memoryview:

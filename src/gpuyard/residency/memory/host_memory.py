@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuyard.core.units import format_size
+from gpuyard.core.units import MB, format_size
 from gpuyard.errors import DeviceFull
 from gpuyard.residency.memory.device_memory import Mark, TransferLane
 
 Bytes = npt.NDArray[np.uint8]
-_MB = 1048576
 
 
 class _NoLane:
@@ -40,8 +39,8 @@ class HostMemory:
     def allocate(self, nbytes: int) -> Bytes:
         with self._lock:
             if self._used + nbytes > self._nbytes:
-                free = format_size((self._nbytes - self._used) / _MB)
-                raise DeviceFull(f"the simulated device is full: {format_size(nbytes / _MB)} requested, {free} free")
+                free = format_size((self._nbytes - self._used) / MB)
+                raise DeviceFull(f"the simulated device is full: {format_size(nbytes / MB)} requested, {free} free")
             self._used += nbytes
             self._peak = max(self._peak, self._used)
         return np.empty(nbytes, np.uint8)

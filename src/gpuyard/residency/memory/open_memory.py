@@ -16,7 +16,7 @@ from gpuyard import GPUScheduler, snapshot
 from gpuyard.core.device_names import choose_vendor
 from gpuyard.core.lease import Need
 from gpuyard.core.snapshot import Vendor
-from gpuyard.core.units import format_size
+from gpuyard.core.units import MB, format_size
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.installation import find_installation
 from gpuyard.residency.memory.device_memory import DeviceMemory
@@ -24,7 +24,6 @@ from gpuyard.visible_devices import visible_devices
 
 KINDS = ("auto", "cuda", "host")
 
-_MB = 1048576
 # Expandable segments reuse the gaps between assets; many threads pin RAM, because that is slow.
 _SETTING = "expandable_segments:True,pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 _SETTING_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -40,7 +39,7 @@ def open_device(
     if kind not in KINDS:
         raise UserError(f"there is no device of kind '{kind}'", hint=f"there are: {', '.join(KINDS)}")
     if nbytes <= 0:
-        raise UserError(f"a VRAM budget of {format_size(nbytes / _MB)} is too small", hint="write it as 8G")
+        raise UserError(f"a VRAM budget of {format_size(nbytes / MB)} is too small", hint="write it as 8G")
     need_numpy()
     torch = torch_with_gpu(kind)
     with _lease(nbytes, ram_nbytes, torch, label) as number, contextlib.closing(_open(number, nbytes, torch)) as memory:
@@ -132,8 +131,8 @@ def _lease(nbytes: int, ram_nbytes: int, torch: Any, label: str) -> Iterator[int
         yield 0
         return
     # Quiet: `gpuyard render` prints its own message while it waits.
-    ram_mb = ram_nbytes / _MB or None
-    with GPUScheduler(vram=nbytes / _MB, ram=ram_mb, label=label, specific_gpus=ids, quiet=True) as numbers:
+    ram_mb = ram_nbytes / MB or None
+    with GPUScheduler(vram=nbytes / MB, ram=ram_mb, label=label, specific_gpus=ids, quiet=True) as numbers:
         yield numbers[0]
 
 

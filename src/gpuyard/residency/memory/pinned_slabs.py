@@ -17,9 +17,10 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_MB = 1048576
-_HUGE_PAGE = 2 * _MB
-_PAGES_PER_SLAB, _LARGEST_SLAB = 16, 16 * _MB
+from gpuyard.core.units import MB
+
+_HUGE_PAGE = 2 * MB
+_PAGES_PER_SLAB, _LARGEST_SLAB = 16, 16 * MB
 _DONT_NEED, _USE_HUGE_PAGES, _FILL = 4, 14, 23  # MADV_DONTNEED, MADV_HUGEPAGE, MADV_POPULATE_WRITE (Linux 5.14)
 _LIBC = ctypes.CDLL(None)  # its calls release the interpreter lock; those of the module `mmap` do not
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

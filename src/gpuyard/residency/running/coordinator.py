@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from gpuyard.core.units import parse_size
+from gpuyard.core.units import MB, parse_size
 from gpuyard.errors import AssetError, UserError
 from gpuyard.residency.loading.asset_loader import Loader, Source
 from gpuyard.residency.memory.device_memory import DeviceMemory
@@ -32,7 +32,6 @@ from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Sk
 from gpuyard.residency.tiers.asset_copies import Copies
 from gpuyard.residency.tiers.asset_tiers import Tiers
 
-_MB = 1048576
 # Python handles a signal that arrives just before a wait only when that wait ends.
 _HANDLE_SIGNALS_EVERY_S = 1.0
 _DESCRIBERS = 8
@@ -259,9 +258,9 @@ def _source(key: str, loader: Loader) -> Source | AssetError:
 
 def _nbytes(name: str, size: str | float, least: int = 1) -> int:
     megabytes = parse_size(size) if isinstance(size, str) else float(size)
-    if not least <= megabytes * _MB < 1 << 60:
+    if not least <= megabytes * MB < 1 << 60:
         raise UserError(f"{name} is {size}", hint='write it as "44G", or as a number of MB')
-    return int(megabytes * _MB)
+    return int(megabytes * MB)
 
 
 def _at_least_one(name: str, number: int) -> int:

@@ -1,16 +1,12 @@
-"""Paths, frames and consoles that commands share."""
+"""Paths and frames that commands share."""
 
-import io
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import is_unicode, terminal_size
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gpuyard.core.snapshot import Snapshot
     from gpuyard.ui.views import Frame
 
@@ -22,15 +18,6 @@ def absolute(path: str) -> str:
         return os.path.abspath(path)
     except FileNotFoundError:
         raise UserError("the current directory no longer exists", hint="change to another one") from None
-
-
-def console() -> "Console":
-    """Return a console for live displays. Characters that the terminal's encoding lacks become question marks."""
-    from rich.console import Console
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    return Console(highlight=False, soft_wrap=False)
 
 
 def frame() -> "Frame":

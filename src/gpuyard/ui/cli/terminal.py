@@ -28,21 +28,27 @@ def ellipsis() -> str:
 
 
 def paint(text: str, style: str | None) -> str:
-    if style is None or "NO_COLOR" in os.environ or not is_terminal(sys.stdout):
-        return text
-    return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+    return styled(text, style) if is_terminal(sys.stdout) else text
+
+
+def styled(text: str, style: str | None) -> str:
+    """Return the text with its style for a terminal."""
+    return text if style is None or "NO_COLOR" in os.environ else f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
 def terminal_size() -> tuple[int | None, int | None]:
-    """Return the columns and lines of the terminal. A pipe has no limits, unless COLUMNS sets one."""
+    """Return the columns and lines of standard output. A pipe has no limits, unless COLUMNS sets one."""
+    return window_size(sys.stdout) if is_terminal(sys.stdout) else (_number("COLUMNS"), None)
+
+
+def window_size(stream: "TextIO") -> tuple[int, int]:
+    """Return the columns and lines of a terminal."""
     columns, lines = _number("COLUMNS"), _number("LINES")
-    if is_terminal(sys.stdout):
-        try:
-            size = os.get_terminal_size(sys.stdout.fileno())
-        except OSError:
-            return columns or 80, lines or 24
-        return columns or size.columns or 80, lines or size.lines or 24
-    return columns, None
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # a terminal that tells none
+        return columns or 80, lines or 24
+    return columns or size.columns or 80, lines or size.lines or 24
 
 
 def _number(variable: str) -> int | None:
@@ -91,16 +97,23 @@ def _without_controls(line: str) -> str:
     return "".join(parts)
 
 
-def table_lines(columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]") -> list[str]:
-    from gpuyard.ui.cli.text_table import join_cells, lay_out
+def table_lines(
+    columns: "Sequence[Column]",
+    rows: "Sequence[Sequence[str]]",
+    styles: "Sequence[dict[str, str | None]]" = (),
+) -> list[str]:
+    """Return a table for standard output; `styles` as in `lay_out_lines`."""
+    from gpuyard.ui.cli.text_table import lay_out_lines
 
-    heading, *lines = lay_out(columns, rows, terminal_size()[0], ellipsis())
-    return [paint(join_cells(heading), "dim"), *map(join_cells, lines)]
+    return list(map(_painted, lay_out_lines(columns, rows, terminal_size()[0], ellipsis(), styles=styles)))
 
 
 def say_lines(lines: "Iterable[Line]") -> None:
-    for line in lines:
-        say("".join(paint(text, style) if text.strip() else text for text, style in line))
+    say(*map(_painted, lines))
+
+
+def _painted(line: "Line") -> str:
+    return "".join(paint(text, style) if text.strip() else text for text, style in line)
 
 
 def say_json(value: "Any") -> None:

@@ -13,6 +13,7 @@ Line = tuple[Span, ...]
 
 GAP = "  "
 _SHORTEST = 14
+_LEAST_FOR_END = 12
 # Without a width, as in a pipe: a column, and the last one.
 _LONGEST_UNBOUNDED, _LONGEST_LAST = 60, 1000
 
@@ -43,6 +44,24 @@ def lay_out(
         [pad(cut(row[at], widths[at], ellipsis), widths[at], is_right=columns[at].is_right) for at in kept]
         for row in table
     ]
+
+
+def lay_out_lines(
+    columns: "Sequence[Column]",
+    rows: "Sequence[Sequence[str]]",
+    width: int | None,
+    ellipsis: str = "…",
+    *,
+    styles: "Sequence[dict[str, str | None]]" = (),
+) -> list[Line]:
+    """Return the headings, which are dim, and the rows. `styles`: for each row, the styles of cells by heading."""
+    heading, *lines = lay_out(columns, rows, width, ellipsis)
+    names = [cell.strip() for cell in heading]
+    table = [join_spans((cell, "dim") for cell in heading)]
+    for place, cells in enumerate(lines):
+        style = styles[place] if styles else {}
+        table.append(join_spans((cell, style.get(name)) for name, cell in zip(names, cells, strict=True)))
+    return table
 
 
 def lay_out_facts(facts: "Iterable[tuple[str, Sequence[str]]]") -> list[str]:
@@ -115,6 +134,27 @@ def cut(text: str, width: int, ellipsis: str = "…") -> str:
             break
         kept.append(char)
     return "".join(kept) + ellipsis[:width]
+
+
+def cut_line(line: Line, width: int, ellipsis: str = "…") -> Line:
+    """Return the line in at most this many columns."""
+    shown: list[Span] = []
+    for text, style in line:
+        left = width - sum(cell_width(part) for part, _ in shown)
+        if cell_width(text) > left:
+            return (*shown, (cut(text, left, ellipsis), style))
+        shown.append((text, style))
+    return tuple(shown)
+
+
+def cut_middle(text: str, width: int, ellipsis: str = "…") -> str:
+    """Cut before the last two fifths: names of runs and paths differ there. Narrower texts lose their end."""
+    if cell_width(text) <= width or width < _LEAST_FOR_END:
+        return cut(text, width, ellipsis)
+    end = text[-(width * 2 // 5) :]
+    while cell_width(end) > width * 2 // 5:
+        end = end[1:]
+    return cut(text, width - cell_width(end), ellipsis) + end
 
 
 def pad(text: str, width: int, *, is_right: bool = False) -> str:

@@ -17,6 +17,7 @@ from textual.worker import Worker
 
 from gpuyard.connect.supply_secrets import merge, second_request
 from gpuyard.errors import GpuyardError
+from gpuyard.ui.cli.jobs.job_text import row_ids
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui import job_pages as pages
 from gpuyard.ui.tui.daemon_stream import Answer
@@ -30,7 +31,7 @@ from gpuyard.ui.tui.job_actions import (
     name_rows,
     rows_for,
 )
-from gpuyard.ui.tui.listed_rows import RowKey, ids_of, ids_text
+from gpuyard.ui.tui.listed_rows import RowKey, ids_text
 from gpuyard.ui.tui.queue_view import job_title
 from gpuyard.ui.tui.row_window import Row, choose, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
@@ -204,8 +205,8 @@ class Top(App[None]):
         row = self._chosen()
         if row is not None:
             marked = self.screen_state.marked
-            if marked.pop(ids_of(row), None) is None:
-                marked[ids_of(row)] = row
+            if marked.pop(row_ids(row), None) is None:
+                marked[row_ids(row)] = row
             self.action_move(1)
 
     def action_mark_all(self) -> None:
@@ -220,7 +221,7 @@ class Top(App[None]):
             self._show_notice(failed(error))
             return
         if asked == self.screen_state.filter_query():
-            self.screen_state.marked |= {ids_of(row): row for row in listed}
+            self.screen_state.marked |= {row_ids(row): row for row in listed}
             self._draw("queue")
 
     def _open_sweep(self, row: Row | None) -> None:
@@ -305,7 +306,7 @@ class Top(App[None]):
         rows = self._rows_for(verb)
         if not rows:
             return
-        act = partial(self._do, verb, [ids_of(row) for row in rows])
+        act = partial(self._do, verb, [row_ids(row) for row in rows])
         if verb == "cancel":
             width, ellipsis = question_width(self.size.width), self.screen_state.glyphs.ellipsis
             self._ask(f"cancel {name_rows(verb, rows, width - len('cancel ?'), ellipsis)}?", act)
@@ -325,7 +326,7 @@ class Top(App[None]):
     def action_prioritise(self, by: int) -> None:
         rows = self._rows_for("priority")
         if rows:
-            self._run(partial(self._prioritise, [ids_of(row) for row in rows], by), "acts")
+            self._run(partial(self._prioritise, [row_ids(row) for row in rows], by), "acts")
 
     def action_pause(self) -> None:
         question, path = "pause the queue? Running jobs continue, no new ones start.", "/pause"
@@ -369,7 +370,7 @@ class Top(App[None]):
         async with self._acting:
             changes: dict[int, list[RowKey]] = {}
             for row in filter(None, map(self.screen_state.known_row, keys)):
-                changes.setdefault(row["priority"] + by, []).append(ids_of(row))
+                changes.setdefault(row["priority"] + by, []).append(row_ids(row))
             for priority, equal in changes.items():
                 await self._do("priority", equal, priority=priority)
                 for key in equal:

@@ -7,10 +7,9 @@ from msgspec import Struct
 
 from gpuyard.core.units import format_count
 from gpuyard.errors import GpuyardError
-from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text
-from gpuyard.ui.cli.text_table import cell_width, clean
-from gpuyard.ui.tui.job_arguments import cut_middle
-from gpuyard.ui.tui.listed_rows import count_jobs, ids_of, states_of
+from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text, row_ids
+from gpuyard.ui.cli.text_table import cell_width, clean, cut_middle
+from gpuyard.ui.tui.listed_rows import count_jobs, states_of
 from gpuyard.ui.tui.queue_view import job_title
 
 # By verb: what precedes the ids that changed, and what follows the id of a job that did not.
@@ -82,7 +81,9 @@ def _name_row(verb: str, row: Mapping[str, Any], width: int, ellipsis: str) -> s
 def describe_refusal(verb: str, rows: Sequence[Mapping[str, Any]]) -> ActionNotice:
     """Say that the action applies to none of the jobs."""
     if len(rows) == 1:
-        return ActionNotice(f"{verb} does not apply to job {ids_of(rows[0])}, which is {rows[0]['state']}", is_bad=True)
+        return ActionNotice(
+            f"{verb} does not apply to job {row_ids(rows[0])}, which is {rows[0]['state']}", is_bad=True
+        )
     return ActionNotice(f"{verb} applies to none of the {count_jobs(rows)} marked jobs", is_bad=True)
 
 

@@ -10,12 +10,6 @@ from gpuyard.ui.tui.row_window import Row
 RowKey: TypeAlias = int | str
 
 
-def ids_of(row: Row) -> RowKey:
-    """Return the id of a job, or all ids of a sweep or an array, as a request takes them."""
-    ids: RowKey = row["group"]["ids"] if row.get("group") else row["id"]
-    return ids
-
-
 def count_jobs(rows: Iterable[Row], is_counted: Callable[[str], bool] = lambda _: True) -> int:
     """Return the number of jobs that the rows stand for, in the states that count."""
     return sum(jobs for row in rows for state, jobs in states_of(row).items() if is_counted(state))

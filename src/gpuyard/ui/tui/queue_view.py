@@ -1,24 +1,14 @@
 """The queue as lines: the column headings, and a line per job. All pure."""
 
+import re
 from collections.abc import Container, Mapping
-from typing import Any
 
 from rich.text import Text
 
-from gpuyard.core.units import format_duration
-from gpuyard.ui.cli.jobs.job_text import (
-    STATES,
-    devices_text,
-    elapsed_seconds,
-    job_name,
-    memory_text,
-    result_text,
-    running_text,
-)
-from gpuyard.ui.cli.text_table import cell_width, clean, cut, pad
+from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, job_cells, job_name, result_text, row_ids
+from gpuyard.ui.cli.text_table import cell_width, clean, cut, cut_middle, pad
 from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.job_arguments import arguments_text, cut_middle
-from gpuyard.ui.tui.listed_rows import RowKey, ids_of
+from gpuyard.ui.tui.listed_rows import RowKey
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow
 
 _MARK = 2
@@ -27,6 +17,7 @@ _LEAST_REASON, _LEAST_ARGUMENTS = 12, 13
 _HEADINGS = frozenset({"ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY"})
 _WIDEST_VALUE = 12
 _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
+_INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|zsh|julia|Rscript|node|ruby|perl)")
 
 
 def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
@@ -35,7 +26,7 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     Short columns have a fixed width, so that nothing moves as times change; names and reasons share the rest, and
     arguments get what reasons do not need. Wide terminals show users if there are several, and tags if there are any.
     """
-    ids = max((len(str(ids_of(row))) for row in page.rows), default=0)
+    ids = max((len(str(row_ids(row))) for row in page.rows), default=0)
     devices = [clean(devices_text(dict(row))) for row in page.rows]
     gpus = max(map(cell_width, devices), default=0)
     widest = 17 if any(":" in each for each in devices) else 10  # nvidia:0,nvidia:1
@@ -61,7 +52,7 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
 
 def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool, is_marked: bool) -> Text:
     name = _name(row, widths)
-    cells = {**row.get("values", {}), **_cells(row, glyphs), "JOB": _job_text(row, widths)}
+    cells = {**row.get("values", {}), **job_cells(row, is_unicode=glyphs.is_unicode), "JOB": _job_text(row, widths)}
     if cell_width(clean(cells["JOB"])) > widths["JOB"] < cell_width(clean(name)) + _LEAST_ARGUMENTS:
         cells["JOB"] = name
     line = Text(glyphs.chosen if is_chosen else " ")
@@ -93,14 +84,14 @@ def queue_lines(
         if row is None:
             lines.append(Text(f"  {glyphs.ellipsis}", "dim"))
         else:
-            is_marked = ids_of(row) in marked
+            is_marked = row_ids(row) in marked
             lines.append(_job_line(row, widths, glyphs, is_chosen=at == window.at, is_marked=is_marked))
     return lines
 
 
 def job_title(row: Row) -> str:
     """`17 train[3]`, `18-57 train` for a sweep; a job without a name has its command in place of it."""
-    return f"{ids_of(row)} {job_name(row)}"
+    return f"{row_ids(row)} {job_name(row)}"
 
 
 def value_widths(page: Page) -> dict[str, int]:
@@ -128,17 +119,15 @@ def _job_text(row: Row, columns: Mapping[str, int]) -> str:
     return f"{name} {arguments_text(row['command'])}".rstrip() if row["name"] else name
 
 
-def _cells(row: Row, glyphs: Glyphs) -> dict[str, str]:
-    job: dict[str, Any] = dict(row)
-    glyph = f"{STATES[job['state']][0]} " if glyphs.is_unicode else ""
-    return {
-        "ID": str(ids_of(row)),
-        "STATE": f"{glyph}{job['state']}",
-        "USER": job["user"] or "",
-        "TAG": job["tag"] or "",
-        "GPU": devices_text(job),
-        "VRAM": memory_text(job),
-        "PRIO": str(job["priority"]),
-        "TIME": format_duration(elapsed_seconds(job)),
-        "WHY": running_text(job, is_unicode=glyphs.is_unicode) or result_text(job),
-    }
+def arguments_text(command: str) -> str:
+    """Return the command without its program and, for an interpreter, without its script or module.
+
+    `python -u train.py --lr 0.1` becomes `--lr 0.1`.
+    """
+    program, _, rest = command.strip().partition(" ")
+    words = rest.split()
+    if _INTERPRETER.fullmatch(program):
+        script = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+        # With -c, the word after it is a program of its own, and says what the job does.
+        words = words if "-c" in words[:script] else words[script + 1 :]
+    return " ".join(words)

@@ -10,13 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
-from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED
+from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED, row_ids
 from gpuyard.ui.cli.text_table import clean, cut
 from gpuyard.ui.tui import device_view, header_view, queue_view
 from gpuyard.ui.tui.device_view import DevicePast
 from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import ActionNotice, verbs_for
-from gpuyard.ui.tui.listed_rows import RowKey, count_jobs, ids_of
+from gpuyard.ui.tui.listed_rows import RowKey, count_jobs
 from gpuyard.ui.tui.log_text import LogText
 from gpuyard.ui.tui.row_window import Page, Row, RowWindow, page_of, settle, wanted
 
@@ -87,14 +87,14 @@ class ScreenState:
     def hear_jobs(self, answer: Answer, after: int) -> None:
         self.page, self.counts = page_of(answer, after), dict(answer["counts"])
         self.window = settle(self.window, self.page)
-        listed = {ids_of(row): row for row in self.page.rows}
+        listed = {row_ids(row): row for row in self.page.rows}
         is_whole = after == 0 and len(listed) == self.page.total
         self.marked = {key: listed.get(key, row) for key, row in self.marked.items() if key in listed or not is_whole}
 
     def unmark_filtered(self, marked: Mapping[RowKey, Row], found: Iterable[Row]) -> None:
         """Unmark those of `marked` that the list does not have. `found` are the jobs that meet its conditions."""
         is_folded = self.filter_query().keys() <= {"fold", "all"}
-        arrays = {ids_of(row): row["array"] for row in found}
+        arrays = {row_ids(row): row["array"] for row in found}
         for key, row in marked.items():
             if row.get("group"):
                 is_listed = is_folded
@@ -107,7 +107,7 @@ class ScreenState:
 
     def hear_priority(self, key: RowKey, priority: int) -> None:
         """Apply a new priority before the daemon's next answer, so that two key presses are two steps."""
-        rows = tuple({**row, "priority": priority} if ids_of(row) == key else row for row in self.page.rows)
+        rows = tuple({**row, "priority": priority} if row_ids(row) == key else row for row in self.page.rows)
         self.page = replace(self.page, rows=rows)
         if key in self.marked:
             self.marked[key] = {**self.marked[key], "priority": priority}
@@ -125,7 +125,7 @@ class ScreenState:
 
     def known_row(self, key: RowKey) -> Row | None:
         """Return a listed or marked row, as it was listed last."""
-        return next((row for row in self.page.rows if ids_of(row) == key), self.marked.get(key))
+        return next((row for row in self.page.rows if row_ids(row) == key), self.marked.get(key))
 
     @property
     def is_filtered(self) -> bool:

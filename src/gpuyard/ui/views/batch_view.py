@@ -13,9 +13,6 @@ from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.job.lifecycle import LIVE
@@ -24,8 +21,9 @@ from gpuyard.core.units import format_count, format_duration
 from gpuyard.recipes.batch.finish import Summary, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPart, BatchPlan
 from gpuyard.ui.cli.terminal import is_terminal
-from gpuyard.ui.cli.text_table import clean, lay_out_facts, pad
-from gpuyard.ui.views.live_display import LiveDisplay, PlainDisplay, one_line, progress_head, time_text
+from gpuyard.ui.cli.text_table import Line, Span, clean, lay_out_facts, pad
+from gpuyard.ui.views import Frame
+from gpuyard.ui.views.live_display import LiveDisplay, PlainDisplay, progress_head, time_text
 
 _POLL_S = 0.5
 _PRINT_EVERY_S = 5.0
@@ -121,10 +119,10 @@ def progress_of(name: str, status: dict[str, Any], elapsed_s: float) -> Progress
     )
 
 
-def counts_of(progress: Progress) -> Iterator[tuple[str, str]]:
+def counts_of(progress: Progress) -> Iterator[Span]:
     """Yield each count with its style; failed and cancelled only if there are any."""
     yield f"{progress.running:,} running", "cyan" if progress.running else "dim"
-    yield f"{progress.waiting:,} waiting", "default" if progress.waiting else "dim"
+    yield f"{progress.waiting:,} waiting", None if progress.waiting else "dim"
     if progress.failed:
         yield f"{progress.failed:,} failed", "red"
     if progress.cancelled:
@@ -147,33 +145,35 @@ def hold_of(progress: Progress) -> str:
     return f"{before}{clean(progress.held_by)}"
 
 
+def _done(progress: Progress) -> str:
+    return f"{progress.finished:,} of {progress.total:,} done"
+
+
 def line_of(progress: Progress) -> str:
     counts = ", ".join(text for text, _ in counts_of(progress))
-    done = f"{progress.finished:,} of {progress.total:,} done"
-    return f"gpuyard: {done}, {counts}; {hold_of(progress)}; {time_text(progress.elapsed_s, progress.left_s)}"
+    return (
+        f"gpuyard: {_done(progress)}, {counts}; {hold_of(progress)}; {time_text(progress.elapsed_s, progress.left_s)}"
+    )
 
 
-def picture_of(progress: Progress) -> RenderableType:
+def picture_of(progress: Progress, frame: Frame) -> list[Line]:
     style = "red" if progress.failed else "green"
-    counts = one_line("   ").join(Text(*fact) for fact in counts_of(progress))
-    counts.append(f"   {time_text(progress.elapsed_s, progress.left_s)}", style="dim")
+    counts = [part for fact in counts_of(progress) for part in (fact, ("   ", None))]
     # --concurrency and --stagger hold runs back in normal operation.
     is_held = progress.waiting and progress.gate not in (None, "concurrency", "stagger")
-    return Group(
-        progress_head(progress.finished, progress.total, "done", style, progress.name),
-        counts,
-        one_line(hold_of(progress), "yellow" if is_held else "dim"),
-    )
+    return [
+        progress_head(progress.name, progress.finished / max(1, progress.total), _done(progress), style, frame),
+        (*counts, (time_text(progress.elapsed_s, progress.left_s), "dim")),
+        ((hold_of(progress), "yellow" if is_held else "dim"),),
+    ]
 
 
 class LiveBatchScreen(LiveDisplay):
     def __init__(self) -> None:
-        # Live must not redirect standard error: after an interrupt it would swallow the question to the user.
-        out = Console(stderr=True, highlight=False)
-        super().__init__(Live(console=out, auto_refresh=False, transient=True, redirect_stderr=False))
+        super().__init__(sys.stderr, is_transient=True)
 
     def show(self, progress: Progress) -> None:
-        self.draw(picture_of(progress))
+        self.draw(picture_of(progress, self.frame()))
 
 
 class PlainBatchScreen(PlainDisplay):

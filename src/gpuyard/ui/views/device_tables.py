@@ -10,8 +10,8 @@ from typing import TypeVar
 from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.core.units import UNKNOWN, format_gigabytes, format_size
 from gpuyard.probes.common.process_info import ProcessInfo
-from gpuyard.ui.cli.text_table import GAP, Column, Line, cell_width, join_spans, lay_out, make_columns
-from gpuyard.ui.views import Frame
+from gpuyard.ui.cli.text_table import GAP, Column, Line, cell_width, lay_out_lines, make_columns
+from gpuyard.ui.views import Frame, bar
 
 T = TypeVar("T")
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -114,17 +114,16 @@ def _device_table(
         row.insert(_BAR, _bar(device, width, frame))
         if history is not None:
             row.insert(_SPARKLINE, _sparkline(history.get(device.id, []), width, frame))
-    heading, *lines = lay_out(columns, rows, frame.width, frame.ellipsis)
-    return [join_spans((cell, "dim") for cell in heading), *map(_device_line, shown, lines)]
+    styles = list(map(_device_styles, shown))
+    return lay_out_lines(columns, rows, frame.width, frame.ellipsis, styles=styles)
 
 
-def _device_line(device: Device, cells: Sequence[str]) -> Line:
-    """Colour the memory bar, or the memory where the bar is dropped; an unhealthy device is red."""
+def _device_styles(device: Device) -> dict[str, str | None]:
+    """Colour the memory and its bar; an unhealthy device is red."""
     if not device.healthy:
-        return join_spans((cell, "red") for cell in cells)
+        return {column.heading: "red" for column in _DEVICE_COLUMNS}
     share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)
-    style = "green" if share < 0.7 else "yellow" if share < 0.9 else "red"
-    return join_spans((cell, style if at == _BAR else None) for at, cell in enumerate(cells))
+    return {"memory": "green" if share < 0.7 else "yellow" if share < 0.9 else "red"}
 
 
 def _device_texts(device: Device, snapshot: Snapshot, frame: Frame) -> list[str]:
@@ -160,8 +159,7 @@ def _process_table(
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame) -> list[Line]:
-    heading, *lines = lay_out(columns, rows, frame.width, frame.ellipsis)
-    return [join_spans((cell, "dim") for cell in heading), *(join_spans((cell, None) for cell in row) for row in lines)]
+    return lay_out_lines(columns, rows, frame.width, frame.ellipsis)
 
 
 def _first(rows: Sequence[T], height: int | None) -> tuple[Sequence[T], int]:
@@ -180,11 +178,7 @@ def _more_line(more: int, what: str) -> list[Line]:
 def _bar(device: Device, width: int, frame: Frame) -> str:
     if device.memory_used_mb is None or not device.memory_total_mb:
         return UNKNOWN
-    share = min(1.0, device.memory_used_mb / device.memory_total_mb)
-    # A bar is empty or full only if the memory is.
-    filled = min(width - (share < 1), max(share > 0, round(share * width)))
-    full, empty = ("█", "░") if frame.is_unicode else ("#", ".")
-    return full * filled + empty * (width - filled)
+    return "".join(bar(device.memory_used_mb / device.memory_total_mb, width, frame))
 
 
 def _sparkline(values: Sequence[float | None], width: int, frame: Frame) -> str:

@@ -1,72 +1,113 @@
-"""Displays of progress: live on a terminal, or as lines on standard error, and the parts that they have in common.
+"""Displays of progress: lines that are drawn in place on a terminal, or printed from time to time into a pipe.
 
-A live frame is drawn completely or not at all, also when a signal interrupts it.
+Each frame is one write, and the cursor stays visible: an interrupt leaves nothing to restore.
 """
 
 import contextlib
-import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self
-
-from rich.console import RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import Any, Self, TextIO
 
 from gpuyard.core.units import format_duration
-from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.text_table import Line
+from gpuyard.ui.cli.terminal import note, styled, window_size
+from gpuyard.ui.cli.text_table import Line, clean, cut_line
+from gpuyard.ui.views import Frame, bar
 
 _LONGEST_NAME = 24
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the block ends. For the main thread only.
+class LiveDisplay:
+    """Draws lines on a terminal in place of those before. Several threads may use it."""
 
-    A rich console that is interrupted while it flushes its buffer keeps buffering from then on, and the cursor stays
-    hidden. Blocking the signals would not help: the system would deliver them to another thread.
-    """
-    delayed: list[int] = []
-    before = {
-        signum: signal.signal(signum, lambda number, _: delayed.append(number))
-        for signum in (signal.SIGINT, signal.SIGTERM)
-    }
+    def __init__(self, stream: TextIO, *, is_transient: bool = False) -> None:
+        """With `is_transient` the last lines are removed at the end."""
+        self._stream, self._is_transient = stream, is_transient
+        self._drawn: list[str] = []
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._drawn and self._is_transient:
+                self._write([])
+            elif self._drawn:
+                self._print("\n")
+            self._drawn = []
+
+    def frame(self) -> Frame:
+        """Return the present size of the terminal."""
+        columns, lines = window_size(self._stream)
+        is_unicode = (self._stream.encoding or "utf-8").lower().startswith("utf")
+        return Frame(width=columns, height=lines, is_unicode=is_unicode)
+
+    def draw(self, lines: Iterable[Line]) -> None:
+        """Draw the lines, cut to the width."""
+        frame = self.frame()
+        shown = [cut_line(line, frame.columns, frame.ellipsis) for line in lines]
+        self._write(["".join(styled(text, style) for text, style in line) for line in shown])
+
+    def note(self, text: str) -> None:
+        """Print a line above the others."""
+        self.print_above(self._stream, f"{clean(text)}\n")
+
+    def print_above(self, stream: TextIO, text: str) -> None:
+        """Write whole lines to a stream of the same terminal, above the lines that are drawn."""
+        with self._lock:
+            before = self._drawn
+            self._write([])
+            stream.write(text)
+            stream.flush()
+            self._write(before)
+
+    def _write(self, lines: list[str]) -> None:
+        with self._lock:
+            up = f"\x1b[{len(self._drawn) - 1}A" if len(self._drawn) > 1 else ""
+            self._drawn = lines
+            self._print(f"\r{up}\x1b[J" + "\n".join(lines))
+
+    def _print(self, text: str) -> None:
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._stream.flush()
+
+
+class _PrintedAbove:
+    """Stands for a stream of the terminal: what is written to it appears above the lines of a display."""
+
+    def __init__(self, display: LiveDisplay, stream: TextIO) -> None:
+        self._display, self._stream, self._rest = display, stream, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        lines, newline, self._rest = (self._rest + text).rpartition("\n")
+        if newline:
+            self._display.print_above(self._stream, f"{lines}\n")
+        return len(text)
+
+    def end(self) -> None:
+        if self._rest:
+            self.write("\n")
+
+
+@contextlib.contextmanager
+def printing_above(display: LiveDisplay) -> Iterator[None]:
+    """Keep what this process prints to its terminal above the lines of the display."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    above = {name: _PrintedAbove(display, stream) for name, stream in before.items() if stream and stream.isatty()}
+    for name, stream in above.items():
+        setattr(sys, name, stream)
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-        for number in delayed:
-            signal.raise_signal(number)
-
-
-class LiveDisplay:
-    """Keeps the last frame on the screen; after the end too, unless `live` is transient."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def __enter__(self) -> Self:
-        return self  # the first `draw` starts it: an interrupt in here would skip `__exit__`
-
-    def __exit__(self, *_: object) -> None:
-        with uninterrupted():
-            self._live.stop()
-
-    def draw_lines(self, lines: Iterable[Line]) -> None:
-        self.draw(as_text(lines))
-
-    def draw(self, picture: RenderableType) -> None:
-        with uninterrupted():
-            self._live.start()
-            self._live.update(picture, refresh=True)
-
-    def note(self, text: str) -> None:
-        with uninterrupted():
-            self._live.console.print(Text(text))
+        for name, stream in above.items():
+            stream.end()
+            setattr(sys, name, before[name])
 
 
 class PlainDisplay:
@@ -92,31 +133,14 @@ class PlainDisplay:
         note(text)
 
 
-def progress_head(done: int, total: int, noun: str, style: str, name: str | None = None) -> Table:
-    """Return a line with a bar between the name and `12 of 20 NOUN`."""
-    head = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    if name is not None:
-        head.add_column(no_wrap=True, overflow="ellipsis", max_width=_LONGEST_NAME)
-    head.add_column(ratio=1)
-    head.add_column(no_wrap=True, justify="right")
-    cells = (progress_bar(done, total, style), Text(f"{done:,} of {total:,} {noun}"))
-    head.add_row(*cells if name is None else (Text(name, style="bold"), *cells))
-    return head
-
-
-def progress_bar(completed: int, total: int, style: str, width: int | None = None) -> ProgressBar:
-    return ProgressBar(max(1, total), completed, width, complete_style=style, finished_style=style, style="dim")
+def progress_head(name: str, share: float, text: str, style: str, frame: Frame) -> Line:
+    """Return a line with a bar between the name, if there is one, and the text."""
+    shown = cut_line(((name, "bold"), ("  ", None)), _LONGEST_NAME, frame.ellipsis) if name else ()
+    taken = sum(len(part) for part, _ in shown) + len(text) + 3
+    full, empty = bar(share, max(1, frame.columns - taken), frame)
+    return (*shown, (full, style), (empty, "dim"), (f"  {text}", None))
 
 
 def time_text(elapsed_s: float, left_s: float | None) -> str:
     left = "" if left_s is None else f", about {format_duration(left_s)} left"
     return f"{format_duration(elapsed_s)}{left}"
-
-
-def as_text(lines: Iterable[Line]) -> Text:
-    texts = (Text.assemble(*((text, style or "") for text, style in line)) for line in lines)
-    return Text("\n", no_wrap=True, overflow="crop").join(texts)
-
-
-def one_line(text: str = "", style: str = "") -> Text:
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

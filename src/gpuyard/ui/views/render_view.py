@@ -1,23 +1,20 @@
 """A render as its user sees it: the progress while it runs, on standard error, and the summary at the end."""
 
+import contextlib
 import os
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from typing import Self
 
 from gpuyard.core.units import format_bytes, format_count, format_duration
 from gpuyard.recipes.render.manifest import ManifestMistake
 from gpuyard.residency.running.status_file import RenderReport, RenderStatus, TierStatus
 from gpuyard.ui.cli.terminal import is_terminal
-from gpuyard.ui.cli.text_table import clean, lay_out_facts
-from gpuyard.ui.views.live_display import PlainDisplay, one_line, progress_bar, progress_head, time_text
+from gpuyard.ui.cli.text_table import GAP, Line, Span, clean, lay_out_facts
+from gpuyard.ui.views import Frame, bar
+from gpuyard.ui.views.live_display import LiveDisplay, PlainDisplay, printing_above, progress_head, time_text
 
 _PRINT_EVERY_S = 10.0
 _RECENT_S = 30.0
@@ -58,14 +55,18 @@ def _done(status: RenderStatus) -> int:
     return status.rendered + status.already + status.skipped
 
 
-def _counts(status: RenderStatus, pace: float | None) -> Iterator[tuple[str, str]]:
+def _labels(status: RenderStatus) -> str:
+    return f"{_done(status):,} of {status.labels:,} labels"
+
+
+def _counts(status: RenderStatus, pace: float | None) -> Iterator[Span]:
     """Yield each count with its style, without those that are 0."""
     if status.already:
         yield f"{status.already:,} existed", "dim"
     if status.skipped:
         yield f"{status.skipped:,} skipped", "red"
     if pace is not None:
-        yield f"{pace:.1f} labels/s" if pace >= 1 else f"{60 * pace:.1f} labels/min", "default"
+        yield f"{pace:.1f} labels/s" if pace >= 1 else f"{60 * pace:.1f} labels/min", None
     yield time_text(status.elapsed_s, status.left_s if status.state == "running" else None), "dim"
 
 
@@ -113,51 +114,54 @@ def line_of(status: RenderStatus, pace: float | None) -> str:
     counts = ", ".join(text for text, _ in _counts(status, pace))
     memory = ", ".join(f"{name} {_of(used, tier)}" for name, tier, used in _tiers(status))
     waits = _waits(status)
-    parts = [f"{_done(status):,} of {status.labels:,} labels, {counts}", memory, _assets(status), _references(status)]
+    parts = [f"{_labels(status)}, {counts}", memory, _assets(status), _references(status)]
     return f"gpuyard: {'; '.join([*parts, waits] if waits else parts)}"
 
 
-def picture_of(status: RenderStatus, pace: float | None) -> RenderableType:
+def picture_of(status: RenderStatus, pace: float | None, frame: Frame) -> list[Line]:
     waits = _waits(status)
-    # Both tiers are side by side, or below each other on a narrow terminal; bars shrink first.
-    memory = Columns([_tier_line(name, tier, used) for name, tier, used in _tiers(status)], padding=(0, 2))
-    return Group(
-        progress_head(_done(status), status.labels, "labels", "red" if status.skipped else "green"),
-        one_line("   ").join(Text(*fact) for fact in _counts(status, pace)),
-        memory,
-        one_line(_assets(status)),
-        one_line(_references(status)),
-        one_line(waits or "no worker is waiting", "yellow" if waits else "dim"),
-    )
+    style = "red" if status.skipped else "green"
+    counts = [part for fact in _counts(status, pace) for part in (("   ", None), fact)]
+    return [
+        progress_head("", _done(status) / max(1, status.labels), _labels(status), style, frame),
+        tuple(counts[1:]),
+        *_memory_lines(status, frame),
+        ((_assets(status), None),),
+        ((_references(status), None),),
+        ((waits or "no worker is waiting", "yellow" if waits else "dim"),),
+    ]
 
 
-def _tier_line(name: str, tier: TierStatus, used: int) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, min_width=len("VRAM"))
-    grid.add_column()
-    grid.add_column(no_wrap=True)
-    grid.add_row(name, progress_bar(used, tier.budget, "cyan", _BAR_WIDTH), _of(used, tier))
-    return grid
+def _memory_lines(status: RenderStatus, frame: Frame) -> list[Line]:
+    """Return both tiers side by side, or below each other on a narrow terminal; bars shrink first."""
+    tiers = [(name, tier, used, _of(used, tier)) for name, tier, used in _tiers(status)]
+    whole = max(len(text) for *_, text in tiers) + len("VRAM") + 2 * len(GAP)
+    width = max(1, min(_BAR_WIDTH, frame.columns - 1 - whole))
+    lines: list[Line] = []
+    for name, tier, used, text in tiers:
+        full, empty = bar(used / max(1, tier.budget), width, frame)
+        lines.append(((f"{name:4}{GAP}", None), (full, "cyan"), (empty, "dim"), (f"{GAP}{text}", None)))
+    is_wide = 2 * (whole + _BAR_WIDTH) + len(GAP) < frame.columns
+    return [(*lines[0], (GAP, None), *lines[1])] if is_wide else lines
 
 
-class _LiveRenderScreen(Live):
-    """Not a LiveDisplay: another thread than the main one draws it."""
+class _LiveRenderScreen(LiveDisplay):
+    """Output of a renderer goes above the lines."""
 
     def __init__(self) -> None:
-        # Output of a renderer goes above the display, unless standard output is a pipe or a file.
-        super().__init__(
-            console=Console(stderr=True, highlight=False),
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=is_terminal(sys.stdout),
-        )
-        self._pace = RenderRate()
+        super().__init__(sys.stderr, is_transient=True)
+        self._pace, self._above = RenderRate(), contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._above.enter_context(printing_above(self))
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._above.close()
+        super().__exit__()
 
     def show(self, status: RenderStatus) -> None:
-        self.update(picture_of(status, self._pace.note(status)), refresh=True)
-
-    def note(self, text: str) -> None:
-        self.console.print(Text(text))
+        self.draw(picture_of(status, self._pace.note(status), self.frame()))
 
 
 class PlainRenderScreen(PlainDisplay):

@@ -6,7 +6,7 @@ All pure. Names are data: control characters in them are replaced. Without Unico
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from gpuyard.ui.cli.text_table import GAP, Column, Line, Span, cut, join_spans, lay_out, make_columns
+from gpuyard.ui.cli.text_table import GAP, Column, Line, Span, cut, lay_out_lines, make_columns
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views import report_sentences as texts
 from gpuyard.ui.views.report_sentences import Answer
@@ -79,13 +79,10 @@ def _devices(report: Answer, frame: Frame) -> list[Line]:
 
 def _table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame, coloured: str, styles: Sequence[str]
-) -> Iterator[Line]:
-    """Yield the table; the cells under the heading `coloured` have the style of their row."""
-    headings, *lines = lay_out(columns, rows, frame.width, frame.ellipsis)
-    yield join_spans((cell, "dim") for cell in headings)
-    for cells, style in zip(lines, styles, strict=False):
-        named = zip(headings, cells, strict=True)
-        yield join_spans((cell, style if heading.strip() == coloured else None) for heading, cell in named)
+) -> list[Line]:
+    """Return the table; the cells under the heading `coloured` have the style of their row."""
+    by_row: list[dict[str, str | None]] = [{coloured: style} for style in styles]
+    return lay_out_lines(columns, rows, frame.width, frame.ellipsis, styles=by_row)
 
 
 def _more(count: int) -> list[Line]:

@@ -11,7 +11,17 @@ from collections.abc import Iterator, Sequence
 
 from gpuyard.core.units import UNKNOWN, format_duration, format_size
 from gpuyard.recipes.workspace.sweep_status import NO_MARKER, ConfigStatus, SweepStatus
-from gpuyard.ui.cli.text_table import Line, Span, cell_width, clean, cut, join_spans, lay_out, make_columns
+from gpuyard.ui.cli.text_table import (
+    Column,
+    Line,
+    Span,
+    cell_width,
+    clean,
+    cut,
+    cut_middle,
+    lay_out_lines,
+    make_columns,
+)
 from gpuyard.ui.views import Frame
 
 _GAP = 2
@@ -32,10 +42,14 @@ _STATES = {
 }
 # Rows of the first states are kept when not all fit.
 _RANKS = {state: rank for rank, state in enumerate(_STATES)}
-_STATE, _LAST = 1, "LAST LINE"
-_LEAST_NEEDED = ("TRY", "MEMORY", _LAST, "GPU", "TIME")
-_SHORTEST_CONFIG, _SHORTEST_LAST, _GOOD_LAST = 16, 12, 24
-_LONGEST_CONFIG, _LONGEST_BAR = 48, 60
+_SPARE = ("GPU", "TIME", "MEMORY", "TRY", "SESSION")
+_COLUMNS = (
+    Column("CONFIG"),
+    Column("STATE"),
+    *make_columns(*_SPARE, right=("TIME", "MEMORY", "TRY"), spare=_SPARE),
+    Column("LAST LINE", is_long=True),
+)
+_SHORTEST_CONFIG, _LONGEST_BAR = 16, 60
 _MOST_NAMED = 3
 # Escape sequences of terminals: colours, titles, links.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_()][0-9A-Z]?)")
@@ -79,7 +93,7 @@ def _change(row: ConfigStatus) -> str:
 def _head(status: SweepStatus, frame: Frame) -> list[Line]:
     name = cut(clean(status.task_name), frame.columns, frame.ellipsis)
     left = frame.columns - cell_width(name) - _GAP
-    place = (("  ", None), (_cut_middle(clean(status.workspace), left, frame), "dim")) if left >= _GAP else ()
+    place = (("  ", None), (cut_middle(clean(status.workspace), left, frame.ellipsis), "dim")) if left >= _GAP else ()
     return [((name, "bold"), *place)]
 
 
@@ -181,51 +195,24 @@ def _most_important(
 
 
 def _table(rows: Sequence[ConfigStatus], frame: Frame) -> list[Line]:
+    styles = [{"STATE": _STATES[row.state][1]} for row in rows]
     cells = [_cells(row, frame) for row in rows]
-    widths = {name: max(len(name), *(cell_width(each[name]) for each in cells)) for name in cells[0]}
-    widths["CONFIG"] = min(widths["CONFIG"], _LONGEST_CONFIG)
-    _fit(widths, frame.columns)
-    for each in cells:
-        each["CONFIG"] = _cut_middle(each["CONFIG"], widths["CONFIG"], frame)
-    columns = make_columns(*widths, right=("TIME", "MEMORY", "TRY"), long=(_LAST,))
-    texts = [[each[name] for name in widths] for each in cells]
-    heading, *lines = lay_out(columns, texts, frame.width, frame.ellipsis)
-    table = [join_spans((cell, "dim") for cell in heading)]
-    for row, line in zip(rows, lines, strict=True):
-        style = _STATES[row.state][1]
-        table.append(join_spans((cell, style if at == _STATE else None) for at, cell in enumerate(line)))
-    return table
+    return lay_out_lines(_COLUMNS, cells, frame.width, frame.ellipsis, styles=styles)
 
 
-def _fit(widths: dict[str, int], width: int) -> None:
-    """Remove columns from `widths` until the rest fits, then shorten the config's."""
-
-    def spare(config: int, last: int = _SHORTEST_LAST) -> int:
-        too_long = max(0, widths[_LAST] - last) if _LAST in widths else 0
-        return width - sum(widths.values()) + widths["CONFIG"] - config + too_long - _GAP * (len(widths) - 1)
-
-    # Names of configs often differ at their end, so drop the session before cutting a name.
-    if spare(widths["CONFIG"], _GOOD_LAST) < 0:
-        del widths["SESSION"]
-    for name in _LEAST_NEEDED:
-        if spare(min(widths["CONFIG"], _SHORTEST_CONFIG)) < 0:
-            del widths[name]
-    widths["CONFIG"] = max(1, min(widths["CONFIG"], spare(0)))
-
-
-def _cells(row: ConfigStatus, frame: Frame) -> dict[str, str]:
+def _cells(row: ConfigStatus, frame: Frame) -> list[str]:
     symbol = f"{_STATES[row.state][0]} " if frame.has_symbols and frame.is_unicode else ""
     written = _ESCAPES.sub("", row.last_line or "").strip()
-    return {
-        "CONFIG": clean(row.config),
-        "STATE": f"{symbol}{row.state}",
-        "GPU": clean(row.gpu or UNKNOWN),
-        "TIME": format_duration(row.seconds),
-        "MEMORY": format_size(row.memory_mb),
-        "TRY": str(row.attempt) if row.attempt else UNKNOWN,
-        "SESSION": clean(row.session or UNKNOWN),
-        _LAST: _dot(frame).join(clean(text) for text in (row.note, written) if text),
-    }
+    return [
+        cut_middle(clean(row.config), max(_SHORTEST_CONFIG, frame.columns // 3), frame.ellipsis),
+        f"{symbol}{row.state}",
+        row.gpu or UNKNOWN,
+        format_duration(row.seconds),
+        format_size(row.memory_mb),
+        str(row.attempt) if row.attempt else UNKNOWN,
+        row.session or UNKNOWN,
+        _dot(frame).join(clean(text) for text in (row.note, written) if text),
+    ]
 
 
 # Lines
@@ -262,11 +249,3 @@ def _flow(pieces: Sequence[Span], gap: str, frame: Frame) -> list[Line]:
             lines.append([(piece, style)])
             left = frame.columns - cell_width(piece)
     return [tuple(line) for line in lines]
-
-
-def _cut_middle(text: str, width: int, frame: Frame) -> str:
-    """Cut in the middle: both ends of a name or path matter more."""
-    if cell_width(text) <= width:
-        return text
-    tail = cut(text[::-1], (width - 1) // 2, "")[::-1]
-    return cut(text, width - cell_width(tail), frame.ellipsis) + tail

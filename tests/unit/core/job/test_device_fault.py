@@ -1,6 +1,6 @@
 import pytest
 
-from gpuyard.core.job.device_fault import find_device_fault
+from gpuyard.core.job.error_line import find_device_fault
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_mistakes_of_the_program_are_not(line: str) -> None:
 
 def test_only_the_end_of_the_output_counts_and_it_is_made_printable() -> None:
     fault = "CUDA error: uncorrectable ECC error encountered"
-    assert find_device_fault(fault + "\nfine" * 300) is None
-    assert find_device_fault(f"\x1b[31m{fault}") == f"\\x1b[31m{fault}"
+    assert find_device_fault(fault + "\nfine" * 500) is None
+    assert find_device_fault(f"\x1b[31m{fault}\x01.") == f"{fault}\\x01."

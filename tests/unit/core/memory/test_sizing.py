@@ -36,7 +36,7 @@ from gpuyard.core.memory.sizing import (
     size_need,
 )
 from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.world import Machine
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.snapshot import Device, Vendor
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared
 

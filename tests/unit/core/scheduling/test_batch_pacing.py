@@ -20,12 +20,13 @@ from gpuyard.core.scheduling.batch_pacing import (
     update_pace,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.queue_order import Lane
-from gpuyard.core.scheduling.rules import HostLoad, Request, Stagger
+from gpuyard.core.scheduling.rules import HostLoad, Stagger, StartRequest
 from gpuyard.core.scheduling.started import StartedSoFar
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.scheduling.world import Machine, World
+from gpuyard.core.scheduling.world import World
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from tests.unit.core.scheduling.test_placement import ALICE, CARD, GB, card, lease, shared
 
@@ -68,7 +69,7 @@ def pace_refusals(pace: BatchPace, standing: PaceState, now: float) -> list[Reas
     """Return why no run may start on any device."""
     machine = Machine(now=now, snapshot=Snapshot(taken_at=None, host=Host()))
     world = World(now=now, machine=machine, pace_states={1: standing})
-    run = Request(need=Need(), lane=Lane(id=1, priority=0, user="", tag="", need=Need(), group=1, pace=pace))
+    run = StartRequest(need=Need(), lane=Lane(id=1, priority=0, user="", tag="", need=Need(), group=1, pace=pace))
     found = [rule.refuse(run, None, PlacementState(machine, StartedSoFar(world))) for rule in (Stagger(), HostLoad())]
     return [reason for reason in found if reason is not None]
 

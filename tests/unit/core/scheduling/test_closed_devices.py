@@ -5,9 +5,10 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Drain, Need
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.scheduling.world import Machine, World
+from gpuyard.core.scheduling.world import World
 from gpuyard.core.snapshot import Snapshot
 from tests.unit.core.scheduling.test_placement import GB, card, devices_of, lease, machine, shared
 from tests.unit.core.scheduling.test_planner import queue, started, view, waiting_job

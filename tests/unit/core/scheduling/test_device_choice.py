@@ -12,11 +12,11 @@ from gpuyard.core.device_names import check_possible
 from gpuyard.core.lease import Lease, Need
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.linked_sets import broken, is_joined, score
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementState
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import find_victims
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.core.topology import Topology, merge
 from gpuyard.errors import UserError

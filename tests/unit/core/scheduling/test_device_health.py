@@ -7,8 +7,8 @@ from gpuyard.core.lease import FixedMemory, Need, WholeDevice
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_health import Severity, device_issues, find_issues, first_faults
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.scheduling.xid_codes import XIDS
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 

@@ -13,8 +13,8 @@ from gpuyard.core.scheduling.foreign_load import (
     read_foreign_load,
 )
 from gpuyard.core.scheduling.load_gates import Smoothed
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 GB = 1024.0

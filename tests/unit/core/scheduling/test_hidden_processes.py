@@ -4,7 +4,7 @@ import pytest
 
 from gpuyard.core.lease import Lease, Need, Share
 from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
-from gpuyard.core.scheduling.world import Machine
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.snapshot import Device, Process
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, free_memory, machine, shared
 

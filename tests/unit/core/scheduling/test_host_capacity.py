@@ -19,8 +19,8 @@ from gpuyard.core.scheduling.host_capacity import (
     floor_mb,
     sum_reserved,
 )
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.errors import UserError
 from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, ticket

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, Share, Ticket, WholeDevice
 from gpuyard.core.scheduling.choose_devices import PlacementChoice, choose
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
 
 GB = 1024.0
@@ -71,7 +71,7 @@ def free_memory(device: Device, view: Machine) -> float | None:
 
 def placement_without(placement: PlacementState, lease_ids: frozenset[str]) -> PlacementState:
     """Return the placement after these leases have ended."""
-    after = PlacementState(placement._machine)
+    after = PlacementState(placement.machine)
     after.states = {device_id: state.without(lease_ids) for device_id, state in placement.states.items()}
     return after
 

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Lease, Need, WholeDevice
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.preemption import find_victims
-from gpuyard.core.scheduling.world import Machine, RunningJob
+from gpuyard.core.scheduling.world import RunningJob
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, placement_without, shared
 

@@ -3,10 +3,10 @@ import pytest
 from gpuyard.core.lease import Holder, Need, Share
 from gpuyard.core.scheduling import wait_reasons
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.rules import DeviceRule, FreeMemory, Leased, OtherPrograms
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.scheduling.world import Machine
 from tests.unit.core.scheduling.test_placement import GB, card, machine, shared
 
 ALICE = Holder(uid=1000, user="alice", pid=101, label="train")

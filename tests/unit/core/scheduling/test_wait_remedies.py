@@ -10,9 +10,9 @@ from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import Packing
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
+from gpuyard.core.scheduling.machine import Machine
 from gpuyard.core.scheduling.sharing import depth_limit
 from gpuyard.core.scheduling.wait_reasons import ReasonKind, brief_of
-from gpuyard.core.scheduling.world import Machine
 from gpuyard.core.snapshot import Device, Host
 from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
 

@@ -9,9 +9,9 @@ from gpuyard.core.job.container import Container, Mount
 from gpuyard.engines.containers.tool_commands import (
     ContainedProgram,
     HostUser,
+    container_command,
     container_name,
     remove_command,
-    run_command,
 )
 
 PROGRAM = ContainedProgram(
@@ -34,7 +34,7 @@ PROGRAM = ContainedProgram(
 
 def command(tool: str, **changes: object) -> str:
     program = replace(PROGRAM, container=replace(PROGRAM.container, tool=tool), **changes)
-    return shlex.join(run_command(program))
+    return shlex.join(container_command(program))
 
 
 def test_rootless_podman_keeps_the_user_and_takes_variables_by_name() -> None:
@@ -71,8 +71,8 @@ def test_apptainer_is_given_mounts_and_the_folder_and_takes_the_environment_of_t
 
 def test_the_working_folder_is_not_mounted_over_a_mount_of_the_user_nor_over_the_image() -> None:
     own = replace(PROGRAM.container, mounts=(Mount(source="/x", target="/home/anne/work"),))
-    assert run_command(replace(PROGRAM, container=own)).count("--mount") == 1
-    assert "--mount" not in run_command(replace(PROGRAM, container=replace(own, mounts=()), cwd="/"))
+    assert container_command(replace(PROGRAM, container=own)).count("--mount") == 1
+    assert "--mount" not in container_command(replace(PROGRAM, container=replace(own, mounts=()), cwd="/"))
 
 
 def test_standard_input_is_passed_on_if_the_job_has_some() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.batch.prune_empty_runs import read_record
-from tests.unit.leases import Child, child
-from tests.unit.recipes import RUN, MoveMethod, Roots, copying, make_run, prune_and_die, tree_of, write
+from tests.unit.leases import child
+from tests.unit.recipes import RUN, Roots, make_run, prune_and_die, tree_of, write
 
 
 @pytest.fixture(autouse=True)
@@ -34,41 +34,6 @@ def test_an_unreadable_record_is_reported(tmp_path: Path) -> None:
     assert read_record(tmp_path / "none") == {}
     with pytest.raises(EnvironmentFault, match=f"cannot read the record {tmp_path}: .* is not a regular file"):
         read_record(tmp_path)
-
-
-@copying
-def test_a_run_that_is_the_same_folder_as_its_target_is_never_removed(roots: Roots) -> None:
-    before = tree_of(roots.run)
-    moved = roots.prune()
-    shutil.copytree(moved.to or "", roots.run, symlinks=True)
-    shutil.rmtree(roots.pruned)
-    roots.pruned.symlink_to(roots.output)
-    assert tree_of(Path(roots.prune().to or "")) == before
-
-
-def die_while_copying(pruning: Child, method: MoveMethod, roots: Roots) -> str:
-    """Kill the process while it copies. Return the name of the partial copy."""
-    before = set(os.listdir(roots.pruned))
-    for point in itertools.count(1):
-        pruning.send((method, point, roots))
-        assert pruning.receive() == -signal.SIGKILL
-        partial = {name for name in set(os.listdir(roots.pruned)) - before if ".partial-" in name}
-        if partial:
-            return partial.pop()
-    pytest.fail("nothing is copied")
-
-
-@copying
-def test_only_partial_copies_of_this_run_are_removed(roots: Roots, method: MoveMethod, tmp_path: Path) -> None:
-    elsewhere = Roots(output=tmp_path / "out-of-another", pruned=roots.pruned)
-    make_run(elsewhere.run)
-    with child(prune_and_die) as pruning:
-        theirs = die_while_copying(pruning, method, elsewhere)
-        die_while_copying(pruning, method, roots)
-    roots.prune()
-    assert sorted(os.listdir(roots.pruned)) == [theirs, "run-000016", RUN]
-    elsewhere.prune()
-    assert sorted(os.listdir(roots.pruned)) == ["run-000016", RUN, f"{RUN}.2"]
 
 
 def all_else(roots: Roots) -> dict[str, Any]:
@@ -109,28 +74,28 @@ def check_finished(roots: Roots, before: dict[str, Any], others: dict[str, Any])
 
 
 def test_after_a_kill_at_any_point_the_next_call_leaves_the_run_complete_at_one_place(
-    roots: Roots, method: MoveMethod
+    roots: Roots,
 ) -> None:
     with child(prune_and_die) as pruning:
         for point in itertools.count(1):
             before, others = set_up(roots)
-            pruning.send((method, point, roots))
+            pruning.send((point, roots))
             status = pruning.receive()
             check_nothing_is_lost(roots, before)
             check_finished(roots, before, others)
             if status == 0:
                 break
             assert status == -signal.SIGKILL
-    assert point > (5 if method == "renamed" else 40)
+    assert point > 5
 
 
-def test_after_repeated_kills_the_run_is_complete_at_one_place(roots: Roots, method: MoveMethod) -> None:
+def test_after_repeated_kills_the_run_is_complete_at_one_place(roots: Roots) -> None:
     dice = random.Random(17)
     with child(prune_and_die) as pruning:
         for _ in range(15):
             before, others = set_up(roots)
             for _ in range(dice.randint(2, 5)):
-                pruning.send((method, dice.randint(1, 10 if method == "renamed" else 70), roots))
+                pruning.send((dice.randint(1, 10), roots))
                 assert pruning.receive() in (0, -signal.SIGKILL)
                 check_nothing_is_lost(roots, before)
             check_finished(roots, before, others)

@@ -121,15 +121,6 @@ def test_another_environment_is_left_first(conda: Installation, environment: dic
     assert "MARK" not in after
 
 
-def test_hooks_run_in_the_order_of_their_names(conda: Installation, environment: dict[str, str]) -> None:
-    conda.add("torch")
-    conda.hook("torch", "export ONE='a\n b'; echo talk; echo more >&2")
-    conda.hook("torch", 'export TWO="$ONE!" ARGUMENTS="$#"')
-    environment["CONDA_EXE"] = str(conda.tool)
-    after = activate_environment("torch", environment)
-    assert (after["ONE"], after["TWO"], after["ARGUMENTS"]) == ("a\n b", "a\n b!", "0")
-
-
 def test_a_hook_may_leave_something_running(conda: Installation, environment: dict[str, str], tmp_path: Path) -> None:
     conda.add("torch")
     go_on = tmp_path / "pipe"

@@ -206,12 +206,6 @@ def test_another_file_can_be_the_configuration(tmp_path: Path) -> None:
     assert found.settings.config_dir == f"{tmp_path}/configs"
 
 
-def test_a_relative_workspace_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded(tmp_path / "ws", "")
-    monkeypatch.chdir(tmp_path)
-    assert load(Path("ws")).settings.work_dir == f"{tmp_path}/ws"
-
-
 def test_an_unusable_folder_name_gives_a_usable_task_name(tmp_path: Path) -> None:
     odd = tmp_path / f"two\nlines{'é' * 100}"
     name = loaded(odd, "").settings.task_name

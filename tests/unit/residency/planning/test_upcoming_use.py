@@ -46,10 +46,3 @@ def test_an_unusable_asset_is_forgotten_permanently() -> None:
     future.hand_out()
     assert future.needed.keys() == {S0, S1}
     assert {key for _, key in future.ahead} == {S0, S1}
-
-
-def test_a_unit_may_need_a_scene_alone_an_actor_alone_or_nothing() -> None:
-    assert keys_of(unit(0, None)) == (S0,)
-    assert keys_of(unit(None, 0)) == (A0,)
-    assert keys_of(unit(None, None)) == ()
-    assert Future([unit(None, None)]).hand_out() == (0, unit(None, None))

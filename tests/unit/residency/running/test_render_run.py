@@ -1,7 +1,6 @@
 """Whole runs: the result of each label, its output, and its failures."""
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -177,68 +176,6 @@ def test_an_asset_that_breaks_after_measuring_is_reported_and_the_rest_is_render
     assert played.skipped.keys() == names_of([units[1]])
     assert {skip.kind for skip in played.skipped.values()} == {"asset"}
     assert all("frame2.ply" in skip.reason for skip in played.skipped.values())
-
-
-def fail(*_: Any) -> None:
-    raise ValueError("a mistake of mine")
-
-
-def leave(*_: Any) -> None:
-    sys.exit(3)
-
-
-def return_nonsense(*_: Any) -> None:
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-@pytest.mark.parametrize(
-    ("mistake", "message"),
-    [(fail, "ValueError: a mistake of mine"), (leave, "SystemExit: 3"), (return_nonsense, "RuntimeError: CUDA error")],
-)
-def test_a_label_whose_renderer_fails_is_reported_with_the_traceback(
-    asset_files: AssetFiles, tmp_path: Path, mistake: Callable[..., None], message: str
-) -> None:
-    units = asset_files.products(labels=2)
-    bad = {units[1].labels[0].name, units[4].labels[1].name}
-
-    def render(*args: Any) -> None:
-        write_checksum(*args)
-        if args[2]["name"] in bad:
-            mistake()
-
-    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
-    check_every_label(units, played, asset_files)
-    assert played.skipped.keys() == bad
-    for skip in played.skipped.values():
-        assert skip.kind == "renderer"
-        assert skip.reason.startswith(message)
-        assert mistake.__name__ in (skip.traceback or "")
-        assert (skip.scene, skip.actor) in {(unit.scene, unit.actor) for unit in units}
-
-
-def test_an_output_that_cannot_be_committed_is_reported(asset_files: AssetFiles, tmp_path: Path) -> None:
-    units = [asset_files.unit(0, None, labels=3)]
-    lost = units[0].labels[1].name
-
-    def render(*args: Any) -> None:
-        if args[2]["name"] == lost:
-            args[3].rmdir()
-        else:
-            write_checksum(*args)
-
-    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, render=render)
-    check_every_label(units, played, asset_files)
-    assert {name: skip.kind for name, skip in played.skipped.items()} == {lost: "output"}
-
-
-def test_an_asset_that_can_never_fit_is_reported_with_its_sizes(asset_files: AssetFiles, tmp_path: Path) -> None:
-    units = [asset_files.unit(2, None, labels=2), asset_files.unit(0, 0)]
-    played = play(units, tmp_path / "out", vram=17_000, ram=ROOM)
-    check_every_label(units, played, asset_files)
-    assert played.skipped.keys() == names_of([units[0]])
-    for skip in played.skipped.values():
-        assert skip.kind == "too-large"
-        assert skip.sizes == {"scene": asset_files.nbytes(asset_files.scenes[2])}
 
 
 def test_a_unit_that_does_not_fit_beside_others_is_rendered_alone_at_the_end(

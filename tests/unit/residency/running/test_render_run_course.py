@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
-from gpuyard.errors import UserError
-from gpuyard.residency.loading.asset_loader import Loader
-from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.running.status_file import RenderStatus
 from tests.residency_runs import (
     MB,
@@ -20,10 +16,7 @@ from tests.residency_runs import (
     WatchedMemory,
     WatchedPool,
     check_every_label,
-    check_within_budgets,
-    checksum,
     in_time,
-    labels,
     names_of,
     opened,
     outputs_in,
@@ -39,10 +32,6 @@ SCENES, ACTORS = (40, 60, 80), ((200, 100), (270,) * 4)
 @pytest.fixture(scope="module")
 def asset_files(tmp_path_factory: pytest.TempPathFactory) -> AssetFiles:
     return AssetFiles(tmp_path_factory.mktemp("assets"), SCENES, ACTORS)
-
-
-def fail(*_: Any) -> None:
-    raise ValueError("a mistake of mine")
 
 
 # Stop and resume
@@ -98,112 +87,6 @@ def test_an_interrupt_stops_the_run_after_the_current_labels(asset_files: AssetF
         status = coordinator.status()
     assert status is not None
     assert status.rendered == len(outputs_in(out)) < 30
-
-
-def test_a_second_run_needs_resume_to_keep_complete_outputs(asset_files: AssetFiles, tmp_path: Path) -> None:
-    units, out = [asset_files.unit(0, 0, labels=2)], tmp_path / "out"
-    play(units, out, vram=ROOM, ram=ROOM)
-    with pytest.raises(UserError, match="already exists"):
-        play(units, out, vram=ROOM, ram=ROOM)
-
-    def refuse(*_: Any) -> None:
-        pytest.fail("it was rendered again")
-
-    played = play(units, out, vram=ROOM, ram=ROOM, resume=True, render=refuse)
-    check_every_label(units, played, asset_files)
-    assert (played.status.already, played.status.rendered, played.status.moved.read_from_disk) == (2, 0, 0)
-
-
-def test_skipped_labels_are_tried_again_by_the_next_run(asset_files: AssetFiles, tmp_path: Path) -> None:
-    units, out = [asset_files.unit(0, 0, labels=2)], tmp_path / "out"
-    first = play(units, out, vram=ROOM, ram=ROOM, render=fail)
-    assert len(first.skipped) == 2
-    second = play(units, out, vram=ROOM, ram=ROOM, resume=True)
-    check_every_label(units, second, asset_files)
-    assert not second.skipped
-
-
-# Estimates and learning
-
-
-def loaded(path: str) -> dict[str, Any]:
-    """Load a file named `<name>.<bytes in memory>`; its content is ignored."""
-    return {"x": np.arange(int(path.rpartition(".")[2]), dtype="u1")}
-
-
-def asset(path: Path, on_disk: int) -> str:
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"." * on_disk)
-    return str(path)
-
-
-def test_wrong_size_estimates_are_corrected_during_the_run(tmp_path: Path) -> None:
-    larger, smaller = asset(tmp_path / "a.50000", 1_000), asset(tmp_path / "b.1000", 50_000)
-    nothing = asset(tmp_path / "c.3000", 0)
-    actor = str(tmp_path / "actor")
-    for number in range(4):
-        asset(tmp_path / "actor" / f"{number}.20000", 2_000)
-    units = [
-        Unit(scene=scene, actor=actor if number % 2 else None, labels=labels(f"label{number}"))
-        for number, scene in enumerate([larger, smaller, nothing, larger, smaller, nothing])
-    ]
-    played = play(units, tmp_path / "out", vram=110_000, ram=300_000, loader=Loader(loaded), workers=2)
-    assert not played.skipped
-    check_within_budgets(played, 110_000, 300_000)
-    frames = [loaded("20000")] * 4
-    assert played.outputs == {
-        f"label{number}": checksum([loaded(path), *(frames if number % 2 else [])])
-        for number, path in enumerate([larger, smaller, nothing, larger, smaller, nothing])
-    }
-
-
-def test_an_asset_that_turns_out_too_large_is_reported_and_the_rest_is_rendered(tmp_path: Path) -> None:
-    units = [
-        Unit(scene=asset(tmp_path / "a.50000", 1_000), labels=labels("a1", "a2")),
-        Unit(scene=asset(tmp_path / "b.1000", 1_000), labels=labels("b1", "b2")),
-    ]
-    played = play(units, tmp_path / "out", vram=40_000, ram=300_000, loader=Loader(loaded))
-    assert played.outputs.keys() == {"b1", "b2"}
-    assert {name: skip.kind for name, skip in played.skipped.items()} == {"a1": "too-large", "a2": "too-large"}
-    assert played.skipped["a1"].sizes == {"scene": 50_000}
-
-
-def test_any_exception_of_a_loader_is_reported_and_the_rest_is_rendered(
-    asset_files: AssetFiles, tmp_path: Path
-) -> None:
-    def load(path: str) -> dict[str, Any]:
-        if path == asset_files.scenes[0]:
-            raise MemoryError("no more")
-        return {"x": np.zeros(100)}
-
-    units = [asset_files.unit(number % 3, None, labels=2) for number in range(6)]
-    played = play(units, tmp_path / "out", vram=ROOM, ram=ROOM, loader=Loader(load))
-    assert played.skipped.keys() == names_of(unit for unit in units if unit.scene == asset_files.scenes[0])
-    assert all("no more" in skip.reason for skip in played.skipped.values())
-    assert len(played.outputs) == 8
-
-
-def test_the_memory_use_of_the_renderer_is_learned_and_kept_free(asset_files: AssetFiles, tmp_path: Path) -> None:
-    """Until then assets are evicted on failure; without learning this would happen for nearly every unit."""
-    units = asset_files.products(labels=1, seed=2) * 1
-    units += [Unit(scene=unit.scene, actor=unit.actor, labels=labels(f"again{n}")) for n, unit in enumerate(units)]
-    vram = 75_000
-    memory = WatchedMemory(vram)
-
-    def render(*args: Any) -> None:
-        own = memory.allocate(28_000)
-        try:
-            write_checksum(*args)
-        finally:
-            memory.free(own)
-
-    played = play(
-        units, tmp_path / "out", vram=vram, ram=ROOM, memory=memory, render=render, working=0, workers=1, scene_slots=2
-    )
-    check_every_label(units, played, asset_files)
-    assert not played.skipped
-    assert memory.peak() <= vram
-    assert played.status.counts.out_of_memory <= 4
 
 
 # Status

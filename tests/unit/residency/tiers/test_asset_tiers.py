@@ -1,15 +1,13 @@
 """The tiers: copies stay while they are lent, and waiting workers get an asset or an error."""
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from gpuyard.errors import AssetError, DeviceFull
+from gpuyard.errors import DeviceFull
 from gpuyard.residency.loading.asset_loader import Loader
 from gpuyard.residency.loading.named_arrays import Arrays
 from gpuyard.residency.planning.assets import Kind
@@ -124,28 +122,6 @@ def test_a_waiting_worker_gets_nothing_when_the_run_is_stopped(
         assert tiers.next_unit() is None
         for loan in loans:
             tiers.give_back(loan)
-
-
-def test_a_broken_asset_is_an_error_for_its_requests_only(tmp_path: Path) -> None:
-    asset_files = AssetFiles(tmp_path / "assets", (10, 20), ())
-    units = [asset_files.unit(0, None), asset_files.unit(0, None), asset_files.unit(1, None)]
-    with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
-        os.truncate(asset_files.scenes[0], 600)
-        for _ in range(2):
-            with pytest.raises(AssetError, match=r"scene0\.ply"):
-                take_scene(tiers)
-        tiers.give_back(take_scene(tiers))
-
-
-def test_any_exception_of_a_loader_is_an_error_about_the_asset(asset_files: AssetFiles) -> None:
-    def load(path: str) -> dict[str, Any]:
-        raise MemoryError("no more")
-
-    with (
-        tiers_over([asset_files.unit(0, None)], vram=ROOM, ram=ROOM, loader=Loader(load)) as (tiers, _),
-        pytest.raises(AssetError, match="no more"),
-    ):
-        take_scene(tiers)
 
 
 def test_an_upload_without_memory_is_reported_and_tried_again_on_request(asset_files: AssetFiles) -> None:

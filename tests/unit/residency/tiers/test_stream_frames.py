@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuyard.errors import AssetError, DeviceFull
-from gpuyard.residency.planning.render_units import Unit
 from gpuyard.residency.tiers.asset_tiers import Tiers
 from gpuyard.residency.tiers.hold_assets import ActorCache, Frames
 from tests.residency_files import points
@@ -178,12 +177,3 @@ def test_a_failed_buffer_allocation_leaves_no_buffer_behind(asset_files: AssetFi
     with pytest.raises(DeviceFull, match="full"), streaming(asset_files, memory=memory):
         pytest.fail("it was streamed")
     assert memory.live == 0
-
-
-def test_work_without_an_actor_has_no_frames() -> None:
-    with (
-        tiers_over([Unit(labels=())], vram=VRAM, ram=RAM) as (tiers, pool),
-        tiers.memory.lane() as lane,
-        ActorCache(tiers, pool).hold(None, 0, lane) as frames,
-    ):
-        assert list(frames) == []

@@ -42,6 +42,34 @@ def job_name(job: "Mapping[str, Any]") -> str:
     return f"{name} {varying}".strip()
 
 
+def row_ids(row: "Mapping[str, Any]") -> "int | str":
+    """Return the id of a job, or all ids of a sweep or an array, such as "18-57", as a request takes them."""
+    ids: int | str = row["group"]["ids"] if row.get("group") else row["id"]
+    return ids
+
+
+def job_cells(job: "Mapping[str, Any]", *, is_unicode: bool, has_symbols: bool = True) -> "dict[str, str]":
+    """Return a row of the queue by its headings, as `queue` and `top` show it."""
+    symbol = f"{STATES[job['state']][0]} " if is_unicode and has_symbols else ""
+    return {
+        "ID": str(row_ids(job)),
+        "STATE": f"{symbol}{job['state']}",
+        "COMMAND": job_name(job),
+        "USER": job["user"] or "",
+        "TAG": job["tag"] or "",
+        "GPU": devices_text(job),
+        "VRAM": memory_text(job),
+        "PRIO": str(job["priority"]),
+        "TIME": format_duration(elapsed_seconds(job)),
+        "WHY": running_text(job, is_unicode=is_unicode) or result_text(job),
+    }
+
+
+def state_style(job: "Mapping[str, Any]") -> "dict[str, str | None]":
+    """Return the style of the cell that shows its state, by the heading."""
+    return {"STATE": STATES[job["state"]][1]}
+
+
 def revived_text(answer: "Mapping[str, Any]") -> str:
     """Return what a retry did to jobs that had been skipped because of those that run again; else an empty text."""
     count = answer.get("revived_count", 0)

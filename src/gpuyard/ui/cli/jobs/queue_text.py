@@ -2,11 +2,9 @@
 
 import sys
 
-from gpuyard.core.units import format_duration
-from gpuyard.ui.cli.jobs import job_text
-from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED, running_text
-from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, paint, say, terminal_size
-from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
+from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED, job_cells, state_style
+from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, say, table_lines
+from gpuyard.ui.cli.text_table import Column, clean
 from gpuyard.ui.cli.verb_options import Answer
 
 COLUMNS = (
@@ -19,14 +17,13 @@ COLUMNS = (
     Column("TIME", is_right=True),
     Column("WHY", is_long=True),
 )
-_STATE_AT = 1
 
 
 def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
     """Print the counts, the jobs, and how many more there are."""
     say(*_head(answer))
-    if answer["jobs"]:
-        _say_rows(answer["jobs"])
+    if jobs := answer["jobs"]:
+        say(*table_lines(COLUMNS, list(map(_cells, jobs)), [state_style(job) for job in jobs]))
     if is_terminal(sys.stdout) and any(job.get("group") for job in answer["jobs"]):
         say(paint("`gpuyard queue --sweep ID` shows the runs of a sweep or an array", "dim"))
     if answer["next"] is not None:
@@ -48,26 +45,9 @@ def _head(answer: Answer) -> list[str]:
     return [*lines, *(paint(f"! {clean(notice)}", "yellow") for notice in answer.get("notices", ()))]
 
 
-def _say_rows(jobs: list[Answer]) -> None:
-    heading, *lines = lay_out(COLUMNS, [_cells(job) for job in jobs], terminal_size()[0], ellipsis())
-    say(paint(join_cells(heading), "dim"))
-    for job, cells in zip(jobs, lines, strict=True):
-        cells[_STATE_AT] = paint(cells[_STATE_AT], STATES[job["state"]][1])
-        say(join_cells(cells))
-
-
 def _cells(job: Answer) -> list[str]:
-    state = job["state"]
-    return [
-        job["group"]["ids"] if job.get("group") else str(job["id"]),
-        f"{STATES[state][0]} {state}" if is_terminal(sys.stdout) and is_unicode() else state,
-        job_text.job_name(job),
-        job_text.devices_text(job),
-        job_text.memory_text(job),
-        str(job["priority"]),
-        format_duration(job_text.elapsed_seconds(job)),
-        running_text(job, is_unicode=is_unicode()) or job_text.result_text(job),
-    ]
+    cells = job_cells(job, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))
+    return [cells[column.heading] for column in COLUMNS]
 
 
 def _more_text(answer: Answer, query: dict[str, str]) -> str:

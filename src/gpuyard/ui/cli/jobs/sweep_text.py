@@ -6,8 +6,8 @@ from gpuyard.connect.fast_http import connect
 from gpuyard.core.units import UNKNOWN, format_count, format_duration
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, result_text, running_text, value_text
-from gpuyard.ui.cli.terminal import ellipsis, is_terminal, is_unicode, note, paint, say, say_json, terminal_size
-from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
+from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, table_lines
+from gpuyard.ui.cli.text_table import Column, clean
 from gpuyard.ui.cli.verb_options import Answer, Typed
 
 _MOST_PREVIEWED = 50
@@ -27,8 +27,7 @@ def say_preview(typed: Typed, answer: Answer) -> None:
     names = answer["varies"]
     columns = [*map(Column, names), Column("COMMAND", is_long=True)]
     rows = [[*(job["values"][name] for name in names), job["command"]] for job in shown]
-    for place, cells in enumerate(lay_out(columns, rows, terminal_size()[0], ellipsis())):
-        say(paint(join_cells(cells), "dim") if place == 0 else join_cells(cells))
+    say(*table_lines(columns, rows))
     more = answer["count"] - len(shown)
     if more:
         say(paint(f"and {more:,} more: --json lists the first 1,000", "dim"))
@@ -45,7 +44,7 @@ def show_sweep(typed: Typed, limit: int) -> int:
     if typed.flag("json"):
         say_json(answer)
         return 0
-    say(*sweep_lines(answer, terminal_size()[0], has_symbols=is_terminal(sys.stdout) and is_unicode()))
+    say(*_sweep_lines(answer, has_symbols=is_terminal(sys.stdout) and is_unicode()))
     more = answer["total"] - len(answer["jobs"])
     if more > 0:
         say(paint(f"and {more:,} more: --limit {10 * len(answer['jobs'])} shows more", "dim"))
@@ -64,7 +63,7 @@ def _read_sweep(job_id: str, query: dict[str, str], limit: int) -> Answer:
         return answer
 
 
-def sweep_lines(answer: Answer, width: int | None, *, has_symbols: bool) -> list[str]:
+def _sweep_lines(answer: Answer, *, has_symbols: bool) -> list[str]:
     """Return the heading and the table of a sweep: a column for each value that varies, and others of the daemon."""
     progress = answer["progress"]
     title = " ".join(filter(None, (progress["ids"], answer["name"], answer["tag"] and f"({answer['tag']})")))
@@ -74,16 +73,13 @@ def sweep_lines(answer: Answer, width: int | None, *, has_symbols: bool) -> list
         Column("GPU"),
         Column("WHY", is_long=True),
     ]
-    state_at = next(place for place, each in enumerate(answer["columns"], 1) if each["name"] == "state")
+    state = next(each["title"] for each in answer["columns"] if each["name"] == "state")
     rows = [_run_cells(job, answer["columns"], has_symbols=has_symbols) for job in answer["jobs"]]
-    heading, *lines = lay_out(columns, rows, width, ellipsis())
-    for job, cells in zip(answer["jobs"], lines, strict=True):
-        cells[state_at] = paint(cells[state_at], STATES[job["state"]][1])
+    styles = [{state: STATES[job["state"]][1]} for job in answer["jobs"]]
     return [
         paint(clean(f"{title}: {progress['text']}"), "bold"),
         paint(clean(answer["command"]), "dim"),
-        paint(join_cells(heading), "dim"),
-        *map(join_cells, lines),
+        *table_lines(columns, rows, styles),
     ]
 
 

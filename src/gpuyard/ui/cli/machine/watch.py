@@ -16,10 +16,9 @@ from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sample_log import SampleLog
 from gpuyard.probes.sampler import Sampler
 from gpuyard.system.clock import SystemClock
-from gpuyard.ui.cli.rich_output import console, pids_of
+from gpuyard.ui.cli.rich_output import pids_of
 from gpuyard.ui.cli.terminal import is_terminal, note, say
 from gpuyard.ui.cli.verb_options import DEADLINE, Typed, Verb
-from gpuyard.ui.views import Frame
 from gpuyard.ui.views import device_tables as tables
 
 _HISTORY = 24
@@ -40,7 +39,6 @@ def run(typed: Typed) -> int:
     values = typed.values()
     log_path = Path(values["log"]) if values["log"] else None
     samples = _samples(values["interval"], log_path, values["count"], values["deadline"])
-    # SIGTERM must not leave the terminal with a hidden cursor.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     show = _show_live if is_terminal(sys.stdout) else _print_lines
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the normal end
@@ -61,24 +59,21 @@ def _samples(interval_s: float, log_path: Path | None, count: int | None, deadli
 
 
 def _show_live(samples: Iterator[Sample]) -> None:
-    from rich.live import Live
-
     from gpuyard.ui.views.live_display import LiveDisplay
 
-    out = console()
     expected = vendors_on_pci()
     history: dict[str, list[float | None]] = {}
-    with LiveDisplay(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
+    with LiveDisplay(sys.stdout) as shown:
         for sample in samples:
             for device in sample.snapshot.devices:
                 past = history.get(device.id, [])[1 - _HISTORY :]
                 history[device.id] = [*past, device.utilization_percent]
             processes = describe_processes(pids_of(sample.snapshot))
-            frame = Frame(width=out.width, height=out.height, is_unicode=out.encoding.lower().startswith("utf"))
-            lines = tables.snapshot_lines(
-                sample.snapshot, frame, expected=expected, history=history, processes=processes
+            shown.draw(
+                tables.snapshot_lines(
+                    sample.snapshot, shown.frame(), expected=expected, history=history, processes=processes
+                )
             )
-            shown.draw_lines(lines)
 
 
 def _print_lines(samples: Iterator[Sample]) -> None:

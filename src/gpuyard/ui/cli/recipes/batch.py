@@ -228,7 +228,7 @@ def _note_choice(choice: BatchChoice, more: str | None = None) -> None:
 
 
 def _warn_of_disk(choice: BatchChoice) -> None:
-    if text := disk_warning(choice.plan, choice.before):
+    if text := disk_warning(choice.plan):
         note(f"gpuyard: warning: {text}")
 
 

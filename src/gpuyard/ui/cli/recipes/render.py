@@ -30,7 +30,7 @@ from gpuyard.ui.cli.recipes import render_options
 from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
 from gpuyard.ui.cli.recipes.render_profile import PROFILE
 from gpuyard.ui.cli.rich_output import absolute
-from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
+from gpuyard.ui.cli.terminal import note, paint, say, say_json
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from gpuyard.residency.running.coordinator import Coordinator
 
 _NOTE_WAIT_AFTER_S = 4.0  # longer than the initialisation of CUDA
-_SHOW_CURSOR = b"\x1b[?25h\r\n"
 
 
 VERB = Verb(
@@ -203,9 +202,6 @@ def _running(coordinator: "Coordinator", file: StatusFile | None) -> Iterator[li
 
 def _end_at_once(signum: int) -> NoReturn:
     """Exit without waiting for renderers; unfinished outputs stay under `.partial`, which nothing reads."""
-    if sys.__stderr__ is not None and is_terminal(sys.__stderr__):
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            os.write(sys.__stderr__.fileno(), _SHOW_CURSOR)
     os._exit(128 + signum)
 
 

@@ -12,8 +12,8 @@ from gpuyard.core.units import UNKNOWN, format_bytes
 from gpuyard.residency.memory.open_memory import need_numpy
 from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 from gpuyard.ui.cli import EXIT_FAULT
-from gpuyard.ui.cli.recipes import render_options
 from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
+from gpuyard.ui.cli.recipes.render_options import DEVICE, LOADER, MANIFEST, choose_budgets, make_loader, read_manifest
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
 from gpuyard.ui.cli.verb_options import JSON, Command, Typed, Verb
@@ -44,9 +44,9 @@ def run(options: Typed) -> int:
     from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler, advise
 
     with reserve_stdout(as_json=as_json):
-        read = render_options.read_manifest(manifest)
-        vram, ram = render_options.choose_budgets(None, None, device)
-        profiler = Profiler(render_options.make_loader(loader), device, vram, ram)
+        read = read_manifest(manifest)
+        vram, ram = choose_budgets(None, None, device)
+        profiler = Profiler(make_loader(loader), device, vram, ram)
         assets = _measured(profiler, read)
     overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
     advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=DEFAULT_WORKERS, overhead=overhead)
@@ -65,17 +65,18 @@ def run(options: Typed) -> int:
 
 def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[AssetProfile]":
     """Measure all assets, with a progress bar on a terminal: it may take minutes."""
-    from rich.console import Console
-    from rich.progress import track
-
     from gpuyard.recipes.render.profile_assets import assets_of
+    from gpuyard.ui.views.live_display import LiveDisplay, progress_head
 
     assets = assets_of(manifest.units)
-    bar = Console(stderr=True, highlight=False)
-    steps = profiler.measure(assets)
-    return list(
-        track(steps, "measuring", len(assets), console=bar, transient=True, disable=not is_terminal(sys.stderr))
-    )
+    measured: list[AssetProfile] = []
+    with LiveDisplay(sys.stderr, is_transient=True) as shown:
+        for each in profiler.measure(assets):
+            measured.append(each)
+            if is_terminal(sys.stderr):
+                text = f"{len(measured):,} of {len(assets):,} assets measured"
+                shown.draw([progress_head("", len(measured) / len(assets), text, "green", shown.frame())])
+    return measured
 
 
 def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
@@ -142,8 +143,8 @@ PROFILE = Command(
 
         Exit status 1 if an asset cannot be loaded.
         """,
-        (render_options.LOADER, render_options.DEVICE, JSON),
-        render_options.MANIFEST,
+        (LOADER, DEVICE, JSON),
+        MANIFEST,
     ),
     run,
 )

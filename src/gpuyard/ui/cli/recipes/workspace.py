@@ -29,7 +29,7 @@ from gpuyard.recipes.workspace.settings import (
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
-from gpuyard.ui.cli.rich_output import absolute, console
+from gpuyard.ui.cli.rich_output import absolute
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, say_lines, terminal_size
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Command, Typed, Verb
@@ -219,7 +219,6 @@ def _status_as_json(status: SweepStatus) -> dict[str, Any]:
 
 def _watch_status(loaded: LoadedSettings) -> int:
     """Show the status until the end, and return the exit status. Ctrl-C leaves the last status on the screen."""
-    # SIGTERM must not leave the terminal with a hidden cursor.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     show_all = _show_in_place if is_terminal(sys.stdout) else _print_changes
     try:
@@ -240,17 +239,13 @@ def _statuses(loaded: LoadedSettings) -> Iterator[SweepStatus]:
 
 
 def _show_in_place(statuses: Iterator[SweepStatus]) -> SweepStatus:
-    from rich.live import Live
-
     from gpuyard.ui.views.live_display import LiveDisplay
 
-    out = console()
-    frame = _frame()  # before Live replaces standard output, which hides the terminal's encoding
-    with LiveDisplay(Live(console=out, auto_refresh=False, vertical_overflow="crop")) as shown:
+    with LiveDisplay(sys.stdout) as shown:
         for status in statuses:
+            frame = shown.frame()
             # The last status stays on the screen and may be higher than the screen.
-            lines = None if status.is_over else out.height
-            shown.draw_lines(picture_of(status, replace(frame, width=out.width, height=lines)))
+            shown.draw(picture_of(status, replace(frame, height=None) if status.is_over else frame))
     return status
 
 
