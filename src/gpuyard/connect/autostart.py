@@ -41,12 +41,9 @@ def start_daemon(
     Starts none before `wait_for_other_s` have passed, so that a service manager can start it instead.
     """
     from gpuyard.connect.daemon_lock import running_pid
-    from gpuyard.connect.own_queue import is_plainly_ours
+    from gpuyard.connect.queue_host import refuse_other_machine
 
-    if not is_plainly_ours(paths.state_folder()):
-        from gpuyard.connect.queue_host import refuse_other_machine
-
-        refuse_other_machine(paths.state_folder())
+    refuse_other_machine(paths.state_folder())
     paths.check_state_folder()
     not_before = time.monotonic() + wait_for_other_s
     deadline = not_before + timeout_s

@@ -31,7 +31,8 @@ VERB = Verb(
     Arguments("[IDS]...", is_many=True),
 )
 # The daemon answers within 30 s; on a terminal, ask each second to show progress.
-_LONGEST_REQUEST_S, _REQUEST_ON_A_TERMINAL_S = 30.0, 1.0
+_LONGEST_REQUEST_S = 30.0
+_REQUEST_ON_A_TERMINAL_S = 1.0
 _MOST_NAMED = 20
 
 
