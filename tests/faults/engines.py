@@ -52,7 +52,7 @@ FAULTS = (
     Fault(
         id="engines-container-of-a-killed-client-stays",
         file=f"{_ENGINES}/containers/started_containers.py",
-        old="if status is not None and status < _LEAST_SUSPECT_STATUS:",
+        old="if status is not None and status < TOOL_FAILED:",
         new="if status is not None:",
         breaks="A container goes on, with its GPU, after the client of docker that started it was killed.",
         near=(f"{_TESTS}/test_containers_docker.py",),

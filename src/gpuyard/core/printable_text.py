@@ -5,6 +5,8 @@ no value holds it raw, and every face may show it as it is.
 """
 
 _ELLIPSIS = "…"
+# Of a message of another program, as a part of ours.
+LONGEST_MESSAGE = 300
 
 
 def printable(text: str, longest: int | None = None) -> str:

@@ -26,10 +26,7 @@ from gpuyard.system.background_thread import BackgroundThread
 
 _log = logging.getLogger(__name__)
 EVENT = "script-changed"
-# Also for how long a digest is taken as that of now.
 _READ_WITHIN_S = 1.0
-# A page that is open asks for the details of a job after each step.
-_MOST_DIGESTS = 1000
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -46,7 +43,6 @@ class CodeWatch:
         self._scripts, self._git = BackgroundThread("gpuyard-scripts"), BackgroundThread("gpuyard-git")
         self._submitted: dict[str, set[int]] = {}  # specs that wait for an answer about their work tree
         self._started: list[StartedScript] = []
-        self._digests: dict[str, tuple[float, str | None]] = {}  # when they were read, and what they were
         self._tasks: dict[str, asyncio.Task[None]] = {}
         scheduler.listeners.append(self._after_step)
 
@@ -89,16 +85,10 @@ class CodeWatch:
         """Return whether the script is another one now than at submission; None if that cannot be told."""
         if code.script is None or code.digest is None:
             return None
-        script, now = code.script, asyncio.get_running_loop().time()
-        at, digest = self._digests.get(script, (-_READ_WITHIN_S, None))
-        if now - at >= _READ_WITHIN_S:
-            try:
-                digest = await asyncio.wait_for(self._scripts.run(lambda: script_digest(script)), _READ_WITHIN_S)
-            except TimeoutError:
-                digest = None
-            if len(self._digests) >= _MOST_DIGESTS:
-                self._digests.clear()
-            self._digests[script] = now, digest
+        try:
+            digest = await asyncio.wait_for(self._scripts.run(partial(script_digest, code.script)), _READ_WITHIN_S)
+        except TimeoutError:
+            return None
         return None if digest is None else digest != code.digest
 
     def _after_step(self, step: Step) -> None:

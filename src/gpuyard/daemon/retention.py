@@ -20,6 +20,8 @@ from typing import TypeVar
 from gpuyard.config import KeepConfig, load_config
 from gpuyard.control.add_submission import InPieces
 from gpuyard.control.step_result import Step
+from gpuyard.core.units import MB
+from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
 from gpuyard.daemon.loop import SchedulerLoop
@@ -36,7 +38,6 @@ _FIRST_AFTER_S, _EVERY_S, _AFTER_FAILURE_S = 60.0, 3600.0, 60.0
 _DROP_SECRETS_AFTER_S = 5.0
 # Work takes one part of the loop's time in this many.
 _PARTS = 10.0
-_MB = 1048576.0
 
 
 class Retention:
@@ -106,7 +107,7 @@ class Retention:
         old = gone | await self._ended_before(logs, keep.logs_s)
         # After the logs were listed: each log in the list of a job that was submitted since is of an earlier queue.
         unfinished = self._scheduler.queries.unfinished()
-        most = None if keep.most_log_mb is None else keep.most_log_mb * _MB
+        most = None if keep.most_log_mb is None else keep.most_log_mb * MB
 
         def remove() -> tuple[list[LogFile], str | None]:
             jobs = {log.job_id for log in logs}
@@ -140,7 +141,7 @@ class Retention:
             log_bytes=size,
             keep_jobs_s=keep.jobs_s,
             keep_logs_s=keep.logs_s,
-            keep_log_bytes=None if keep.most_log_mb is None else int(keep.most_log_mb * _MB),
+            keep_log_bytes=None if keep.most_log_mb is None else int(keep.most_log_mb * MB),
         )
 
     def close(self) -> None:
@@ -177,15 +178,4 @@ class Retention:
                 raise
 
     async def _work(self, pieces: InPieces[T], *, is_urgent: bool) -> T:
-        """Do all pieces, with a pause after each for everything else that the daemon does."""
-        while True:
-            await self._scheduler.checkpoints.may_write()
-            started = time.perf_counter()
-            try:
-                next(pieces)
-            except StopIteration as done:
-                self._scheduler.wake()  # after a step the database is saved, and its write-ahead log emptied
-                result: T = done.value
-                return result
-            took = time.perf_counter() - started
-            await asyncio.sleep(0 if is_urgent else _PARTS * took)
+        return await run_in_pieces(pieces, self._scheduler.checkpoints.may_write, rest=0.0 if is_urgent else _PARTS)

@@ -13,7 +13,7 @@ from gpuyard.core.units import format_size
 
 # Ray counts GPUs with four decimal places.
 _PARTS = 10_000
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 # For how long a node gets no jobs after one could not start there.
 LEAVE_OUT_S = 600.0
 
@@ -105,19 +105,19 @@ def impossible(engine: str, nodes: Sequence[Amount], wanted: Amount) -> str | No
         ("CPUs", [each.cpus for each in nodes], wanted.cpus),
     ):
         largest = max((each for each in most if each is not None), default=None)
-        if largest is not None and (needed or 0.0) > largest + _ROUNDING:
+        if largest is not None and (needed or 0.0) > largest + ROUNDING:
             return (
                 f"no node of {engine} has {needed:g} {name if needed != 1 else name[:-1]}; the largest has {largest:g}"
             )
     ram = max((each.ram_mb for each in nodes if each.ram_mb is not None), default=None)
-    if ram is not None and (wanted.ram_mb or 0.0) > ram + _ROUNDING:
+    if ram is not None and (wanted.ram_mb or 0.0) > ram + ROUNDING:
         return f"no node of {engine} has {format_size(wanted.ram_mb or 0.0)} of RAM; the largest has {format_size(ram)}"
     return f"no node of {engine} has {_text(wanted)} together"
 
 
 def _has(node: Amount, wanted: Amount) -> bool:
     had, needed = asdict(node), asdict(wanted)
-    return all(had[name] is None or (needed[name] or 0.0) <= had[name] + _ROUNDING for name in had)
+    return all(had[name] is None or (needed[name] or 0.0) <= had[name] + ROUNDING for name in had)
 
 
 def _text(amount: Amount) -> str:
@@ -137,8 +137,8 @@ def gpu_count(need: Need, card_mb: float | None) -> float:
 def _rounded(part: float) -> float:
     """Round up, so that a job never gets less than it needs, but keep as many jobs per GPU: three thirds still fit."""
     part = max(part, 1.0 / _PARTS)
-    most = max(1, math.floor(1.0 / part + _ROUNDING))
-    return min(math.ceil(part * _PARTS - _ROUNDING), _PARTS // most) / _PARTS
+    most = max(1, math.floor(1.0 / part + ROUNDING))
+    return min(math.ceil(part * _PARTS - ROUNDING), _PARTS // most) / _PARTS
 
 
 def amount_needed(terms: ClusterTerms, card_mb: float | None) -> Amount:

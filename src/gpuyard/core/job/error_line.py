@@ -32,7 +32,6 @@ _LONGEST_QUOTE = 120
 _LAST_LINES = 400
 _MOST_CHARS = 1 << 16
 _LONGEST_LINE = 600
-_WITHIN_TRACEBACK = 200
 
 _TRACEBACK = "Traceback (most recent call last)"
 _NOT_FATAL = ("Exception ignored in", "Exception ignored while", "--- Logging error ---")
@@ -223,7 +222,7 @@ def _raised_errors(lines: Sequence[str]) -> Iterator[tuple[int, _Weight | None]]
 
 def _end_of_traceback(lines: Sequence[str], header: int) -> int | None:
     """Return where the error of a traceback is: the first line that is not indented."""
-    for at in range(header + 1, min(len(lines), header + _WITHIN_TRACEBACK)):
+    for at in range(header + 1, len(lines)):
         line = _GROUP.sub("", lines[at])
         if line and not line[0].isspace() and _RAISED.fullmatch(line):
             return at

@@ -3,15 +3,12 @@
 Option values arrive as they were typed, from the command line, the web page or a client, and are checked here.
 """
 
-import contextlib
 import csv
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -98,22 +95,6 @@ class Submission(Struct, frozen=True, kw_only=True):
     at: str | None = None  # the earliest start, as a moment (`moments.py`), and as a queue time, once that is known
     not_before: float | None = None
     devices_are_optional: bool = False  # it runs without a GPU on a machine that has none
-
-
-def decode_submission(body: bytes, kind: type[SubmissionRequest] = SubmissionRequest) -> SubmissionRequest:
-    """Decode a request's body. Not by msgspec alone: a variable that is not UTF-8 arrives with lone surrogates, which
-    msgspec rejects. Rejects surrogates that stand for no byte: no program can receive them."""
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(body, type=kind)
-    try:
-        content = json.loads(body)
-        if b"\\u" in body:
-            json.dumps(content, ensure_ascii=False).encode(errors="surrogateescape")
-        return msgspec.convert(content, kind)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"the submission cannot be decoded: {error}", hint="see POST /v1/submissions in /openapi.json"
-        ) from error
 
 
 def parse_submission(request: SubmissionRequest) -> Submission:

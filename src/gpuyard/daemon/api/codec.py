@@ -41,17 +41,21 @@ def decode_query(request: Request, kind: type[T]) -> T:
     return _convert(request.query, kind, "query")
 
 
-def decode_body(request: Request, kind: type[T]) -> T:
-    """Decode the body. UserError says which key is wrong."""
+def decode_body(body: bytes, kind: type[T], *, may_hold_bytes: bool = False) -> T:
+    """Decode a body. UserError says which key is wrong.
+
+    Lone UTF-16 surrogates are rejected, which SQLite cannot store; with `may_hold_bytes`, those that stand for bytes
+    that are not UTF-8 are accepted, as in variables.
+    """
     try:
-        body = json.loads(request.body or b"{}")
-        if b"\\u" in request.body:  # reject lone UTF-16 surrogates, which SQLite cannot store
-            json.dumps(body, ensure_ascii=False).encode()
+        content = json.loads(body or b"{}")
+        if b"\\u" in body:
+            json.dumps(content, ensure_ascii=False).encode(errors="surrogateescape" if may_hold_bytes else "strict")
     except UnicodeEncodeError:
         raise UserError("the request's body has a lone surrogate in it", hint="send it as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"the request's body is not JSON: {error}") from error
-    return _convert(body, kind, "body")
+    return _convert(content, kind, "body")
 
 
 def _convert(content: Any, kind: type[T], what: str) -> T:

@@ -314,7 +314,7 @@ def _decode(request: Request, key: RouteKey) -> tuple[Struct, ...]:
     operation = OPERATIONS[key]
     if operation.query is not None:
         return (decode_query(request, operation.query),)
-    return (decode_body(request, operation.body),) if operation.body is not None else ()
+    return (decode_body(request.body, operation.body),) if operation.body is not None else ()
 
 
 def _respond(answer: Struct) -> HttpAnswer:

@@ -22,13 +22,14 @@ from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.secret_variables import secret_variables
 from gpuyard.core.job.shell_settings import ShellSettings, unattainable
-from gpuyard.core.job.submission import ArrayElement, Submission, decode_submission, parse_submission
+from gpuyard.core.job.submission import ArrayElement, Submission, parse_submission
 from gpuyard.core.notify.subscriptions import is_url
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.host_capacity import check_host
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.daemon.api.codec import decode_body
 from gpuyard.daemon.api.jobs import find_job
 from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
@@ -205,7 +206,7 @@ def _silence_notes(spec: JobSpec, snapshot: Snapshot) -> Iterator[str]:
 
 def _read(body: bytes, default_engine: str) -> Submission:
     """Parse a submission. Batches stay on this machine, because its load paces them."""
-    request = decode_submission(body, SubmissionBody)
+    request = decode_body(body, SubmissionBody, may_hold_bytes=True)
     if "engine" not in request.options and "concurrency" not in request.options:
         request.options["engine"] = default_engine
     # The web page has no directory and no variables: those are the user's home and the daemon's environment.
@@ -286,11 +287,11 @@ def _reason(device: Device, closed: Mapping[str, Reason]) -> Reason | None:
     if device.healthy:
         return closed.get(device.id)
     text = f"unhealthy: {device.fault}"
-    return Reason(ReasonKind.UNHEALTHY, text, device.id, remedy=REMEDIES[ReasonKind.UNHEALTHY])
+    return Reason(ReasonKind.UNHEALTHY, text, device.id, remedy=REMEDIES["unhealthy"])
 
 
 def _remedy(reason: Reason, label: str) -> str:
-    return f"`gpuyard devices undrain {label}`" if reason.kind is ReasonKind.DRAINED else reason.remedy
+    return f"`gpuyard devices undrain {label}`" if "undrain" in reason.remedy else reason.remedy
 
 
 def preview_of(submission: Submission, notes: Sequence[str]) -> SubmissionPreview:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import LEAVE_OUT_S, ClusterTerms, most_of, without_learned
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
 from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.core.printable_text import printable
+from gpuyard.core.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.engines.cluster import node_supervisor
 from gpuyard.engines.cluster.outcome import ElementOutcome, decide, out_of_ram
 from gpuyard.engines.cluster.site import (
@@ -43,7 +43,6 @@ _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()
 # A supervisor checks every few seconds whether its element was given up, and network file systems show files late.
 _KEEP_LOST_S = 120.0
-_LONGEST_FAULT = 300
 # A site may still start an element for a moment after it gave it up.
 _MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED, OutcomeKind.NEVER_STARTED)
 
@@ -407,7 +406,7 @@ class InFlightJobs:
         lines = (self._output_of(element) or b"").decode("utf-8", "replace").split("\n")
         says = next((line.strip() for line in reversed(lines) if line.strip()), None)
         folder = self._submissions[element.ref[0]].submission.folder
-        return printable(says, _LONGEST_FAULT) if says else f"it may not see {os.path.dirname(folder)}"
+        return printable(says, LONGEST_MESSAGE) if says else f"it may not see {os.path.dirname(folder)}"
 
     def _output_of(self, element: InFlightElement) -> bytes | None:
         """Return what the site or the supervisor itself wrote."""

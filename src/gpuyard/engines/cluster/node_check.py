@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.printable_text import printable
+from gpuyard.core.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.core.units import format_duration, format_size
 from gpuyard.engines.cluster.site import ClusterNode
 from gpuyard.errors import EnvironmentFault
@@ -32,7 +32,6 @@ _CLOCK_ERROR_S = 2.0
 # Drivers report a little less than what is sold.
 _LEAST_PART = 0.98
 _MOST_AT_ONCE = 64
-_LONGEST = 300
 
 
 class CheckedSite(Protocol):
@@ -97,7 +96,7 @@ def check_nodes(
 def _no_report(lines: Sequence[str]) -> str:
     says = next((line for line in reversed(lines) if line.strip() and not line.startswith("folder=")), "no output")
     hint = "install gpuyard in a folder that all nodes see at the same path"
-    return f"cannot run {python_command(_REPORT)[0]}: {printable(says.strip(), _LONGEST)} ({hint})"
+    return f"cannot run {python_command(_REPORT)[0]}: {printable(says.strip(), LONGEST_MESSAGE)} ({hint})"
 
 
 def _clock_problems(off_s: float) -> list[str]:

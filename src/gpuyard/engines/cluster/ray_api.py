@@ -22,7 +22,7 @@ from gpuyard.config import RayConfig
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, amount_needed, impossible, whole_gpu_basis
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.core.job.job_spec import DEFAULT_GRACE_S
-from gpuyard.core.printable_text import printable
+from gpuyard.core.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.core.units import MB
 from gpuyard.engines.cluster.site import (
     ClusterNode,
@@ -244,7 +244,7 @@ def gist(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip(" .\t")]
     if not lines:
         return ""
-    return printable(lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0], 300)
+    return printable(lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0], LONGEST_MESSAGE)
 
 
 # Capacity

@@ -22,7 +22,7 @@ from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, whole_gpu_ba
 from gpuyard.core.job.job import SiteRequest
 from gpuyard.core.job.stop_warning import signal_name
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
-from gpuyard.core.printable_text import printable
+from gpuyard.core.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterNode,
@@ -126,7 +126,6 @@ _UP = frozenset(("idle", "mixed", "allocated", "completing", "planned"))
 _IN_PARENTHESES = re.compile(r"\([^)]*\)")
 _LIMITED = re.compile(r"policy|limit", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?(?:Batch job submission failed: |allocation failure: )?")
-_LONGEST = 500
 
 
 class SlurmJobRow(Struct, frozen=True, kw_only=True):
@@ -479,4 +478,4 @@ def unanswered(program: str, limit_s: float, errors: str) -> SiteUnreachable:
 
 def _in_one_line(errors: str) -> str:
     lines = (_PREFIX.sub("", line).strip() for line in errors.splitlines())
-    return printable("; ".join(dict.fromkeys(line for line in lines if line)), _LONGEST)
+    return printable("; ".join(dict.fromkeys(line for line in lines if line)), LONGEST_MESSAGE)

@@ -15,8 +15,8 @@ from gpuyard.errors import UserError
 from gpuyard.ports import Launch
 
 BEGAN = "began"
-# The exit status of docker and podman when they could not run the container.
-_TOOL_FAILED = "125"
+# The exit status of docker and podman when they could not run the container. Their other failures are above.
+TOOL_FAILED = 125
 
 
 def check_arguments(launch: Launch, environment: dict[str, str]) -> None:
@@ -70,7 +70,7 @@ def outcome_of(word: str | None, context: StartContext) -> Outcome:
         reason = f"signal {int(word) - BY_SIGNAL} ({signal.Signals(int(word) - BY_SIGNAL).name})"
     except ValueError:
         reason = f"exit status {word}"
-        if word == _TOOL_FAILED and context.program in CONTAINER_TOOLS:
+        if int(word) == TOOL_FAILED and context.program in CONTAINER_TOOLS:
             reason = f"{context.program} could not run the container ({reason}); see the job's log"
     return Outcome(kind=OutcomeKind.FAILED, status=int(word), reason=reason)
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.container import Container, Mount, variables_to_pass
 from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.core.units import MB
+from gpuyard.engines.common.program_outcome import TOOL_FAILED
 from gpuyard.engines.containers.container_removal import ContainerRemoval, RemoveCommand
 from gpuyard.engines.containers.device_options import device_options
 from gpuyard.engines.containers.installed_tools import has_podman_init
@@ -37,8 +38,6 @@ from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder
 
 _log = logging.getLogger(__name__)
-# The tools' own failures (125 to 127) and ends by signals start here. Below, the tool has removed the container.
-_LEAST_SUSPECT_STATUS = 125
 # What the tool needs to find the container again.
 _TOOL_VARIABLES = ("PATH", "HOME", "TMPDIR")
 _TOOL_PREFIXES = ("XDG_", "DOCKER_", "CONTAINER", "PODMAN_", "STORAGE_")
@@ -107,7 +106,7 @@ class StartedContainers:
         which kills the attempt's processes and returns how many.
         """
         names = [name for name in self._records if _key(name) == key]
-        if status is not None and status < _LEAST_SUSPECT_STATUS:
+        if status is not None and status < TOOL_FAILED:  # else the tool failed, or was killed
             for name in names:
                 self._forget(name)
             return False

@@ -1,11 +1,11 @@
 """From typed options to jobs: every option, every mistake with a message, and arrays, sweeps, lists and tables."""
 
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import Job
@@ -17,7 +17,6 @@ from gpuyard.core.job.submission import (
     ArrayElement,
     Submission,
     SubmissionRequest,
-    decode_submission,
     parse_submission,
 )
 from gpuyard.core.lease import FixedMemory, HostShare, Need, UnknownMemory, WholeDevice
@@ -396,34 +395,12 @@ def test_a_value_that_looks_like_a_placeholder_is_not_replaced(values: dict[str,
     assert argv_of(ArrayElement(values=values), *command) == tuple(f"-{value}-" for value in values.values())
 
 
-# Requests over the socket
-
-
-def test_an_environment_that_is_not_utf_8_arrives_as_it_is() -> None:
-    body = json.dumps({"cwd": "/", "environment": {"X": "caf\udce9"}, "command": ["run", "\udcff"]}).encode()
-    spec = parse_submission(decode_submission(body)).spec
-    assert (spec.environment, spec.command) == ({"X": "caf\udce9"}, ("run", "\udcff"))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b'{"cwd": 1}', b'{"cwd": "/", "environment": {}, "x": 1}', b"\xff", b"[" * 100_000, b"null"],
-)
-def test_an_invalid_request_body_is_a_user_error(body: bytes) -> None:
-    with pytest.raises(UserError, match="the submission cannot be decoded"):
-        decode_submission(body)
-
-
-def test_tag_sharing_needs_a_tag_and_at_least_one_job_per_device() -> None:
-    options, rule = {"tag": "w"}, {"most_per_device": 2}
-    asked = {"cwd": "/", "environment": {}, "command": ["run"], "options": options, "tag_sharing": rule}
-    spec = parse_submission(decode_submission(json.dumps(asked).encode())).spec
-    assert spec.tag_sharing == TagSharing(most_per_device=2)
+def test_tag_sharing_needs_a_tag() -> None:
+    sharing = TagSharing(most_per_device=2)
+    request = SubmissionRequest(cwd="/", command=("run",), options={"tag": "w"}, tag_sharing=sharing)
+    assert parse_submission(request).spec.tag_sharing == sharing
     with pytest.raises(UserError, match="`tag_sharing` is the rule of a tag"):
-        parse_submission(decode_submission(json.dumps({**asked, "options": {}}).encode()))
-    for refused in ({"most_per_device": 0}, {"most_per_device": 1, "stagger_s": -1}, {}):
-        with pytest.raises(UserError, match="the submission cannot be decoded"):
-            decode_submission(json.dumps({**asked, "tag_sharing": refused}).encode())
+        parse_submission(replace(request, options={}))
 
 
 # Batches
