@@ -156,8 +156,7 @@ def _parse_limit(key: str, text: str, parse: Callable[[str], float], least: floa
 
 
 class SubmitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether submissions run in a snapshot of their code by default, its largest size, and where snapshots are. The
-    commands that submit read it themselves (`connect/submit_settings`)."""
+    """Whether submissions run in a snapshot of their code by default, its largest size, and where snapshots are."""
 
     snapshot: bool = False
     snapshot_size: str | int = "256M"
@@ -165,11 +164,15 @@ class SubmitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         try:
-            parse_size(f"{self.snapshot_size}B" if isinstance(self.snapshot_size, int) else self.snapshot_size)
+            _ = self.snapshot_size_mb
         except UserError as error:
             raise ValueError(f'snapshot_size: {error}; write it as "256M"') from None
         if self.snapshot_folder is not None and not os.path.isabs(os.path.expanduser(self.snapshot_folder)):
             raise ValueError(f"snapshot_folder = '{self.snapshot_folder}' is not an absolute path")
+
+    @property
+    def snapshot_size_mb(self) -> float:
+        return parse_size(f"{self.snapshot_size}B" if isinstance(self.snapshot_size, int) else self.snapshot_size)
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ class SlowDisk:
 
     @contextlib.contextmanager
     def stuck(self) -> Iterator[None]:
-        """Make syncs of the held file wait. A quiet queue makes a checkpoint, with a sync of `queue.db`, after 3 s."""
+        """Make syncs of the held file wait. A quiet queue syncs `queue.db`, at a checkpoint, after a second."""
         self._hold.touch()
         try:
             yield
@@ -75,36 +75,15 @@ def test_a_submission_is_acknowledged_when_it_is_on_disk_and_others_are_answered
     assert submitting.wait(DEADLINE_S) == 0
 
 
-@pytest.mark.parametrize("is_released", [False, True], ids=["in the middle", "at the end"])
-def test_a_kill_during_a_checkpoint_loses_nothing(
-    own_queue: QueueUnderTest, disk: SlowDisk, *, is_released: bool
-) -> None:
+def test_a_kill_during_a_checkpoint_loses_nothing(own_queue: QueueUnderTest, disk: SlowDisk) -> None:
     queue = own_queue
     disk.start()
     jobs = queue.send("true", gpus=0, hold=True, array="1-500")
     with disk.stuck():
         disk.await_sync()
         later = queue.submit("true", gpus=0, hold=True)
-        if not is_released:
-            queue.kill9()
-    if is_released:
         queue.kill9()
     queue.start()
     assert queue.get("/status")["notices"] == []
     assert queue.counts() == {"held": 501}
     assert later == jobs["last"] + 1
-
-
-@pytest.mark.full
-def test_the_log_stays_within_its_bound_while_very_much_is_written(queue: QueueUnderTest) -> None:
-    log = queue.home / "queue.db-wal"
-    sizes: list[int] = []
-    queue.post("/pause")
-    last = 0
-    for _ in range(4):
-        last = queue.send("true", gpus=0, array="1-10000")["last"]
-        sizes.append(log.stat().st_size)
-        queue.post("/jobs/cancel", ids="all")
-        sizes.append(log.stat().st_size)
-    assert queue.counts() == {"cancelled": last}
-    assert max(sizes) < 32 << 20, sizes

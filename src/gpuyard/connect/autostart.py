@@ -41,12 +41,9 @@ def start_daemon(
     Starts none before `wait_for_other_s` have passed, so that a service manager can start it instead.
     """
     from gpuyard.connect.daemon_lock import running_pid
-    from gpuyard.connect.own_queue import is_plainly_ours
+    from gpuyard.connect.queue_host import refuse_other_machine
 
-    if not is_plainly_ours(paths.state_folder()):
-        from gpuyard.connect.queue_host import refuse_other_machine
-
-        refuse_other_machine(paths.state_folder())
+    refuse_other_machine(paths.state_folder())
     paths.check_state_folder()
     not_before = time.monotonic() + wait_for_other_s
     deadline = not_before + timeout_s
@@ -72,7 +69,6 @@ def _accepts() -> bool:
 
 
 def _start(command: Sequence[str]) -> int:
-    """Start the daemon, and return its pid."""
     try:
         with open(_open_log(), "ab") as log:
             return int(_run_starter([*_STARTER, *command], log.fileno()))
@@ -124,7 +120,6 @@ def _is_inherited(descriptor: int) -> bool:
 
 
 def _signals() -> set[int]:
-    """Return the signals whose default handling can be restored."""
     import _signal  # type: ignore[import-not-found] # `signal` imports enum, which takes 5 ms
 
     valid: set[int] = _signal.valid_signals()
@@ -174,7 +169,6 @@ def _has_ended(pid: int) -> bool:
 
 
 def _failure(message: str, log_start: int) -> EnvironmentFault:
-    """Return an error with the last lines that were logged since this start."""
     path = paths.log_path()
     try:
         with open(open_own(path, os.O_RDONLY), "rb") as log:

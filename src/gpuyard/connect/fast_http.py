@@ -119,7 +119,6 @@ class DaemonConnection(Closeable):
         return read_answer(status, content, version)
 
     def dial(self) -> None:
-        """Connect if a daemon listens."""
         if self._socket is not None and not _is_quiet(self._socket):
             self.close()
         if self._socket is None:
@@ -129,7 +128,9 @@ class DaemonConnection(Closeable):
         """Connect. If no daemon listens, start one, or raise NoDaemon."""
         self.dial()
         if self._socket is None:
-            _refuse_second_queue(os.path.dirname(self.path))
+            from gpuyard.connect.queue_host import refuse_second_queue
+
+            refuse_second_queue(os.path.dirname(self.path))
         if self._socket is None and self.may_start:
             from gpuyard.connect.autostart import start_daemon
 
@@ -387,12 +388,3 @@ def _unreadable(content: bytes) -> EnvironmentFault:
         f"the daemon's answer cannot be read: {content[:60]!r}",
         hint="it may be of another version: `gpuyard daemon restart` (running jobs continue)",
     )
-
-
-def _refuse_second_queue(folder: str) -> None:
-    from gpuyard.connect.own_queue import is_plainly_ours
-
-    if not is_plainly_ours(folder):
-        from gpuyard.connect.queue_host import refuse_second_queue
-
-        refuse_second_queue(folder)

@@ -4,9 +4,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from gpuyard.connect.submitted_code import command_words, digest_of, framework_of, record_code
+from gpuyard.connect.submitted_code import command_words, submission_facts
 from gpuyard.errors import UserError
-from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 
 # Words, or a single list of words.
 Command: TypeAlias = Sequence[str | Sequence[str]]
@@ -28,27 +27,18 @@ def submission_body(source: SubmissionSource, options: dict[str, Any], *, is_loc
     from there."""
     given, cwd, environment, commands, table, snapshot = source
     command = program_arguments(given, os.path.abspath(cwd or ".") if is_local else None)
-    body: dict[str, Any] = {
-        "token": os.urandom(16).hex(),
-        "command": command or None,
-        "list": None if commands is None else "\n".join(commands),
-        "table": table,
-        "options": options,
-    }
+    lines = None if commands is None else "\n".join(commands)
+    body: dict[str, Any] = {"list": lines, "table": table, "options": options}
     if is_local:
-        directory, code = record_code(command, os.path.abspath(cwd or "."), wants_snapshot=snapshot)
-        body |= {"cwd": directory, "environment": dict(os.environ), "shell": read_shell_settings()}
-        body["code"] = code
-        body["submitters"] = starting_processes(with_own=True)
-        body["configuration"] = digest_of(command, directory)
-        body["framework"] = framework_of(command, directory)
+        body |= submission_facts(command, os.path.abspath(cwd or "."), wants_snapshot=snapshot, with_own=True)
         if options.get("stdin") is not None:
             options["stdin"] = os.path.abspath(options["stdin"])
         if options.get("mount"):
             mounts = [options["mount"]] if isinstance(options["mount"], str) else options["mount"]
             options["mount"] = [mount if mount.startswith("~") else os.path.abspath(mount) for mount in mounts]
-    elif cwd is not None:
-        body["cwd"] = os.fspath(cwd)
+    else:
+        body |= {"token": os.urandom(16).hex(), "command": command or None}
+        body |= {} if cwd is None else {"cwd": os.fspath(cwd)}
     if environment is not None:
         body["environment"] = dict(environment)
     return body

@@ -12,6 +12,7 @@ import stat
 
 from gpuyard.connect.git_folder import read_commit, work_tree
 from gpuyard.errors import UserError
+from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.system.user_directories import user_directory
 
 TYPE_CHECKING = False
@@ -73,16 +74,20 @@ def record_code(command: "Sequence[str]", cwd: str, *, wants_snapshot: bool | No
     code = code_of(command, cwd)
     if not wants_snapshot and (wants_snapshot is False or not _is_configured()):
         return cwd, code
-    from gpuyard.connect.submit_settings import read_submit_settings
-
-    settings = read_submit_settings()
-    if wants_snapshot is None and not settings.is_default:
-        return cwd, code
-    from gpuyard.connect.code_snapshot import take_snapshot
+    from gpuyard.config import load_config
+    from gpuyard.connect.code_snapshot import SnapshotLimits, take_snapshot
+    from gpuyard.connect.paths import state_folder
     from gpuyard.system.private_files import make_folder
+    from gpuyard.system.snapshot_files import FOLDER
 
-    make_folder(settings.folder, is_closed=True)
-    return cwd, {**code, "snapshot": take_snapshot(cwd, settings.folder, settings.limits)}
+    config = load_config()
+    if wants_snapshot is None and not config.submit.snapshot:
+        return cwd, code
+    named = config.submit.snapshot_folder
+    folder = os.path.expanduser(named) if named else f"{state_folder()}/{FOLDER}"
+    make_folder(folder, is_closed=True)
+    limits = SnapshotLimits(config.submit.snapshot_size_mb, config.host.min_free_disk_mb)
+    return cwd, {**code, "snapshot": take_snapshot(cwd, folder, limits)}
 
 
 class RemovedIfRefused:
@@ -129,8 +134,26 @@ def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
 # Commit and script
 
 
+def submission_facts(
+    command: "Sequence[str]", directory: str, *, wants_snapshot: bool | None, with_own: bool = False
+) -> "dict[str, Any]":
+    """Return the fields of a submission that come from this process, its shell, and files. `with_own`: this process
+    itself is one of the submitters, a script."""
+    directory, code = record_code(command, directory, wants_snapshot=wants_snapshot)
+    return {
+        "token": os.urandom(16).hex(),
+        "command": list(command) or None,
+        "cwd": directory,
+        "configuration": digest_of(command, directory),
+        "framework": framework_of(command, directory),
+        "environment": dict(os.environ),
+        "shell": read_shell_settings(),
+        "submitters": starting_processes(with_own=with_own),
+        "code": code,
+    }
+
+
 def code_of(command: "Sequence[str]", cwd: str) -> "dict[str, object]":
-    """Return the fields of a `CodeRecord`."""
     root = work_tree(cwd)
     script = find_script(command, cwd)
     return {
@@ -155,7 +178,6 @@ def find_script(command: "Sequence[str]", cwd: str) -> str | None:
 
 
 def script_digest(path: str) -> str | None:
-    """Return a digest of the content; None if the script cannot be read."""
     content = _read_start(path, _MOST_OF_SCRIPT)
     if content is None:
         return None
@@ -189,7 +211,7 @@ def _file(cwd: str, name: str) -> str | None:
 # Configuration and framework
 
 
-def digest_of(command: list[str], cwd: str) -> str:
+def digest_of(command: "Sequence[str]", cwd: str) -> str:
     """Return a digest of names and contents; empty if the command names no configuration file."""
     names = (argument.partition("=")[2] or argument for argument in command)  # x.yaml in `--config=x.yaml`
     named = [name for name in names if name.lower().endswith(_CONFIGURATION_ENDINGS)]
@@ -206,7 +228,7 @@ def digest_of(command: list[str], cwd: str) -> str:
     return digest.hexdigest()
 
 
-def framework_of(command: list[str], cwd: str) -> str:
+def framework_of(command: "Sequence[str]", cwd: str) -> str:
     """Return the framework that the command's Python script imports; empty if none is known."""
     script = next((word for word in command if word.endswith(".py")), None)
     content = _read_small(os.path.join(cwd, script)) if script is not None else None

@@ -97,7 +97,8 @@ class CheckpointThread:
     # Checkpoints
 
     def _on_commit(self) -> None:
-        self._committed.set()
+        if self._database.has_unsaved:  # else nothing was changed: the step that a checkpoint wakes causes none
+            self._committed.set()
         if self._files is not None and self._files.log_bytes >= _LOG_LIMIT:
             self._is_large.set()
 

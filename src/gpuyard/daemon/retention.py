@@ -21,6 +21,7 @@ from gpuyard.config import KeepConfig, load_config
 from gpuyard.control.add_submission import InPieces
 from gpuyard.control.step_result import Step
 from gpuyard.core.units import MB
+from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
 from gpuyard.daemon.loop import SchedulerLoop
@@ -177,15 +178,4 @@ class Retention:
                 raise
 
     async def _work(self, pieces: InPieces[T], *, is_urgent: bool) -> T:
-        """Do all pieces, with a pause after each for everything else that the daemon does."""
-        while True:
-            await self._scheduler.checkpoints.may_write()
-            started = time.perf_counter()
-            try:
-                next(pieces)
-            except StopIteration as done:
-                self._scheduler.wake()  # after a step the database is saved, and its write-ahead log emptied
-                result: T = done.value
-                return result
-            took = time.perf_counter() - started
-            await asyncio.sleep(0 if is_urgent else _PARTS * took)
+        return await run_in_pieces(pieces, self._scheduler.checkpoints.may_write, rest=0.0 if is_urgent else _PARTS)

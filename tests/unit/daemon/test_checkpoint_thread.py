@@ -151,21 +151,6 @@ def test_changes_wait_for_the_rest_and_the_loop_does_not(run: Run, monkeypatch: 
     run(scenario)
 
 
-def test_a_change_that_does_not_wait_is_saved_by_the_next_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_thread, "_LOOK_S", 0.001)
-    empty = Held(monkeypatch, "empty")
-
-    async def scenario(queue: Fixture) -> None:
-        queue.write(1)
-        await queue.until(empty.is_reached.is_set, "the end of a save")
-        queue.write(2)
-        empty.goes_on.set()
-        await queue.until(lambda: not queue.database.has_unsaved, "the next save")
-        assert queue.in_file() >= {"1", "2"}
-
-    run(scenario)
-
-
 def test_a_quiet_queue_is_saved(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_thread, "_LOOK_S", 0.001)
 

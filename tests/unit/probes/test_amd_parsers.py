@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
@@ -20,7 +18,6 @@ from tests.unit.probes.samples_amd import (
     RADEONTOP,
     RADEONTOP_NO_VRAM,
     RADEONTOP_OLD,
-    SAMPLES,
 )
 from tests.unit.probes.samples_rocm import (
     ROCM_SMI_JSON,
@@ -202,86 +199,7 @@ def test_the_last_of_several_radeontop_samples_counts() -> None:
     assert device.utilization_percent == 6.0
 
 
-@pytest.mark.parametrize("tool", PARSERS)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "# A README\n\nGPU: yes\nRun `make`: it works.\n",
-        "ERROR:root:Driver not initialized (amdgpu not found in modules)\n",
-        '[{"devices": []}]',
-        '{"error": "no", "code": -1}',
-        "[" * 5000,
-        '{"value": ' * 5000,
-        "[1, 2",
-        "GPU  POWER  SCLK  GPU%\n",
-    ],
-    ids=[
-        "nothing",
-        "prose",
-        "an error",
-        "other JSON",
-        "error JSON",
-        "deep",
-        "deep objects",
-        "truncated",
-        "only a header",
-    ],
-)
-def test_other_text_is_refused_with_a_message_of_one_line(tool: str, text: str) -> None:
-    with pytest.raises(ProbeGarbled) as caught:
-        PARSERS[tool](text)
-    assert caught.value.source == tool
-    assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(("tool", "other"), [(a, b) for a in PARSERS for b in PARSERS if a != b])
-def test_the_output_of_another_tool_is_refused(tool: str, other: str) -> None:
-    for text in SAMPLES[other]:
-        with pytest.raises(ProbeGarbled):
-            PARSERS[tool](text)
-
-
 @pytest.mark.parametrize("length", range(20, len(AMD_SMI_METRIC) - 2, 97))
 def test_a_truncated_json_output_is_not_taken_for_fewer_cards(length: int) -> None:
     with pytest.raises(ProbeGarbled):
         amd_smi.parse(AMD_SMI_METRIC[:length])
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("0x12"),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["value", "unit", "gpu", "card0", "pid", "vram_mem", "socket_power", "bdf", "PID1", "Unique ID"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
-)
-_RECORD = st.fixed_dictionaries(
-    {"gpu": _JSON},
-    optional=dict.fromkeys(
-        ("usage", "power", "limit", "temperature", "mem_usage", "asic", "bus", "uuid", "bdf", "process_list"), _JSON
-    ),
-)
-_CARD = st.fixed_dictionaries(
-    {}, optional=dict.fromkeys(("Unique ID", "PCI Bus", "GPU use (%)", "Card Series", "VRAM Total Memory (B)"), _JSON)
-)
-
-
-@given(st.lists(_RECORD, max_size=4))
-def test_amd_smi_with_any_values_gives_devices_with_unique_ids(records: list[dict[str, object]]) -> None:
-    records.append({"gpu": 0, "usage": "N/A"})
-    devices = amd_smi.parse(json.dumps(records)).devices
-    assert len({device.id for device in devices}) == len(devices) == len(records)
-
-
-@given(st.dictionaries(st.sampled_from(["card0", "card1", "card7", "system"]), _CARD | _JSON, min_size=1))
-def test_rocm_smi_with_any_values_gives_devices_with_unique_ids(document: dict[str, object]) -> None:
-    document["card9"] = {"GPU use (%)": "N/A"}
-    devices = rocm_smi.parse(json.dumps(document)).devices
-    assert len({device.id for device in devices}) == len(devices)

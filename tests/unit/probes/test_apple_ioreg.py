@@ -1,11 +1,8 @@
 """The tree of accelerators that `ioreg` prints on Apple silicon and Intel Macs."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuyard.core.snapshot import Device, Vendor
-from gpuyard.errors import ProbeGarbled
 from gpuyard.probes.apple.ioreg import parse_ioreg as parse
 
 M3 = (
@@ -134,30 +131,3 @@ def test_nodes_that_are_not_accelerators_are_ignored() -> None:
     assert (
         len(parse(M3 + "  +-o AGXDeviceUserClient  <class AGXDeviceUserClient, id 0x4>\n    {\n    }\n").devices) == 1
     )
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        "",
-        "\n\n",
-        "# ioreg\n\nShows the I/O registry.\n",
-        "+-o Root  <class IORegistryEntry, id 0x100000100, retain 29>\n",
-        "Tue Jul  4 12:00:01 2023\n+-----+\n| GPU |\n+-----+\n",
-        '{"Device Utilization %": 5}',
-    ],
-)
-def test_other_text_is_refused_with_a_message_of_one_line(output: str) -> None:
-    with pytest.raises(ProbeGarbled) as refusal:
-        parse(output)
-    assert refusal.value.source == "ioreg"
-    assert "\n" not in refusal.value.message
-
-
-@given(st.text(), st.integers(min_value=0, max_value=450), st.integers(min_value=0, max_value=60))
-def test_damaged_output_gives_devices_or_a_garbled_error(noise: str, start: int, length: int) -> None:
-    try:
-        devices = parse(M3[:start] + noise + M3[start + length :]).devices
-    except ProbeGarbled:
-        return
-    assert len({device.id for device in devices}) == len(devices)

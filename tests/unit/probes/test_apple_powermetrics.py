@@ -1,8 +1,6 @@
 """The plists of `powermetrics`."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.errors import ProbeGarbled
@@ -82,33 +80,3 @@ def test_the_plist_of_an_intel_mac_gives_the_use_of_its_gpu() -> None:
     )
     device = only(plist(extra=intel).replace("<key>gpu</key>", "<key>disk</key>"))
     assert (device.name, device.utilization_percent, device.power_draw_w) == ("IntelIG (Mac15,6)", 23.45, None)
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        "",
-        "\0",
-        "# A tool\n\nIt reads the GPU Power: 5 mW of a Mac.\n",
-        "<plist",
-        '<plist version="1.0"><dict></dict></plist>',
-        '<plist version="1.0"><array><string>gpu</string></array></plist>',
-        '{"gpu": {"idle_ratio": 0.5}}',
-        '<?xml version="1.0"?><nvidia_smi_log><gpu/></nvidia_smi_log>',
-        "*** Sampled system activity (today) (200.00ms elapsed) ***\n\n**** GPU usage ****\n\nGPU Power: 7 mW\n",
-    ],
-)
-def test_other_text_is_refused_with_a_message_of_one_line(output: str) -> None:
-    with pytest.raises(ProbeGarbled) as refusal:
-        parse(output)
-    assert refusal.value.source == "powermetrics"
-    assert "\n" not in refusal.value.message
-
-
-@given(st.text(), st.integers(min_value=0, max_value=600), st.integers(min_value=0, max_value=60))
-def test_damaged_output_gives_devices_or_a_garbled_error(noise: str, start: int, length: int) -> None:
-    try:
-        devices = parse(plist()[:start] + noise + plist()[start + length :]).devices
-    except ProbeGarbled:
-        return
-    assert all(device.memory_total_mb is None for device in devices)

@@ -1,14 +1,13 @@
 """Both Apple tools together, as stand-ins on PATH: which fills in for which, and which error is reported."""
 
-import os
 import shlex
 from pathlib import Path
 
 import pytest
 
 from gpuyard.core.snapshot import Device
-from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeGarbled, ProbeMissing, ProbeTimeout
-from gpuyard.probes.apple.apple_gpu import AppleProbe, read_ioreg, read_powermetrics, unified_memory_limit_mb
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeMissing, ProbeTimeout
+from gpuyard.probes.apple.apple_gpu import AppleProbe, read_powermetrics, unified_memory_limit_mb
 from tests.executables import write_executable
 from tests.in_time import in_time
 
@@ -94,7 +93,7 @@ def test_without_root_ioreg_answers_and_the_hint_names_what_root_would_add(mac: 
 
 @pytest.mark.parametrize(
     ("ioreg", "kind"),
-    [(None, "missing"), ("exit 3", "crashed"), ("echo what", "garbled"), (HANG, "timeout")],
+    [(None, "missing"), ("echo nothing", "garbled"), ("exit 1", "crashed")],
 )
 def test_powermetrics_answers_alone_if_ioreg_fails(mac: Mac, ioreg: str | None, kind: str) -> None:
     mac.prints("powermetrics", PLIST)
@@ -106,17 +105,6 @@ def test_powermetrics_answers_alone_if_ioreg_fails(mac: Mac, ioreg: str | None, 
     assert (device.name, device.utilization_percent, device.power_draw_w) == ("Apple GPU (Mac15,6)", 75.0, 3.0)
     assert device.memory_used_mb is None
     assert (problem.source, problem.kind) == ("ioreg", kind)
-
-
-def test_a_hanging_powermetrics_does_not_delay_the_reading(mac: Mac) -> None:
-    mac.has("powermetrics", HANG)
-    mac.prints("ioreg", IOREG)
-    mac.has_memory(16)
-    reading = in_time(5.5, lambda: AppleProbe().read(3.0))
-    assert reading.devices[0].memory_total_mb == 10922.67
-    assert [(problem.source, problem.kind, problem.message) for problem in reading.problems] == [
-        ("powermetrics", "timeout", "no answer in time")
-    ]
 
 
 def test_the_use_comes_from_powermetrics_if_ioreg_does_not_report_it(mac: Mac) -> None:
@@ -207,22 +195,6 @@ def test_a_failing_sysctl_leaves_the_total_unknown(mac: Mac, sysctl: str) -> Non
 def test_without_sysctl_the_total_is_unknown(mac: Mac) -> None:
     mac.prints("ioreg", IOREG)
     assert only_device().memory_total_mb is None
-
-
-def test_each_tool_can_be_read_alone(mac: Mac) -> None:
-    mac.prints("powermetrics", PLIST)
-    mac.has("ioreg", "echo")
-    assert read_powermetrics(5.0).devices[0].power_draw_w == 3.0
-    with pytest.raises(ProbeGarbled):
-        read_ioreg(5.0)
-
-
-def test_a_tool_without_execute_permission_is_denied_not_missing(mac: Mac, tmp_path: Path) -> None:
-    (tmp_path / "bin" / "ioreg").write_text("")
-    if os.access(tmp_path / "bin" / "ioreg", os.X_OK):
-        pytest.skip("this file system makes everything executable")
-    with pytest.raises(ProbeDenied, match="is not executable"):
-        AppleProbe().read(5.0)
 
 
 def test_powermetrics_is_called_for_one_short_sample_of_the_gpu(mac: Mac, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuyard.core.snapshot import Reading
 from gpuyard.core.snapshot_json import snapshot_as_dict
-from gpuyard.errors import ProbeError
+from gpuyard.errors import ProbeError, ProbeGarbled
 from gpuyard.probes.replay_output import TOOLS, find_parser, replay
 from tests.scale import size
 from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia
@@ -29,6 +29,12 @@ FIGURES = (
 NASTY = st.sampled_from(
     ["", "0", "-1", "NaN", "1e999", "9" * 400, "[N/A]", "N/A", '"', "{", "}", "[", "]", "<", ">", ",", "\x00", "\n",
      "é", "\ufffd", "null", "true", '{"value": {"value": 1}}', "GPU is lost", "[" * 200, "&amp;", "&x;", "%", "#"]
+)  # fmt: skip
+
+OTHER_TEXTS = (
+    "", "\0", "# A README\n\nGPU: yes\nIt reads the GPU Power: 5 mW of a Mac.\n", "ERROR:root:Driver not initialized\n",
+    '{"error": "no", "code": -1}', '[{"devices": []}]', "[1, 2", "<plist", "GPU  POWER  SCLK  GPU%\n",
+    '<?xml version="1.0"?><other_log><gpu/></other_log>',
 )  # fmt: skip
 
 
@@ -75,6 +81,16 @@ def test_every_synthetic_sample_is_read(tool: str) -> None:
     for text in SYNTHETIC[tool]:
         snapshot = replay(tool, text.encode())
         assert snapshot_as_dict(snapshot)["devices"] == snapshot_as_dict(replay(tool, text.encode()))["devices"]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_other_text_is_refused_with_a_message_of_one_line(tool: str) -> None:
+    vendors = {name: samples for name, samples in SYNTHETIC.items() if not name.startswith(tool.partition("-")[0])}
+    for text in (*OTHER_TEXTS, *(sample for samples in vendors.values() for sample in samples)):
+        with pytest.raises(ProbeGarbled) as caught:
+            find_parser(tool)(text)
+        assert tool.startswith(caught.value.source)
+        assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -9,7 +9,6 @@ from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing, ProbeTimeout
 from gpuyard.probes.intel.xpu_smi import XpuSmi, parse
 from tests.executables import write_executable
-from tests.fakes.clock import FakeClock
 from tests.unit.probes.samples_intel import (
     DISCOVERY_CSV,
     DISCOVERY_JSON,
@@ -101,28 +100,6 @@ def test_an_error_in_json_is_passed_on() -> None:
         parse('{"error": "Device not found", "errno": 22}')
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "# XPU Manager\n| column | other |\n",
-        "index, name, utilization.gpu [%]\n0, NVIDIA H200, 3 %\n",
-        '{"card0": {"GPU use (%)": "3"}}',
-        "[]",
-        "[" * 100_000 + "{",
-        "\n{" * 50_000,
-        '{"device_list": [{"device_id": ' + "9" * 5000 + "}]}",
-        DISCOVERY_JSON[:300],
-        "| Device ID | Device Information |\n| 0 | Vendor Name: x |",
-        "| Device ID | Topology Information |\n| 0 | Local CPU List: 0-23 |",
-    ],
-)
-def test_other_text_is_refused_with_a_message_of_one_line(text: str) -> None:
-    with pytest.raises(ProbeGarbled) as caught:
-        parse(text)
-    assert "\n" not in str(caught.value)
-
-
 VERSION = """CLI:
     Version: {}.20260114.071500
     Build ID: 1a2b3c4d
@@ -210,21 +187,6 @@ def test_without_the_process_list_the_other_figures_are_still_read(stand_in: Sta
     assert [device.processes for device in reading.devices] == [None, None]
     assert reading.devices[0].power_draw_w == 91.5
     assert ["no sysman" in problem.message for problem in reading.problems] == [True]
-
-
-def test_a_hanging_process_list_is_paused(stand_in: StandIn) -> None:
-    clock = FakeClock()
-    stand_in.do("ps", "exec sleep 600")
-    probe = XpuSmi(clock.monotonic)
-    first, second = probe.read(3.0), probe.read(20.0)
-    assert [problem.message for problem in first.problems] == ["who uses the devices is unknown: no answer in time"]
-    assert second.problems == first.problems
-    assert stand_in.calls().count("ps -j") == 1
-    stand_in.prints(ps=PS_JSON)
-    (stand_in.folder / "ps").chmod(0o644)
-    clock.sleep(60)
-    third = probe.read(20.0)
-    assert (third.problems, third.devices[1].processes) == ((), ())
 
 
 def test_a_release_without_short_options_is_called_with_long_options_afterwards(stand_in: StandIn) -> None:

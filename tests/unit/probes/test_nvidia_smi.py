@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.core.snapshot import Process
-from gpuyard.errors import ProbeCrashed, ProbeGarbled
+from gpuyard.errors import ProbeCrashed
 from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
 from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
 from tests.unit.probes.samples_nvidia import APPS, CSV, LOST_LINE, XML
@@ -49,27 +49,6 @@ def test_if_only_the_process_query_fails_the_cards_are_still_listed(tools: Tools
     assert "who uses the GPUs is unknown" in reading.problems[0].message
 
 
-def test_a_malformed_process_row_is_a_problem_of_the_reading(tools: Tools) -> None:
-    put_smi(tools, xml="<new-format/>", gpus=CSV, apps=APPS.replace("4242", "[N/A]").replace("88", "[N/A]"))
-    reading = NvidiaSmi().read(10)
-    one, two = reading.devices
-    assert one.processes == (Process(pid=77, name="Xorg"),)
-    assert two.processes is None
-    assert ["2 of 3 rows" in problem.message for problem in reading.problems] == [True]
-
-
-def test_unparsable_output_is_garbled(tools: Tools) -> None:
-    put_smi(tools, xml="garbage", gpus="garbage", apps="garbage")
-    with pytest.raises(ProbeGarbled):
-        NvidiaSmi().read(10)
-
-
-def test_a_failing_tool_is_a_crash(tools: Tools) -> None:
-    put_smi(tools, xml="something odd", status=12)
-    with pytest.raises(ProbeCrashed, match="status 12: something odd"):
-        NvidiaSmi().read(10)
-
-
 def test_an_unreachable_driver_is_a_crash_with_the_message_of_the_tool(tools: Tools) -> None:
     put_smi(tools, xml="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", status=9)
     with pytest.raises(ProbeCrashed, match="couldn't communicate"):
@@ -102,15 +81,6 @@ def test_a_lost_card_is_reported_even_if_the_other_cards_cannot_be_queried(tools
     assert (problem.kind, problem.vendor) == ("crashed", "nvidia")
     assert problem.message.startswith("the other GPUs: ")
     assert "it is all wrong" in problem.message
-
-
-def test_the_problem_of_a_hanging_second_call_does_not_contain_its_timeout(tools: Tools, tmp_path: Path) -> None:
-    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Test One")
-    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-other", "NVIDIA Test Two")
-    tools("nvidia-smi", f"import signal, sys\nprint({LOST_LINE!r}, flush=True)\n'-i' in sys.argv and signal.pause()")
-    reading = NvidiaSmi(tmp_path).read(3)
-    assert [device.id for device in reading.devices] == ["GPU-lost"]
-    assert [problem.message for problem in reading.problems] == ["the other GPUs: no answer in time"]
 
 
 def test_cards_listed_before_a_failure_are_reported_with_the_failure(tools: Tools) -> None:

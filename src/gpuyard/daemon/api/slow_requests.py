@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,16 +20,19 @@ _TURNS = 4
 _ANSWER_TURNS = 3
 
 
-async def run_in_pieces(pieces: InPieces[T], may_write: Callable[[], Awaitable[None]]) -> T:
-    """Exhaust the generator; return its result. Other requests are served after each piece. Each piece waits for
-    `may_write`."""
+async def run_in_pieces(pieces: InPieces[T], may_write: Callable[[], Awaitable[None]], *, rest: float = 0.0) -> T:
+    """Exhaust the generator; return its result. Other requests are served after each piece, for `rest` times as long as
+    it took. Each piece waits for `may_write`."""
     while True:
         await may_write()
+        began = time.perf_counter()
         try:
             next(pieces)
         except StopIteration as done:
             result: T = done.value
             return result
+        if rest:
+            await asyncio.sleep(rest * (time.perf_counter() - began))
         for _ in range(_TURNS):
             await asyncio.sleep(0)
 

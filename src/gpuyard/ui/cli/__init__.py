@@ -88,8 +88,11 @@ EVERYDAY = ("submit", "queue", "logs", "show", "why", "cancel", "retry", "wait",
 PACKAGES = {"jobs": JOB_VERBS, "service": SERVICE_VERBS, "recipes": RECIPES, "machine": MACHINE_VERBS}
 SHARED_MODULES = {
     **dict.fromkeys(("cancel", "hold", "priority", "release", "resume", "retry", "suspend"), "change_verbs"),
+    **dict.fromkeys(("edit", "resubmit"), "resubmit"),
+    **dict.fromkeys(("history", "why"), "explain"),
     **dict.fromkeys(("drain", "pause", "unpause"), "pause_verbs"),
-    **dict.fromkeys(("backup", "restore"), "backup"),
+    **dict.fromkeys(("backup", "clean", "restore"), "backup"),
+    **dict.fromkeys(("report", "summary"), "report"),
 }
 VERBS = {verb: text for verbs in PACKAGES.values() for verb, text in verbs.items()}
 # Older names, which still work and are not in the help.
@@ -109,7 +112,6 @@ def import_verb(verb: str) -> "Command":
 
 
 def main() -> None:
-    """Run the `gpuyard` command."""
     _open_closed_streams()
     try:
         status = _run_where_queue_is(sys.argv[1:])

@@ -5,24 +5,23 @@ All pure, from the daemon's answer. Unknown is a dash, never a zero.
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
 from gpuyard.core.units import format_co2e, format_duration, format_energy, format_money
 from gpuyard.ui.cli.text_table import Column, Line, clean, lay_out_lines
 from gpuyard.ui.views import Frame
+from gpuyard.ui.views.report_sentences import Answer
 
-Answer = dict[str, Any]
-_MOST_CAUSES = 15
-_CAUSES = (Column("", is_right=True), Column("FAILED", is_long=True), Column("JOBS", is_long=True))
+_MOST_FAILURES = 15
+_FAILURES = (Column("", is_right=True), Column("FAILED", is_long=True), Column("JOBS", is_long=True))
 _OTHER_CAUSES = "other causes"
 
 
 def summary_lines(summary: Answer, frame: Frame) -> Iterator[Line]:
-    yield ((_title(summary), "bold"),)
+    yield ((_summary_title(summary), "bold"),)
     yield ((_counts(summary, frame), None),)
     if summary["causes"]:
         yield ()
-        yield from _causes(summary, frame)
+        yield from _failures(summary, frame)
         yield ()
         first = summary["causes"][0]["first"]
         for command, purpose in (
@@ -36,7 +35,6 @@ def summary_lines(summary: Answer, frame: Frame) -> Iterator[Line]:
 
 
 def retry_command(ids: str) -> str:
-    """Return the command that retries exactly these jobs, given as `3-5 9`."""
     return f"gpuyard retry {ids.replace(' ', ',')}"
 
 
@@ -53,7 +51,7 @@ def cost_text(summary: Answer) -> str:
     return f"Used: {', '.join(figures)}"
 
 
-def _title(summary: Answer) -> str:
+def _summary_title(summary: Answer) -> str:
     since, until = (datetime.fromisoformat(summary[key]).astimezone() for key in ("since", "until"))
     where = f"{clean(summary['host'])}, since " if summary["host"] else "Since "
     took = format_duration((until - since).total_seconds())
@@ -76,11 +74,11 @@ def _counts(summary: Answer, frame: Frame) -> str:
     return (" · " if frame.is_unicode else ", ").join(facts) or "No job has ended since then, and none runs or waits."
 
 
-def _causes(summary: Answer, frame: Frame) -> Iterator[Line]:
+def _failures(summary: Answer, frame: Frame) -> Iterator[Line]:
     causes = summary["causes"]
-    rows = [(f"{each['count']:,} x", each["text"] or _OTHER_CAUSES, each["ids"]) for each in causes[:_MOST_CAUSES]]
+    rows = [(f"{each['count']:,} x", each["text"] or _OTHER_CAUSES, each["ids"]) for each in causes[:_MOST_FAILURES]]
     styles: list[dict[str, str | None]] = [{"": "red", "JOBS": "dim"}] * len(rows)
-    yield from lay_out_lines(_CAUSES, rows, frame.width, frame.ellipsis, styles=styles)
-    left = causes[_MOST_CAUSES:]
+    yield from lay_out_lines(_FAILURES, rows, frame.width, frame.ellipsis, styles=styles)
+    left = causes[_MOST_FAILURES:]
     if left:
         yield ((f"and {sum(each['count'] for each in left):,} jobs for {len(left):,} more causes (--json)", "dim"),)

@@ -31,10 +31,6 @@ def test_the_database_is_a_single_file_again_if_its_reader_is_closed_first(datab
     assert [each.name for each in path.parent.glob("queue.db*")] == ["queue.db"]
 
 
-def test_an_unused_reader_can_be_closed(database: Database) -> None:
-    ThreadedReader(database.path).close()
-
-
 def test_an_endless_query_is_interrupted(database: Database) -> None:
     begun = threading.Event()
 

@@ -1,18 +1,73 @@
-"""`gpuyard resubmit`: submit a new job like an earlier one, with changes."""
+"""`gpuyard edit` and `gpuyard resubmit`: jobs with other options: the waiting one itself, or a new one like it."""
 
 import os
 
 from gpuyard.connect.fast_http import connect
+from gpuyard.core.job.submit_options import NOT_EDITED, SUBMIT_OPTIONS
 from gpuyard.core.option import Option
 from gpuyard.errors import UserError
 from gpuyard.system.submitting_shell import starting_processes
-from gpuyard.ui.cli.ask_daemon import say_answer, select
-from gpuyard.ui.cli.jobs.changed_options import changed_options, options_besides
-from gpuyard.ui.cli.jobs.submit import HEADINGS, read_command
+from gpuyard.ui.cli.ask_daemon import say_answer, select, selection_text
+from gpuyard.ui.cli.jobs.change_verbs import change
+from gpuyard.ui.cli.jobs.submit import HEADINGS, read_command, sent_options
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, Answer, Arguments, Typed, Verb
+from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Command, Typed, Verb
 
-VERB = Verb(
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+_MANY_JOBS = ("stagger",)
+_UNSET = Option("unset", "texts", "OPTION", "Leave out an option that the job has, such as vram.")
+_IN = Option("in", "text", "TIME", "Start no earlier than after this time, such as 2h30m.")
+_OWN = ("unset", "in", "json", "allow-missing")
+
+
+def _options_besides(others: "Container[str]" = ()) -> "tuple[Option, ...]":
+    table = [
+        each.but(default=None, note=None)
+        for each in SUBMIT_OPTIONS.values()
+        if not each.is_for_batch and not each.makes_many and each.name not in _MANY_JOBS and each.name not in others
+    ]
+    return (*table, _IN, _UNSET)
+
+
+def _changed_options(typed: Typed) -> "dict[str, object]":
+    """Return the changes to send; an option that is left out is None."""
+    changes: dict[str, object] = dict(sent_options(typed, _OWN))
+    for name in typed.texts("unset"):
+        bare = name.lstrip("-")
+        if bare not in SUBMIT_OPTIONS:
+            raise UserError(f"--unset: there is no option '{name}'", hint="see `gpuyard submit --help`")
+        if bare in changes:
+            raise UserError(f"--unset {name} and --{bare} do not go together", hint="leave out one of them")
+        changes[bare] = None
+    return changes
+
+
+EDIT = Verb(
+    "Change options of jobs that are queued, held, delayed or blocked.\n\n"
+    "They keep their ids, their commands and all other options, and wait at the place that the new ones give them. A "
+    "job that has started is not changed: `gpuyard resubmit` makes a new one.\n\n"
+    f"{IDS_HELP} Exit status 1 if no job changed.",
+    (*_options_besides(NOT_EDITED), JSON),
+    SEVERAL,
+    HEADINGS,
+)
+
+
+def _run_edit(typed: Typed) -> int:
+    if not typed.arguments:
+        raise UserError("which jobs should `gpuyard edit` change?", hint=f"name them: {IDS}")
+    options = _changed_options(typed)
+    if not options:
+        raise UserError("no option is given to change", hint="such as gpuyard edit 17 --vram 16G --priority 5")
+    return change(
+        typed, "edit", {"ids": selection_text(typed.arguments), "options": options}, "edited", "is not edited"
+    )
+
+
+RESUBMIT = Verb(
     """Submit a new job like an earlier one, with changes.
 
     The new job has the directory, the environment and all options of the earlier one, except for those that are given
@@ -29,7 +84,7 @@ VERB = Verb(
     """
     + IDS_HELP,
     (
-        *options_besides(),
+        *_options_besides(),
         Option("allow-missing", "flag", None, "Submit even if this shell lacks secret variables that were dropped."),
         JSON,
     ),
@@ -38,10 +93,10 @@ VERB = Verb(
 )
 
 
-def run(typed: Typed) -> int:
+def _run_resubmit(typed: Typed) -> int:
     if not typed.arguments:
         raise UserError("which job should be submitted again?", hint=f"name it, or several: {IDS}")
-    options = changed_options(typed)
+    options = _changed_options(typed)
     submitters = starting_processes()
     answers: list[Answer] = []
     with connect(start=True) as daemon:
@@ -73,3 +128,6 @@ def _with_secrets(options: "dict[str, object]", dropped: list[str], *, allow_mis
         if name not in known and (name in os.environ or allow_missing):
             texts.append(f"{name}={os.environ.get(name, '')}")
     return {**options, "env": texts} if texts else options
+
+
+COMMANDS = {"edit": Command(EDIT, _run_edit), "resubmit": Command(RESUBMIT, _run_resubmit)}

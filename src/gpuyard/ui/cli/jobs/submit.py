@@ -4,10 +4,9 @@ import os
 import sys
 
 from gpuyard.connect.fast_http import connect_early
-from gpuyard.connect.submitted_code import RemovedIfRefused, command_words, digest_of, framework_of, record_code
+from gpuyard.connect.submitted_code import RemovedIfRefused, command_words, submission_facts
 from gpuyard.core.option import Option
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.ui.cli import EXIT_USAGE
 from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
 
@@ -130,22 +129,9 @@ def run(typed: Typed) -> int:
 
 def _make_body(typed: Typed, text: str | None, directory: str) -> Answer:
     command, options = read_command(typed.arguments, directory), sent_options(typed, _OWN)
-    wants_snapshot = _wants_snapshot(typed)
-    directory, code = record_code(command, directory, wants_snapshot=False if typed.flag("dry-run") else wants_snapshot)
-    return {
-        "token": os.urandom(16).hex(),
-        "command": command or None,
-        "table": text if command else None,
-        "list": None if command else text,
-        "cwd": directory,
-        "configuration": digest_of(command, directory),
-        "framework": framework_of(command, directory),
-        "environment": dict(os.environ),
-        "shell": read_shell_settings(),
-        "submitters": starting_processes(),
-        "options": options,
-        "code": code,
-    }
+    wants_snapshot = False if typed.flag("dry-run") else _wants_snapshot(typed)
+    facts = submission_facts(command, directory, wants_snapshot=wants_snapshot)
+    return {**facts, "table": text if command else None, "list": None if command else text, "options": options}
 
 
 def _import_text() -> None:

@@ -31,7 +31,8 @@ VERB = Verb(
     Arguments("[IDS]...", is_many=True),
 )
 # The daemon answers within 30 s; on a terminal, ask each second to show progress.
-_LONGEST_REQUEST_S, _REQUEST_ON_A_TERMINAL_S = 30.0, 1.0
+_LONGEST_REQUEST_S = 30.0
+_REQUEST_ON_A_TERMINAL_S = 1.0
 _MOST_NAMED = 20
 
 
@@ -88,7 +89,6 @@ def _write_progress(text: str) -> None:
 
 
 def _report(answer: Answer) -> int:
-    """Print which jobs did not succeed, and return the exit status."""
     if not _is_over(answer):
         note(f"gpuyard: timeout: {answer['left']} not finished\n  `gpuyard queue` lists them")
         return EXIT_TIMED_OUT

@@ -12,8 +12,8 @@ from gpuyard.core.units import UNKNOWN, format_bytes
 from gpuyard.residency.memory.open_memory import need_numpy
 from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 from gpuyard.ui.cli import EXIT_FAULT
-from gpuyard.ui.cli.recipes import render_options
 from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
+from gpuyard.ui.cli.recipes.render_options import DEVICE, LOADER, MANIFEST, choose_budgets, make_loader, read_manifest
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
 from gpuyard.ui.cli.verb_options import JSON, Command, Typed, Verb
@@ -44,9 +44,9 @@ def run(options: Typed) -> int:
     from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler, advise
 
     with reserve_stdout(as_json=as_json):
-        read = render_options.read_manifest(manifest)
-        vram, ram = render_options.choose_budgets(None, None, device)
-        profiler = Profiler(render_options.make_loader(loader), device, vram, ram)
+        read = read_manifest(manifest)
+        vram, ram = choose_budgets(None, None, device)
+        profiler = Profiler(make_loader(loader), device, vram, ram)
         assets = _measured(profiler, read)
     overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
     advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=DEFAULT_WORKERS, overhead=overhead)
@@ -80,7 +80,6 @@ def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[AssetProfile]
 
 
 def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
-    """Return a command with the generous budgets, limited to what this machine has."""
     from gpuyard.recipes.render.profile_assets import size_option
 
     command = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
@@ -115,7 +114,6 @@ def _totals(assets: "Sequence[AssetProfile]") -> list[str]:
 
 
 def _short(path: str, folder: str) -> str:
-    """Return the path relative to the manifest's folder, if it is inside."""
     inside = os.path.relpath(path, folder)
     return path if inside.startswith("..") else inside
 
@@ -143,8 +141,8 @@ PROFILE = Command(
 
         Exit status 1 if an asset cannot be loaded.
         """,
-        (render_options.LOADER, render_options.DEVICE, JSON),
-        render_options.MANIFEST,
+        (LOADER, DEVICE, JSON),
+        MANIFEST,
     ),
     run,
 )

@@ -1,11 +1,12 @@
-"""`gpuyard backup` and `gpuyard restore`: a copy of the queue's history, estimates and waiting jobs, and its return."""
+"""`gpuyard backup`, `restore` and `clean`: a copy of the queue's history, estimates and waiting jobs, its return, and
+what is deleted."""
 
 from gpuyard.connect.fast_http import NoDaemon, connect
 from gpuyard.core.option import Option
-from gpuyard.core.units import format_bytes, format_count
+from gpuyard.core.units import format_bytes, format_count, parse_duration
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
+from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Command, Typed, Verb
 
 _FILE = Arguments("FILE")
 
@@ -93,9 +94,6 @@ class RestoreVerb:
         return say_answer(typed, answer, *_restored_lines(source, answer))
 
 
-COMMANDS = {"backup": BackupVerb(), "restore": RestoreVerb()}
-
-
 def _restored_lines(source: object, answer: Answer) -> list[str]:
     lines = [f"restored {source}: {_describe(answer['content'])}"]
     if answer["content"]["unfinished"]:
@@ -143,3 +141,31 @@ def _stop_daemon() -> None:
     except NoDaemon:
         return
     await_end(lock_path(), status["pid"])
+
+
+CLEAN = Verb(
+    """Delete old finished jobs, and logs beyond the limits of [keep] in config.toml.
+
+    The daemon does so by itself once an hour. A job that another job depends on is kept as long as the other job.
+
+    \b
+    gpuyard clean                    what [keep] says: jobs after 90 days, logs beyond 20 GB
+    gpuyard clean --older-than 30d   jobs after 30 days, in place of [keep] jobs
+    """,
+    (
+        Option(
+            "older-than", "text", "TIME", "Jobs that ended longer ago than this, such as 30d or 12h. [`jobs` of [keep]]"
+        ),
+        JSON,
+    ),
+)
+
+
+def _run_clean(typed: Typed) -> int:
+    age = typed.text("older-than")
+    answer = request("POST", "/clean", body={} if age is None else {"older_than_s": parse_duration(age)})
+    jobs, logs = format_count(answer["jobs"], "job"), format_count(answer["logs"], "log")
+    return say_answer(typed, answer, f"deleted {jobs} and {logs} ({format_bytes(answer['bytes'])})")
+
+
+COMMANDS = {"backup": BackupVerb(), "restore": RestoreVerb(), "clean": Command(CLEAN, _run_clean)}

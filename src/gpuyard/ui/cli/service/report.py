@@ -1,14 +1,14 @@
-"""`gpuyard report`: totals of the last week, or any other time, with a chart."""
+"""`gpuyard report` and `gpuyard summary`: totals of a week with a chart, and what a night has brought."""
 
 from gpuyard.core.option import Option
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.terminal import say_lines
-from gpuyard.ui.cli.verb_options import JSON, Answer, Typed, Verb
+from gpuyard.ui.cli.terminal import say_json, say_lines
+from gpuyard.ui.cli.verb_options import JSON, Answer, Command, Typed, Verb
 
 _BY = ("user", "workspace", "name")
 
-VERB = Verb(
+REPORT = Verb(
     """Sum up a week, or any other time: GPU-hours, waits, unused memory and failures, with a chart.
 
     GPU-hours are the time of jobs on each of their GPUs, without suspended time; jobs that share a GPU count each.
@@ -23,7 +23,7 @@ VERB = Verb(
 )
 
 
-def run(typed: Typed) -> int:
+def _run_report(typed: Typed) -> int:
     by = typed.text("by") or _BY[0]
     if by not in _BY:
         raise UserError(f"there is no report by '{by}'", hint=f"it can be by {', '.join(_BY)}")
@@ -46,3 +46,37 @@ def _write(path: str, answer: Answer) -> None:
 
     page = report_page(answer).encode("utf-8", "replace")
     write_results(path, page)
+
+
+SUMMARY = Verb(
+    """Sum up a night: what succeeded, what failed and why, what runs and waits, and what it cost.
+
+    Failures with the same cause are counted together, with the jobs and the command that retries them. `…` stands for
+    figures that differ from job to job.
+    """,
+    (
+        Option(
+            "since",
+            "text",
+            "WHEN",
+            "Begin at 22:00, 2026-11-18, 2026-11-18T22:00, or 8h ago. [the last 18:00 that was at least 6 h ago]",
+        ),
+        JSON,
+    ),
+)
+
+
+def _run_summary(typed: Typed) -> int:
+    since = typed.text("since")
+    answer = request("GET", "/summary", None if since is None else {"since": since})
+    if typed.flag("json"):
+        say_json(answer)
+        return 0
+    from gpuyard.ui.cli.rich_output import frame
+    from gpuyard.ui.views.summary_text import summary_lines
+
+    say_lines(summary_lines(answer, frame()))
+    return 0
+
+
+COMMANDS = {"report": Command(REPORT, _run_report), "summary": Command(SUMMARY, _run_summary)}

@@ -1,24 +1,25 @@
-"""`gpuyard why`: why a job has not started, as the scheduler decided it."""
+"""`gpuyard why` and `gpuyard history`: why a job has not started, and what happened to it."""
 
 from gpuyard.core.option import Option
 from gpuyard.core.units import format_time
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.jobs.job_text import gpu_text
-from gpuyard.ui.cli.text_table import clean
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
+from gpuyard.ui.cli.terminal import table_lines
+from gpuyard.ui.cli.text_table import Column, clean
+from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Command, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERB = Verb(
+WHY = Verb(
     f"Explain why a job has not started, what would start it, and when it may start.\n\n{IDS_HELP}",
     (Option("verbose", "flag", None, "Say what each GPU lacks, with figures, and who holds it.", short="v"), JSON),
     SEVERAL,
 )
 
 
-def run(typed: Typed) -> int:
+def _run_why(typed: Typed) -> int:
     return show_each(typed, "/why", detailed_lines if typed.flag("verbose") else why_lines)
 
 
@@ -57,7 +58,6 @@ def _last_lines(answer: Answer) -> "Iterator[str]":
 
 
 def _by_text(reasons: list[Answer]) -> "dict[str, list[str]]":
-    """Return the devices of each different reason, in order."""
     found: dict[str, list[str]] = {}
     for reason in reasons:
         found.setdefault(reason["text"], []).extend(filter(None, [reason["device_id"]]))
@@ -77,3 +77,19 @@ def _holders(reasons: list[Answer]) -> list[str]:
         else:
             lines[f"{holder['user']}, pid {holder['pid']}{f' ({label})' if label else ''}"] = None
     return [line for line in lines if line not in texts]
+
+
+HISTORY = Verb(f"Show what happened to a job, event by event.\n\n{IDS_HELP}", (JSON,), SEVERAL)
+_COLUMNS = (Column("TIME"), Column("EVENT"), Column("DETAILS", is_long=True))
+
+
+def _run_history(typed: Typed) -> int:
+    return show_each(typed, "/history", _event_lines)
+
+
+def _event_lines(answer: Answer) -> list[str]:
+    rows = [(format_time(event["at"]), event["kind"], event["text"] or "") for event in answer["events"]]
+    return [f"job {answer['id']}", *table_lines(_COLUMNS, rows)]
+
+
+COMMANDS = {"why": Command(WHY, _run_why), "history": Command(HISTORY, _run_history)}
