@@ -8,8 +8,7 @@ import copy
 from collections.abc import Collection, Iterator, Sequence
 
 from gpuyard.core.lease import Claim, Holder, HostShare, Lease, Need
-from gpuyard.core.scheduling.device_fit import host_refusals
-from gpuyard.core.scheduling.host_capacity import HostState, HostView, PromisedHostShare
+from gpuyard.core.scheduling.host_capacity import HostState, HostView, PromisedHostShare, host_refusals
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, list_holders
 from gpuyard.core.snapshot import Host
 

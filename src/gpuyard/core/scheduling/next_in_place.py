@@ -12,11 +12,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Need
-from gpuyard.core.scheduling.device_fit import host_refusals
 from gpuyard.core.scheduling.device_shares import share_of
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.queue_order import Lane
-from gpuyard.core.scheduling.start_limits import StartLimits
+from gpuyard.core.scheduling.rules import RULES, JobRule, Power, StartRequest, first_refusal
+from gpuyard.core.scheduling.started import StartedSoFar
 from gpuyard.core.scheduling.wait_reasons import PLACES_TAKEN, Reason
 from gpuyard.core.scheduling.world import JobFacts, RunningJob, World
 
@@ -34,28 +34,27 @@ def refused_places(world: World, job: NextJob, places: Iterable[RunningJob]) -> 
     """Yield the running jobs in whose places the job may not start. `places` are jobs of its lane with its need: of
     those on the same devices, one is asked for all."""
     need = replace(job.need, ignores_depth=True)  # how many jobs share a device stays the same
-    placement = PlacementState(world.machine) if need.devices or need.host is not None else None
     answers: dict[tuple[str, ...], bool] = {}
     for run in places:
         known = answers.get(run.device_ids)
         if known is None:
-            known = answers[run.device_ids] = _may_start(world, replace(job, need=need), run, placement)
+            known = answers[run.device_ids] = _may_start(world, replace(job, need=need), run)
         if not known:
             yield run
 
 
-def _may_start(world: World, job: NextJob, run: RunningJob, placement: PlacementState | None) -> bool:
-    others = [each for each in world.running if each.job_id != run.job_id]
-    limits, need = StartLimits(replace(world, running=tuple(others))), job.need
-    if limits.refusals(job.lane):
+def _may_start(world: World, job: NextJob, run: RunningJob) -> bool:
+    others = tuple(each for each in world.running if each.job_id != run.job_id)
+    placement, need = PlacementState(world.machine, StartedSoFar(replace(world, running=others))), job.need
+    request = StartRequest(need=need, lane=job.lane, facts=job.facts)
+    if first_refusal([each for each in RULES if isinstance(each, JobRule)], request, None, placement) is not None:
         return False
-    if placement is None:
-        return not any(host_refusals(need, world.machine.snapshot.host))
     # What is measured of a device shows the job that uses it now: only a new sample says how busy it is without it.
     if need.limits_device_load or not placement.fits_in_place(need, run.device_ids, run.lease_id):
         return False
     shares = tuple(share_of(need, placement.states[device_id].device) for device_id in run.device_ids)
-    return not limits.power_refusals(job.facts, Claim(shares=shares, host=need.host))
+    claimed = replace(request, claim=Claim(shares=shares, host=need.host))
+    return first_refusal([each for each in RULES if isinstance(each, Power)], claimed, None, placement) is None
 
 
 def waits_for_places(reasons: Iterable[Reason], device_ids: Collection[str]) -> bool:

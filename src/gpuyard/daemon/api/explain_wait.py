@@ -42,8 +42,8 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         brief = (next(_preempted_jobs(scheduler, job), None) or _brief(scheduler, found.reasons)) if reasons else None
         if ahead:
             text = f"{format_count(ahead, 'similar job')} {'is' if ahead == 1 else 'are'} ahead of it, "
-            reasons = (Reason(ReasonKind.BEHIND, f"{text}the first is job {found.first_id}"), *reasons)
-        if unreachable := tuple(reason for reason in found.reasons if reason.kind is ReasonKind.NO_ENGINE):
+            reasons = (Reason(ReasonKind.AWAITED, f"{text}the first is job {found.first_id}"), *reasons)
+        if unreachable := tuple(reason for reason in found.reasons if reason.kind is ReasonKind.ENGINE):
             ahead, reasons = None, unreachable
         summary = _waiting_summary(job, brief, is_about_to=not reasons, is_suspended=is_suspended)
         if advice := next((each.remedy for each in reasons if each.remedy.startswith("`gpuyard edit")), ""):
@@ -206,11 +206,11 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
     elif job.state is JobState.DELAYED:
         yield Reason(ReasonKind.DELAYED, _delay_text(scheduler, job))
     elif job.state is JobState.HELD:
-        yield Reason(ReasonKind.HELD, job.reason or "held")
+        yield Reason(ReasonKind.PAUSED, job.reason or "held")
     elif job.state is JobState.SUSPENDED and not _was_preempted(scheduler, job):
         yield Reason(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` continues it")
     elif job.state is JobState.PENDING:
-        yield Reason(ReasonKind.PENDING, job.reason or f"it is being submitted to {job.spec.engine}")
+        yield Reason(ReasonKind.ENGINE, job.reason or f"it is being submitted to {job.spec.engine}")
     elif job.state in IN_SUSPENSION and job.reason is not None:
         yield Reason(ReasonKind.SUSPENDED, job.reason)
     elif job.state is JobState.RUNNING:

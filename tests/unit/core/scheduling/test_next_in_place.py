@@ -121,4 +121,4 @@ def test_only_reasons_that_running_jobs_take_the_places_let_jobs_follow() -> Non
         assert waits_for_places([Reason(kind, "")], ()) is (kind in PLACES_TAKEN)
         assert waits_for_places([Reason(kind, "", "G0")], ("G0",)) is (kind in PLACES_TAKEN)
         assert waits_for_places([Reason(kind, "", "G0")], ("G1",))
-    assert not PLACES_TAKEN & {ReasonKind.PAUSED, ReasonKind.FOREIGN_LOAD, ReasonKind.POWER_LIMIT, ReasonKind.AWAITED}
+    assert not PLACES_TAKEN & {ReasonKind.PAUSED, ReasonKind.OCCUPIED, ReasonKind.POWER_LIMIT, ReasonKind.AWAITED}
