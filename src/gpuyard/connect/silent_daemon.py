@@ -27,7 +27,6 @@ class Silence:
         self._cpu_s = cpu_time_of(pid)
 
     def check(self) -> None:
-        """Raise SilentDaemon if an answer is not to be expected."""
         if is_stopped(self._pid):
             raise silent(self._pid)
         if self._may_idle:
@@ -40,7 +39,6 @@ class Silence:
 
 
 def silent(pid: int | None) -> SilentDaemon:
-    """Return the error about a daemon that does not answer."""
     if pid is None:
         return SilentDaemon("the daemon does not answer", hint=f"see {paths.log_path()}")
     ends = f"`kill -9 {pid}` ends it and harms no job; the next command starts another daemon"
@@ -73,7 +71,6 @@ def cpu_time_of(pid: int | None) -> float | None:
 
 
 def lock_holder() -> int | None:
-    """Return the pid of the daemon that runs, or None."""
     from gpuyard.connect.daemon_lock import running_pid
 
     return running_pid(paths.lock_path()) if os.path.exists(paths.lock_path()) else None

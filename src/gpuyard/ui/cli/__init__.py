@@ -112,7 +112,6 @@ def import_verb(verb: str) -> "Command":
 
 
 def main() -> None:
-    """Run the `gpuyard` command."""
     _open_closed_streams()
     try:
         status = _run_where_queue_is(sys.argv[1:])

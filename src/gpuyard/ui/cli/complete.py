@@ -107,7 +107,6 @@ def _tab(text: str, shell: str) -> str:
 
 
 def _typed_words(shell: str) -> tuple[list[str], str]:
-    """Return the words after the program's name, and the one to complete."""
     words, place = _split(os.environ.get("COMP_WORDS", "")), os.environ.get("COMP_CWORD", "")
     if shell != "fish":
         at = int(place) if place.isdecimal() else len(words)
@@ -163,7 +162,6 @@ def _complete_verb(verb: Verb, before: list[str], incomplete: str) -> list[Compl
 
 
 def _complete_value(option: Option, incomplete: str) -> list[Completion]:
-    """Return values of an option: its choices, files, or what the queue knows."""
     if option.name in _FILES:
         return [Completion(incomplete, kind=_FILES[option.name])]
     if option.metavar == "IDS":
@@ -215,7 +213,6 @@ def _ids(incomplete: str) -> list[Completion]:
 
 
 def _known(key: str) -> Iterator[str]:
-    """Yield the values that jobs have, each once."""
     return iter(dict.fromkeys(str(job[key]) for job in _jobs() if job[key]))
 
 

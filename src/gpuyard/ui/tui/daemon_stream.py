@@ -44,7 +44,6 @@ class DaemonStream:
         self._dialler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dial")
 
     async def ask(self, method: str, path: str, query: Mapping[str, str] | None = None, body: object = None) -> Answer:
-        """Return the decoded answer, or raise the error in it."""
         try:
             async with asyncio.timeout(_ANSWER_S), self._open(method, path, query, body) as (reader, length):
                 content = await reader.readexactly(length or 0)

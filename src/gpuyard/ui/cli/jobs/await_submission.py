@@ -13,7 +13,6 @@ _MAKE_MANY = ("array", "sweep", "from")
 
 
 def check(typed: Typed) -> None:
-    """Refuse options that do not go together, before anything is submitted."""
     given = "--follow" if typed.flag("follow") else "--wait" if typed.flag("wait") else ""
     if given and typed.flag("hold"):
         raise UserError(f"{given} and --hold do not go together", hint="a held job starts after `gpuyard release`")

@@ -81,7 +81,6 @@ def _last_lines(answer: Answer) -> "Iterator[str]":
 
 
 def _by_text(reasons: list[Answer]) -> "dict[str, list[str]]":
-    """Return the devices of each different reason, in order."""
     found: dict[str, list[str]] = {}
     for reason in reasons:
         found.setdefault(reason["text"], []).extend(filter(None, [reason["device_id"]]))

@@ -69,7 +69,6 @@ def _print_log(watched: "_WatchedLog", typed: Typed) -> None:
 
 
 def _print_one_of_many(watched: "_WatchedLog", typed: Typed) -> None:
-    """Print a heading and the output. A job without output is only noted, as others have one."""
     printer = _LogPrinter(watched, typed)
     try:
         lines, number = _number(typed, "lines"), _number(typed, "attempt")
@@ -82,7 +81,6 @@ def _print_one_of_many(watched: "_WatchedLog", typed: Typed) -> None:
 
 
 def follow_job(queue: RetryingClient, word: str, typed: Typed) -> None:
-    """Print the output of one job until it has finished."""
     lines, number = _number(typed, "lines"), _number(typed, "attempt")
     watched = _WatchedLog(queue, word)
     attempt = _found(watched, _await_start(watched, number), number)
@@ -115,7 +113,6 @@ class _WatchedLog:
         return f"==> {self.id} {printable(job_name(self._job))}: {self.state} <=="
 
     def missing_text(self, number: int | None) -> str:
-        """Say that it has not run, or has no such attempt."""
         has_no = f"is {self.state} and has no output: it has not run"
         return f"job {self.id} {has_no if number is None else f'has no attempt {number}'}"
 

@@ -145,7 +145,6 @@ def _short(seconds: float) -> str:
 
 
 def _check_ending(path: Path) -> None:
-    """Raise for an unsupported picture format before the simulation, which may take long."""
     ending = path.suffix.lower()
     if ending not in {".svg", ".png"}:
         raise UserError(f"a picture is drawn as SVG or PNG, not as '{path.name}'", hint="name it FILE.svg")
