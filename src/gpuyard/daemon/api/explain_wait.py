@@ -210,7 +210,9 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
     elif job.state is JobState.SUSPENDED and not _was_preempted(scheduler, job):
         yield Reason(ReasonKind.SUSPENDED, f"suspended by hand: `gpuyard resume {job.id}` continues it")
     elif job.state is JobState.PENDING:
-        yield Reason(ReasonKind.ENGINE, job.reason or f"it is being submitted to {job.spec.engine}")
+        engine = job.spec.engine
+        text = f"it is being submitted to {engine}" if engine else "it starts within a second, after jobs like it"
+        yield Reason(ReasonKind.ENGINE, job.reason or text)
     elif job.state in IN_SUSPENSION and job.reason is not None:
         yield Reason(ReasonKind.SUSPENDED, job.reason)
     elif job.state is JobState.RUNNING:
