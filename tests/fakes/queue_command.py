@@ -1,11 +1,15 @@
-"""The command as a real process, in a pipe or on a terminal."""
+"""The command as a real process, in a pipe or on a terminal; or in this process, where only its output matters."""
 
+import io
 import os
 import pty
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
+from unittest import mock
 
+from gpuyard.ui.cli import main
 from tests import preloaded
 
 GPUYARD = [sys.executable, "-m", "gpuyard"]
@@ -21,6 +25,19 @@ def run(*arguments: str, text: str | None = None, **options: Any) -> "subprocess
     )
     assert "ResourceWarning" not in done.stderr, done.stderr
     return done
+
+
+def run_here(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in this process, with its output in a pipe: twenty times as fast."""
+    output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    status = 0
+    with redirect_stdout(output), redirect_stderr(errors), mock.patch.object(sys, "argv", ["gpuyard", *arguments]):
+        try:
+            main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    texts = (bytes(each.buffer.getvalue()).decode() for each in (output, errors))
+    return subprocess.CompletedProcess(arguments, status, *texts)
 
 
 def run_on_terminal(*arguments: str, columns: int) -> str:

@@ -58,7 +58,7 @@ FAULTS = (
         near=("tests/simulation/test_slices.py",),
     ),
     Fault(
-        id="policy-slices-beside-others",
+        id="control-slices-beside-others",
         file="src/gpuyard/core/scheduling/slices.py",
         old="    return all(each.lane.priority < lane.priority for each in plan.waiting if each.lane.id != lane.id)\n",
         new="    return True\n",
@@ -66,7 +66,7 @@ FAULTS = (
         near=("tests/unit/core/scheduling/test_slices.py",),
     ),
     Fault(
-        id="policy-slices-before-urgent-programs",
+        id="control-slices-before-urgent-programs",
         file="src/gpuyard/core/scheduling/slices.py",
         old="if takes_lease and any(ticket.priority > lane.priority for ticket in world.tickets):",
         new="if False:",

@@ -12,8 +12,8 @@ FAULTS = (
     Fault(
         id="engines-beginning-not-in-the-journal",
         file=f"{_ENGINES}/local/keeper.py",
-        old="if not self._try_to_write(_line(key, self._me, began)):",
-        new='if not self._try_to_write(b""):',
+        old="self._try_to_write(_line(launch.key, self._me, BEGAN))",
+        new='self._try_to_write(b"")',
         breaks="After a crash of the keeper, a job that ran is considered as never started, and runs twice.",
         near=(f"{_TESTS}/test_keeper.py",),
     ),
@@ -60,7 +60,7 @@ FAULTS = (
     Fault(
         id="engines-keeper-keeps-leases",
         file=f"{_ENGINES}/local/keeper.py",
-        old="        if job.lease is not None and not keeps_lease:\n            os.close(job.lease)\n",
+        old="        if is_free and started.lease is not None:\n            os.close(started.lease)\n",
         new="",
         breaks="The GPU of a job that has ended stays leased until its keeper exits.",
         near=(f"{_TESTS}/test_keeper_limits.py",),
@@ -68,8 +68,8 @@ FAULTS = (
     Fault(
         id="engines-daemonised-process-loses-its-gpu",
         file=f"{_ENGINES}/local/keeper.py",
-        old="            if kept not in self._left.values():\n",
-        new="            if kept is not None:\n",
+        old="        is_free = kept not in self._left.values()\n",
+        new="        is_free = True\n",
         breaks="The GPU of a job that left a daemon behind is given to others while the daemon uses it.",
         near=(f"{_TESTS}/test_keeper_limits.py",),
     ),
@@ -84,18 +84,10 @@ FAULTS = (
     Fault(
         id="engines-slice-outlives-its-daemon",
         file=f"{_ENGINES}/local/keeper.py",
-        old="            self._return([launch for each in self._slices for launch in each.rest])\n\n",
-        new="\n",
+        old="self._return([launch for each in self._slices for launch in each.rest])",
+        new="pass",
         breaks="After a crash of the daemon, jobs run twice: in the slice of its keeper, and under the next daemon.",
         near=(f"{_TESTS}/test_slices.py",),
-    ),
-    Fault(
-        id="engines-slice-beside-what-was-left-behind",
-        file=f"{_ENGINES}/local/keeper.py",
-        old="        if is_free:\n            self._go_on(job.slice, job.key, word)\n",
-        new="        if True:\n            self._go_on(job.slice, job.key, word)\n",
-        breaks="A job shares its GPU with a process that the job before it has left behind.",
-        near=(f"{_TESTS}/test_keeper.py",),
     ),
     Fault(
         id="engines-half-a-line-in-the-journal",
@@ -141,7 +133,7 @@ FAULTS = (
     Fault(
         id="engines-lost-wakeup",
         file=f"{_ENGINES}/local/engine.py",
-        old="            if self._reported:\n                self._poll.wake()\n",
+        old="        if self._reported:\n            self._poll.wake()\n",
         new="",
         breaks="When several jobs end together, the ends of some are reported only when something else happens.",
         near=(f"{_TESTS}/test_engine.py::test_the_descriptor_is_readable_while_ends_are_left_to_report",),

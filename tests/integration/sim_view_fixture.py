@@ -59,7 +59,7 @@ def read(self):
 
 PsutilHost.read = read
 if "GPUYARD_SIMULATE" not in os.environ:
-    smi = local._ToolProbe(Vendor.NVIDIA, "nvidia-smi", "nvidia.nvidia_smi:NvidiaSmi")
+    smi = local._ToolProbe(Vendor.NVIDIA, "nvidia-smi", "gpuyard.probes.nvidia.nvidia_smi:NvidiaSmi")
     local.local_probes = lambda: {Vendor.NVIDIA: [smi]}
 run_daemon()
 """
@@ -82,13 +82,6 @@ with SimulatedUse(SimulatedDevices()) as usage:
     usage.allocate(sys.argv[1], float(sys.argv[3]))
     print("taken", flush=True)
     sys.stdin.read()
-"""
-RAM_HOG = """
-import sys
-sys.stdin.readline()
-held = b"\\1" * (int(sys.argv[1]) * 1048576)
-print("taken", flush=True)
-sys.stdin.read()
 """
 CPU_HOG = """
 import sys

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.connect.daemon_lock import running_pid
-from tests.fakes.queue_command import run
+from tests.fakes.queue_command import run, run_here
 from tests.integration.batch_fixture import GATED, OPEN, batch, let_go, queue, summary_in  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("queue")
@@ -294,9 +294,11 @@ def test_a_batch_that_the_queue_has_forgotten_is_reported_from_its_summary(tmp_p
     ],
 )
 def test_a_usage_error_names_the_remedy_before_anything_starts(
-    own_home: Path, arguments: list[str], message: str
+    own_home: Path,
+    arguments: list[str],
+    message: str,
 ) -> None:
-    result = run(*arguments)
+    result = run_here(*arguments)
     assert (result.returncode, result.stdout) == (2, ""), result.stderr
     assert message in result.stderr
     assert result.stderr.startswith("gpuyard: ")

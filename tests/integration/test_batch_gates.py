@@ -15,7 +15,6 @@ from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are fo
     CPU_HOG,
     GPU_HOG,
     QUIET_DAEMON,
-    RAM_HOG,
     RAM_MB,
     Batch,
     Hog,
@@ -203,25 +202,8 @@ def test_gpu_load_from_outside_delays_launches_only_while_it_lasts(batch: Batch,
     check_held_back(batch, "gpu", "% > 80%", hogs)
 
 
-def test_gpu_memory_used_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
-    hogs = [hog(GPU_HOG, device, 0, 9000) for device in ("SIM-0", "SIM-1")]
-    batch.queue.start(QUIET_DAEMON)
-    batch.begin(5, ["--vram", "100", *batch.gated(1)], concurrency=1, run_vram="100M", max_gpu_mem_mb=8000)
-    check_held_back(batch, "gpu-memory", " MB > 8000 MB", hogs)
-
-
 def test_cpu_load_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
     hogs = [hog(CPU_HOG) for _ in range(2)]
     batch.queue.start(QUIET_DAEMON)
     batch.begin(5, batch.gated(1), concurrency=1, max_cpu=percent_of(1.5))
     check_held_back(batch, "cpu", f"% > {percent_of(1.5):.0f}%", hogs)
-
-
-def test_ram_used_from_outside_delays_launches_only_while_it_lasts(batch: Batch, hog: Hogs) -> None:
-    """Take twice as much as necessary, because the batch's own processes come and go."""
-    takes_mb = 1000
-    hogs = [hog(RAM_HOG, takes_mb)]
-    batch.queue.start(QUIET_DAEMON)
-    bound_mb = round(RAM_MB - takes_mb / 2)
-    batch.begin(5, batch.gated(1), concurrency=1, min_free_mem_mb=bound_mb)
-    check_held_back(batch, "memory", "of RAM available", hogs)

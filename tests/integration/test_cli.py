@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.ui.cli import EVERYDAY, VERBS
+from tests.fakes.queue_command import run_here
 from tests.unit.probes.samples_nvidia import MIG_XML, XML
 
 GPUYARD = [sys.executable, "-m", "gpuyard"]
@@ -251,7 +252,7 @@ def test_a_sim_job_uses_the_device_it_is_shown(simulated: None) -> None:
     ],
 )
 def test_a_usage_error_says_what_to_type_instead(arguments: list[str], message: str) -> None:
-    result = run(*arguments)
+    result = run_here(*arguments)
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr

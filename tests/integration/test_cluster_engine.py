@@ -123,15 +123,6 @@ def test_a_submission_directory_stays_until_the_ends_of_all_its_jobs_are_recorde
     harness.until(lambda: not harness.submissions(), "the end of the submission")
 
 
-def test_only_the_owner_can_read_a_submission(harness: EngineHarness) -> None:
-    harness.hand_over(harness.waiting(1))
-    harness.until_runs(1)
-    [submission] = harness.submissions()
-    assert all(not path.stat().st_mode & 0o077 for path in (submission, *submission.glob("*.json")))
-    harness.let_go(1)
-    harness.until_ended(1)
-
-
 # Offers
 
 

@@ -93,34 +93,6 @@ def test_every_argument_reaches_the_program_unchanged(
     assert words_given(only["script"], tmp_path) == STRANGE
 
 
-@pytest.mark.parametrize("number", [0, 3])
-def test_each_job_of_an_array_and_of_a_sweep_runs_its_own_command(
-    queue: QueueUnderTest, tmp_path: Path, submitted: Submitted, number: int
-) -> None:
-    queue.submit("say", "a{index}b", "$x", array="0-3", cwd=str(tmp_path))
-    queue.submit("say", "{lr}", cwd=str(tmp_path), sweep=["lr=1 0,2 0,$x,4"])
-    export("slurm", tmp_path / "script")
-    array, sweep = submitted(tmp_path / "script")
-    task = {"SLURM_ARRAY_TASK_ID": str(number)}
-    assert words_given(array["script"], tmp_path, task) == [f"a{number}b", "$x"]
-    assert words_given(sweep["script"], tmp_path, task) == [["1 0", "2 0", "$x", "4"][number]]
-
-
-def test_dependencies_refer_to_the_job_ids_of_slurm(
-    queue: QueueUnderTest, tmp_path: Path, submitted: Submitted
-) -> None:
-    queue.submit("true")
-    queue.submit("true", array="5-6", after="1")
-    queue.submit("true", after="2,3", after_failed="1")
-    queue.submit("true", after_any="3")
-    export("slurm", tmp_path / "script")
-    calls = [
-        dict(argument.partition("=")[::2] for argument in each["arguments"]) for each in submitted(tmp_path / "script")
-    ]
-    wanted = [None, "afterok:1", "afternotok:1,afterok:2", "afterany:2_6"]
-    assert [each.get("--dependency") for each in calls] == wanted
-
-
 def test_no_value_of_an_environment_variable_is_written(queue: QueueUnderTest, tmp_path: Path) -> None:
     queue.submit("true", environment={"PATH": os.environ["PATH"], "TOKEN": SECRET}, env=f"MORE={SECRET}")
     for site in ("slurm", "ray"):

@@ -280,19 +280,6 @@ def test_the_tail_of_a_missing_or_empty_log_is_empty(path: Path) -> None:
     assert read_tail(path, 5) == b""
 
 
-def test_a_log_is_shortened_before_it_reaches_the_longest_length_of_a_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_cap, "_LONGEST", 50 * BLOCK)
-    text = b"".join(b"%06d\n" % number for number in range(60 * BLOCK // 7))
-    path.write_bytes(text)
-    cut(path, 8 * BLOCK)
-    assert path.stat().st_size < 8 * BLOCK
-    first, last, _ = parts(read_whole(path))
-    assert text.startswith(first)
-    assert text.endswith(last)
-
-
 # The watch
 
 

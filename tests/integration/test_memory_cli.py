@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import gated_job
-from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
+from tests.fakes.queue_command import GPUYARD, run, run_here, run_on_terminal
 from tests.fakes.queue_standin import StandIn, attempt, job
 from tests.integration.queue_fixture import QueueUnderTest, until
 
@@ -41,7 +41,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(*arguments: str) -> int:
-    result = run("submit", *arguments)
+    result = run_here("submit", *arguments)
     assert (result.returncode, result.stderr) == (0, "")
     return int(result.stdout)
 
@@ -51,7 +51,7 @@ def submit_shell(script: str, *options: str) -> int:
 
 
 def show(job_id: int) -> str:
-    return run("show", str(job_id)).stdout
+    return run_here("show", str(job_id)).stdout
 
 
 def has_been_seen_with(queue: QueueUnderTest, job_id: int, megabytes: float) -> bool:
@@ -72,10 +72,10 @@ def test_the_first_run_gets_a_whole_gpu_and_later_runs_share_by_its_estimate(car
     first = submit_shell(script)
     until(lambda: has_been_seen_with(card, first, 4096), "what the first run holds")
     assert "memory: alone until it has shown what it needs (no estimate yet)\n" in show(first)
-    assert " alone " in run("queue").stdout.splitlines()[2]
+    assert " alone " in run_here("queue").stdout.splitlines()[2]
     finish_when_seen(card, first, 4096, gate)
     second, third = submit_shell(script, "--hold"), submit_shell(script)
-    assert "  x1   4.5 GB " in run("queue", str(second)).stdout
+    assert "  x1   4.5 GB " in run_here("queue", str(second)).stdout
     card.post("/jobs/release", ids=str(second))
     card.until_state(second, "running")
     card.until_state(third, "running")
@@ -104,9 +104,9 @@ def test_an_out_of_memory_job_reports_what_it_lacked_and_is_retried_with_more(
     assert "    next: retry with 13.8 GB\n" in shown
     assert "Tried to allocate 8.00 GiB" in shown
     until(lambda: card.state(short) == "queued", "its turn")
-    assert "13.8 GB needed" in run("why", "-v", str(short)).stdout
+    assert "13.8 GB needed" in run_here("why", "-v", str(short)).stdout
     card.post("/jobs/cancel", ids=str(neighbour))
-    assert run("wait", str(short)).returncode == 0
+    assert run_here("wait", str(short)).returncode == 0
     healed = card.job(short)
     assert [one["outcome"] for one in healed["attempts"]] == ["out-of-memory", "succeeded"]
     assert (healed["failures"], healed["attempts"][1]["reserved_mb"]) == (0, 1.25 * 11264)
@@ -120,7 +120,7 @@ def test_a_script_may_use_less_on_an_oom_retry_which_does_not_use_up_its_retries
         f"{SIM_JOB} --vram ${{batch}}G --seconds 0"
     )
     job_id = submit_shell(script, "--retries", "1")
-    assert run("wait", str(job_id)).returncode == 0
+    assert run_here("wait", str(job_id)).returncode == 0
     healed = card.job(job_id)
     assert [one["outcome"] for one in healed["attempts"]] == ["out-of-memory", "failed", "succeeded"]
     assert [card.log_of(job_id, number).splitlines()[0] for number in (1, 2, 3)] == ["batch 40", "batch 20", "batch 20"]
@@ -136,7 +136,7 @@ def test_a_cpu_job_that_mentions_gpu_memory_fails_like_any_other(card: QueueUnde
 
 def test_a_job_too_large_for_every_gpu_fails_at_once_with_the_figure(card: QueueUnderTest) -> None:
     job_id = submit_shell(f"exec {SIM_JOB} --vram 31G")
-    waited = run("wait", str(job_id))
+    waited = run_here("wait", str(job_id))
     assert waited.returncode == 5
     assert "needed at least 31 GB; the largest GPU has 24 GB" in waited.stderr
     assert [one["outcome"] for one in card.job(job_id)["attempts"]] == ["out-of-memory"]
@@ -146,7 +146,7 @@ def test_a_script_that_reads_how_often_it_ran_out_is_run_again(card: QueueUnderT
     script = gate.with_name("train.sh")
     script.write_text(f"{SIM_JOB} --vram $((40 >> GPUYARD_OOM_COUNT))G --seconds 0\n")
     job_id = submit("--", "sh", script.name)
-    assert run("wait", str(job_id)).returncode == 0
+    assert run_here("wait", str(job_id)).returncode == 0
     assert [one["outcome"] for one in card.job(job_id)["attempts"]] == ["out-of-memory", "succeeded"]
 
 
@@ -160,10 +160,10 @@ def test_a_job_that_may_use_less_fails_with_the_figure_after_its_reruns(card: Qu
         card.until_state(job_id, "delayed", "queued")
         assert "memory: alone (it ran out of memory" in show(job_id)
         assert "next: retry alone on the largest GPU\n" in show(job_id)
-        run("retry", str(job_id))
+        run_here("retry", str(job_id))
         card.post("/unpause")
     gate.write_text("go\n")
-    waited = run("wait", str(job_id))
+    waited = run_here("wait", str(job_id))
     assert waited.returncode == 5
     assert "needed at least 30 GB; the largest GPU has 24 GB" in waited.stderr
     assert "needed 30 GB, had 24 GB" in show(job_id)
@@ -174,7 +174,7 @@ def test_a_wrong_declaration_and_a_program_that_takes_the_whole_gpu_are_noted(ca
     finish_when_seen(card, declared, 1024, gate)
     note = "--vram was 20 GB, but the job used 1 GB at most: leave --vram out, and the need is learned"
     assert f"\nnote: {note}\n" in show(declared)
-    assert note in run("history", str(declared)).stdout
+    assert note in run_here("history", str(declared)).stdout
     script = f"echo jax/_src/xla_bridge.py; {GATED_JOB} --vram 20480 {gate.name}"
     greedy = submit_shell(script)
     finish_when_seen(card, greedy, 20480, gate)
@@ -190,12 +190,12 @@ def test_a_program_that_preallocates_is_recognised_while_its_first_run_lasts(car
     gate.with_name("train.py").write_text(f"# import jax\nimport os\nos.execv({words[0]!r}, {words!r})\n")
     command = ("--", sys.executable, "train.py")
     first = submit(*command)
-    until(lambda: "preallocates" in run("history", str(first)).stdout, "the event")
-    for shown in (show(first), run("why", str(first)).stdout):
+    until(lambda: "preallocates" in run_here("history", str(first)).stdout, "the event")
+    for shown in (show(first), run_here("why", str(first)).stdout):
         assert "JAX takes 75% of a device at its start" in shown
         assert "set XLA_PYTHON_CLIENT_PREALLOCATE=false" in shown
     finish_when_seen(card, first, 20480, gate)
-    assert run("history", str(first)).stdout.count("preallocates") == 1
+    assert run_here("history", str(first)).stdout.count("preallocates") == 1
     assert {row["kind"] for row in card.get("/estimates")["estimates"]} == {"command", "program"}
     again = submit("--hold", *command)
     configured = submit("--hold", "--env", "XLA_PYTHON_CLIENT_PREALLOCATE=false", *command)
@@ -203,32 +203,32 @@ def test_a_program_that_preallocates_is_recognised_while_its_first_run_lasts(car
 
 
 def test_estimates_are_listed_and_forgotten(card: QueueUnderTest, gate: Path) -> None:
-    assert "No estimates yet" in run("estimates").stdout
+    assert "No estimates yet" in run_here("estimates").stdout
     for megabytes in (2048, 2048, 3072):
         job_id = submit("--", *gated_job.COMMAND, "--vram", str(megabytes), gate.name)
         finish_when_seen(card, job_id, megabytes, gate)
-    headings, *rows = run("estimates").stdout.splitlines()
+    headings, *rows = run_here("estimates").stdout.splitlines()
     assert headings.split() == [
         "ID", "KIND", "RUNS", "MEMORY", "PEAK", "RAM", "LOAD", "TIME", "OFF", "SEEN", "PROGRAM",
     ]  # fmt: skip
     assert [row.split()[1:3] for row in rows if "--vram 3072" in row] == [["command", "1"]]
     assert [row.split()[1:3] for row in rows if "--vram 2048" in row] == [["command", "2"]]
-    answer = json.loads(run("estimates", "--json").stdout)
+    answer = json.loads(run_here("estimates", "--json").stdout)
     by_kind = sorted((one["kind"], one["runs"], one["peak_mb"]) for one in answer["estimates"])
     learned = [("command", 1, 3072), ("command", 2, 2048), ("machine", 0, 2048), ("program", 3, 3072)]
     assert by_kind == learned, "with what first runs of any program used"
     (twice,) = [one for one in answer["estimates"] if one["runs"] == 2]
     assert twice["off_percent"] == pytest.approx(12.5)
     assert "+12%" in next(row for row in rows if row.startswith(twice["fingerprint"][:8]))
-    assert len(json.loads(run("estimates", "--limit", "1", "--json").stdout)["estimates"]) == 1
-    assert "and more" in run("estimates", "--limit", "1").stdout
-    assert run("estimates", "forget", twice["fingerprint"][:8]).stdout == "deleted 1 estimate\n"
-    assert run("estimates", "forget", "--", "gated_job.py", "--vram", "3072").stdout == "deleted 1 estimate\n"
-    unknown = run("estimates", "forget", "train.py")
+    assert len(json.loads(run_here("estimates", "--limit", "1", "--json").stdout)["estimates"]) == 1
+    assert "and more" in run_here("estimates", "--limit", "1").stdout
+    assert run_here("estimates", "forget", twice["fingerprint"][:8]).stdout == "deleted 1 estimate\n"
+    assert run_here("estimates", "forget", "--", "gated_job.py", "--vram", "3072").stdout == "deleted 1 estimate\n"
+    unknown = run_here("estimates", "forget", "train.py")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "no estimate matches 'train.py'" in unknown.stderr
-    assert json.loads(run("estimates", "forget", "--all", "--json").stdout) == {"forgotten": 2}
-    assert "No estimates yet" in run("estimates").stdout
+    assert json.loads(run_here("estimates", "forget", "--all", "--json").stdout) == {"forgotten": 2}
+    assert "No estimates yet" in run_here("estimates").stdout
 
 
 @pytest.mark.parametrize("body", [

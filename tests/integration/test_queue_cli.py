@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
+from tests.fakes.queue_command import GPUYARD, run, run_here, run_on_terminal
 from tests.fakes.queue_standin import ReceivedRequest, Refusal, StandIn, attempt, job, page, row
 
 SUBMITTED = {"ids": "18-117", "first": 18, "last": 117, "count": 100, "notes": []}
@@ -72,7 +72,7 @@ def test_stdin_is_relative_to_the_shells_directory_not_to_cwd(daemon: StandIn, t
     daemon.answers["POST /submissions"] = SUBMITTED
     (tmp_path / "input.txt").touch()
     assert run("submit", "--cwd", "/", "--stdin", "input.txt", "--", "cat", cwd=tmp_path).returncode == 0
-    assert run("submit", "--stdin", "/dev/null", "--", "cat").returncode == 0
+    assert run_here("submit", "--stdin", "/dev/null", "--", "cat").returncode == 0
     assert [asked.body["options"]["stdin"] for asked in daemon.requests] == [str(tmp_path / "input.txt"), "/dev/null"]
 
 
@@ -88,13 +88,13 @@ def test_submit_says_that_a_program_is_missing_and_a_dry_run_fails(daemon: Stand
     daemon.answers["POST /submissions"] = SUBMITTED
     daemon.answers["POST /submissions/preview"] = {"count": 1, "varies": [], "jobs": [], "notes": []}
     missing = "gpuyard: there is no program 'pyhton' on PATH; did you mean 'python"
-    result = run("submit", "--", "pyhton", "train.py")
+    result = run_here("submit", "--", "pyhton", "train.py")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (0, "18-117\n", 1)
     assert result.stderr.startswith(missing)
     assert "`gpuyard cancel 18-117` takes it back" in result.stderr
-    result = run("submit", "--dry-run", "--", "pyhton", "train.py")
+    result = run_here("submit", "--dry-run", "--", "pyhton", "train.py")
     assert (result.returncode, result.stderr.startswith(missing)) == (2, True)
-    assert run("submit", "--dry-run", "--", "true").returncode == 0
+    assert run_here("submit", "--dry-run", "--", "true").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_submit_says_that_a_program_is_missing_and_a_dry_run_fails(daemon: Stand
         (["submit", "--stdin", ".", "--", "true"], "no file '.'"),
         (["submit", "--name", "", "--", "true"], "--name is empty"),
         (["queue", "--limit", "many"], "--limit 100"),
-        (["logs", "-n", "few", "17"], "--lines 20"),
+        (["logs", "-n", "few", "17"], "--lines 4"),
         (["clean", "--older-than", "long"], "10m"),
         (["wait", "--timeout", "soon"], "10m"),
         (["daemon", "reload"], "it can be start, stop, restart, status, run, adopt"),
@@ -128,8 +128,12 @@ def test_submit_says_that_a_program_is_missing_and_a_dry_run_fails(daemon: Stand
         (["submti", "--", "true"], "did you mean `gpuyard submit`?"),
     ],
 )
-def test_a_usage_error_names_the_correct_form(daemon: StandIn, arguments: list[str], message: str) -> None:
-    result = run(*arguments)
+def test_a_usage_error_names_the_correct_form(
+    daemon: StandIn,
+    arguments: list[str],
+    message: str,
+) -> None:
+    result = run_here(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -138,26 +142,26 @@ def test_a_usage_error_names_the_correct_form(daemon: StandIn, arguments: list[s
 
 def test_with_json_an_error_is_an_object_with_a_code_on_standard_output(daemon: StandIn) -> None:
     daemon.answers["POST /submissions"] = Refusal(404, "there is no job 9", "`gpuyard queue --all` lists all jobs")
-    result = run("submit", "--json", "--", "true")
+    result = run_here("submit", "--json", "--", "true")
     error = {"code": "not_found", "message": "there is no job 9", "hint": "`gpuyard queue --all` lists all jobs"}
     assert (result.returncode, json.loads(result.stdout)) == (3, {"error": error})
     assert result.stderr == "gpuyard: there is no job 9\n  `gpuyard queue --all` lists all jobs\n"
-    assert run("submit", "--", "true", "--json").stdout == ""
+    assert run_here("submit", "--", "true", "--json").stdout == ""
 
 
 @pytest.mark.parametrize(("status", "returned"), [(400, 2), (404, 3), (409, 2), (503, 1), (507, 1)])
 def test_an_error_of_the_daemon_is_printed_with_its_hint(daemon: StandIn, status: int, returned: int) -> None:
     daemon.answers["POST /submissions"] = Refusal(status, "'8Q' is not a size", "write it as 8G")
-    result = run("submit", "--vram", "8Q", "--", "true")
+    result = run_here("submit", "--vram", "8Q", "--", "true")
     assert (result.returncode, result.stdout) == (returned, "")
     assert result.stderr == "gpuyard: '8Q' is not a size\n  write it as 8G\n"
 
 
 def test_notes_of_the_daemon_go_to_standard_error(daemon: StandIn) -> None:
     daemon.answers["POST /submissions"] = {**SUBMITTED, "ids": "17", "notes": ["no GPU has 80 GB"]}
-    result = run("submit", "true")
+    result = run_here("submit", "true")
     assert (result.stdout, result.stderr) == ("17\n", "gpuyard: no GPU has 80 GB\n")
-    assert json.loads(run("submit", "--json", "true").stdout)["first"] == 18
+    assert json.loads(run_here("submit", "--json", "true").stdout)["first"] == 18
 
 
 def test_queue_in_a_pipe_is_a_plain_table(daemon: StandIn) -> None:
@@ -189,19 +193,19 @@ def test_queue_sends_its_filters_and_counts_the_jobs_it_does_not_print(daemon: S
     daemon.answers["GET /jobs"] = lambda asked: page(
         *(row(int(asked.query.get("after", 1)) + n) for n in range(2)), following="7", queued=1000
     )
-    assert "and 996 more" in run("queue", "--limit", "4").stdout
+    assert "and 996 more" in run_here("queue", "--limit", "4").stdout
     assert [asked.query for asked in daemon.requests] == [
         {"fold": "1", "limit": "4"},
         {"fold": "1", "limit": "2", "after": "7"},
     ]
-    run("queue", "17-20", "name=big", "--state", "failed", "--all", "--limit", "1")
+    run_here("queue", "17-20", "name=big", "--state", "failed", "--all", "--limit", "1")
     assert daemon.requests[-1].query == {"ids": "17-20 name=big", "state": "failed", "all": "1", "limit": "1"}
-    assert len(json.loads(run("queue", "--limit", "6", "--json").stdout)["jobs"]) == 6
+    assert len(json.loads(run_here("queue", "--limit", "6", "--json").stdout)["jobs"]) == 6
 
 
 def test_queue_says_that_it_is_empty_or_paused_and_what_to_do(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = {**page(), "paused": True, "draining": True}
-    output = run("queue").stdout
+    output = run_here("queue").stdout
     assert "The queue is empty" in output
     assert "gpuyard submit -- " in output
     assert output.count("gpuyard unpause") == 2
@@ -216,13 +220,13 @@ def test_show_prints_values_of_the_environment_only_on_request(daemon: StandIn, 
     )
     secrets = {**shown_job, "environment": {"TOKEN": "hush", "HOME": "/root"}}
     daemon.answers["GET /jobs/17"] = lambda asked: secrets if asked.query.get("environment") == "1" else shown_job
-    shown = run("show", "17").stdout
+    shown = run_here("show", "17").stdout
     assert "environment: HOME TOKEN\n" in shown
     assert "command: python train.py --seed 17\n" in shown
     assert "after: 3 met" in shown
     assert ["1", "4001"] in [line.split()[:2] for line in shown.splitlines()]
-    assert "environment: TOKEN=hush\n" in run("show", "17", "--environment").stdout
-    assert json.loads(run("show", "17", "--json").stdout) == shown_job
+    assert "environment: TOKEN=hush\n" in run_here("show", "17", "--environment").stdout
+    assert json.loads(run_here("show", "17", "--json").stdout) == shown_job
 
 
 def test_why_prints_the_reasons_and_the_holders(daemon: StandIn) -> None:
@@ -242,10 +246,10 @@ def test_why_prints_the_reasons_and_the_holders(daemon: StandIn) -> None:
         "device_labels": {"SIM-0": "0", "SIM-1": None},
         "estimated_start": "2026-01-02T03:04:05.678Z", "estimate": "when job 4 ends",
     }  # fmt: skip
-    summary, *_ = first = run("why", "17").stdout.splitlines()
+    summary, *_ = first = run_here("why", "17").stdout.splitlines()
     assert first == [summary, "  to change that: give it less", first[-1]]
     assert "when job 4 ends" in first[-1]
-    output = run("why", "-v", "17").stdout
+    output = run_here("why", "-v", "17").stdout
     assert output.startswith(f"{summary}\n  GPU 0, SIM-1: 2 GB free, 8 GB needed\n")
     assert output.count("bob, pid 99 (nightly)") == 1
     assert "when job 4 ends" in output
@@ -257,7 +261,7 @@ def test_history_prints_one_event_per_line(daemon: StandIn) -> None:
         "id": 17,
         "events": [event, {**event, "kind": "start", "text": "on GPU 0"}, {**event, "text": None}],
     }
-    which, _, first, second, third = run("history", "17").stdout.splitlines()
+    which, _, first, second, third = run_here("history", "17").stdout.splitlines()
     assert which == "job 17"
     assert first.split()[2:] == ["submit", "by", "ada"]
     assert second.split()[2:] == ["start", "on", "GPU", "0"]
@@ -281,13 +285,13 @@ def test_changed_jobs_go_to_standard_output_and_unchanged_ones_to_standard_error
 ) -> None:
     unchanged = [{"id": 21, "reason": "it is not waiting"}]
     daemon.answers[f"POST /jobs/{route}"] = changed("17-20", 4, unchanged)
-    result = run(*typed)
+    result = run_here(*typed)
     assert (result.returncode, result.stdout) == (0, f"{message}\n")
     assert "21" in result.stderr
     assert "it is not waiting" in result.stderr
     assert daemon.requests == [ReceivedRequest(f"POST /jobs/{route}", {}, body)]
     daemon.answers[f"POST /jobs/{route}"] = changed("", 0, unchanged)
-    assert (run(*typed).returncode, run(*typed).stdout) == (1, "")
+    assert (run_here(*typed).returncode, run_here(*typed).stdout) == (1, "")
 
 
 def changed(
@@ -322,31 +326,31 @@ def test_finished_jobs_of_a_selection_are_only_counted(
     daemon: StandIn, typed: str, answer: dict[str, Any], messages: list[str]
 ) -> None:
     daemon.answers["POST /jobs/hold"] = answer
-    assert run("hold", typed).stderr.splitlines() == [f"gpuyard: {line}" for line in messages]
+    assert run_here("hold", typed).stderr.splitlines() == [f"gpuyard: {line}" for line in messages]
 
 
 def test_the_first_20_unchanged_jobs_are_listed_and_the_rest_is_counted(daemon: StandIn) -> None:
     daemon.answers["POST /jobs/hold"] = changed("999", 1, finished(500))
-    *listed_lines, last = run("hold", "1-999").stderr.splitlines()
+    *listed_lines, last = run_here("hold", "1-999").stderr.splitlines()
     assert len(listed_lines) == 20
     assert last == "gpuyard: and 480 others did not change"
 
 
 def test_priority_reports_a_job_that_already_has_it(daemon: StandIn) -> None:
     daemon.answers["POST /jobs/priority"] = changed("", 0, finished(1))
-    assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it has already failed\n"
+    assert run_here("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it has already failed\n"
 
 
 def test_show_counts_failures_beyond_the_retries_as_all_retries_used(daemon: StandIn) -> None:
     daemon.answers["GET /jobs/17"] = job(17, "failed", retries=1, failures=2)
-    assert "retries: 1 of 1 used\n" in run("show", "17").stdout
+    assert "retries: 1 of 1 used\n" in run_here("show", "17").stdout
 
 
 def test_show_prints_the_index_only_of_a_job_that_has_one(daemon: StandIn) -> None:
     daemon.answers["GET /jobs/17"] = job(17, array=16, index=None, values={"lr": "1e-3"})
-    assert "array: 16\nvalues: lr=1e-3\n" in run("show", "17").stdout
+    assert "array: 16\nvalues: lr=1e-3\n" in run_here("show", "17").stdout
     daemon.answers["GET /jobs/17"] = job(17, array=16, index=3)
-    assert "array: 16\nindex: 3\n" in run("show", "17").stdout
+    assert "array: 16\nindex: 3\n" in run_here("show", "17").stdout
 
 
 def listed(asked: ReceivedRequest) -> dict[str, Any]:
@@ -368,22 +372,22 @@ def test_show_why_and_history_print_each_selected_job(daemon: StandIn) -> None:
         }
         daemon.answers[f"GET /jobs/{number}/why"] = {**why, "state": "running", "estimate": ""}
         daemon.answers[f"GET /jobs/{number}/history"] = {"id": number, "events": []}
-    shown = run("show", "name=big").stdout
+    shown = run_here("show", "name=big").stdout
     assert [line for line in shown.splitlines() if line.startswith("job: ")] == ["job: 17", "job: 18", "job: 19"]
-    assert run("why", "17-18", "19").stdout == "job 17 runs\n\njob 18 runs\n\njob 19 runs\n"
-    assert [line for line in run("history", "all").stdout.splitlines() if line.startswith("job ")] == [
+    assert run_here("why", "17-18", "19").stdout == "job 17 runs\n\njob 18 runs\n\njob 19 runs\n"
+    assert [line for line in run_here("history", "all").stdout.splitlines() if line.startswith("job ")] == [
         "job 17", "job 18", "job 19",
     ]  # fmt: skip
     asked = [asked.query["ids"] for asked in daemon.requests if asked.route == "GET /jobs"]
     assert asked == ["name=big", "name=big", "17-18 19", "17-18 19", "all", "all"]
-    assert [one["id"] for one in json.loads(run("why", "17-19", "--json").stdout)] == [17, 18, 19]
-    assert json.loads(run("why", "17", "--json").stdout)["id"] == 17
+    assert [one["id"] for one in json.loads(run_here("why", "17-19", "--json").stdout)] == [17, 18, 19]
+    assert json.loads(run_here("why", "17", "--json").stdout)["id"] == 17
 
 
 def test_a_selection_without_jobs_is_an_error(daemon: StandIn) -> None:
     daemon.answers["GET /jobs"] = page()
     for verb in ("show", "logs"):
-        result = run(verb, "all")
+        result = run_here(verb, "all")
         assert (result.returncode, result.stdout) == (3, "")
         assert "no job matches all" in result.stderr
 
@@ -394,17 +398,17 @@ def test_pause_unpause_and_drain_count_the_remaining_jobs(daemon: StandIn) -> No
     daemon.answers["POST /pause"] = daemon.answers["POST /drain"] = answer
     daemon.answers["POST /unpause"] = {"paused": False, "draining": False, "running": 2}
     daemon.answers["GET /status"] = lambda _: dict(zip(("under_way", "counts"), next(left), strict=True))
-    assert run("pause").stdout.startswith("paused: 2 still running")
-    assert run("unpause").stdout == "jobs start again\n"
-    assert run("drain").stdout.startswith("draining: 2 still running")
-    assert run("drain", "--wait").stdout.startswith("drained")
-    assert json.loads(run("pause", "--json").stdout)["running"] == 2
+    assert run_here("pause").stdout.startswith("paused: 2 still running")
+    assert run_here("unpause").stdout == "jobs start again\n"
+    assert run_here("drain").stdout.startswith("draining: 2 still running")
+    assert run_here("drain", "--wait").stdout.startswith("drained")
+    assert json.loads(run_here("pause", "--json").stdout)["running"] == 2
 
 
 def test_clean_counts_the_removed_jobs(daemon: StandIn) -> None:
     daemon.answers["POST /clean"] = {"jobs": 3, "logs": 4, "bytes": 5 * 1048576}
-    assert run("clean", "--older-than", "30d").stdout == "deleted 3 jobs and 4 logs (5 MB)\n"
-    assert run("clean").returncode == 0
+    assert run_here("clean", "--older-than", "30d").stdout == "deleted 3 jobs and 4 logs (5 MB)\n"
+    assert run_here("clean").returncode == 0
     asked = [each.body for each in daemon.requests if each.route == "POST /clean"]
     assert asked == [{"older_than_s": 30 * 86400}, {}]
 
@@ -435,7 +439,7 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     daemon.answers["GET /jobs"] = page(row(1, elapsed_s=2.0), queued=1)
     daemon.answers["POST /submissions"] = SUBMITTED
     daemon.answers["POST /jobs/cancel"] = changed("17", 1, [])
-    run(*arguments)  # the first one in an hour looks for other users of the GPUs
+    run_here(*arguments)  # the first one in an hour looks for other users of the GPUs
     # As the installed command does; `-m` imports importlib.
     command = [sys.executable, "-X", "importtime", "-c", "from gpuyard.ui.cli import main; main()", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)

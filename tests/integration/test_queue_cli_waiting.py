@@ -13,7 +13,7 @@ import pytest
 
 from gpuyard.connect.daemon_lock import hold_daemon_lock
 from gpuyard.connect.retrying import has_crashed
-from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
+from tests.fakes.queue_command import GPUYARD, run_here, run_on_terminal
 from tests.fakes.queue_standin import ReceivedRequest, StandIn, attempt, counts, job, page, row
 
 
@@ -35,7 +35,7 @@ def waited(*, left: int = 0, running: int = 0, succeeded: int = 0, failed: int =
 def test_wait_returns_when_all_have_succeeded(daemon: StandIn) -> None:
     answers = iter([waited(left=2), waited(left=1), waited(succeeded=2)])
     daemon.answers["GET /wait"] = lambda _: next(answers)
-    result = run("wait")
+    result = run_here("wait")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     *asked, reported = daemon.requests
     assert [each.query["ids"] for each in asked] == ["", "1-50", "1-50"]
@@ -44,11 +44,11 @@ def test_wait_returns_when_all_have_succeeded(daemon: StandIn) -> None:
 
 def test_wait_lists_failed_jobs_and_reports_a_timeout(daemon: StandIn) -> None:
     daemon.answers["GET /wait"] = waited(failed=30, succeeded=1)
-    result = run("wait", "1-50")
+    result = run_here("wait", "1-50")
     assert (result.returncode, len(result.stderr.splitlines())) == (5, 21)
     assert "gpuyard: 1 failed: exit 1\n" in result.stderr
     daemon.answers["GET /wait"] = waited(left=7)
-    late = run("wait", "--timeout", "0.1", "--json")
+    late = run_here("wait", "--timeout", "0.1", "--json")
     assert (late.returncode, json.loads(late.stdout)["left"]) == (124, 7)
     assert "timeout: 7 not finished" in late.stderr
 
@@ -83,14 +83,14 @@ def test_logs_prints_the_bytes_of_a_log_unchanged(daemon: StandIn, tmp_path: Pat
     (tmp_path / "2").write_bytes(b"again\n")
     attempts = [attempt(1, tmp_path / "1"), attempt(2, tmp_path / "2")]
     daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=attempts)
-    assert run("logs", "17").stdout == "again\n"
+    assert run_here("logs", "17").stdout == "again\n"
     first = subprocess.run(
         [*GPUYARD, "logs", "--attempt", "1", "-n2", "17"], capture_output=True, timeout=90, check=True
     )
     assert first.stdout == b"two\nthr\xffee\n"
-    assert run("logs", "--attempt", "3", "17").returncode == 2
+    assert run_here("logs", "--attempt", "3", "17").returncode == 2
     (tmp_path / "2").unlink()
-    assert run("logs", "17").returncode == 1
+    assert run_here("logs", "17").returncode == 1
 
 
 def test_logs_prints_a_progress_bar_as_a_terminal_shows_it_in_the_end(daemon: StandIn, tmp_path: Path) -> None:
@@ -135,19 +135,19 @@ def test_logs_of_several_jobs_are_printed_below_their_ids_and_only_one_is_follow
     (tmp_path / "1").write_text("one\n")
     daemon.answers["GET /jobs/17"] = job(17, "failed", attempts=[attempt(1, tmp_path / "1")])
     daemon.answers["GET /jobs"] = page(row(17))
-    assert run("logs", "name=big").stdout == "one\n"
+    assert run_here("logs", "name=big").stdout == "one\n"
     (tmp_path / "2").write_text("two, without an end")
     daemon.answers["GET /jobs/18"] = job(18, "failed", attempts=[attempt(1, tmp_path / "2")])
     daemon.answers["GET /jobs/19"] = job(19, "queued")
     daemon.answers["GET /jobs"] = page(row(17), row(18), row(19))
-    several = run("logs", "state=failed", "name=big")
+    several = run_here("logs", "state=failed", "name=big")
     assert daemon.requests[-4].query["ids"] == "state=failed name=big"
     assert several.stdout.count("==> ") == 2
     assert "==> 17 " in several.stdout
     assert "two, without an end\n" in several.stdout
     assert several.stderr == "gpuyard: job 19 is queued and has no output: it has not run\n"
     daemon.answers["GET /jobs"] = page(row(17), row(18), following="2")
-    followed = run("logs", "-f", "name=big")
+    followed = run_here("logs", "-f", "name=big")
     assert (followed.returncode, followed.stdout) == (2, "")
     assert "'name=big' matches several jobs: 17, 18 and more\n" in followed.stderr
 
@@ -164,7 +164,7 @@ def test_logs_follows_a_waiting_job_through_all_its_attempts(daemon: StandIn, tm
     daemon.answers["GET /jobs/17"] = lambda _: next(stages, over)
     for number, log in enumerate(logs, start=1):
         log.write_text(f"attempt {number}\n")
-    result = run("logs", "-f", "17")
+    result = run_here("logs", "-f", "17")
     assert (result.returncode, result.stdout) == (0, "attempt 1\nattempt 2\n")
     assert "waiting for it to start" in result.stderr
     assert "--- attempt 2 ---\n" in result.stderr
@@ -202,16 +202,16 @@ def test_a_killed_daemon_counts_as_crashed_a_running_or_stopped_one_does_not(own
 
 
 def test_daemon_status_reports_a_running_or_an_absent_daemon(own_home: Path) -> None:
-    absent = run("daemon", "status")
+    absent = run_here("daemon", "status")
     assert (absent.returncode, absent.stdout) == (1, "")
     assert "gpuyard daemon start" in absent.stderr
-    assert json.loads(run("daemon", "status", "--json").stdout) == {"running": False}
-    assert run("daemon", "stop").returncode == 1
+    assert json.loads(run_here("daemon", "status", "--json").stdout) == {"running": False}
+    assert run_here("daemon", "stop").returncode == 1
     with StandIn(own_home) as daemon:
         daemon.answers["GET /status"] = status(own_home)
-        assert "queue: 2 queued, 1 running, paused\n" in run("daemon", "status").stdout
-        assert json.loads(run("daemon", "status", "--json").stdout)["pid"] == 4242
-        assert run("daemon", "start").stdout == "daemon already running (pid 4242)\n"
+        assert "queue: 2 queued, 1 running, paused\n" in run_here("daemon", "status").stdout
+        assert json.loads(run_here("daemon", "status", "--json").stdout)["pid"] == 4242
+        assert run_here("daemon", "start").stdout == "daemon already running (pid 4242)\n"
 
 
 def status(home: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gpuyard.connect.daemon_lock import running_pid
 from gpuyard.connect.fast_http import connect
 from gpuyard.recipes.workspace.create_workspace import init
 from gpuyard.recipes.workspace.workspace_files import workspace_tag
-from tests.fakes.queue_command import GPUYARD, run, run_on_terminal
+from tests.fakes.queue_command import GPUYARD, run, run_here, run_on_terminal
 from tests.integration.queue_fixture import end_leftovers, until
 
 BIN = Path(sys.executable).parent
@@ -142,9 +142,13 @@ def test_help_works_outside_of_a_workspace(tmp_path: Path, monkeypatch: pytest.M
         (("stop", "it"), "unexpected extra argument"),
     ],
 )
-def test_an_error_names_the_correct_form(workspace: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_an_error_names_the_correct_form(
+    workspace: Path,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
     add_configs(workspace, "exp1")
-    result = run("workspace", *arguments)
+    result = run_here("workspace", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert "Traceback" not in result.stderr

@@ -8,9 +8,10 @@ import pytest
 
 from gpuyard.control import planner_input
 from gpuyard.control.batch_gates import BatchGates
-from gpuyard.core.scheduling import batch_pacing, planner, start_limits
+from gpuyard.core.scheduling import batch_pacing, planner, rules
 from gpuyard.core.scheduling.batch_pacing import ExpectedUse
 from gpuyard.core.scheduling.load_gates import SteadyGate, smooth
+from gpuyard.core.scheduling.rules import Stagger
 from gpuyard.store.job_store import JobStore
 from tests.simulation.test_batches import simulate_batches
 
@@ -27,13 +28,7 @@ def _record_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _start_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = start_limits.StartLimits._run_refusals
-
-    def refuse(self: start_limits.StartLimits, lane: Any) -> Any:
-        self._has_started_run = False
-        return real(self, lane)
-
-    monkeypatch.setattr(start_limits.StartLimits, "_run_refusals", refuse)
+    monkeypatch.setattr(Stagger, "refuse", lambda *_: None)
 
 
 def _leave_all_gates_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +48,7 @@ def _count_only_measured_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignore_gates_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_limits.StartLimits, "_gated_variants", lambda self, lane, need, placement: ((need,), ()))
+    monkeypatch.setattr(rules, "device_refusal", lambda *_: None)
 
 
 def _ignore_running_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

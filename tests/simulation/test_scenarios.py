@@ -14,7 +14,7 @@ from gpuyard.control.starts import Starts
 from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.core.scheduling.backfill import Backfill
 from gpuyard.core.scheduling.queue_order import AGEING_S
-from gpuyard.core.scheduling.start_limits import StartLimits
+from gpuyard.core.scheduling.rules import RunningLimit
 from gpuyard.store.job_store import JobStore
 from tests.scale import seeds, size
 from tests.simulation.behaviors import Behavior, plain_behavior
@@ -275,7 +275,7 @@ def _count_unbegun_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ignore_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StartLimits, "refusals", lambda self, lane: self._world.closed_reasons)
+    monkeypatch.setattr(RunningLimit, "refuse", lambda *_: None)
 
 
 def _see_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import FixedMemory
-from gpuyard.core.scheduling import start_limits
+from gpuyard.core.scheduling import planner
 from tests.scale import seeds
 from tests.simulation.behaviors import random_behavior
 from tests.simulation.clients import Operation, operations
@@ -104,7 +104,7 @@ def test_the_sharing_rule_of_a_tag_holds_wherever_the_daemon_is_killed(first: in
 
 
 def test_a_device_with_too_many_jobs_of_a_tag_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_limits, "spread_need", lambda need, *_: [replace(need, memory=FixedMemory(1.0))])
+    monkeypatch.setattr(planner, "spread_need", lambda need, *_: [replace(need, memory=FixedMemory(1.0))])
     assert any(is_crowded(seed) for seed in range(20))
 
 

@@ -69,7 +69,6 @@ def _accepts() -> bool:
 
 
 def _start(command: Sequence[str]) -> int:
-    """Start the daemon, and return its pid."""
     try:
         with open(_open_log(), "ab") as log:
             return int(_run_starter([*_STARTER, *command], log.fileno()))
@@ -121,7 +120,6 @@ def _is_inherited(descriptor: int) -> bool:
 
 
 def _signals() -> set[int]:
-    """Return the signals whose default handling can be restored."""
     import _signal  # type: ignore[import-not-found] # `signal` imports enum, which takes 5 ms
 
     valid: set[int] = _signal.valid_signals()
@@ -171,7 +169,6 @@ def _has_ended(pid: int) -> bool:
 
 
 def _failure(message: str, log_start: int) -> EnvironmentFault:
-    """Return an error with the last lines that were logged since this start."""
     path = paths.log_path()
     try:
         with open(open_own(path, os.O_RDONLY), "rb") as log:

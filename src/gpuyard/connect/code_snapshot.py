@@ -171,7 +171,6 @@ def _refuse(files: "list[Listed]", root: str, limits: SnapshotLimits, about: str
 
 
 def _copy_all(root: str, tree: str, files: "list[Listed]") -> "Iterator[Listed]":
-    """Copy the files, and yield each with its status as it was copied."""
     known = {""}
     can_clone = True
     for name, found in files:

@@ -105,7 +105,6 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _recorded(descriptor: int) -> tuple[int | None, str]:
-    """Return pid and start time; None and empty if the holder has not written them yet."""
     parts = os.pread(descriptor, _LONGEST_RECORD, 0).decode("ascii", "replace").split()
     if len(parts) == 2 and parts[0].isdecimal():
         return int(parts[0]), parts[1]

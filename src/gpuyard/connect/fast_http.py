@@ -119,7 +119,6 @@ class DaemonConnection(Closeable):
         return read_answer(status, content, version)
 
     def dial(self) -> None:
-        """Connect if a daemon listens."""
         if self._socket is not None and not _is_quiet(self._socket):
             self.close()
         if self._socket is None:

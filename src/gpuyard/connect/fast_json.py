@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 
 def encode(value: object) -> str:
-    """Encode a value. The keys of objects have to be text."""
     if isinstance(value, str) and value.isascii() and value.isprintable():
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if value is None:

@@ -104,7 +104,6 @@ def refuse_second_queue(folder: str) -> None:
 
 
 def known_hosts(folder: str) -> list[QueueHost]:
-    """Return the machines that have a queue in place of this shared folder, as far as known."""
     try:
         names = sorted(os.listdir(f"{folder}/{_HOSTS}"))
     except OSError:

@@ -24,7 +24,6 @@ _ANSWER_S = 30.0
 
 
 def status_of(path: str) -> Status | None:
-    """Return the status of the daemon at this socket, or None if none runs."""
     try:
         with _connection(path) as daemon:
             status: Status = daemon.request("GET", "/status", timeout_s=_ANSWER_S)
@@ -54,7 +53,6 @@ def replace_daemon(before: Status, reason: str) -> list[str]:
 
 
 def _stop(path: str, pid: int, reason: str) -> dict[str, Any] | None:
-    """Stop the daemon. Return the state of its web page if it was open."""
     page = None
     try:
         with _connection(path) as daemon:

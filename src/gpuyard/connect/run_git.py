@@ -107,7 +107,6 @@ class Git:
                 _kill(pid)
 
     def _start(self, command: "tuple[str, ...]") -> "tuple[int, int]":
-        """Return the process, and where to read what it prints."""
         reading, writing = os.pipe()
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -154,7 +154,6 @@ def submission_facts(
 
 
 def code_of(command: "Sequence[str]", cwd: str) -> "dict[str, object]":
-    """Return the fields of a `CodeRecord`."""
     root = work_tree(cwd)
     script = find_script(command, cwd)
     return {
@@ -179,7 +178,6 @@ def find_script(command: "Sequence[str]", cwd: str) -> str | None:
 
 
 def script_digest(path: str) -> str | None:
-    """Return a digest of the content; None if the script cannot be read."""
     content = _read_start(path, _MOST_OF_SCRIPT)
     if content is None:
         return None

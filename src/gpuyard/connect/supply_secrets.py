@@ -32,7 +32,6 @@ def decided(verb: str) -> "dict[str, bool]":
 
 
 def merge(first: "Answer", second: "Answer") -> "Answer":
-    """Return the result of both requests together."""
     unchanged = [job for job in first["unchanged"] if not job["variables"]] + second["unchanged"]
     return {
         "changed": " ".join(filter(None, (first["changed"], second["changed"]))),

@@ -84,7 +84,6 @@ class SocketTransport:
         return connection
 
     def stop(self) -> Answer:
-        """Stop the daemon, and return when it has ended."""
         pid = self.request("GET", "/status")["pid"]
         answer = self.request("POST", "/stop", body={})
         self.close()
@@ -160,7 +159,6 @@ class WebTransport(fast_http.Closeable):
 
 
 def _stream(open_connection: Callable[[], Any], message: bytes) -> Iterator[Answer]:
-    """Yield the events of a stream until it ends."""
     pid = None
     try:
         with closing(open_connection()) as connection:

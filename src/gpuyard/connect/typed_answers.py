@@ -21,7 +21,6 @@ def convert(answer: Any, kind: type[T]) -> T:
 
 
 def log_texts(events: Iterator[dict[str, Any]]) -> Iterator[str]:
-    """Yield the text of a log that is followed, until the job has finished."""
     for each in events:
         event = convert(each, LogEvent)
         if event.error is not None:

@@ -32,13 +32,13 @@ from gpuyard.core.snapshot_json import iso_time
 _log = logging.getLogger(__name__)
 _SAVE_EVERY_S = 5.0
 _FORGET_S = 60.0
-_GATES: dict[ReasonKind | None, str] = {
+_GATES = {
     ReasonKind.STAGGERED: "stagger",
-    ReasonKind.ARRAY_LIMIT: "concurrency",
+    ReasonKind.LIMIT: "concurrency",
     ReasonKind.HOST_TOO_BUSY: "cpu",
     ReasonKind.HOST_TOO_FULL: "memory",
     ReasonKind.TOO_BUSY: "gpu",
-    ReasonKind.FOREIGN_LOAD: "gpu",
+    ReasonKind.OCCUPIED: "gpu",
     ReasonKind.TOO_FULL: "gpu-memory",
     ReasonKind.PAUSED: "pause",
 }
@@ -157,8 +157,7 @@ class BatchGates:
                 batch.saved = replace(batch.saved, waits_s={**batch.saved.waits_s, batch.gate: waited_s})
             start, held = launched.get(group), waiting.get(group)
             batch.held_by = held.reasons[0] if held is not None and held.reasons else None
-            kind = batch.held_by.kind if batch.held_by is not None else None
-            batch.gate = None if held is None else _GATES.get(kind, "room")
+            batch.gate = None if held is None else _gate_of(batch.held_by)
             batch.counted_at = now
             if start is not None:
                 batch.pace_state = replace(batch.pace_state, launched_at=now)
@@ -278,6 +277,11 @@ class BatchGates:
         taken_at = sample.snapshot.taken_at
         fields["taken_at"] = None if taken_at is None else iso_time(self._to_wall(taken_at))
         self._rows += [(path, replace(row, **fields)) for row in _rows(batch.pace_state, devices)]
+
+
+def _gate_of(reason: Reason | None) -> str:
+    is_of_device = reason is not None and reason.kind is ReasonKind.LIMIT and reason.device_id is not None
+    return "room" if reason is None or is_of_device else _GATES.get(reason.kind, "room")
 
 
 def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:

@@ -167,7 +167,7 @@ class ClusterDispatch:
         if before is not None and before[1] > now:
             return  # another job of the same submission
         delay_s = _FIRST_DELAY_S if before is None else min(_LONGEST_DELAY_S, before[2] * 2)
-        reason = Reason(ReasonKind.NO_ENGINE, f"{why}; next try in {delay_s:.0f} s")
+        reason = Reason(ReasonKind.ENGINE, f"{why}; next try in {delay_s:.0f} s")
         self._delayed[lane_id] = (reason, now + delay_s, delay_s)
 
     # New attempts

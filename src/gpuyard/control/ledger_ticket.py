@@ -13,7 +13,7 @@ from gpuyard.ports import LeaseLedger
 # with tickets, it gets one at once.
 TICKET_AFTER_S = 0.25
 LedgerState: TypeAlias = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
-_WAITS_FOR_US = frozenset({ReasonKind.PAUSED, ReasonKind.NO_ENGINE, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER})
+_WAITS_FOR_US = frozenset({ReasonKind.PAUSED, ReasonKind.ENGINE, ReasonKind.RESOURCE_LIMIT})
 
 
 class QueueTicket:

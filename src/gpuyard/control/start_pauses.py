@@ -81,7 +81,7 @@ class StartPauses:
             yield StartCap(most=0, reason=Reason(ReasonKind.RESOURCE_LIMIT, self.config_fault))
         fault = self._ledger_fault
         if fault is not None and now < self._ledger_retry_at:
-            reason = Reason(ReasonKind.NO_LEDGER, str(fault), remedy=fault.hint or "")
+            reason = Reason(ReasonKind.RESOURCE_LIMIT, str(fault), remedy=fault.hint or "")
             yield StartCap(most=0, reason=reason, is_for_devices=True)
 
     def notices(self) -> list[str]:

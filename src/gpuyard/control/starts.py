@@ -210,7 +210,7 @@ class Starts:
 
     def explain(self, job: Job, sample: Sample) -> Explanation:
         """Return why a job does not start at this moment, with the planner's own reasons."""
-        parts, starts_at = self._parts, None
+        parts, starts_at, world = self._parts, None, None
         now = parts.clock.now()
         if job.spec.engine:
             lane = parts.store.lane_of(job.id)
@@ -229,4 +229,6 @@ class Starts:
             starts_at = estimate_start(world, lane, ahead, parts.transitions.estimates.estimate(job).likely_s)
         first = next((waiting for waiting in plan.waiting if waiting.lane.id == lane.id), None)
         reasons, first_id = (first.reasons, first.job_id) if first is not None else ((), job.id)
-        return Explanation(reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at)
+        return Explanation(
+            reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at, lane=lane.id, world=world
+        )

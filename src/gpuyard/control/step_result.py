@@ -44,7 +44,7 @@ def are_held_by_others(waiting: Sequence[WaitingJob], pid: int) -> bool:
     """Return whether jobs wait for a device that a process other than this daemon holds, or that is drained."""
     for each in waiting:
         for reason in each.reasons:
-            if reason.kind is ReasonKind.DRAINED:
+            if reason.kind is ReasonKind.CLOSED:
                 return True
             for holder in reason.holders:
                 if holder.pid != pid:

@@ -14,7 +14,7 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.clock import QueueClock, boot_name, read_clocks
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("gpuyard")
 _SETTING = "clock"
 
 

@@ -3,7 +3,6 @@
 import os
 import pwd
 from functools import lru_cache
-from pathlib import Path
 
 from gpuyard.core.printable_text import printable
 from gpuyard.system.machine_identity import boot_id, machine_name
@@ -53,7 +52,8 @@ def start_time(pid: int) -> float | None:
     psutil adds the time of the boot, which changes when the wall clock is set. Without /proc: seconds since the epoch.
     """
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19]) / _TICKS_PER_S
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19]) / _TICKS_PER_S
     except FileNotFoundError:
         return None if os.path.isdir("/proc/self") else _create_time(pid)
     except (OSError, IndexError):

@@ -11,27 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_UNLIMITED = -1
-_LIMITS = "/proc/self/limits"
-# The names of all limits that `resource` knows, by their names in that file.
-_LISTED = {
-    "Max cpu time": "CPU",
-    "Max file size": "FSIZE",
-    "Max data size": "DATA",
-    "Max stack size": "STACK",
-    "Max core file size": "CORE",
-    "Max resident set": "RSS",
-    "Max processes": "NPROC",
-    "Max open files": "NOFILE",
-    "Max locked memory": "MEMLOCK",
-    "Max address space": "AS",
-    "Max pending signals": "SIGPENDING",
-    "Max msgqueue size": "MSGQUEUE",
-    "Max nice priority": "NICE",
-    "Max realtime priority": "RTPRIO",
-    "Max realtime timeout": "RTTIME",
-}
-_NAME_WIDTH = 26
 # A chain of processes longer than this is cut: scripts that start scripts are rarely nested deeper.
 _MOST = 16
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -42,7 +21,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 def read_shell_settings() -> "dict[str, Any]":
     """Return the settings as the fields of `core.job.shell_settings.ShellSettings`."""
-    return {"umask": _read_umask(), "niceness": os.getpriority(os.PRIO_PROCESS, 0), "limits": _read_soft_limits()}
+    return {"umask": _read_umask(), "niceness": os.getpriority(os.PRIO_PROCESS, 0), "limits": _get_limits(0)}
 
 
 def hard_limits() -> dict[str, int]:
@@ -63,17 +42,6 @@ def _get_limits(place: int) -> dict[str, int]:
 
     names = (name for name in vars(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE")  # now NOFILE
     return {name.removeprefix("RLIMIT_"): resource.getrlimit(getattr(resource, name))[place] for name in names}
-
-
-def _read_soft_limits() -> dict[str, int]:
-    """Read them from /proc where there is one: to load `resource` takes longer."""
-    try:
-        with open(_LIMITS, "rb") as file:
-            lines = file.read().decode().splitlines()
-        found = {line[:_NAME_WIDTH].rstrip(): line[_NAME_WIDTH:].split(maxsplit=1)[0] for line in lines}
-        return {name: _UNLIMITED if found[at] == "unlimited" else int(found[at]) for at, name in _LISTED.items()}
-    except (OSError, LookupError, ValueError):
-        return _get_limits(0)
 
 
 def _read_umask() -> int:

@@ -194,7 +194,7 @@ def test_after_a_failed_step_all_state_is_read_from_the_store_again(bench: Bench
     ("kind", "gate"),
     [
         (ReasonKind.STAGGERED, "stagger"),
-        (ReasonKind.ARRAY_LIMIT, "concurrency"),
+        (ReasonKind.LIMIT, "concurrency"),
         (ReasonKind.HOST_TOO_BUSY, "cpu"),
         (ReasonKind.HOST_TOO_FULL, "memory"),
         (ReasonKind.TOO_BUSY, "gpu"),

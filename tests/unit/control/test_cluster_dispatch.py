@@ -391,7 +391,7 @@ def test_a_refused_job_is_offered_again_with_growing_delays_and_no_attempt_count
     for _ in range(9):
         waits.append(round(refuse(queue, job_id)))
         [(kind, text)] = queue.why(job_id)
-        assert kind is ReasonKind.NO_ENGINE
+        assert kind is ReasonKind.ENGINE
         assert text.startswith("yonder refused it: no such partition; next try in")
         assert queue.job(job_id).attempts == 0
         queue.step(after_s=waits[-1] + 0.01)
@@ -503,5 +503,5 @@ def test_jobs_for_an_engine_that_cannot_be_opened_wait_and_the_daemon_tries_agai
     queue.daemon.controller.engines._open_engine = cannot
     job_id, here = queue.submit("train"), queue.submit("run", "5", engine="local")
     assert queue.wakes_after(queue.step()) == pytest.approx(OPEN_AGAIN_S)
-    assert queue.why(job_id) == [(ReasonKind.NO_ENGINE, "its package is broken")]
+    assert queue.why(job_id) == [(ReasonKind.ENGINE, "its package is broken")]
     assert queue.job(here).state is JobState.RUNNING

@@ -81,7 +81,7 @@ def test_the_ticket_is_returned_when_no_job_waits(ledger: TicketLedger, queue_ti
     assert queue_ticket.wake_at(102.0) is None
 
 
-@pytest.mark.parametrize("kind", [ReasonKind.PAUSED, ReasonKind.NO_ENGINE])
+@pytest.mark.parametrize("kind", [ReasonKind.PAUSED, ReasonKind.ENGINE])
 def test_a_job_that_gpuyard_itself_holds_back_takes_no_ticket(
     ledger: TicketLedger, queue_ticket: QueueTicket, kind: ReasonKind
 ) -> None:

@@ -28,7 +28,7 @@ from gpuyard.core.cluster.offer import (
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, Party, QueueOrder
-from gpuyard.core.scheduling.start_limits import RunningCounts
+from gpuyard.core.scheduling.started import RunningCounts
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, limit_reached
 from gpuyard.core.scheduling.world import RunningJob
 from gpuyard.core.units import format_size
@@ -123,16 +123,18 @@ class _Dispatcher:
         if view.shut:
             return view.shut
         if trouble is not None:
-            return (Reason(ReasonKind.NO_ENGINE, trouble),)
+            return (Reason(ReasonKind.ENGINE, trouble),)
         if lane.tag in view.stopped:
             return (Reason(ReasonKind.PAUSED, "its workspace was stopped: `gpuyard workspace start` lets it go on"),)
         if lane.id in view.refused:
             return (view.refused[lane.id],)
-        reached = self._counts.refusals(lane, self._view.tags)
-        if reached and not (reached[0].kind is ReasonKind.ARRAY_LIMIT and lane.group in self._whole):
-            return reached
+        reached = self._counts.tag_refusal(lane, self._view.tags)
+        if reached is None and lane.group not in self._whole:
+            reached = self._counts.group_refusal(lane)
+        if reached is not None:
+            return (reached,)
         if most is not None and self._live.get(lane.engine, 0) >= most:
-            return (limit_reached(ReasonKind.ENGINE_LIMIT, f"jobs on {lane.engine} (most_jobs)", most),)
+            return (limit_reached(f"jobs on {lane.engine} (most_jobs)", most),)
         return (self._full[lane.engine],) if lane.engine in self._full else ()
 
     def _refuse_buffered(self, lane: Lane, terms: ClusterTerms) -> tuple[Reason, ...]:
@@ -142,7 +144,7 @@ class _Dispatcher:
         ahead = len(buffered) - bisect_left(buffered, lane.priority)
         if ahead < max(_LEAST_BUFFER, _BUFFER_PER_RUNNING * self._view.started.get(lane.engine, 0)):
             return ()
-        return (Reason(ReasonKind.ENGINE_LIMIT, f"enough jobs wait at {lane.engine}: others follow as they start"),)
+        return (Reason(ReasonKind.LIMIT, f"enough jobs wait at {lane.engine}: others follow as they start"),)
 
     def _has_array(self, terms: ClusterTerms) -> bool:
         return terms.group is not None and bool(self._counts.of_group(terms.group))
@@ -165,7 +167,7 @@ class _Dispatcher:
         alike, left = self._whole.get(lane.group or 0, (None, 0))
         if alike is None or (left > 0 and without_learned(terms) == alike):
             return ()
-        return (limit_reached(ReasonKind.ARRAY_LIMIT, "jobs of its array", lane.group_limit or 0),)
+        return (limit_reached("jobs of its array", lane.group_limit or 0),)
 
     def _take(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> tuple[Reason, ...]:
         """Subtract the job from the free resources of its engine; return the reason if they do not suffice."""
@@ -181,7 +183,7 @@ class _Dispatcher:
             self._free[lane.engine] = subtract(free, wanted)
             return ()
         self._full[lane.engine] = Reason(
-            ReasonKind.BEHIND, f"job {candidate.job_id} is ahead and does not fit on {lane.engine} yet"
+            ReasonKind.AWAITED, f"job {candidate.job_id} is ahead and does not fit on {lane.engine} yet"
         )
         return (short,)
 

@@ -48,7 +48,7 @@ def host_closed_reason(available_mb: float, floor: float) -> Reason:
         f"programs start again when {format_size(floor)} have been free for {_REOPEN_AFTER_S:.0f} s; "
         "keep_free under [host] in the configuration sets the floor"
     )
-    return Reason(ReasonKind.HOST_GUARD, text, had=available_mb, needed=floor, remedy=remedy)
+    return Reason(ReasonKind.HOST_TOO_FULL, text, had=available_mb, needed=floor, remedy=remedy)
 
 
 def exceeds_declared(held_mb: float, declared_mb: float) -> bool:

@@ -14,11 +14,10 @@ from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.lease import Lease, Need
+from gpuyard.core.lease import Lease
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.printable_text import printable
-from gpuyard.core.scheduling.device_fit import Packing, check_capacity
-from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.scheduling.device_fit import exceeds, tolerated_foreign_mb
 from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_unlisted_processes
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_duration
@@ -181,7 +180,7 @@ def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
     is_taken = any(lease.on(device.id) for lease in leases)
     has_processes = bool(device.processes) or may_have_unlisted_processes(device)
     is_busy = has_processes and (device.utilization_percent or 0.0) > IDLE_PERCENT
-    return is_taken or is_busy or check_capacity(Need(), DeviceState(device, (), None), Packing()) is not None
+    return is_taken or is_busy or exceeds(device.memory_used_mb, tolerated_foreign_mb(device))
 
 
 def device_title(device: Device, snapshot: Snapshot) -> str:

@@ -12,7 +12,7 @@ behind it starts that reserves RAM or CPUs.
 Requests in the ledger's queue, of other users or of scripts, that are ahead of this queue are served before it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from msgspec.structs import replace
@@ -21,6 +21,8 @@ from gpuyard.core.lease import Claim, Holder, Need
 from gpuyard.core.scheduling.placement import PlacementState, in_queue_order
 from gpuyard.core.scheduling.plan import WaitingJob, planned_lease_id
 from gpuyard.core.scheduling.queue_order import Candidate, Lane
+from gpuyard.core.scheduling.rules import Rule
+from gpuyard.core.scheduling.started import StartedSoFar
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.scheduling.world import World
 
@@ -31,8 +33,10 @@ STRICT_AFTER_S = 1800.0
 class Backfill:
     """Finds claims for the candidates of one plan."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, started: StartedSoFar, rules: Sequence[Rule]) -> None:
         self._world = world
+        self._started = started
+        self._rules = rules
         self._ends_of_starts: dict[str, float] = {}  # the earliest ends, by the lease that stands for the start
         self.head: WaitingJob | None = None
         self._beside_head: PlacementState | None = None
@@ -46,8 +50,8 @@ class Backfill:
 
     @cached_property
     def placement(self) -> PlacementState:
-        """All leases and starts of this plan, without the head's reservation. Built for the first job with devices."""
-        return PlacementState(self._world.machine)
+        """All leases and starts of this plan, without the head's reservation."""
+        return PlacementState(self._world.machine, self._started, self._rules)
 
     def _has_waited(self, candidate: Candidate) -> bool:
         return self._world.now - candidate.queued_at > STRICT_AFTER_S

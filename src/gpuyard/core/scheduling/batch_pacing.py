@@ -12,17 +12,20 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.lease import Need, UncertainMemory
 from gpuyard.core.scheduling.device_fit import tolerated_foreign_mb
 from gpuyard.core.scheduling.device_memory import DeviceState
 from gpuyard.core.scheduling.load_gates import Smoothed, SteadyGate, judge_steadily, smooth
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, over
 from gpuyard.core.snapshot import Device, Snapshot
+
+if TYPE_CHECKING:
+    from gpuyard.core.job.job_spec import BatchPace
 
 _ROUNDING_MB = 1e-6
 
@@ -61,7 +64,9 @@ class ExpectedUse(Struct, frozen=True, kw_only=True):
     loads: Mapping[str, float] = {}  # the same of each device, by its id
 
 
-def update_pace(before: PaceState, pace: BatchPace, snapshot: Snapshot, expected: ExpectedUse, now: float) -> PaceState:
+def update_pace(
+    before: PaceState, pace: "BatchPace", snapshot: Snapshot, expected: ExpectedUse, now: float
+) -> PaceState:
     host = snapshot.host
     cpu = _smoothed(before.cpu, host.cpu_percent, pace, now)
     memory = _smoothed(before.memory, host.memory_available_mb, pace, now)
@@ -84,7 +89,7 @@ def update_pace(before: PaceState, pace: BatchPace, snapshot: Snapshot, expected
     )
 
 
-def unreadable_bounds(pace: BatchPace, state: PaceState, *, has_devices: bool) -> Iterator[str]:
+def unreadable_bounds(pace: "BatchPace", state: PaceState, *, has_devices: bool) -> Iterator[str]:
     """Yield the options whose limit cannot be enforced, because no probe reads the figure. A batch with devices, none
     of which is present at the moment, waits for them instead."""
     if pace.max_cpu_percent is not None and state.cpu.judged is None:
@@ -104,17 +109,15 @@ def why_unread(option: str, silent: str | None) -> str:
     return silent if silent and option.startswith("--max-gpu") else "no probe measures it"
 
 
-def pace_refusals(pace: BatchPace, state: PaceState, now: float) -> Iterator[Reason]:
-    """Yield why no run may start now on any device."""
+def waits_for_a_sample(state: PaceState, now: float) -> bool:
+    """Return whether the last sample is older than the last start of a run."""
     # A start in the future comes from a clock that was set back since; to wait for it might take hours.
-    own, latest = (
-        at if at is not None and at <= now else -math.inf for at in (state.launched_at, state.any_launched_at)
-    )
-    staggered = stagger_refusal("runs", pace.stagger_s, own, now)
-    if staggered is not None:
-        yield staggered
-    elif state.sampled_at is not None and state.sampled_at <= max(own, latest):
-        yield Reason(ReasonKind.STAGGERED, "a run has just started; waiting for the next sample")
+    starts = [at for at in (state.launched_at, state.any_launched_at) if at is not None and at <= now]
+    return state.sampled_at is not None and bool(starts) and state.sampled_at <= max(starts)
+
+
+def load_refusals(pace: "BatchPace", state: PaceState, now: float) -> Iterator[Reason]:
+    """Yield which gates of the host are closed, so that no run may start now on any device."""
     if state.cpu.gate.is_closed or _is_within(state.cpu.judged, pace.max_cpu_percent) is False:
         reason = over(ReasonKind.HOST_TOO_BUSY, state.cpu.seen, pace.max_cpu_percent)
         yield _too_busy(reason, state.cpu, pace, now)
@@ -122,10 +125,12 @@ def pace_refusals(pace: BatchPace, state: PaceState, now: float) -> Iterator[Rea
         yield _short_of_memory(state.memory, pace, now)
 
 
-def stagger_refusal(what: str, stagger_s: float, last: float, now: float) -> Reason | None:
+def stagger_refusal(what: str, stagger_s: float, last: float | None, now: float) -> Reason | None:
     """Return why the next of these, such as `runs`, may not start yet: too little time has passed since the last."""
-    next_at = last + stagger_s
-    if not last <= now < next_at:  # a last start in the future comes from a clock that was set back: ignore it
+    next_at = -math.inf if last is None else last + stagger_s
+    if (
+        last is None or not last <= now < next_at
+    ):  # a last start in the future comes from a clock that was set back: ignore it
         return None
     text = f"{what} start {stagger_s:g} s apart, the next one in {next_at - now:.1f} s"
     return Reason(ReasonKind.STAGGERED, text)
@@ -136,7 +141,7 @@ def watches(need: Need, device_id: str) -> bool:
     return device_id not in need.banned and (need.only is None or device_id in need.only)
 
 
-def watched_device_refusals(pace: BatchPace, state: PaceState, need: Need, now: float) -> Iterator[Reason]:
+def watched_device_refusals(pace: "BatchPace", state: PaceState, need: Need, now: float) -> Iterator[Reason]:
     """Yield why no run without devices of its own may start now. Such a run may use any device that it finds, so all
     watched devices must be within their limits."""
     for device_id in state.device_loads:
@@ -144,7 +149,7 @@ def watched_device_refusals(pace: BatchPace, state: PaceState, need: Need, now: 
             yield reason
 
 
-def device_refusal(pace: BatchPace, state: PaceState, device: DeviceState, need: Need, now: float) -> Reason | None:
+def device_refusal(pace: "BatchPace", state: PaceState, device: DeviceState, need: Need, now: float) -> Reason | None:
     """Return why no run may start on this device now, or None."""
     device_id = device.device.id
     closed = _gate_refusal(pace, state, device_id, now)
@@ -157,7 +162,7 @@ def device_refusal(pace: BatchPace, state: PaceState, device: DeviceState, need:
     return Reason(ReasonKind.TOO_FULL, text, device_id, charged, limit)
 
 
-def _gate_refusal(pace: BatchPace, state: PaceState, device_id: str, now: float) -> Reason | None:
+def _gate_refusal(pace: "BatchPace", state: PaceState, device_id: str, now: float) -> Reason | None:
     load = state.device_loads.get(device_id, GateFigure())
     memory = state.device_memory.get(device_id, GateFigure())
     if load.gate.is_closed or _is_within(load.judged, pace.max_gpu_percent) is False:
@@ -187,7 +192,7 @@ def unshown_percent(load_percent: float, age_s: float, smoothing_s: float) -> fl
     return float(load_percent * 0.5 ** (max(0.0, age_s) / smoothing_s)) if smoothing_s > 0 else 0.0
 
 
-def _smoothed(before: GateFigure, reading: float | None, pace: BatchPace, now: float) -> GateFigure:
+def _smoothed(before: GateFigure, reading: float | None, pace: "BatchPace", now: float) -> GateFigure:
     average = smooth(before.smoothed, reading, now, pace.smoothing_s)
     return replace(before, now=reading, smoothed=average, seen=average.value, judged=average.value)
 
@@ -196,17 +201,17 @@ def _with_expected(figure: GateFigure, percent: float) -> GateFigure:
     return figure if figure.seen is None else replace(figure, judged=min(100.0, figure.seen + percent))
 
 
-def _gated(figure: GateFigure, is_within: bool | None, pace: BatchPace, now: float) -> GateFigure:  # noqa: FBT001
+def _gated(figure: GateFigure, is_within: bool | None, pace: "BatchPace", now: float) -> GateFigure:  # noqa: FBT001
     return replace(figure, gate=judge_steadily(figure.gate, is_within, now, pace.steady_s))
 
 
-def _device_load(before: PaceState, device: Device, pace: BatchPace, expected: ExpectedUse, now: float) -> GateFigure:
+def _device_load(before: PaceState, device: Device, pace: "BatchPace", expected: ExpectedUse, now: float) -> GateFigure:
     figure = _smoothed(before.device_loads.get(device.id, GateFigure()), device.utilization_percent, pace, now)
     figure = _with_expected(figure, expected.loads.get(device.id, 0.0))
     return _gated(figure, _is_within(figure.seen, pace.max_gpu_percent), pace, now)
 
 
-def _device_memory(before: PaceState, device: Device, pace: BatchPace, now: float) -> GateFigure:
+def _device_memory(before: PaceState, device: Device, pace: "BatchPace", now: float) -> GateFigure:
     figure = _smoothed(before.device_memory.get(device.id, GateFigure()), device.known_used_mb, pace, now)
     most = max((each for each in (figure.seen, figure.now) if each is not None), default=None)
     return _gated(replace(figure, seen=most, judged=most), _is_within(most, pace.max_gpu_memory_mb), pace, now)
@@ -220,7 +225,7 @@ def _is_enough(figure: float | None, limit: float | None) -> bool | None:
     return None if figure is None or limit is None else figure >= limit
 
 
-def _too_busy(reason: Reason, figure: GateFigure, pace: BatchPace, now: float) -> Reason:
+def _too_busy(reason: Reason, figure: GateFigure, pace: "BatchPace", now: float) -> Reason:
     """Return `reason`, that of the gate; where the gate is open, that of the load with runs that have just started."""
     if figure.gate.is_closed:
         return _with_steady_time(reason, figure, pace, now)
@@ -228,7 +233,7 @@ def _too_busy(reason: Reason, figure: GateFigure, pace: BatchPace, now: float) -
     return replace(expected, text=f"{expected.text} (including runs that have just started)")
 
 
-def _short_of_memory(figure: GateFigure, pace: BatchPace, now: float) -> Reason:
+def _short_of_memory(figure: GateFigure, pace: "BatchPace", now: float) -> Reason:
     limit = pace.min_free_memory_mb or 0.0
     if figure.gate.is_closed:
         text, had = f"{figure.seen or 0.0:.0f} MB of RAM available", figure.seen
@@ -239,7 +244,7 @@ def _short_of_memory(figure: GateFigure, pace: BatchPace, now: float) -> Reason:
     return _with_steady_time(reason, figure, pace, now)
 
 
-def _with_steady_time(reason: Reason, figure: GateFigure, pace: BatchPace, now: float) -> Reason:
+def _with_steady_time(reason: Reason, figure: GateFigure, pace: "BatchPace", now: float) -> Reason:
     """Add, for a figure that is within its limit again, how long it has been so."""
     since = figure.gate.within_since
     if since is None:

@@ -19,16 +19,16 @@ def closed_devices(
 ) -> dict[str, Reason]:
     """Return why nothing new starts on each closed device, by its id. What closes a card closes its parts."""
     faults = first_faults(device_issues(snapshot, marks))
-    # A lost device is no candidate anyway (`device_fit.check_state`), and keeps the driver's own words as its reason.
+    # A lost device is no candidate anyway (`rules.UsableDevice`), and keeps the driver's own words as its reason.
     found = {each: _faulty(each, fault) for each, fault in faults.items() if fault.kind is not IssueKind.LOST}
     if not drains and not banned:
         return found
     for device in snapshot.devices:
         drain = drain_of(device, drains)
         if device.id in banned or device.parent in banned:
-            found[device.id] = _reason(ReasonKind.BANNED, "banned in the configuration", device)
+            found[device.id] = _reason("banned", "banned in the configuration", device)
         elif drain is not None:
-            found[device.id] = _reason(ReasonKind.DRAINED, describe_drain(drain), device)
+            found[device.id] = _reason("drained", describe_drain(drain), device)
     return found
 
 
@@ -37,8 +37,8 @@ def _faulty(device_id: str, fault: HealthIssue) -> Reason:
     return Reason(ReasonKind.UNHEALTHY, describe_issue(fault), device_id, remedy=fault.remedy)
 
 
-def _reason(kind: ReasonKind, text: str, device: Device) -> Reason:
-    return Reason(kind, text, device.id, remedy=REMEDIES[kind], is_leased=True)
+def _reason(why: str, text: str, device: Device) -> Reason:
+    return Reason(ReasonKind.CLOSED, text, device.id, remedy=REMEDIES[why], is_leased=True)
 
 
 def drain_of(device: Device, drains: Sequence[Drain]) -> Drain | None:

@@ -87,7 +87,7 @@ class DeviceChoice:
             found = sets_text(self._topology, available, labels, wanted)
             those = f"; only {found}" if found else ""
             text = f"{counted} available now, but not {wanted.count} that are {wanted}{those}"
-            yield Reason(ReasonKind.NOT_LINKED, text, remedy=REMEDIES[ReasonKind.NOT_LINKED])
+            yield Reason(ReasonKind.NOT_LINKED, text, remedy=REMEDIES["not-linked"])
 
     def _choose(
         self, need: Need, ordered: Sequence[DeviceState], states: Mapping[str, DeviceState]

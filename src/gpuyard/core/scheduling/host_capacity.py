@@ -14,12 +14,13 @@
 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, HostShare, Lease, Need
-from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind, list_holders
+from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind, list_holders, over
 from gpuyard.core.snapshot import Host
 from gpuyard.core.units import format_count, format_size
 from gpuyard.errors import UserError
@@ -106,6 +107,17 @@ def check_host(need: Need, host: Host, limits: HostLimits) -> None:
         )
 
 
+def host_refusals(need: Need, host: Host) -> Iterator[Reason]:
+    """Yield which of the need's own limits of CPU load and free RAM do not hold."""
+    if host.cpu_percent is not None and need.max_cpu_percent is not None and host.cpu_percent > need.max_cpu_percent:
+        reason = over(ReasonKind.HOST_TOO_BUSY, host.cpu_percent, need.max_cpu_percent)
+        yield replace(reason, remedy=REMEDIES["host-too-busy"])
+    available = host.memory_available_mb
+    if need.min_host_memory_mb is not None and available is not None and available < need.min_host_memory_mb:
+        text = f"{available:.0f} MB of RAM available < {need.min_host_memory_mb:.0f} MB"
+        yield Reason(ReasonKind.HOST_TOO_FULL, text, remedy=REMEDIES["host-too-full"])
+
+
 def format_cpus(cpus: float) -> str:
     return f"{cpus:g} CPU{'' if cpus == 1 else 's'}"
 
@@ -177,42 +189,44 @@ class HostState:
             available = available if total is None else min(available, total)
         return HostState(replace(self.host, memory_available_mb=available), self._limits, left)
 
-    def lacks(self, need: Need) -> ReasonKind | None:
+    def lacks(self, need: Need) -> Literal["RAM", "CPUs"] | None:
         """Return what is missing for the need now, or None."""
         share, limit = need.host, self._cpu_limit
         if share is None:
             return None
         if share.ram_mb is not None and (free_mb := self.free_mb) is not None and share.ram_mb > free_mb:
-            return ReasonKind.HOST_MEMORY
+            return "RAM"
         if share.cpus is None or limit is None or not self._counts_cpus(share):
             return None
         is_alone = share.are_cpus_learned and not self.charged_cpus
-        return None if is_alone or self.charged_cpus + share.cpus <= limit + _ROUNDING else ReasonKind.HOST_CPUS
+        return None if is_alone or self.charged_cpus + share.cpus <= limit + _ROUNDING else "CPUs"
 
     def reasons(self, need: Need) -> Iterator[Reason]:
-        kind = self.lacks(need)
-        if kind is None:
+        what = self.lacks(need)
+        if what is None:
             return
         ahead = [each for each in self.promises if each.is_reservation]
         granted = [each for each in self.promises if not each.is_reservation]
         if ahead and HostState(self.host, self._limits, granted).lacks(need) is None:
             holders = tuple(each.holder for each in ahead)
-            what = "RAM" if kind is ReasonKind.HOST_MEMORY else "CPUs"
             text = f"{what} reserved for {list_holders(holders)}, ahead in the queue"
             yield Reason(ReasonKind.AWAITED, text, holders=holders, is_leased=True)
             return
         holders = tuple(dict.fromkeys(each.holder for each in granted))
-        is_leased = self.without_leases().lacks(need) is None and not self._is_measured(kind)
+        is_leased = self.without_leases().lacks(need) is None and not self._is_measured(what)
         beside = f", beside {list_holders(holders)}" if holders else ""
-        text, had, needed = self._describe(kind, need)
-        yield Reason(kind, f"{text}{beside}", None, had, needed, holders, remedy=REMEDIES[kind], is_leased=is_leased)
+        text, had, needed = self._describe(what, need)
+        remedy = REMEDIES["host-memory" if what == "RAM" else "host-cpus"]
+        brief = f"too {'little' if what == 'RAM' else 'few'} free {what}{{beside}}"
+        kind, text = ReasonKind.HOST_ROOM, f"{text}{beside}"
+        yield Reason(kind, text, None, had, needed, holders, remedy, is_leased=is_leased, brief=brief)
 
-    def _is_measured(self, kind: ReasonKind) -> bool:
+    def _is_measured(self, what: str) -> bool:
         """Return whether a new measurement may change what is free: memory in use is free again only in a new one."""
-        return kind is ReasonKind.HOST_MEMORY and self.host.memory_available_mb is not None
+        return what == "RAM" and self.host.memory_available_mb is not None
 
-    def _describe(self, kind: ReasonKind, need: Need) -> tuple[str, float, float]:
-        if kind is ReasonKind.HOST_CPUS:
+    def _describe(self, what: str, need: Need) -> tuple[str, float, float]:
+        if what == "CPUs":
             limit, cpus = self._cpu_limit or 0.0, need.cpus or 0.0
             free = max(0.0, limit - self.charged_cpus)
             return f"{free:g} of {format_cpus(limit)} free, {cpus:g} needed", free, cpus

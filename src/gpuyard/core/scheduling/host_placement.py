@@ -8,8 +8,7 @@ import copy
 from collections.abc import Collection, Iterator, Sequence
 
 from gpuyard.core.lease import Claim, Holder, HostShare, Lease, Need
-from gpuyard.core.scheduling.device_fit import host_refusals
-from gpuyard.core.scheduling.host_capacity import HostState, HostView, PromisedHostShare
+from gpuyard.core.scheduling.host_capacity import HostState, HostView, PromisedHostShare, host_refusals
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, list_holders
 from gpuyard.core.snapshot import Host
 
@@ -33,10 +32,6 @@ class HostPlacement:
     def refuses(self, need: Need) -> bool:
         """Return whether CPU or RAM are outside the need's own limits, or lack what it reserves."""
         return self.lacks(need) or any(host_refusals(need, self._host))
-
-    def refuses_after(self, ended: Collection[str], need: Need) -> bool:
-        """Return whether the host refuses the need also once these leases have ended."""
-        return any(host_refusals(need, self._host)) or self.state.without_leases(ended).lacks(need) is not None
 
     def excludes(self, need: Need) -> bool:
         """Return whether the need is refused in a way that the end of all leases would not change."""

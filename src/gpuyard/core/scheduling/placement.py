@@ -13,27 +13,26 @@ so that large gaps stay free for large jobs. A job on several devices gets those
 import copy
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Need, Share, Ticket
 from gpuyard.core.scheduling.device_choice import DeviceChoice
-from gpuyard.core.scheduling.device_fit import (
-    Packing,
-    check_capacity,
-    check_leases,
-    check_state,
-    check_suitable,
-    kind_of,
-    reason_for,
-)
+from gpuyard.core.scheduling.device_fit import Packing, check_suitable, kind_of
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, lease_ids, share_of
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD
 from gpuyard.core.scheduling.host_placement import HostPlacement
 from gpuyard.core.scheduling.machine import Machine
+from gpuyard.core.scheduling.rules import RULES, DeviceRule, HostRoom, Rule, StartRequest, Together, first_refusal
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device
+
+if TYPE_CHECKING:
+    from gpuyard.core.scheduling.started import StartedSoFar
 
 # The end of each lease; a lease without one may end at any moment.
 LeaseEnds = Mapping[str, float]
@@ -47,14 +46,32 @@ _MOST_EXPLAINED_DEVICES = 64
 class PlacementState:
     """All devices with their leases, planned claims and reservations. A planner adds each claim before the next."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, started: "StartedSoFar | None" = None, rules: Sequence[Rule] = RULES) -> None:
+        """`started` has the jobs that run and the starts of the plan; None: no plan is made."""
+        self._started = started
+        self.machine = machine
+        self._rules = [each for each in rules if isinstance(each, DeviceRule)]
+        self._host_rules = [each for each in rules if isinstance(each, HostRoom)]
+        self._set_rules = [each for each in rules if isinstance(each, Together)]
         self.links = DeviceChoice(machine.snapshot.topology, machine.closed)
-        self.host = HostPlacement(machine.snapshot.host, machine.host, machine.leases)
-        self.states = _device_states(machine)  # unhealthy ones included, as these have to be explained too
-        self._with_capacity: str | None = next(iter(self.states), None)
+        self._with_capacity: str | None = ""
+        self._available: tuple[Need | None, list[str]] = None, []  # of the last explanation
         self._suitable: dict[tuple[object, ...], list[str]] = {}  # devices, by the kind of need
         self._packings: dict[tuple[object, ...], Packing] = {}  # by the kind of need
+
+    @cached_property
+    def states(self) -> dict[str, DeviceState]:
+        """All devices, unhealthy ones included, as these have to be explained too."""
+        return _device_states(self.machine)
+
+    @cached_property
+    def host(self) -> HostPlacement:
+        return HostPlacement(self.machine.snapshot.host, self.machine.host, self.machine.leases)
+
+    @property
+    def started(self) -> "StartedSoFar":
+        assert self._started is not None, "rules about jobs are asked for plans only"
+        return self._started
 
     def copy(self) -> "PlacementState":
         """Return a placement to which the head's reservation is added."""
@@ -65,13 +82,14 @@ class PlacementState:
     def has_capacity(self) -> bool:
         """Return whether a device is neither held exclusively nor full. If none is, no job with devices can start."""
         # Devices only fill, so the one that had capacity last time is asked first.
-        if self._with_capacity is not None and not has_free_part(self.states[self._with_capacity]):
+        known = self._with_capacity
+        if known is not None and not (known and has_free_part(self.states[known])):
             states = self.states.values()
             self._with_capacity = next((state.device.id for state in states if has_free_part(state)), None)
         return self._with_capacity is not None
 
     def find_claim(self, need: Need) -> Claim | None:
-        if self.host.refuses(need):
+        if any(rule.blocks(need, self) for rule in self._host_rules):
             return None
         if not need.devices:
             return Claim(shares=(), host=need.host)
@@ -82,24 +100,28 @@ class PlacementState:
         return Claim(shares=tuple(claimed_share(need, state) for state in chosen), host=need.host)
 
     def explain(self, need: Need) -> Iterator[Reason]:
-        yield from self.host.explain(need)
+        request = StartRequest(need=need)
+        host = first_refusal(self._host_rules, request, None, self)
+        if host is not None:
+            yield host
         if not need.devices:
             return
-        states = list(self.states.values())
-        kinds = [(state, self._refusal(need, state)) for state in states]
-        refused = [(state, kind) for state, kind in kinds if kind is not None]
-        yield from (self._reason(kind, need, state) for state, kind in refused[:_MOST_EXPLAINED_DEVICES])
-        fitting = [state.device.id for state, kind in kinds if kind is None]
+        refused = [
+            (device_id, first_refusal(self._rules, request, each, self)) for device_id, each in self.states.items()
+        ]
+        yield from islice((reason for _, reason in refused if reason is not None), _MOST_EXPLAINED_DEVICES)
+        self._available = need, [device_id for device_id, reason in refused if reason is None]
         if not any(self.suitable_devices(need)):
-            silent = (each for each in self._machine.snapshot.silent if need.vendor in (None, each.vendor))
+            silent = (each for each in self.machine.snapshot.silent if need.vendor in (None, each.vendor))
             yield from (Reason(ReasonKind.UNHEALTHY, each.sentence, remedy=each.hint or "") for each in silent)
-        yield from self.links.refusals(need, fitting, self._machine.snapshot.labels)
+        too_few = first_refusal(self._set_rules, request, None, self)
+        if too_few is not None:
+            yield too_few
 
-    def _reason(self, kind: ReasonKind, need: Need, state: DeviceState) -> Reason:
-        closed = self._closed(need, state.device)
-        if closed is not None and kind is closed.kind:
-            return closed
-        return reason_for(kind, need, state, self._packing(need))
+    def available(self, need: Need) -> list[str]:
+        """Return the devices that fit the need now."""
+        known, found = self._available
+        return found if known is need else [each for each, state in self.states.items() if self.fits(need, state)]
 
     def add_claim(self, claim: Claim, holder: Holder, lease_id: str | None = None) -> None:
         """Add the shares of a start, which has not used any memory yet. `lease_id` stands for its future lease."""
@@ -151,17 +173,13 @@ class PlacementState:
     def _in_order_of_time(self, need: Need, ends: LeaseEnds) -> Iterator[Available]:
         fitting = {state.device.id for state in self._fitting(need)}
         others = [state for state in self.suitable_devices(need) if state.device.id not in fitting]
-        return in_order_of_time(fitting, others, ends, self._machine.now, lambda state: self.fits(need, state))
+        return in_order_of_time(fitting, others, ends, self.machine.now, lambda state: self.fits(need, state))
 
     def fits(self, need: Need, state: DeviceState) -> bool:
-        return self._refusal(need, state) is None
-
-    def fits_in_place(self, need: Need, device_ids: Iterable[str], lease_id: str | None) -> bool:
-        """Return whether the need fits on these devices, and RAM and CPUs suffice, once the lease has ended."""
-        ended = frozenset(filter(None, (lease_id,)))
-        states = [self.states.get(device_id) for device_id in device_ids]
-        fits_all = all(state is not None and self.fits(need, state.without(ended)) for state in states)
-        return fits_all and not self.host.refuses_after(ended, need)
+        for rule in self._rules:  # noqa: SIM110 - a generator takes twice as long, for each job and device
+            if rule.blocks(need, state, self):
+                return False
+        return True
 
     def suitable_devices(self, need: Need) -> Iterator[DeviceState]:
         """Yield the devices that the need allows and that are not closed, busy or not."""
@@ -169,23 +187,16 @@ class PlacementState:
         found = self._suitable.get(kind)
         if found is None:
             devices = [state.device for state in self.states.values() if check_suitable(need, state.device) is None]
-            found = [device.id for device in devices if not (self._machine.closed and self._closed(need, device))]
+            found = [device.id for device in devices if not (self.machine.closed and self.closed(need, device))]
             self._suitable[kind] = found
         return map(self.states.__getitem__, found)
 
-    def _closed(self, need: Need, device: Device) -> Reason | None:
-        closed = self._machine.closed.get(device.id)
+    def closed(self, need: Need, device: Device) -> Reason | None:
+        closed = self.machine.closed.get(device.id)
         return None if need.is_resumed and closed is not None and closed.kind is not ReasonKind.MEMORY_GUARD else closed
 
     def _fitting(self, need: Need) -> list[DeviceState]:
-        return [state for state in self.states.values() if self._may_fit(need, state) and self.fits(need, state)]
-
-    def _may_fit(self, need: Need, state: DeviceState) -> bool:
-        """Check what costs little, as this runs for every waiting job."""
-        if need.is_exclusive:
-            return not state.promises
-        least_mb, free_mb = need.least_mb, state.free_mb
-        return not state.is_exclusive and free_mb is not None and (least_mb is None or free_mb >= least_mb)
+        return [state for state in self.states.values() if self.fits(need, state)]
 
     def fitting_without_leases(self, need: Need) -> list[Device]:
         """Return the devices that would fit after all leases have ended."""
@@ -206,7 +217,7 @@ class PlacementState:
         return tuple(share_of(need, device) for device in (later if has_waited else now) if device.id in serving)
 
     def _has_waited(self, ticket: Ticket) -> bool:
-        return self._machine.now - ticket.since > PATIENCE_S
+        return self.machine.now - ticket.since > PATIENCE_S
 
     def _reserve(self, shares: Iterable[Share], holder: Holder) -> None:
         for share in shares:
@@ -216,24 +227,11 @@ class PlacementState:
         device_id = promise.share.device_id
         self.states[device_id] = self.states[device_id].with_promise(promise)
 
-    def _refusal(self, need: Need, state: DeviceState) -> ReasonKind | None:
-        """Return the kind of the first reason against the device, or None."""
-        kind = check_suitable(need, state.device)
-        if kind is None and self._machine.closed and (closed := self._closed(need, state.device)) is not None:
-            return closed.kind
-        kind = kind or check_leases(need, state) or check_state(need, state.device)
-        if kind is not None or (need.is_exclusive and need.ignores_health):
-            return kind
-        # The memory that a shared lease reserves must be free even where the device's health is ignored.
-        return check_capacity(need, state, self._packing(need))
-
-    def _packing(self, need: Need) -> Packing:
+    def packing(self, need: Need) -> Packing:
         """Return the limits of sharing for the need: only devices that suit it count for how deep they are shared."""
-        usual = self._machine.packing
+        usual = self.machine.packing
         if usual.depth is None or not need.devices or need.is_exclusive:
             return usual
-        if need.ignores_depth:
-            return replace(usual, depth=None)
         kind = kind_of(need)
         found = self._packings.get(kind)
         if found is None:

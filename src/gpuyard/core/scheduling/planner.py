@@ -1,7 +1,7 @@
 """decide(world) -> Plan: which jobs start or resume now and where, which are preempted, and why the others wait.
 
 Candidates are considered in queue order (`queue_order`). For each: the limits of its lane, the devices that its batch
-or tag leaves it (`start_limits`), and a claim that does not delay the head of the queue (`backfill`). A job that waits
+or tag leaves it (`rules`), and a claim that does not delay the head of the queue (`backfill`). A job that waits
 for a limit, a gate, or others of its tag or array delays no other job. Jobs without devices have slots of their own and
 wait behind no job with devices, unless that waits for RAM or CPUs that they need, too; runs of a batch take no slots,
 as a batch limits its own number.
@@ -12,14 +12,25 @@ lower priority (`preemption`); while these leave it waits, and no further job is
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
-from gpuyard.core.scheduling.device_fit import host_refusals
 from gpuyard.core.scheduling.plan import Plan, Preempt, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import find_victims
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, QueueOrder
-from gpuyard.core.scheduling.start_limits import StartLimits
-from gpuyard.core.scheduling.tag_sharing import merge_variants
+from gpuyard.core.scheduling.rules import (
+    RULES,
+    DeviceLoad,
+    JobRule,
+    Power,
+    Rule,
+    RunningLimit,
+    StartRequest,
+    first_refusal,
+)
+from gpuyard.core.scheduling.started import StartedSoFar
+from gpuyard.core.scheduling.tag_sharing import merge_variants, spread_need
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.scheduling.world import WaitingLane, World
 
@@ -27,9 +38,9 @@ from gpuyard.core.scheduling.world import WaitingLane, World
 LOOK_AHEAD = 64
 
 
-def decide(world: World, *, explained_lane: int | None = None) -> Plan:
+def decide(world: World, *, explained_lane: int | None = None, rules: Sequence[Rule] = RULES) -> Plan:
     """Return the plan. `explained_lane` gets its reasons in full, even where all devices are full."""
-    return _Planner(world, explained_lane).plan()
+    return _Planner(world, explained_lane, rules).plan()
 
 
 def estimate_start(world: World, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
@@ -45,15 +56,18 @@ def estimate_start(world: World, lane: Lane, ahead: int, likely_s: float | None)
 
 
 class _Planner:
-    def __init__(self, world: World, explained_lane: int | None) -> None:
+    def __init__(self, world: World, explained_lane: int | None, rules: Sequence[Rule]) -> None:
         self._world = world
         self._explained_lane = explained_lane
         self._dry: set[int] = set()
         lanes = [LaneQueue(lane=each.lane, jobs=self._jobs_of(each)) for each in world.lanes]
         self._order = QueueOrder(lanes, world.used, world.now, explained_lane=explained_lane)
-        self._limits = StartLimits(world)
+        self._started = StartedSoFar(world)
+        self._job_rules = [each for each in rules if isinstance(each, JobRule)]
+        self._claim_rules = [each for each in rules if isinstance(each, Power)]
+        self._narrowing = [each for each in rules if isinstance(each, RunningLimit | DeviceLoad)]
         self._starts: list[Start] = []
-        self._backfill = Backfill(world)
+        self._backfill = Backfill(world, self._started, rules)
         self._waiting: dict[int, WaitingJob] = {}
         self._first_waiting: WaitingJob | None = None
         self._preempts: tuple[Preempt, ...] = ()
@@ -85,18 +99,17 @@ class _Planner:
         if kind is not None and (lane.id, kind) in self._refused:
             self._look_further(lane)
             return
-        refusals = self._limits.refusals(lane)
-        lacks_disk = () if refusals else self._limits.disk_refusals(lane, candidate)
-        refusals = refusals or lacks_disk
+        refusals = self._refuse(self._job_rules, StartRequest(need=lane.need, lane=lane, job=candidate))
         need = lane.need if refusals or not lane.sizes_each else facts.need or lane.need
         variants: Sequence[Need] = (need,)
         if need.devices and not refusals:
-            variants, refusals = self._limits.variants(lane, need, self._backfill.placement)
-        refusals = refusals or self._limits.stagger_refusals(lane)
+            variants, refusals = self._variants(lane, need)
         need = merge_variants(variants)
         choice = refusals or self._place(lane, need, variants, candidate)
-        if isinstance(choice, Claim) and (over := self._limits.power_refusals(facts, choice)):
-            choice = refusals = over
+        if isinstance(choice, Claim):
+            over = self._refuse(self._claim_rules, StartRequest(need=need, facts=facts, claim=choice))
+            if over:
+                choice = refusals = over
         if isinstance(choice, Claim):
             self._start(lane, candidate, need, choice)
             return
@@ -104,10 +117,40 @@ class _Planner:
         self._wait(job, candidate, is_refused=bool(refusals))
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
-        if _may_write_elsewhere(lane, lacks_disk) or (lane.sizes_each and not refusals):
+        if _may_write_elsewhere(lane, candidate, refusals) or (lane.sizes_each and not refusals):
             self._look_further(lane)
         else:
             self._order.drop(lane)
+
+    def _refuse(self, rules: Sequence[Rule], request: StartRequest) -> tuple[Reason, ...]:
+        reason = first_refusal(rules, request, None, self._backfill.placement)
+        return () if reason is None else (reason,)
+
+    def _variants(self, lane: Lane, need: Need) -> tuple[Sequence[Need], tuple[Reason, ...]]:
+        """Return the need on the devices that the gates of its batch, or the limit of its tag, leave it, in the order
+        to try them; or why they are too few."""
+        if lane.pace is None and lane.tag_sharing is None:
+            return (need,), ()
+        if lane.pace is not None:
+            need = replace(need, ignores_foreign_load=lane.pace.max_gpu_percent is not None)
+        placement, request = self._backfill.placement, StartRequest(need=need, lane=lane)
+        devices = list(placement.suitable_devices(need))
+        if len(devices) < need.devices:
+            return (need,), ()
+        refused = {each.device.id: first_refusal(self._narrowing, request, each, placement) for each in devices}
+        reasons = tuple(dict.fromkeys(reason for reason in refused.values() if reason is not None))
+        left = [state for state in devices if refused[state.device.id] is None]
+        if lane.tag_sharing is None:
+            only = tuple(state.device.id for state in left)
+            narrowed = need if len(left) == len(devices) else replace(need, only=only)
+            return ((need,), reasons) if len(left) < need.devices else ((narrowed,), ())
+        counts = self._started.counts.by_tag_and_device[lane.tag]
+        if variants := spread_need(need, lane.tag_sharing, left, counts):
+            return variants, ()
+        if need.devices > 1:  # hold its places, or jobs that need one device would take each as it becomes free
+            emptiest = sorted((state.device.id for state in devices), key=lambda each: (counts[each], each))
+            counts.update(dict.fromkeys(emptiest[: need.devices], lane.tag_sharing.most_per_device))
+        return (need,), reasons[:1]
 
     def _wait(self, job: WaitingJob, candidate: Candidate, *, is_refused: bool) -> None:
         """Keep devices, RAM and CPUs for a job that waits for them. `is_refused`: it waits for something else."""
@@ -133,7 +176,7 @@ class _Planner:
     ) -> Claim | tuple[Reason, ...]:
         backfill, is_explained = self._backfill, lane.id == self._explained_lane
         if not need.devices and need.host is None:
-            return tuple(host_refusals(need, self._world.machine.snapshot.host)) or Claim(shares=())
+            return tuple(backfill.explain(need)) or Claim(shares=())
         is_full = backfill.placement.states and not backfill.placement.has_capacity()
         is_hopeless = need.devices and is_full and (backfill.head or self._holds_all_leases)
         if is_hopeless and not is_explained:
@@ -152,7 +195,7 @@ class _Planner:
         charged_mb = self._charged_mb(lane, claim)
         start = Start(job_id=candidate.job_id, lane=lane, claim=claim, need=need, charged_mb=charged_mb)
         self._starts.append(start)
-        self._limits.add_start(lane, self._world.facts_of(candidate), claim)
+        self._started.add(lane, self._world.facts_of(candidate), claim)
         self._backfill.add_start(candidate, claim)
 
     def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
@@ -170,7 +213,8 @@ class _Planner:
         self._backfill.try_make_head(job)
 
 
-def _may_write_elsewhere(lane: Lane, lacks_disk: tuple[Reason, ...]) -> bool:
+def _may_write_elsewhere(lane: Lane, job: Candidate, refusals: tuple[Reason, ...]) -> bool:
     """Return whether the next job of the lane may start although a disk of its first job is full. All runs of a batch
     write to one disk; and a disk that is being read (without `needed`) is known in a moment: the order stays."""
-    return lane.pace is None and any(reason.needed is not None for reason in lacks_disk)
+    is_full = any(reason in job.full_disks for reason in refusals)
+    return is_full and lane.pace is None and any(reason.needed is not None for reason in job.full_disks)

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from gpuyard.core.lease import Claim
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.scheduling.world import PowerLimit, RunningJob
 from gpuyard.core.snapshot import Snapshot
 
-_REMEDY = "raise max_gpu_power_w under [host] in the configuration"
+_BRIEF = "the GPUs would draw too much power with it"
 
 
 class _Draw(Struct, frozen=True):
@@ -97,7 +97,7 @@ class PowerBudget:
         now_w, then_w, limit_w = self.total_w(), self.total_w(new), self._limit.limit_w
         text = f"the GPUs would draw about {then_w:.0f} W with it and about {now_w:.0f} W without it"
         text = f"{text}; at most {limit_w:.0f} W are allowed{why}"
-        return Reason(ReasonKind.POWER_LIMIT, text, had=then_w, needed=limit_w, remedy=_REMEDY)
+        return Reason(ReasonKind.POWER_LIMIT, text, had=then_w, needed=limit_w, remedy=REMEDIES["power"], brief=_BRIEF)
 
 
 def _ids(claim: Claim) -> list[str]:

@@ -14,68 +14,48 @@ from gpuyard.core.units import format_count
 
 
 class ReasonKind(StrEnum):
-    NOT_ASKED_FOR = "not-asked-for"
-    BANNED = "banned"
-    DRAINED = "drained"
-    MEMORY_GUARD = "memory-guard"
-    UNHEALTHY = "unhealthy"
-    LEASED = "leased"
-    AWAITED = "awaited"
-    NO_ROOM = "no-room"
-    TOO_MANY = "too-many"
-    LOADED = "loaded"
-    NO_GAIN = "no-gain"
-    TOO_DEEP = "too-deep"
-    OCCUPIED = "occupied"
-    FOREIGN_LOAD = "foreign-load"
-    TOO_BUSY = "too-busy"
-    TOO_HUNGRY = "too-hungry"
-    TOO_FULL = "too-full"
-    HOST_TOO_BUSY = "host-too-busy"
-    HOST_TOO_FULL = "host-too-full"
-    DISK_FULL = "disk-full"
-    POWER_LIMIT = "power-limit"
-    HOST_GUARD = "host-guard"
-    HOST_MEMORY = "host-memory"
-    HOST_CPUS = "host-cpus"
-    TOO_FEW = "too-few"
-    NOT_LINKED = "not-linked"
-    PAUSED = "paused"
-    HELD = "held"
+    # A job that waits for one of these waits for its user, for another job, or for its time.
     BLOCKED = "blocked"
     DELAYED = "delayed"
-    BEHIND = "behind"
-    TAG_LIMIT = "tag-limit"
-    ARRAY_LIMIT = "array-limit"
-    CPU_LIMIT = "cpu-limit"
-    NO_STORE = "no-store"
-    NO_ENGINE = "no-engine"
-    ENGINE_LIMIT = "engine-limit"
-    RESOURCE_LIMIT = "resource-limit"
-    NO_LEDGER = "no-ledger"
-    PENDING = "pending"
-    MAKING_ROOM = "making-room"
     SUSPENDED = "suspended"
-    STAGGERED = "staggered"
+    MAKING_ROOM = "making-room"
     PREALLOCATES = "preallocates"
+    # The machine, or the cluster that the job goes to.
+    PAUSED = "paused"  # by a person: the queue, the job, its workspace
+    RESOURCE_LIMIT = "resource-limit"  # the system starts no program, or the ledger or the configuration is unreadable
+    LIMIT = "limit"  # as many run as may: of a tag, an array, a batch, a cluster, on one device
+    STAGGERED = "staggered"
+    HOST_TOO_BUSY = "host-too-busy"
+    HOST_TOO_FULL = "host-too-full"
+    HOST_ROOM = "host-room"  # RAM or CPUs that the job reserves
+    DISK_FULL = "disk-full"
+    POWER_LIMIT = "power-limit"  # of all devices, or the job's own of one
+    ENGINE = "engine"  # the cluster has the job, or does not answer
+    # Devices.
+    NOT_ASKED_FOR = "not-asked-for"
+    CLOSED = "closed"  # banned or drained
+    UNHEALTHY = "unhealthy"
+    MEMORY_GUARD = "memory-guard"
+    LEASED = "leased"
+    AWAITED = "awaited"  # reserved for, or behind, a request ahead
+    TOO_BUSY = "too-busy"
+    TOO_FULL = "too-full"
+    NO_ROOM = "no-room"
+    OCCUPIED = "occupied"  # by processes outside gpuyard: their memory or load
+    NO_GAIN = "no-gain"  # sharing the device would not pay
+    TOO_FEW = "too-few"
+    NOT_LINKED = "not-linked"
 
 
 # The queue itself notices when one of these ends; for all others a new sample is needed.
 NOTICED_BY_QUEUE = frozenset(
-    {ReasonKind.PAUSED, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT, ReasonKind.NOT_ASKED_FOR,
-     ReasonKind.BANNED, ReasonKind.TOO_FEW, ReasonKind.NOT_LINKED, ReasonKind.RESOURCE_LIMIT, ReasonKind.NO_LEDGER}
-)  # fmt: skip
-
-# Running jobs take the places: when one of them ends, another can start, if nothing else is in the way then.
-PLACES_TAKEN = frozenset(
-    {ReasonKind.LEASED, ReasonKind.NO_ROOM, ReasonKind.TOO_MANY, ReasonKind.LOADED, ReasonKind.NO_GAIN,
-     ReasonKind.TOO_DEEP, ReasonKind.TOO_FEW, ReasonKind.NOT_LINKED, ReasonKind.HOST_MEMORY,
-     ReasonKind.HOST_CPUS, ReasonKind.TAG_LIMIT, ReasonKind.ARRAY_LIMIT, ReasonKind.CPU_LIMIT}
+    {ReasonKind.PAUSED, ReasonKind.LIMIT, ReasonKind.NOT_ASKED_FOR, ReasonKind.CLOSED, ReasonKind.TOO_FEW,
+     ReasonKind.NOT_LINKED, ReasonKind.RESOURCE_LIMIT}
 )  # fmt: skip
 
 _MEASURES = {
     ReasonKind.TOO_BUSY: ("GPU", "%"),
-    ReasonKind.TOO_HUNGRY: ("power", " W"),
+    ReasonKind.POWER_LIMIT: ("power", " W"),
     ReasonKind.TOO_FULL: ("GPU memory", " MB"),
     ReasonKind.HOST_TOO_BUSY: ("CPU", "%"),
 }
@@ -87,49 +67,39 @@ _NAMED_BRIEFLY = 3
 VRAM_OPTION = "--vram SIZE (in a script: vram=)"
 # For a job without an estimate: how much is free now. It concerns the first waiting job of its kind alone.
 START_WITH = "`--vram {}G` would start it now, if that is enough"
+# What changes a reason, where waiting may not help.
 REMEDIES = {
-    ReasonKind.BANNED: "remove this GPU from banned and banned_names under [devices] in the configuration",
-    ReasonKind.DRAINED: "`gpuyard devices undrain ID` lets work start there again; only the user who drained it can",
-    ReasonKind.UNHEALTHY: "`gpuyard doctor` says how to repair an unhealthy GPU",
-    ReasonKind.OCCUPIED: f"with {VRAM_OPTION} it starts beside other programs, if that much is free",
-    ReasonKind.FOREIGN_LOAD: (
+    "banned": "remove this GPU from banned and banned_names under [devices] in the configuration",
+    "drained": "`gpuyard devices undrain ID` lets work start there again; only the user who drained it can",
+    "unhealthy": "`gpuyard doctor` says how to repair an unhealthy GPU",
+    "occupied": f"with {VRAM_OPTION} it starts beside other programs, if that much is free",
+    "foreign-load": (
         "--max-gpu 100 (in a script: utilization_threshold_percent=100) lets this job start beside them; "
         "max_foreign_load_percent under [queue] in the configuration lets all jobs"
     ),
-    ReasonKind.LOADED: "raise max_load_percent under [packing] in the configuration",
-    ReasonKind.NO_GAIN: "lower min_gain_percent under [packing] in the configuration",
-    ReasonKind.TOO_DEEP: "min_gain_percent = -100 under [packing] in the configuration shares GPUs by memory alone",
-    ReasonKind.TOO_MANY: "raise max_jobs_per_device under [packing] in the configuration",
-    ReasonKind.TOO_BUSY: "--max-gpu (in a script: utilization_threshold_percent=) is the job's own limit",
-    ReasonKind.TOO_HUNGRY: "--max-power-w (in a script: power_threshold_w=) is the job's own limit",
-    ReasonKind.TOO_FULL: "--max-gpu-mem-mb is the job's own limit",
-    ReasonKind.HOST_TOO_BUSY: "--max-cpu is the job's own limit",
-    ReasonKind.HOST_TOO_FULL: "--min-free-mem-mb is the job's own limit",
-    ReasonKind.NOT_LINKED: (
+    "loaded": "raise max_load_percent under [packing] in the configuration",
+    "no-gain": "lower min_gain_percent under [packing] in the configuration",
+    "too-deep": "min_gain_percent = -100 under [packing] in the configuration shares GPUs by memory alone",
+    "too-many": "raise max_jobs_per_device under [packing] in the configuration",
+    "too-busy": "--max-gpu (in a script: utilization_threshold_percent=) is the job's own limit",
+    "too-hungry": "--max-power-w (in a script: power_threshold_w=) is the job's own limit",
+    "too-full": "--max-gpu-mem-mb is the job's own limit",
+    "host-too-busy": "--max-cpu is the job's own limit",
+    "host-too-full": "--min-free-mem-mb is the job's own limit",
+    "not-linked": (
         "without --linked and --same-node (in a script: linked=, same_node=) it gets the best-linked GPUs that are free"
     ),
-    ReasonKind.HOST_MEMORY: (
+    "host-memory": (
         "--ram (in a script: ram=) is what the job reserves; keep_free under [host] in the configuration stays free"
     ),
-    ReasonKind.HOST_CPUS: (
+    "host-cpus": (
         "--cpus (in a script: cpus=) is what the job reserves; max_cpu_load under [host] in the configuration is the "
         "limit for all jobs"
     ),
-    ReasonKind.TAG_LIMIT: "raise max_jobs_per_gpu of the workspace, or the tag's limit in [queue.tags]",
-    ReasonKind.ARRAY_LIMIT: "submit with a larger N in --array RANGE%N, or a larger --concurrency of a batch",
-    ReasonKind.CPU_LIMIT: "raise cpu_jobs under [queue] in the configuration",
-}
-# Reasons without their figures; the texts of other kinds are short and plain themselves.
-_BRIEFS = {
-    ReasonKind.NO_ROOM: "too little free memory{beside}",
-    ReasonKind.LOADED: "too busy for another job",
-    ReasonKind.NO_GAIN: "sharing it would not get more work done",
-    ReasonKind.TOO_DEEP: "a free GPU is expected sooner",
-    ReasonKind.OCCUPIED: "programs outside gpuyard use its memory",
-    ReasonKind.POWER_LIMIT: "the GPUs would draw too much power with it",
-    ReasonKind.HOST_GUARD: "too little RAM is left on the machine",
-    ReasonKind.HOST_MEMORY: "too little free RAM{beside}",
-    ReasonKind.HOST_CPUS: "too few free CPUs{beside}",
+    "power": "raise max_gpu_power_w under [host] in the configuration",
+    "tag-limit": "raise max_jobs_per_gpu of the workspace, or the tag's limit in [queue.tags]",
+    "array-limit": "submit with a larger N in --array RANGE%N, or a larger --concurrency of a batch",
+    "cpu-limit": "raise cpu_jobs under [queue] in the configuration",
 }
 
 
@@ -137,7 +107,7 @@ class Reason(Struct, frozen=True):
     """`device_id` is None where the reason concerns the whole machine; `had` and `needed` are the compared figures.
     `remedy` names the option or setting that changes it, where waiting may not help. `is_leased`: leases alone are the
     reason, or a drain or ban, so that no new measurement changes it. `brief`: the text for someone who wants no
-    figures, where it does not follow from the kind (`brief_of`)."""
+    figures (`brief_of`), with `{beside}` where holders may be named."""
 
     kind: ReasonKind
     text: str
@@ -152,10 +122,8 @@ class Reason(Struct, frozen=True):
 
 def brief_of(reason: Reason) -> str:
     """Return the reason without figures: a clause, or one that begins with "until"."""
-    if reason.brief or reason.kind not in _BRIEFS or reason.had is None:
-        return reason.brief or reason.text
     beside = f" beside {name_holders(reason.holders)}" if reason.holders else ""
-    return _BRIEFS[reason.kind].format(beside=beside)
+    return reason.brief.replace("{beside}", beside) or reason.text
 
 
 def first_runs_brief(holders: Sequence[Holder]) -> str:
@@ -204,12 +172,12 @@ def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: 
     return Reason(kind, text, device_id, had, allowed)
 
 
-def limit_reached(kind: ReasonKind, what: str, most: int) -> Reason:
+def limit_reached(what: str, most: int, remedy: str = "") -> Reason:
     """Return the reason that `most` of `what` already run; `what` begins with a plural, such as "jobs of its array"."""
     noun, _, rest = what.partition(" ")
     counted = f"{most} {noun.removesuffix('s') if most == 1 else noun} {rest}"
     text = f"limit reached: at most {counted} at a time" if most else f"{what} may not run: their limit is 0"
-    return Reason(kind, text, had=float(most), needed=float(most), remedy=REMEDIES.get(kind, ""))
+    return Reason(ReasonKind.LIMIT, text, had=float(most), needed=float(most), remedy=REMEDIES.get(remedy, ""))
 
 
 def relevant_reasons(need: Need, reasons: Sequence[Reason]) -> list[Reason]:

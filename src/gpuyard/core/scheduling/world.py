@@ -89,8 +89,8 @@ class World(Struct, frozen=True, kw_only=True):
     machine: Machine
     lanes: tuple[WaitingLane, ...] = ()
     facts: Mapping[int, JobFacts] = {}  # by the kind of a waiting job
-    holder: Holder  # this queue, as it appears in the ledger
-    limits: SchedulingLimits
+    holder: Holder = Holder(uid=0, user="", pid=0)  # this queue, as it appears in the ledger
+    limits: SchedulingLimits = SchedulingLimits(cpu_jobs=1)
     running: tuple[RunningJob, ...] = ()
     used: Mapping[Party, float] = {}  # recent use of each user and tag
     closed_reasons: tuple[Reason, ...] = ()  # why no job at all may start now

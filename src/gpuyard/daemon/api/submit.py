@@ -287,11 +287,11 @@ def _reason(device: Device, closed: Mapping[str, Reason]) -> Reason | None:
     if device.healthy:
         return closed.get(device.id)
     text = f"unhealthy: {device.fault}"
-    return Reason(ReasonKind.UNHEALTHY, text, device.id, remedy=REMEDIES[ReasonKind.UNHEALTHY])
+    return Reason(ReasonKind.UNHEALTHY, text, device.id, remedy=REMEDIES["unhealthy"])
 
 
 def _remedy(reason: Reason, label: str) -> str:
-    return f"`gpuyard devices undrain {label}`" if reason.kind is ReasonKind.DRAINED else reason.remedy
+    return f"`gpuyard devices undrain {label}`" if "undrain" in reason.remedy else reason.remedy
 
 
 def preview_of(submission: Submission, notes: Sequence[str]) -> SubmissionPreview:

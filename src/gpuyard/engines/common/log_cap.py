@@ -8,7 +8,7 @@ byte keeps its offset, writers notice nothing, and nothing is copied. `job_logs`
 - The next look follows when a program that writes 2 GB/s could have reached the cap: after 1 ms at the earliest. While
   a log is not written to, the time between two looks doubles, up to 1 s.
 - A file system that cannot make holes gets the kept text written to a shorter file. Output that is written in the same
-  moment may be lost or change places there. The same happens once per TB of output: files have a longest length.
+  moment may be lost or change places there.
 """
 
 import contextlib
@@ -23,8 +23,6 @@ _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 _LEAST_BLOCK = 4096
 _SPEED = 2 << 30
 _SOONEST_S, _LATEST_S = 0.001, 1.0
-# ext4 ends files at 16 TB, others earlier.
-_LONGEST = 1 << 40
 _SHORTENED = b"\n[gpuyard: the middle of the output was cut out here: the log was over its cap]\n"
 
 
@@ -74,7 +72,7 @@ def _cut(descriptor: int, cap: int) -> int:
     cut_to = (length - cap // 2) // block * block
     if cut_to <= end:
         return held
-    if length < _LONGEST and _punch(descriptor, end, cut_to - end):
+    if _punch(descriptor, end, cut_to - end):
         return start + length - cut_to
     return _shorten(descriptor, start, cap // 2)
 

@@ -17,6 +17,7 @@ import time
 import msgspec
 from msgspec import Struct
 
+from gpuyard.config import simulated_devices
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.suspend.ask_to_park import find_registered
@@ -37,10 +38,8 @@ class Order(Struct, frozen=True, kw_only=True):
     daemon: int
     is_resumption: bool
     needs_mb: dict[str, float] = {}
-    is_simulated: bool = False
     mutexes: tuple[str, ...] = ()
     limit_s: float
-    lock_timeout_s: float
     parks_within_s: float
 
 
@@ -144,7 +143,7 @@ def _mover(order: Order, reply: _Reply) -> MemoryMover:
     driver = _driver(order)
     used_mb = sum(driver.used_mb(device_id) or 0.0 for device_id in order.attempt.devices)
     reply.set_limit(order.limit_s + (used_mb + sum(order.needs_mb.values())) / _SLOWEST_MB_PER_S)
-    mutexes = (*order.mutexes, str(Simulated().mutex)) if order.is_simulated else order.mutexes
+    mutexes = (*order.mutexes, str(Simulated().mutex)) if simulated_devices() is not None else order.mutexes
     return MemoryMover(
         driver,
         lambda: process_tree.processes_of(order.attempt, order.queue, order.daemon),
@@ -158,7 +157,7 @@ def _mover(order: Order, reply: _Reply) -> MemoryMover:
 
 def _driver(order: Order) -> Driver:
     try:
-        driver = Simulated() if order.is_simulated else Cuda(order.lock_timeout_s)
+        driver = Simulated() if simulated_devices() is not None else Cuda(order.parks_within_s)
         for device_id in order.attempt.devices:
             driver.check(device_id)
     except CannotSuspend as error:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from gpuyard.config import simulated_devices
 from gpuyard.core.job.job import Attempt
 from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.engines.common.spawn_program import spawn_in_session
@@ -82,28 +81,25 @@ class LocalSuspender:
     An event loop can watch `fileno()`: it is readable when `moved` should be called.
     """
 
-    def __init__(  # noqa: PLR0913 - its time limits
+    def __init__(
         self,
         folder: Path,
         queue: str,
         *,
         mutexes: Sequence[Path] = (),
         limit_s: float = 60.0,
-        lock_timeout_s: float = 10.0,
         parks_within_s: float = PARKS_WITHIN_S,
     ) -> None:
         """
         queue: the folder of the local engine.
         mutexes: no process is stopped while it holds one of these files.
         limit_s: the time limit of a helper, in addition to the time that copying the memory takes.
-        lock_timeout_s: how long programs have to pause their work on the device.
-        parks_within_s: how long a program that can park its memory has to come to the end of its step.
+        parks_within_s: how long programs have to pause their work on the device, or to come to the end of their step.
         """
         self._folder = folder.absolute()
         self._queue = queue
         self._mutexes = tuple(str(path) for path in mutexes)
         self._limit_s = limit_s
-        self._lock_timeout_s = lock_timeout_s
         self._parks_within_s = parks_within_s
         self._driver = _NvidiaDriver()
         self._helpers: dict[int, _Helper] = {}
@@ -159,10 +155,8 @@ class LocalSuspender:
             daemon=os.getpid(),
             is_resumption=is_resumption,
             needs_mb=dict(needs_mb or {}),
-            is_simulated=simulated_devices() is not None,
             mutexes=self._mutexes,
             limit_s=self._limit_s,
-            lock_timeout_s=self._lock_timeout_s,
             parks_within_s=self._parks_within_s,
         )
 

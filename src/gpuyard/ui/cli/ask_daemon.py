@@ -18,7 +18,6 @@ _MOST_NAMED = 5
 def request(
     method: str, path: str, query: "dict[str, str] | None" = None, body: object = None, *, is_repeatable: bool = False
 ) -> "Any":
-    """Return the daemon's answer; starts the daemon if none runs."""
     with connect(start=True) as daemon:
         return daemon.request(method, path, query, body, is_repeatable=is_repeatable)
 

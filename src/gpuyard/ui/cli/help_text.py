@@ -51,7 +51,6 @@ _NARROWEST, _WIDEST, _WIDEST_NAME = 50, 98, 30
 
 
 def run_without_verb(words: Sequence[str]) -> int:
-    """Print the help or the version of the program; UserError for a word that is no verb."""
     word = words[0] if words else ""
     if word == "--version":
         sys.stdout.write(f"gpuyard {__version__}\n")
@@ -70,7 +69,6 @@ def run_without_verb(words: Sequence[str]) -> int:
 
 
 def _meant(word: str) -> str | None:
-    """Return the command that was probably meant, with its arguments."""
     elsewhere = {known: verb for verb, words in _KNOWN_ELSEWHERE.items() for known in words.split()}
     known = {**{verb: verb for verb in VERBS}, **_COMMANDS_BELOW, **elsewhere}
     lower = word.lower()

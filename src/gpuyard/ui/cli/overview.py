@@ -35,7 +35,6 @@ def show_overview() -> int:
 
 
 def _show_machine() -> int:
-    """Show the GPUs as `gpuyard devices` does, because no daemon runs."""
     run_verb("devices", import_verb("devices"), [])
     say("", "No queue is running: `gpuyard submit -- python train.py` starts it.", paint(_HELP, "dim"))
     return 0

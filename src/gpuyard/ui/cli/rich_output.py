@@ -21,7 +21,6 @@ def absolute(path: str) -> str:
 
 
 def frame() -> "Frame":
-    """Return the frame of standard output for views that are lines."""
     from gpuyard.ui.views import Frame
 
     return Frame(width=terminal_size()[0], is_unicode=is_unicode())

@@ -32,7 +32,6 @@ def paint(text: str, style: str | None) -> str:
 
 
 def styled(text: str, style: str | None) -> str:
-    """Return the text with its style for a terminal."""
     return text if style is None or "NO_COLOR" in os.environ else f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
 
@@ -42,7 +41,6 @@ def terminal_size() -> tuple[int | None, int | None]:
 
 
 def window_size(stream: "TextIO") -> tuple[int, int]:
-    """Return the columns and lines of a terminal."""
     columns, lines = _number("COLUMNS"), _number("LINES")
     try:
         size = os.get_terminal_size(stream.fileno())
@@ -98,9 +96,7 @@ def _without_controls(line: str) -> str:
 
 
 def table_lines(
-    columns: "Sequence[Column]",
-    rows: "Sequence[Sequence[str]]",
-    styles: "Sequence[dict[str, str | None]]" = (),
+    columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]", styles: "Sequence[dict[str, str | None]]" = ()
 ) -> list[str]:
     """Return a table for standard output; `styles` as in `lay_out_lines`."""
     from gpuyard.ui.cli.text_table import lay_out_lines

@@ -57,7 +57,7 @@ def lay_out_lines(
     """Return the headings, which are dim, and the rows. `styles`: for each row, the styles of cells by heading."""
     heading, *lines = lay_out(columns, rows, width, ellipsis)
     names = [cell.strip() for cell in heading]
-    table = [join_spans((cell, "dim") for cell in heading)]
+    table: list[Line] = [((join_cells(heading), "dim"),)]
     for place, cells in enumerate(lines):
         style = styles[place] if styles else {}
         table.append(join_spans((cell, style.get(name)) for name, cell in zip(names, cells, strict=True)))
@@ -84,7 +84,6 @@ def join_spans(spans: "Iterable[Span]") -> Line:
 
 
 def _choose_columns(columns: "Sequence[Column]", widths: list[int], width: int | None) -> list[int]:
-    """Return the columns to keep. Spare columns are dropped from the last to the first."""
     kept = list(range(len(columns)))
     least = [min(widths[at], _SHORTEST) if columns[at].is_long else widths[at] for at in kept]
     for at in reversed(range(len(columns))):
@@ -137,7 +136,6 @@ def cut(text: str, width: int, ellipsis: str = "…") -> str:
 
 
 def cut_line(line: Line, width: int, ellipsis: str = "…") -> Line:
-    """Return the line in at most this many columns."""
     shown: list[Span] = []
     for text, style in line:
         left = width - sum(cell_width(part) for part, _ in shown)

@@ -138,7 +138,6 @@ def run_verb(name: str, command: Command, argv: "Sequence[str]", outer: Typed | 
 
 
 def parse(name: str, verb: Verb, argv: "Sequence[str]") -> Typed:
-    """Return what was typed after the name of the verb. UserError for an option that it does not have."""
     options: dict[str, str | bool | list[str]] = {}
     positional: list[str] = []
     program: list[str] = []
@@ -214,7 +213,6 @@ def _put(
 
 
 def _check_arguments(name: str, verb: Verb, typed: list[str]) -> None:
-    """Raise UserError for missing arguments, for too many, and for those that are not among the choices."""
     arguments = verb.arguments
     most = 0 if arguments is None else arguments.most
     hint = f"see `gpuyard {name} --help`"
@@ -242,5 +240,5 @@ def unknown_word(text: str, word: str, known: "Sequence[str]", otherwise: str | 
     """Return the error, with the nearest of the known words as the hint; else `otherwise`, or all of them."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, known, n=1)
+    near = get_close_matches(word, known, n=1, cutoff=0.7)
     return UserError(text, hint=f"did you mean `{near[0]}`?" if near else otherwise or f"it can be {', '.join(known)}")

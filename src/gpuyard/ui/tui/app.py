@@ -179,7 +179,6 @@ class Top(App[None]):
         self.action_show_filter(is_shown=False)
 
     def action_unfilter(self) -> None:
-        """Show all jobs; if all are shown, unmark all."""
         if self.screen_state.is_filtered:
             self._open_sweep(None)
             self._set_only_failed(is_on=False)
@@ -201,7 +200,6 @@ class Top(App[None]):
         self._subscriptions.follow_visible()
 
     def action_mark(self) -> None:
-        """Mark or unmark the selected job, and select the next one."""
         row = self._chosen()
         if row is not None:
             marked = self.screen_state.marked
@@ -225,7 +223,6 @@ class Top(App[None]):
             self._draw("queue")
 
     def _open_sweep(self, row: Row | None) -> None:
-        """Show the runs of a sweep or an array; with None, the queue again."""
         state = self.screen_state
         if row is not state.sweep:
             state.sweep = row
@@ -234,7 +231,6 @@ class Top(App[None]):
             self._subscriptions.follow_visible()
 
     def action_show_filter(self, is_shown: bool) -> None:  # noqa: FBT001 - it comes from a binding
-        """Show the search field in place of the notice line."""
         self.query_one("#filter").display = is_shown
         self.set_focus(self.query_one(Input) if is_shown else None)
         self._panels["notice"].display = not is_shown
@@ -353,7 +349,6 @@ class Top(App[None]):
             self._draw("queue")
 
     async def _post(self, path: str, body: object, describe: Callable[[Answer], ActionNotice]) -> bool:
-        """Send a request and show its result. Return whether the daemon accepted it."""
         ask = self._subscriptions.stream.ask
         try:
             answer = await ask("POST", path, body=body)

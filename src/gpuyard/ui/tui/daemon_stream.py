@@ -13,15 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from gpuyard.connect import paths
-from gpuyard.connect.fast_http import (
-    VERSION_FIELD,
-    NoDaemon,
-    connect,
-    dial,
-    read_answer,
-    read_head,
-    render_request,
-)
+from gpuyard.connect.fast_http import VERSION_FIELD, NoDaemon, connect, dial, read_answer, read_head, render_request
 from gpuyard.connect.retrying import has_crashed
 from gpuyard.connect.silent_daemon import lock_holder, silent
 from gpuyard.errors import EnvironmentFault
@@ -44,7 +36,6 @@ class DaemonStream:
         self._dialler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dial")
 
     async def ask(self, method: str, path: str, query: Mapping[str, str] | None = None, body: object = None) -> Answer:
-        """Return the decoded answer, or raise the error in it."""
         try:
             async with asyncio.timeout(_ANSWER_S), self._open(method, path, query, body) as (reader, length):
                 content = await reader.readexactly(length or 0)

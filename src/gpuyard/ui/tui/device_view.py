@@ -51,7 +51,6 @@ class DevicePast:
 
 
 def sparkline(values: Iterable[float | None], most: float, glyphs: Glyphs) -> str:
-    """Return a character per value; unknown is blank, `most` is the highest block."""
     steps = len(glyphs.levels) - 1
     return "".join(
         " " if value is None else glyphs.levels[max(0, min(steps, round(value / (most or 1.0) * steps)))]
@@ -107,7 +106,6 @@ def _padded(text: Text, width: int) -> Text:
 
 
 def _second(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
-    """Return the second line: memory in figures, temperature and power."""
     heat, memory = device.get("temperature_c"), memory_of(device)
     right = Text("" if heat is None else f"{figure_text(heat, frame.glyphs.degree)} ")
     right.append_text(_power(device, past, frame))
@@ -140,7 +138,6 @@ def _name(device: Device) -> str:
 
 
 def beside(lines: Sequence[Text], columns: int, each: int, width: int) -> list[Text]:
-    """Arrange the lines of devices in one or two columns, the first column first."""
     if columns == 1:
         return list(lines)
     half = (len(lines) // each + 1) // 2 * each
@@ -204,7 +201,6 @@ def legend(glyphs: Glyphs) -> Text:
 
 
 def figures(memory: Memory, width: int, glyphs: Glyphs) -> Text:
-    """Return each part above zero in GB, with its name, or with its character if names do not fit."""
     sizes = [(name, format_gigabytes(size)) for name, size in memory.items() if size > 0]
     by_word = Text("  ").join(Text.assemble((_WORDS[name], _STYLES[name]), f" {size}") for name, size in sizes)
     by_glyph = Text(" ").join(Text.assemble((getattr(glyphs, name), _STYLES[name]), size) for name, size in sizes)

@@ -41,7 +41,6 @@ ASCII = Glyphs(
 
 
 def glyphs_for(environment: Mapping[str, str], encoding: str) -> Glyphs:
-    """Choose by the name of the terminal, the locale and the encoding of the output."""
     is_plain = environment.get("TERM", "").startswith(_PLAIN_TERMINALS) or not encoding.lower().startswith("utf")
     return ASCII if is_plain or not _is_unicode_locale(environment) else UNICODE
 

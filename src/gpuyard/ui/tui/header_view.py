@@ -24,7 +24,6 @@ _RULES = 5
 
 
 def head_line(host: Mapping[str, Any], status: Mapping[str, Any], trouble: str | None, width: int) -> Text:
-    """Return the host on the left; on the right a pause of the queue, or a connection problem."""
     right = Text(f" {clean(trouble)} ", "bold reverse") if trouble else _queue_status(status)
     known = convert({**host, "limited_by": None}, Host)
     left = Text.assemble(("gpuyard", "bold"), "  ", clean(host_line(known)) if host else UNKNOWN)
@@ -54,7 +53,6 @@ def rule(title: Text, right: Text, width: int, glyphs: Glyphs) -> Text:
 
 
 def notice_line(notice: ActionNotice, notices: Sequence[str], width: int, glyphs: Glyphs) -> Text:
-    """Return the result of the last action, or the first notice of the daemon."""
     if notice.text:
         return Text(cut(notice.text, width, glyphs.ellipsis), "bold red" if notice.is_bad else "bold")
     return Text(cut(clean(f"! {notices[0]}"), width, glyphs.ellipsis), "yellow") if notices else Text()

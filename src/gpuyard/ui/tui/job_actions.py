@@ -43,17 +43,14 @@ class ActionNotice(Struct, frozen=True):
 
 
 def rows_for(verb: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows with jobs that the action applies to."""
     return [row for row in rows if not APPLIES[verb].isdisjoint(states_of(row))]
 
 
 def count_for(verb: str, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of jobs that the action applies to."""
     return count_jobs(rows, APPLIES[verb].__contains__)
 
 
 def verbs_for(rows: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Return the actions that apply to at least one of the jobs."""
     return frozenset(verb for verb in APPLIES if rows_for(verb, rows))
 
 
@@ -79,7 +76,6 @@ def _name_row(verb: str, row: Mapping[str, Any], width: int, ellipsis: str) -> s
 
 
 def describe_refusal(verb: str, rows: Sequence[Mapping[str, Any]]) -> ActionNotice:
-    """Say that the action applies to none of the jobs."""
     if len(rows) == 1:
         return ActionNotice(
             f"{verb} does not apply to job {row_ids(rows[0])}, which is {rows[0]['state']}", is_bad=True
@@ -88,7 +84,6 @@ def describe_refusal(verb: str, rows: Sequence[Mapping[str, Any]]) -> ActionNoti
 
 
 def describe_result(verb: str, answer: Mapping[str, Any], **more: object) -> ActionNotice:
-    """`more` are the other fields of the request."""
     done, not_done = ACTS[verb]
     if answer["count"]:
         left = len(answer["unchanged"])

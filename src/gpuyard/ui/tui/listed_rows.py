@@ -16,13 +16,11 @@ def count_jobs(rows: Iterable[Row], is_counted: Callable[[str], bool] = lambda _
 
 
 def states_of(row: Row) -> Mapping[str, int]:
-    """Return how many jobs of a row are in which state."""
     counts: Mapping[str, int] = row["group"]["counts"] if row.get("group") else {row["state"]: 1}
     return counts
 
 
 def ids_text(keys: Iterable[RowKey]) -> str:
-    """Return the ids of rows as a request takes them."""
     keys = list(keys)
     sweeps = [key for key in keys if isinstance(key, str)]
     return " ".join([*sweeps, *filter(None, [format_ids([key for key in keys if isinstance(key, int)])])])

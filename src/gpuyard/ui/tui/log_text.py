@@ -36,13 +36,11 @@ class LogText:
         self._incomplete[is_stderr] = _limited(last)
 
     def separate(self, line: str) -> None:
-        """Complete all lines, and add this one."""
         if self._incomplete[True]:
             self.feed("\n", is_stderr=True)
         self.feed(f"\n{line}\n")
 
     def __getitem__(self, part: slice) -> list[Text]:
-        """Return the lines of this part, decoded."""
         last = [(line, is_stderr) for is_stderr, line in self._incomplete.items() if line]
         return [_decode(line, is_stderr=is_stderr) for line, is_stderr in [*self._lines, *last][part]]
 

@@ -90,7 +90,6 @@ def queue_lines(
 
 
 def job_title(row: Row) -> str:
-    """`17 train[3]`, `18-57 train` for a sweep; a job without a name has its command in place of it."""
     return f"{row_ids(row)} {job_name(row)}"
 
 
@@ -109,7 +108,6 @@ def value_widths(page: Page) -> dict[str, int]:
 
 
 def _name(row: Row, columns: Mapping[str, int]) -> str:
-    """Return the name of a job without the values that have columns of their own."""
     return job_name({**row, "varies": [name for name in row.get("varies", ()) if name not in columns]})
 
 

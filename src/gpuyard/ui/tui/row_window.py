@@ -64,7 +64,6 @@ def choose(window: RowWindow, at: int, page: Page) -> RowWindow:
 
 
 def settle(window: RowWindow, page: Page) -> RowWindow:
-    """Return the window after its page has changed."""
     found = page.find(window.job_id) if window.is_followed and window.job_id is not None else None
     at = window.at if found is None else found
     return _select(window, max(0, min(at, page.total - 1)), page)

@@ -120,11 +120,9 @@ class ScreenState:
 
     @property
     def targets(self) -> list[Row]:
-        """The rows that actions concern: those that are marked, else the selected one."""
         return list(self.marked.values()) or ([] if self.chosen is None else [self.chosen])
 
     def known_row(self, key: RowKey) -> Row | None:
-        """Return a listed or marked row, as it was listed last."""
         return next((row for row in self.page.rows if row_ids(row) == key), self.marked.get(key))
 
     @property

@@ -120,7 +120,6 @@ def progress_of(name: str, status: dict[str, Any], elapsed_s: float) -> Progress
 
 
 def counts_of(progress: Progress) -> Iterator[Span]:
-    """Yield each count with its style; failed and cancelled only if there are any."""
     yield f"{progress.running:,} running", "cyan" if progress.running else "dim"
     yield f"{progress.waiting:,} waiting", None if progress.waiting else "dim"
     if progress.failed:
@@ -130,7 +129,6 @@ def counts_of(progress: Progress) -> Iterator[Span]:
 
 
 def hold_of(progress: Progress) -> str:
-    """Return what the next run waits for."""
     if not progress.waiting and progress.running:
         return "the last runs are running"
     if progress.finished == progress.total and progress.gate != "pause":
@@ -233,7 +231,6 @@ def summary_lines(summary: Summary, plan: BatchPlan) -> Iterator[str]:
 
 
 def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]:
-    """Yield each heading with its lines."""
     if summary.attempts > summary.runs:
         yield "attempts", [f"{summary.attempts:,}"]
     if summary.frames is not None:

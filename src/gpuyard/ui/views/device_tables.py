@@ -119,7 +119,6 @@ def _device_table(
 
 
 def _device_styles(device: Device) -> dict[str, str | None]:
-    """Colour the memory and its bar; an unhealthy device is red."""
     if not device.healthy:
         return {column.heading: "red" for column in _DEVICE_COLUMNS}
     share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)

@@ -56,7 +56,6 @@ def lease_lines(
 
 
 def ignored_texts(bad: Sequence[BadRecord]) -> list[str]:
-    """Return a line for each of the first ignored records, and what to do about them."""
     lines = [str(record) for record in bad[:_MOST_IGNORED]]
     if len(bad) > _MOST_IGNORED:
         lines.append(f"and {len(bad) - _MOST_IGNORED} more files are ignored; `gpuyard leases --json` lists them")
@@ -117,6 +116,5 @@ def _label(device_id: str, status: LedgerStatus) -> str:
 
 
 def _total(values: Sequence[float | None]) -> float | None:
-    """Return the sum, or None if a value is unknown or there is none."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None

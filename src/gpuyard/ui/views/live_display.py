@@ -39,19 +39,16 @@ class LiveDisplay:
             self._drawn = []
 
     def frame(self) -> Frame:
-        """Return the present size of the terminal."""
         columns, lines = window_size(self._stream)
         is_unicode = (self._stream.encoding or "utf-8").lower().startswith("utf")
         return Frame(width=columns, height=lines, is_unicode=is_unicode)
 
     def draw(self, lines: Iterable[Line]) -> None:
-        """Draw the lines, cut to the width."""
         frame = self.frame()
         shown = [cut_line(line, frame.columns, frame.ellipsis) for line in lines]
         self._write(["".join(styled(text, style) for text, style in line) for line in shown])
 
     def note(self, text: str) -> None:
-        """Print a line above the others."""
         self.print_above(self._stream, f"{clean(text)}\n")
 
     def print_above(self, stream: TextIO, text: str) -> None:
@@ -134,7 +131,6 @@ class PlainDisplay:
 
 
 def progress_head(name: str, share: float, text: str, style: str, frame: Frame) -> Line:
-    """Return a line with a bar between the name, if there is one, and the text."""
     shown = cut_line(((name, "bold"), ("  ", None)), _LONGEST_NAME, frame.ellipsis) if name else ()
     taken = sum(len(part) for part, _ in shown) + len(text) + 3
     full, empty = bar(share, max(1, frame.columns - taken), frame)

@@ -60,7 +60,6 @@ def _labels(status: RenderStatus) -> str:
 
 
 def _counts(status: RenderStatus, pace: float | None) -> Iterator[Span]:
-    """Yield each count with its style, without those that are 0."""
     if status.already:
         yield f"{status.already:,} existed", "dim"
     if status.skipped:
@@ -77,7 +76,6 @@ def _tiers(status: RenderStatus) -> Iterator[tuple[str, TierStatus, int]]:
 
 
 def _of(nbytes: int, tier: TierStatus) -> str:
-    """Return `31.2 GB of 44 GB`."""
     return f"{format_bytes(nbytes)} of {format_bytes(tier.budget)}"
 
 
@@ -89,7 +87,6 @@ def _assets(status: RenderStatus) -> str:
 
 
 def _references(status: RenderStatus) -> str:
-    """Return what is left of the budgets, and which assets in memory are in use."""
     left = f"left: VRAM {format_bytes(status.vram.left)}, RAM {format_bytes(status.ram.left)}"
     used = [
         f"{clean(os.path.basename(each.path.rstrip('/')))} by {format_count(each.workers, 'worker')}"
@@ -102,7 +99,6 @@ def _references(status: RenderStatus) -> str:
 
 
 def _waits(status: RenderStatus) -> str | None:
-    """Return what workers wait for, or None if none waits."""
     causes = Counter(worker.waits_for or "upload" for worker in status.workers if worker.doing == "waiting")
     if not causes:
         return None
@@ -133,7 +129,6 @@ def picture_of(status: RenderStatus, pace: float | None, frame: Frame) -> list[L
 
 
 def _memory_lines(status: RenderStatus, frame: Frame) -> list[Line]:
-    """Return both tiers side by side, or below each other on a narrow terminal; bars shrink first."""
     tiers = [(name, tier, used, _of(used, tier)) for name, tier, used in _tiers(status)]
     whole = max(len(text) for *_, text in tiers) + len("VRAM") + 2 * len(GAP)
     width = max(1, min(_BAR_WIDTH, frame.columns - 1 - whole))
@@ -195,7 +190,6 @@ def summary_lines(report: RenderReport, bad: tuple[ManifestMistake, ...], out: s
 
 
 def _facts(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each heading with its lines."""
     status, counts = report.status, report.status.counts
     if bad:
         yield "manifest", [f"{format_count(len(bad), 'error')}; entries with errors were left out"]

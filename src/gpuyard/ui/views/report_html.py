@@ -98,7 +98,6 @@ def _tables(report: Answer) -> Iterator[str]:
 
 
 def _cells(cells: Sequence[str], bar: str) -> list[str]:
-    """Return the cells as HTML, with a bar after the name."""
     name, *figures = map(escape, cells)
     return [name, bar, *figures]
 

@@ -30,7 +30,6 @@ _SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}
 
 
 def title(report: Answer) -> str:
-    """Return host, start and end, in this machine's time zone."""
     since, until = (datetime.fromisoformat(report[key]).astimezone() for key in ("since", "until"))
     where = f"{clean(report['host'])}, " if report["host"] else ""
     return f"{where}{_moment(since)} to {_moment(until)}"
@@ -62,7 +61,6 @@ def _count_ended(figures: Answer, *outcomes: str) -> int:
 
 
 def facts(report: Answer) -> Iterator[tuple[str, str, str]]:
-    """Yield heading, figure and explanation."""
     total, box = report["total"], report["box"]
     used = f"{percent_text(box['busy_percent'])} of the time of {format_count(box['devices'], 'GPU')} was in use"
     yield "GPU-hours", hours_text(total["gpu_hours"]), used if box["devices"] else "this machine has no GPU now"
@@ -181,7 +179,6 @@ def day_text(row: Answer, days_per_row: int) -> str:
 
 
 def picture_text(report: Answer) -> str:
-    """Return the title of the chart, with the time that a row covers."""
     days = report["picture"]["days_per_row"]
     each = "" if days == 1 else f", {days} days to a row" if days == 7 else f", {days // 7} weeks to a row"
     return f"GPUs in use by the hour{each}"

@@ -33,7 +33,6 @@ def report_lines(report: Answer, frame: Frame) -> list[Line]:
 
 
 def _facts(report: Answer, width: int) -> Iterator[Line]:
-    """Yield each figure with its explanation, which may take several lines."""
     facts = list(texts.facts(report))
     headings, figures = (max(len(fact[at]) for fact in facts) for at in (0, 1))
     margin = headings + figures + 2 * len(GAP)
@@ -80,7 +79,6 @@ def _devices(report: Answer, frame: Frame) -> list[Line]:
 def _table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame, coloured: str, styles: Sequence[str]
 ) -> list[Line]:
-    """Return the table; the cells under the heading `coloured` have the style of their row."""
     by_row: list[dict[str, str | None]] = [{coloured: style} for style in styles]
     return lay_out_lines(columns, rows, frame.width, frame.ellipsis, styles=by_row)
 

@@ -35,7 +35,6 @@ def summary_lines(summary: Answer, frame: Frame) -> Iterator[Line]:
 
 
 def retry_command(ids: str) -> str:
-    """Return the command that retries exactly these jobs, given as `3-5 9`."""
     return f"gpuyard retry {ids.replace(' ', ',')}"
 
 

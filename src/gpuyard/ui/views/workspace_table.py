@@ -70,12 +70,10 @@ def picture_of(status: SweepStatus, frame: Frame) -> list[Line]:
 
 
 def summary_of(status: SweepStatus, frame: Frame) -> str:
-    """Return the progress in one line."""
     return _dot(frame).join(text for text, _ in _facts(status))
 
 
 def changes_of(before: SweepStatus, now: SweepStatus) -> list[str]:
-    """Return the tasks whose state or attempt has changed."""
     known = {row.config: (row.state, row.attempt) for row in before.rows}
     return [_change(row) for row in now.rows if known.get(row.config) != (row.state, row.attempt)]
 
@@ -107,7 +105,6 @@ def _tail(status: SweepStatus, frame: Frame) -> list[Line]:
 
 
 def _facts(status: SweepStatus) -> list[Span]:
-    """Return each count with its style, without those that are 0."""
     counted: list[Span] = [(f"{status.completed:,} of {status.total:,} done", "bold")]
     counts = Counter(row.state for row in status.rows)
     for count, what, style in (
@@ -237,7 +234,6 @@ def _broken(word: str, width: int) -> Iterator[str]:
 
 
 def _flow(pieces: Sequence[Span], gap: str, frame: Frame) -> list[Line]:
-    """Put the pieces onto as many lines as needed."""
     lines: list[list[Span]] = []
     left = 0
     for piece, style in pieces:

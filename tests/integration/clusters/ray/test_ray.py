@@ -21,11 +21,6 @@ def test_a_workspace_is_swept_on_ray(on_ray: QueueUnderTest, tmp_path: Path) -> 
     scenarios.sweep_a_workspace(on_ray, tmp_path / "space", "ray")
 
 
-@pytest.mark.full
-def test_dependent_jobs_run_in_order(on_ray: QueueUnderTest, tmp_path: Path) -> None:
-    scenarios.run_dependent_jobs(on_ray, tmp_path)
-
-
 def test_a_running_job_gets_sigterm_when_cancelled(on_ray: QueueUnderTest, tmp_path: Path) -> None:
     scenarios.cancel_a_running_job(on_ray, tmp_path)
 
@@ -55,11 +50,6 @@ def test_the_queue_submits_what_fits_on_the_cluster_in_queue_order(on_ray: Queue
 
 def test_a_job_out_of_memory_is_retried_with_more(on_ray: QueueUnderTest) -> None:
     scenarios.give_more_after_out_of_memory(on_ray)
-
-
-@pytest.mark.full
-def test_attempts_on_ray_improve_the_estimates(on_ray: QueueUnderTest) -> None:
-    scenarios.learn_estimates_from_the_cluster(on_ray, "ray")
 
 
 @pytest.mark.full

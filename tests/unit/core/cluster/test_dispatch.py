@@ -121,7 +121,7 @@ def test_a_step_submits_a_limited_number_and_the_next_step_the_rest(
 def test_an_unreachable_engine_gets_no_jobs_and_gives_the_reason(queue: Queue) -> None:
     queue.add(1, 2)
     plan = queue.plan({"yonder": Offer(trouble="yonder cannot be reached: connection refused")})
-    assert (submitted(plan), why(plan)) == ([], {1: ReasonKind.NO_ENGINE})
+    assert (submitted(plan), why(plan)) == ([], {1: ReasonKind.ENGINE})
     assert text_of(plan, 1) == "yonder cannot be reached: connection refused"
 
 
@@ -143,21 +143,21 @@ def test_a_stopped_workspace_submits_nothing_and_others_do(queue: Queue) -> None
 def test_a_refused_job_waits_and_jobs_of_other_lanes_do_not(queue: Queue) -> None:
     refused = queue.add(1, 2)
     queue.add(3)
-    plan = queue.plan(refused={refused.id: Reason(ReasonKind.NO_ENGINE, "no such partition")})
+    plan = queue.plan(refused={refused.id: Reason(ReasonKind.ENGINE, "no such partition")})
     assert (submitted(plan), text_of(plan, 1)) == ([3], "no such partition")
 
 
 def test_the_job_limit_of_an_engine_counts_the_jobs_it_already_has(queue: Queue) -> None:
     queue.add(1, 2, 3)
     plan = queue.plan({"yonder": Offer(most_jobs=5)}, live={"yonder": 3, "": 50})
-    assert (submitted(plan), why(plan)) == ([1, 2], {3: ReasonKind.ENGINE_LIMIT})
+    assert (submitted(plan), why(plan)) == ([1, 2], {3: ReasonKind.LIMIT})
     assert text_of(plan, 3) == "limit reached: at most 5 jobs on yonder (most_jobs) at a time"
 
 
 def test_an_engine_with_a_queue_gets_a_buffer(queue: Queue) -> None:
     queue.add(*range(1, 31))
     plan = queue.plan(buffered={"yonder": [0] * 6})
-    assert (submitted(plan), why(plan)) == (list(range(1, 11)), {11: ReasonKind.ENGINE_LIMIT})
+    assert (submitted(plan), why(plan)) == (list(range(1, 11)), {11: ReasonKind.LIMIT})
     assert text_of(plan, 11) == "enough jobs wait at yonder: others follow as they start"
 
 
@@ -197,13 +197,13 @@ def test_the_limit_of_a_tag_counts_local_and_cluster_jobs(queue: Queue) -> None:
     queue.add(1, 2, 3, tag="night")
     queue.add(4)
     plan = queue.plan(tags={"night": 3}, running=[running(90, "night"), running(91, "day")])
-    assert (submitted(plan), why(plan)) == ([1, 4, 2], {3: ReasonKind.TAG_LIMIT})
+    assert (submitted(plan), why(plan)) == ([1, 4, 2], {3: ReasonKind.LIMIT})
 
 
 def test_gpuyard_keeps_the_limit_of_an_array_for_an_engine_without_a_queue(queue: Queue) -> None:
     queue.add(2, 3, 4, group=1, group_limit=3)
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=50.0))}, running=[running(1, group=1)])
-    assert (submitted(plan), why(plan)) == ([2, 3], {4: ReasonKind.ARRAY_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2, 3], {4: ReasonKind.LIMIT})
 
 
 ARRAY = replace(GPU, group=1, at_most=2)
@@ -220,22 +220,22 @@ def test_an_engine_that_keeps_the_limit_of_an_array_gets_it_whole(queue: Queue) 
 def test_jobs_of_an_array_that_has_others_at_the_engine_keep_its_limit_here(queue: Queue) -> None:
     queue.add(2, 3, 4, group=1, group_limit=2, terms=ARRAY)
     plan = queue.plan(WHOLE, running=[running(1, group=1)])
-    assert (submitted(plan), why(plan)) == ([2], {3: ReasonKind.ARRAY_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2], {3: ReasonKind.LIMIT})
 
 
 def test_an_array_is_one_submission_at_a_time(queue: Queue) -> None:
     queue.add(2, 3, 4, 5, 6, group=1, group_limit=2, terms=ARRAY)
     plan = queue.plan({"yonder": Offer(most_in_array=3)})
-    assert (submitted(plan), why(plan)) == ([2, 3, 4], {5: ReasonKind.ARRAY_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2, 3, 4], {5: ReasonKind.LIMIT})
     queue.terms[4] = replace(ARRAY, cpus=4)
     plan = queue.plan(WHOLE)
-    assert (submitted(plan), why(plan)) == ([2, 3], {4: ReasonKind.ARRAY_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2, 3], {4: ReasonKind.LIMIT})
 
 
 def test_gpuyard_keeps_the_limit_of_an_array_that_is_several_submissions_at_the_site(queue: Queue) -> None:
     queue.add(2, 3, 4, group=1, group_limit=2, terms=replace(GPU, group=1, at_most=2))
     plan = queue.plan(running=[running(1, group=1)])
-    assert (submitted(plan), why(plan)) == ([2], {3: ReasonKind.ARRAY_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2], {3: ReasonKind.LIMIT})
 
 
 # Free resources
@@ -252,7 +252,7 @@ def test_no_job_overtakes_a_job_that_waits_for_free_gpus(queue: Queue) -> None:
     queue.add(1, terms=ClusterTerms(need=Need(devices=4), name="wide"))
     queue.add(2, terms=ClusterTerms(need=Need(devices=0), name="small"))
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=3.0))})
-    assert (submitted(plan), why(plan)) == ([], {1: ReasonKind.NO_ROOM, 2: ReasonKind.BEHIND})
+    assert (submitted(plan), why(plan)) == ([], {1: ReasonKind.NO_ROOM, 2: ReasonKind.AWAITED})
     assert text_of(plan, 2) == "job 1 is ahead and does not fit on yonder yet"
 
 
@@ -260,7 +260,7 @@ def test_a_job_at_a_limit_of_its_own_does_not_hold_up_others(queue: Queue) -> No
     queue.add(1, tag="night")
     queue.add(2)
     plan = queue.plan({"yonder": Offer(free=Amount(gpus=1.0))}, tags={"night": 0})
-    assert (submitted(plan), why(plan)) == ([2], {1: ReasonKind.TAG_LIMIT})
+    assert (submitted(plan), why(plan)) == ([2], {1: ReasonKind.LIMIT})
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_engines_do_not_hold_up_each_other(queue: Queue) -> None:
     }
     plan = queue.plan(offers)
     assert submitted(plan) == [4, 5]
-    assert why(plan) == {1: ReasonKind.NO_ROOM, 2: ReasonKind.NO_ENGINE, 3: ReasonKind.ENGINE_LIMIT}
+    assert why(plan) == {1: ReasonKind.NO_ROOM, 2: ReasonKind.ENGINE, 3: ReasonKind.LIMIT}
 
 
 def test_many_lanes_of_an_unreachable_engine_do_not_hide_lanes_of_another(queue: Queue) -> None:

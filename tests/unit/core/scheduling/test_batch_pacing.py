@@ -15,13 +15,18 @@ from gpuyard.core.scheduling.batch_pacing import (
     GateFigure,
     PaceState,
     device_refusal,
-    pace_refusals,
     unreadable_bounds,
     unshown_percent,
     update_pace,
 )
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.machine import Machine
+from gpuyard.core.scheduling.placement import PlacementState
+from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.core.scheduling.rules import HostLoad, Stagger, StartRequest
+from gpuyard.core.scheduling.started import StartedSoFar
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
+from gpuyard.core.scheduling.world import World
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from tests.unit.core.scheduling.test_placement import ALICE, CARD, GB, card, lease, shared
 
@@ -58,6 +63,15 @@ def standings(
         standing = update_pace(standing, pace, reading.snapshot(), expected, reading.at)
         found.append(standing)
     return found
+
+
+def pace_refusals(pace: BatchPace, standing: PaceState, now: float) -> list[Reason]:
+    """Return why no run may start on any device."""
+    machine = Machine(now=now, snapshot=Snapshot(taken_at=None, host=Host()))
+    world = World(now=now, machine=machine, pace_states={1: standing})
+    run = StartRequest(need=Need(), lane=Lane(id=1, priority=0, user="", tag="", need=Need(), group=1, pace=pace))
+    found = [rule.refuse(run, None, PlacementState(machine, StartedSoFar(world))) for rule in (Stagger(), HostLoad())]
+    return [reason for reason in found if reason is not None]
 
 
 def refused(pace: BatchPace, standing: PaceState, now: float = 10.0) -> list[ReasonKind]:

@@ -34,7 +34,7 @@ def test_the_reason_names_the_user_the_time_and_why() -> None:
     choice = choose(Need(only=("G0",)), closed_view(machine(card(0), card(1)), DRAIN))
     assert choice.claim is None
     reason = next(each for each in choice.reasons if each.device_id == "G0")
-    assert reason.kind is ReasonKind.DRAINED
+    assert reason.kind is ReasonKind.CLOSED
     assert reason.text.startswith("drained by ann since 1970-01-01 ")
     assert reason.text.endswith(": ECC errors")
     assert "gpuyard devices undrain" in reason.remedy
@@ -50,7 +50,7 @@ def test_the_drain_or_ban_of_a_card_holds_for_its_parts() -> None:
 def test_a_job_that_waits_for_a_drained_device_keeps_no_other_device_free() -> None:
     plan = decide(with_drain(view(queue(1, Need(devices=2)), queue(2, Need()), on=2)))
     assert started(plan) == {2: ("G1",)}
-    assert ReasonKind.DRAINED in {reason.kind for reason in waiting_job(plan, 1).reasons}
+    assert ReasonKind.CLOSED in {reason.kind for reason in waiting_job(plan, 1).reasons}
 
 
 def test_a_suspended_job_resumes_on_its_drained_device() -> None:

@@ -141,7 +141,7 @@ def test_a_job_waits_for_a_device_under_foreign_load_and_the_reason_names_the_pr
     choice = choose(SHARED, view(98.0, over=True))
     assert choice.claim is None
     reason = choice.reasons[0]
-    assert (reason.kind, reason.had, reason.needed) == (ReasonKind.FOREIGN_LOAD, 98.0, 50.0)
+    assert (reason.kind, reason.had, reason.needed) == (ReasonKind.OCCUPIED, 98.0, 50.0)
     assert reason.text.startswith("python (pid 7, user bob) keeps it 98% busy without a lease; the limit is 50%")
 
 
@@ -160,7 +160,7 @@ def test_the_limit_on_all_load_includes_foreign_load() -> None:
     packing = Packing(max_load_percent=80.0)
     assert chosen(SHARED, view(70.0, packing=packing)) == ["G0"]
     busy = choose(SHARED, view(90.0, packing=packing))
-    assert (busy.claim, busy.reasons[0].kind) == (None, ReasonKind.LOADED)
+    assert (busy.claim, busy.reasons[0].kind) == (None, ReasonKind.NO_GAIN)
 
 
 def test_foreign_load_stays_when_leases_end() -> None:

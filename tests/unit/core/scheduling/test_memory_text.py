@@ -1,11 +1,12 @@
 """Where the memory of a device is that lacks memory for a job: used, and kept for whom."""
 
 from gpuyard.core.lease import FixedMemory, Holder, Need, Share
-from gpuyard.core.scheduling.device_fit import Packing, reason_for
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.memory_text import describe_memory
+from gpuyard.core.scheduling.rules import FreeMemory
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, describe_holder, group_by_device, job_of
 from gpuyard.core.snapshot import Device, Vendor
+from tests.unit.core.scheduling.test_wait_reasons import described
 
 GB = 1024.0
 ANNE = Holder(uid=1, user="anne", pid=7, label="job 3")
@@ -31,7 +32,7 @@ def test_memory_that_is_kept_for_a_job_is_told_from_memory_that_is_used() -> Non
         "6 GB used by job 3 of anne; ben, pid 8 (notebook), 1 GB used by processes outside gpuyard, "
         "6 GB kept for job 3 of anne, 6 GB kept for job 9 of anne, ahead in the queue"
     )
-    reason = reason_for(ReasonKind.NO_ROOM, Need(memory=FixedMemory(8 * GB)), found, Packing())
+    reason = described(FreeMemory(), Need(memory=FixedMemory(8 * GB)), found)
     assert reason.text.startswith("5 GB free, 8 GB needed: 6 GB used by job 3 of anne; ")
 
 
@@ -59,6 +60,6 @@ def test_a_job_is_named_by_its_id_and_others_by_their_process() -> None:
 
 def test_equal_reasons_of_several_gpus_are_grouped() -> None:
     names = {"a": "0", "b": "1", "c": "2"}
-    reasons = [Reason(ReasonKind.NO_ROOM, "full", each) for each in "ab"] + [Reason(ReasonKind.DRAINED, "drained", "c")]
+    reasons = [Reason(ReasonKind.NO_ROOM, "full", each) for each in "ab"] + [Reason(ReasonKind.CLOSED, "drained", "c")]
     assert group_by_device(reasons, names) == ["GPU 0, 1: full", "GPU 2: drained"]
     assert group_by_device([Reason(ReasonKind.PAUSED, "the queue is paused")], names) == ["the queue is paused"]

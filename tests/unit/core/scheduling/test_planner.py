@@ -156,7 +156,7 @@ def test_work_without_devices_has_slots_of_its_own() -> None:
     plan = decide(view(queue(1, CPU, 10, 11, 12), queue(2, Need()), cpu_jobs=3, running=[running(7, devices=0)]))
     assert list(started(plan)) == [2, 10, 11]
     (reason,) = waiting_job(plan, 1).reasons
-    assert (reason.kind, reason.had, reason.needed) == (ReasonKind.CPU_LIMIT, 3.0, 3.0)
+    assert (reason.kind, reason.had, reason.needed) == (ReasonKind.LIMIT, 3.0, 3.0)
 
 
 def test_work_that_wants_a_quiet_machine_waits_for_one() -> None:
@@ -176,14 +176,14 @@ def test_a_tag_runs_as_many_as_it_may() -> None:
     for lane_id in (1, 2):
         (reason,) = waiting_job(plan, lane_id).reasons
         assert reason.text == "limit reached: at most 2 jobs tagged 'net' at a time"
-        assert (reason.kind, reason.had, reason.needed) == (ReasonKind.TAG_LIMIT, 2.0, 2.0)
+        assert (reason.kind, reason.had, reason.needed) == (ReasonKind.LIMIT, 2.0, 2.0)
 
 
 def test_an_array_runs_as_many_as_it_may() -> None:
     arrays = queue(1, Need(), 10, 11, group=10, group_limit=2), queue(2, Need(), 20, 21, group=20, group_limit=1)
     plan = decide(view(*arrays, on=8, running=[running(9, group=10)]))
     assert sorted(started(plan)) == [10, 20]
-    assert kinds_of(waiting_job(plan, 1)) == kinds_of(waiting_job(plan, 2)) == [ReasonKind.ARRAY_LIMIT]
+    assert kinds_of(waiting_job(plan, 1)) == kinds_of(waiting_job(plan, 2)) == [ReasonKind.LIMIT]
 
 
 @pytest.mark.parametrize(

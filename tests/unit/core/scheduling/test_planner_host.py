@@ -30,7 +30,7 @@ def held(name: str, size_gb: float) -> Lease:
 def test_one_plan_starts_no_more_than_the_ram_is_enough_for() -> None:
     plan = decide(view(queue(1, ram(8, devices=1), *range(10, 18)), on=host()))
     assert list(started(plan)) == [10, 11]
-    assert kinds_of(waiting_job(plan, 1))[0] is ReasonKind.HOST_MEMORY
+    assert kinds_of(waiting_job(plan, 1))[0] is ReasonKind.HOST_ROOM
 
 
 def test_jobs_without_devices_reserve_ram_too() -> None:

@@ -61,7 +61,7 @@ def test_no_more_run_at_once_than_the_batch_allows() -> None:
     assert not made.starts
     (reason,) = waiting_job(made, 1).reasons
     assert (reason.kind, reason.text) == (
-        ReasonKind.ARRAY_LIMIT,
+        ReasonKind.LIMIT,
         "limit reached: at most 2 runs of its batch at a time",
     )
 

@@ -225,7 +225,7 @@ def test_a_resumed_job_counts_once() -> None:
     going_on = resuming(7, replace(shared(8 * GB), only=("G0",)), tag="night", priority=1)
     plan = decide(view(going_on, waiting, running=live, tags={"night": 2}))
     assert list(started(plan)) == [7, 20]
-    assert kinds_of(waiting_job(plan, 2)) == [ReasonKind.TAG_LIMIT]
+    assert kinds_of(waiting_job(plan, 2)) == [ReasonKind.LIMIT]
 
 
 def test_a_job_resumes_while_the_queue_is_paused_but_not_while_the_machine_is_too_busy() -> None:

@@ -47,7 +47,7 @@ def test_the_limit_per_device_holds_and_is_the_reason() -> None:
     assert list(started(made)) == [10, 11]
     (reason,) = waiting_job(made, 1).reasons
     assert (reason.kind, reason.text) == (
-        ReasonKind.TAG_LIMIT,
+        ReasonKind.LIMIT,
         "limit reached: at most 2 tasks of its workspace on one GPU at a time",
     )
 

@@ -80,7 +80,7 @@ def test_only_cards_that_suit_the_job_count() -> None:
 def test_why_says_that_a_card_should_be_free_sooner() -> None:
     found = ask(HEAVY, *one_each(HEAVY, 4), cards=4, jobs=5)
     reason = found.reasons[0]
-    assert reason.kind is ReasonKind.TOO_DEEP
+    assert reason.kind is ReasonKind.NO_GAIN
     assert reason.text == (
         "a free GPU is expected sooner: 2 jobs on this one would take about 2.13 times as long as one alone, "
         "all jobs on 4 GPUs 1.49 times"

@@ -2,19 +2,25 @@ import pytest
 
 from gpuyard.core.lease import Holder, Need, Share
 from gpuyard.core.scheduling import wait_reasons
-from gpuyard.core.scheduling.device_fit import Packing, reason_for
 from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
+from gpuyard.core.scheduling.machine import Machine
+from gpuyard.core.scheduling.placement import PlacementState
+from gpuyard.core.scheduling.rules import DeviceRule, FreeMemory, Leased, OtherPrograms
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from tests.unit.core.scheduling.test_placement import GB, card, shared
+from tests.unit.core.scheduling.test_placement import GB, card, machine, shared
 
 ALICE = Holder(uid=1000, user="alice", pid=101, label="train")
 BOB = Holder(uid=1001, user="bob", pid=202)
 
 
-def refusal(kind: ReasonKind, need: Need, *holders: Holder, used: float = 0.0) -> Reason:
-    """The reason of this kind on a card of 24 GB that the holders have leased."""
+def described(rule: DeviceRule, need: Need, state: DeviceState) -> Reason:
+    return rule.describe(need, state, PlacementState(Machine(now=0.0, snapshot=machine(state.device))))
+
+
+def refusal(rule: DeviceRule, need: Need, *holders: Holder, used: float = 0.0) -> Reason:
+    """The reason of this rule on a card of 24 GB that the holders have leased."""
     leases = [PromisedShare(share=Share(device_id="G0"), holder=holder, lease_id="a") for holder in holders]
-    return reason_for(kind, need, DeviceState(card(0, used=used), leases, None), Packing())
+    return described(rule, need, DeviceState(card(0, used=used), leases, None))
 
 
 def test_a_holder_is_named_by_user_pid_and_label() -> None:
@@ -23,14 +29,14 @@ def test_a_holder_is_named_by_user_pid_and_label() -> None:
 
 
 def test_several_holders_are_all_named() -> None:
-    reason = refusal(ReasonKind.LEASED, Need(), ALICE, BOB)
+    reason = refusal(Leased(), Need(), ALICE, BOB)
     assert reason.text == "held by alice, pid 101 (train); bob, pid 202"
     assert reason.holders == (ALICE, BOB)
     assert wait_reasons.awaited("G0", (BOB,)).text == "reserved for bob, pid 202, ahead in the queue"
 
 
 def test_overdrawn_memory_is_shown_as_zero() -> None:
-    reason = refusal(ReasonKind.NO_ROOM, shared(2 * GB), ALICE, BOB)
+    reason = refusal(FreeMemory(), shared(2 * GB), ALICE, BOB)
     assert reason.text == "0 MB free, 2 GB needed: 48 GB kept for alice, pid 101 (train); bob, pid 202"
     assert (reason.had, reason.needed) == (-24 * GB, 2 * GB)
 
@@ -45,11 +51,11 @@ def test_memory_that_leases_reserve_is_told_from_memory_in_use(
     share = Share(device_id="G0", memory_mb=reserved_mb, is_exclusive=False)
     lease = PromisedShare(share=share, holder=ALICE, lease_id="a")
     state = DeviceState(card(0, used=used_mb), [lease], None)
-    assert reason_for(ReasonKind.NO_ROOM, shared(8 * GB), state, Packing()).is_leased is is_leased
+    assert described(FreeMemory(), shared(8 * GB), state).is_leased is is_leased
 
 
 def test_foreign_memory_is_shown_with_its_limit() -> None:
-    reason = refusal(ReasonKind.OCCUPIED, Need(), used=9 * GB)
+    reason = refusal(OtherPrograms(), Need(), used=9 * GB)
     assert reason.text == "processes outside gpuyard hold 9 GB of it, over 1.2 GB"
 
 
@@ -57,7 +63,7 @@ def test_foreign_memory_is_shown_with_its_limit() -> None:
     ("kind", "text"),
     [
         (ReasonKind.TOO_BUSY, "GPU 91% > 80%"),
-        (ReasonKind.TOO_HUNGRY, "power 91 W > 80 W"),
+        (ReasonKind.POWER_LIMIT, "power 91 W > 80 W"),
         (ReasonKind.TOO_FULL, "GPU memory 91 MB > 80 MB"),
         (ReasonKind.HOST_TOO_BUSY, "CPU 91% > 80%"),
     ],

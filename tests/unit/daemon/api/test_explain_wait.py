@@ -7,7 +7,7 @@ from gpuyard.core.job.job_spec import BatchPace, JobSpec
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.job.workspace_task import Task
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.wait_reasons import REMEDIES, START_WITH, ReasonKind
+from gpuyard.core.scheduling.wait_reasons import REMEDIES, START_WITH
 from gpuyard.daemon.api.explain_wait import remedy_for
 
 SPEC = JobSpec(command=("train",), cwd="/", environment={}, need=Need())
@@ -26,12 +26,12 @@ def test_a_size_is_not_advised_for_a_job_behind_another_nor_for_what_cannot_be_e
 
 
 def test_a_run_of_a_batch_gets_the_names_of_its_own_options() -> None:
-    assert "with --run-vram SIZE" in remedy_for(RUN, REMEDIES[ReasonKind.OCCUPIED], 0)
-    assert remedy_for(RUN, REMEDIES[ReasonKind.HOST_MEMORY], 0).startswith("--run-ram ")
+    assert "with --run-vram SIZE" in remedy_for(RUN, REMEDIES["occupied"], 0)
+    assert remedy_for(RUN, REMEDIES["host-memory"], 0).startswith("--run-ram ")
 
 
 def test_a_task_of_a_workspace_is_advised_settings_and_no_options() -> None:
     for remedy in REMEDIES.values():
         assert "--vram" not in remedy_for(TASK, remedy, 0)
-    assert remedy_for(TASK, REMEDIES[ReasonKind.FOREIGN_LOAD], 0).startswith("max_foreign_load_percent under [queue]")
-    assert remedy_for(TASK, REMEDIES[ReasonKind.BANNED], 0) == REMEDIES[ReasonKind.BANNED]
+    assert remedy_for(TASK, REMEDIES["foreign-load"], 0).startswith("max_foreign_load_percent under [queue]")
+    assert remedy_for(TASK, REMEDIES["drained"], 0) == REMEDIES["drained"]

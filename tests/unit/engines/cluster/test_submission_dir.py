@@ -130,14 +130,6 @@ def test_a_forgotten_submission_is_deleted(submissions: SubmissionDirs, tmp_path
     assert submissions.traces("t") == {}
 
 
-@pytest.mark.parametrize("content", ["", '{"elements": [{"key"', "[]", '{"elements": [{"key": "1.1"}]}'])
-def test_the_error_for_an_unreadable_submission_names_the_file(submissions: SubmissionDirs, content: str) -> None:
-    submissions.write("t", [(launch(), "/log")])
-    put(submissions, "submission.json", content)
-    with pytest.raises(EnvironmentFault, match=r"t/submission.json cannot be understood"):
-        submissions.read("t")
-
-
 # Markers
 
 
@@ -220,16 +212,6 @@ def test_other_files_are_ignored(submissions: SubmissionDirs) -> None:
     for name in ("0.ended.draft", "0.out", "0.usage", "x.ended", "0.lost", ".0.started", "submitted"):
         put(submissions, name, ENDED)
     assert submissions.traces("t") == {}
-
-
-def test_a_file_is_read_once(submissions: SubmissionDirs) -> None:
-    """Otherwise each update would read the files of a thousand elements."""
-    submissions.write("t", [(launch(), "/log")])
-    put(submissions, "0.started", BEGAN)
-    first = submissions.traces("t")
-    put(submissions, "0.started", {**BEGAN, "node": "another"})
-    assert submissions.traces("t") == first
-    assert submissions.traces("t")[0] is first[0]
 
 
 def test_only_the_last_part_of_the_sites_output_is_returned(submissions: SubmissionDirs) -> None:

@@ -13,7 +13,6 @@ _MAKE_MANY = ("array", "sweep", "from")
 
 
 def check(typed: Typed) -> None:
-    """Refuse options that do not go together, before anything is submitted."""
     given = "--follow" if typed.flag("follow") else "--wait" if typed.flag("wait") else ""
     if given and typed.flag("hold"):
         raise UserError(f"{given} and --hold do not go together", hint="a held job starts after `gpuyard release`")
@@ -39,10 +38,10 @@ def stay(typed: Typed, answer: Answer) -> int:
 
 
 def _follow(queue: RetryingClient, ids: str) -> None:
-    from gpuyard.ui.cli.jobs.logs import follow_job
+    from gpuyard.ui.cli.jobs.logs import VERB, follow_job
 
     try:
-        follow_job(queue, ids, Typed({"follow": True}, [ids]))
+        follow_job(queue, ids, Typed({"follow": True}, [ids], verbs=(VERB,)))
     except UserError:  # it finished without having run: its state says why
         return
 

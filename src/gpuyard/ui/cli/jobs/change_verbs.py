@@ -123,7 +123,6 @@ def _selects_many(ids: str) -> bool:
 
 
 def _note_unchanged(answer: Answer, not_done: str, only_counted: tuple[str, ...]) -> None:
-    """Name each job that did not change and why; those in the states `only_counted` are only counted."""
     unchanged, total = answer["unchanged"], answer["unchanged_count"]
     named = [job for job in unchanged if job.get("state") not in only_counted]
     finished = len(unchanged) - len(named)

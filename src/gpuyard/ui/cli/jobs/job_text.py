@@ -66,7 +66,6 @@ def job_cells(job: "Mapping[str, Any]", *, is_unicode: bool, has_symbols: bool =
 
 
 def state_style(job: "Mapping[str, Any]") -> "dict[str, str | None]":
-    """Return the style of the cell that shows its state, by the heading."""
     return {"STATE": STATES[job["state"]][1]}
 
 
@@ -89,7 +88,6 @@ def left_alone_text(answer: "Mapping[str, Any]") -> str:
 
 
 def elapsed_seconds(job: "Mapping[str, Any]") -> float | None:
-    """Return how long it has run, or waited."""
     seconds: float | None = job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]
     return seconds
 
@@ -171,7 +169,6 @@ def amount_text(progress: "Mapping[str, Any]") -> str:
 
 
 def bar_text(percent: float, *, is_unicode: bool) -> str:
-    """Return a bar of 10 characters."""
     percent = min(100.0, max(0.0, percent))
     if not is_unicode:
         full = int(percent / 100 * _CELLS)
@@ -181,7 +178,6 @@ def bar_text(percent: float, *, is_unicode: bool) -> str:
 
 
 def figures_text(job: "Mapping[str, Any]") -> str:
-    """Return all figures with their last value and their range."""
     return ", ".join(
         f"{name} {_last(each)}" + ("" if each["least"] is None else f" ({value_text(each['least'])} to "
                                    f"{value_text(each['most'])})")
@@ -190,7 +186,6 @@ def figures_text(job: "Mapping[str, Any]") -> str:
 
 
 def value_text(value: float | None) -> str:
-    """Return a figure with four digits that count."""
     return UNKNOWN if value is None else f"{value:.4g}"
 
 

@@ -86,7 +86,6 @@ def read_limit(typed: Typed, what: str, other_lines: int) -> int:
 
 
 def _request(query: dict[str, str], limit: int) -> Answer:
-    """Return an answer with up to `limit` jobs; the daemon returns them in pages."""
     with connect(start=True) as client:
         first = {**query, "limit": str(limit)}
         answer: Answer = client.request("GET", "/jobs", query=first, meanwhile=_import_text)

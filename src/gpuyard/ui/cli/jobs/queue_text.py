@@ -20,7 +20,6 @@ COLUMNS = (
 
 
 def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
-    """Print the counts, the jobs, and how many more there are."""
     say(*_head(answer))
     if jobs := answer["jobs"]:
         say(*table_lines(COLUMNS, list(map(_cells, jobs)), [state_style(job) for job in jobs]))

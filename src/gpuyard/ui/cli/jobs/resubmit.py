@@ -24,7 +24,6 @@ _OWN = ("unset", "in", "json", "allow-missing")
 
 
 def _options_besides(others: "Container[str]" = ()) -> "tuple[Option, ...]":
-    """Return the options of a single job, all but `others`."""
     table = [
         each.but(default=None, note=None)
         for each in SUBMIT_OPTIONS.values()

@@ -81,12 +81,10 @@ def _lines(job: Answer) -> "Iterator[str]":
 
 
 def _host_text(host: "Mapping[str, float] | None", key: str, write: "Callable[[float], str]") -> str | None:
-    """Return what the job declared of the host; None where it did not."""
     return write(host[key]) if host and host.get(key) is not None else None
 
 
 def attempt_lines(job: Answer, width: int | None, ellipsis: str) -> list[str]:
-    """Return a heading, and a line for each attempt."""
     cells = [_attempt_cells(attempt, job) for attempt in job["attempts"]]
     return [join_cells(line) for line in lay_out(_ATTEMPTS, cells, width, ellipsis)]
 
@@ -172,7 +170,6 @@ def _memory(memory: Answer, growth: Answer | None) -> str:
 
 
 def _engine(job: Answer) -> str | None:
-    """Return the engine, its id for the job, and the node it runs on; None for the local engine."""
     if job.get("engine", "local") == "local":
         return None
     attempts = job["attempts"]
@@ -182,7 +179,6 @@ def _engine(job: Answer) -> str | None:
 
 
 def _container(job: Answer) -> str | None:
-    """Return the image, the tool that runs it, and the mounts; None for a program of the host."""
     container = job.get("container")
     if container is None:
         return None
@@ -221,7 +217,6 @@ def _attempt_cells(attempt: Answer, job: Answer) -> list[str]:
 
 
 def request_lines(job: Answer) -> "Iterator[str]":
-    """Yield what the engine was sent for each attempt, and where the figures in it come from."""
     for attempt in job["attempts"]:
         if attempt["request"] is not None:
             yield ""
@@ -234,7 +229,6 @@ def request_lines(job: Answer) -> "Iterator[str]":
 
 
 def memory_lines(job: Answer, width: int | None, *, is_unicode: bool) -> "Iterator[str]":
-    """Yield the lines of each attempt that reserved or used memory."""
     for attempt in job["attempts"]:
         figures = _figures(attempt, job)
         if not figures and attempt["lack"] is None:
@@ -287,7 +281,6 @@ def energy_text(energy: Answer) -> str:
 
 
 def _energy(job: Answer) -> str | None:
-    """Return the energy of all attempts, their mean power, and for how long they held GPUs idle."""
     energy = job.get("energy")
     if energy is None:
         return None

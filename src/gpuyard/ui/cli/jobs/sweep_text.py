@@ -16,7 +16,6 @@ _NUMBERS = {"seconds": format_duration, "figure": value_text}
 
 
 def say_preview(typed: Typed, answer: Answer) -> None:
-    """Print what `submit --dry-run` would submit."""
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
     if typed.flag("json"):
@@ -34,7 +33,6 @@ def say_preview(typed: Typed, answer: Answer) -> None:
 
 
 def show_sweep(typed: Typed, limit: int) -> int:
-    """Print the runs of a sweep as a table: `queue --sweep ID`."""
     job_id = typed.text("sweep") or ""
     if not job_id.isascii() or not job_id.isdigit():
         raise UserError(f"--sweep '{job_id}' is not the id of a job", hint="give the id of any of its jobs, such as 17")
@@ -52,7 +50,6 @@ def show_sweep(typed: Typed, limit: int) -> int:
 
 
 def _read_sweep(job_id: str, query: dict[str, str], limit: int) -> Answer:
-    """Return an answer with up to `limit` runs; the daemon returns them in pages."""
     path, query = f"/sweeps/{job_id}", {name: value for name, value in query.items() if value}
     with connect(start=True) as client:
         answer: Answer = client.request("GET", path, query={**query, "limit": str(limit)})
@@ -64,7 +61,6 @@ def _read_sweep(job_id: str, query: dict[str, str], limit: int) -> Answer:
 
 
 def _sweep_lines(answer: Answer, *, has_symbols: bool) -> list[str]:
-    """Return the heading and the table of a sweep: a column for each value that varies, and others of the daemon."""
     progress = answer["progress"]
     title = " ".join(filter(None, (progress["ids"], answer["name"], answer["tag"] and f"({answer['tag']})")))
     columns = [

@@ -89,7 +89,6 @@ def _write_progress(text: str) -> None:
 
 
 def _report(answer: Answer) -> int:
-    """Print which jobs did not succeed, and return the exit status."""
     if not _is_over(answer):
         note(f"gpuyard: timeout: {answer['left']} not finished\n  `gpuyard queue` lists them")
         return EXIT_TIMED_OUT

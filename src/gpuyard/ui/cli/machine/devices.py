@@ -72,7 +72,6 @@ def _run_clear(typed: Typed) -> int:
 
 
 def health_lines(issues: Mapping[str, Sequence[HealthIssue]], snapshot: Snapshot) -> Iterator[str]:
-    """Yield a line for each thing that is wrong with a card, with what to do."""
     for device in snapshot.devices:
         if device.parent is None:
             for issue in issues.get(device.id, ()):

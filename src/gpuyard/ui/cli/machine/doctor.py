@@ -104,7 +104,6 @@ def _run_replay(typed: Typed) -> int:
 
 
 def find_advice(checks: list[Checkup], plugged: dict[str, Vendor]) -> list[str]:
-    """Return the problems that need a fix; an empty list if all is well."""
     readable = {check.vendor for check in checks if check.devices}
     unreadable = [(bus_id, vendor) for bus_id, vendor in plugged.items() if vendor not in readable]
     advice = []
@@ -131,7 +130,6 @@ def _read_ledger() -> LedgerContents:
 
 
 def _closed_texts(checks: list[Checkup], drains: Sequence[Drain]) -> list[str]:
-    """Return a line for each drained or banned GPU, and for each ban that matches none."""
     devices = {device.id: device for check in checks for device in check.devices or ()}
     seen = Snapshot(taken_at=None, host=Host(), devices=tuple(devices.values()))
     config = load_config().devices
@@ -239,7 +237,6 @@ def _print_results(rows: list[tuple[str, str, str, str]]) -> None:
 
 
 def _probe_result(check: Checkup) -> tuple[str, str]:
-    """Return the result and its style."""
     notes = [f"{problem.message}{f' ({problem.hint})' if problem.hint else ''}" for problem in check.problems]
     if check.devices is not None:
         works = f"works: {format_count(len(check.devices), 'device')} in {check.seconds * 1000:.1f} ms"
@@ -283,7 +280,6 @@ def check_folders() -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_disk(state: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the free space of the disk of the queue and the limit, and what is wrong with it."""
     figure, least_mb = read_disk_in_time(state), load_config().host.min_free_disk_mb
     disk = {"free_mb": figure.free_mb, "total_mb": figure.total_mb, "min_free_mb": least_mb}
     reason = disk_reason(figure, least_mb, "the disk of the queue", CONFIGURED)
@@ -319,7 +315,6 @@ def ram_limit_notices() -> list[str]:
 
 
 def check_cluster(engine: str, *, as_json: bool) -> int:
-    """Print the result for each node, and return the exit status."""
     checks = check_cluster_nodes(engine, Path(paths.state_folder()), os.getcwd())
     is_healthy = bool(checks) and not any(each.problems for each in checks)
     if as_json:

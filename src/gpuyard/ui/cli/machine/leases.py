@@ -58,7 +58,6 @@ def _run_init_shared(typed: Typed) -> int:
 
 
 def _host_as_dict(lease: Lease, status: LedgerStatus) -> dict[str, Any] | None:
-    """Return the RAM and CPUs of a lease, and what its processes use; None if it reserves neither."""
     share = lease.host
     if share is None:
         return None

@@ -110,7 +110,6 @@ class _Job:
         say(f"{units} units, checksum {checksum:08x}")
 
     def _grow(self) -> None:
-        """Allocate the memory of every --then whose time has come."""
         while self._growth and self._started + self._growth[0][0] <= time.monotonic():
             self._usage.allocate(self._device_id, self._growth.pop(0)[1])
 

@@ -90,7 +90,6 @@ def run(typed: Typed) -> int:
 
 
 def run_batch(plan: BatchPlan, mode: RunMode) -> int:
-    """Start or continue the batch, and return the exit status."""
     check_plan(plan)
     _check_options(plan)
     if mode.is_dry:
@@ -167,10 +166,9 @@ def _check_options(plan: BatchPlan) -> None:
 
 
 def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int | None:
-    """Show progress until the end. Return the exit status if the user stops following, else None."""
     from gpuyard.ui.views.batch_view import follow
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # a normal exit, which shows the cursor again
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # a normal exit, which removes the lines
     part, is_stopped = record.parts[-1], False
     while True:
         try:
@@ -192,7 +190,6 @@ def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int 
 
 
 def _check_finish(job: dict[str, Any], plan: BatchPlan) -> None:
-    """Raise if the job that sums up the runs did not succeed."""
     again = f"`gpuyard retry {job['id']}` runs it again, and it writes {plan.root}/summary.json after the last run"
     if job["state"] == "cancelled":
         raise EnvironmentFault(f"job {job['id']}, which sums up the runs, was cancelled", hint=again)

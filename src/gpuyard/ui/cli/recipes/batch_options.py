@@ -36,7 +36,6 @@ class RunMode(Struct, frozen=True, kw_only=True):
 
 
 def batch_options(*, stagger: str, name: str) -> tuple[Option, ...]:
-    """Return the shared options; each command has its own ones for output."""
     known = SUBMIT_OPTIONS
     return (
         Option("count", "whole", "N", "Number of runs.", least=1),
@@ -87,7 +86,6 @@ def run_mode(typed: Typed, root: str | None) -> RunMode:
 
 
 def make_plan(typed: Typed, **own: Any) -> BatchPlan:
-    """Return the plan. `own` are its fields that the commands determine each in their own way."""
     values = typed.values()
     if values["count"] is None:
         raise UserError("how many runs?", hint="give --count, such as --count 400")
@@ -118,5 +116,4 @@ def _queue_options(typed: Typed) -> dict[str, Any]:
 
 
 def to_name(program: str) -> str:
-    """Return the program's name with only characters that are safe in a folder name."""
     return re.sub(r"[^\w.+-]+", "-", os.path.basename(program))[:_LONGEST_NAME].strip("-") or "batch"

@@ -209,7 +209,6 @@ def _end_at_once(signum: int) -> NoReturn:
 
 
 def _print(ran: _Ran, typed: Options) -> bool:
-    """Print the result; return False if standard output is closed."""
     from gpuyard.ui.views.render_view import summary_lines
 
     try:

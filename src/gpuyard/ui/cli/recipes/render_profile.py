@@ -80,7 +80,6 @@ def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[AssetProfile]
 
 
 def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
-    """Return a command with the generous budgets, limited to what this machine has."""
     from gpuyard.recipes.render.profile_assets import size_option
 
     command = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
@@ -115,7 +114,6 @@ def _totals(assets: "Sequence[AssetProfile]") -> list[str]:
 
 
 def _short(path: str, folder: str) -> str:
-    """Return the path relative to the manifest's folder, if it is inside."""
     inside = os.path.relpath(path, folder)
     return path if inside.startswith("..") else inside
 

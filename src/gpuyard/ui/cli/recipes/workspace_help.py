@@ -37,7 +37,6 @@ class WorkspaceLocation(Struct, frozen=True, kw_only=True):
 
 
 def relative_path(path: Path) -> str:
-    """Return the path relative to the current directory if it is inside, else the whole path."""
     inside = os.path.relpath(path, _current_directory())
     return str(path) if inside.startswith(os.pardir) else inside
 

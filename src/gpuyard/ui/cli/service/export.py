@@ -61,7 +61,6 @@ def _request(ids: str) -> "list[ExportedJob]":
 
 
 def _script(site: str, jobs: "list[ExportedJob]") -> "Script":
-    """Generate the script with the configuration of the engine of that name."""
     from gpuyard.config import load_config
 
     config = load_config()

@@ -43,7 +43,6 @@ class PauseVerb:
         return say_answer(typed, answer, done)
 
     def _run_for_device(self, names: str, typed: Typed) -> int:
-        """Do what `gpuyard devices drain` and `undrain` do."""
         from gpuyard.ui.cli.machine.devices import drain, undrain
 
         if typed.flag("wait"):
