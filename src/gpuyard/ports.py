@@ -1,7 +1,6 @@
 """Interfaces between the code that decides and the code that touches the system, as Protocols."""
 
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
@@ -68,7 +67,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()  # the CPUs that it may run on; empty: any
     ram_limit_mb: float | None = None  # it is ended if it takes more RAM
     snapshot: CodeSnapshot | None = None  # of its code, where it runs; its results are brought back at its end
-    group: int = 0  # of attempts that may take each other's place (`HostEngine.put`); 0: of none
+    rest: "tuple[Launch, ...]" = ()  # launches that run after it, one after the other, on its lease: a slice
 
     @property
     def key(self) -> str:
@@ -91,6 +90,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     keeper_pid: int = 0  # the keeper, which will be the parent process; 0 if the attempt will run on another machine
     log: str
     error_log: str | None = None
+    rest: "tuple[Prepared, ...]" = ()  # of the slice: as many as the engine takes
 
 
 class Ended(Struct, frozen=True, kw_only=True):
@@ -110,18 +110,6 @@ class Ended(Struct, frozen=True, kw_only=True):
     node: str | None = None  # the node of a cluster that could not start it, which its engine leaves out for a while
 
 
-class Followed(Struct, frozen=True, kw_only=True):
-    """An attempt that took the place of the attempt `after` (job and number), when that had ended, at the wall time
-    `at`. It has the same lease."""
-
-    job_id: int
-    attempt: int
-    after: tuple[int, int]
-    at: float
-    keeper_pid: int
-    log: str
-
-
 class SiteStatus(Struct, frozen=True, kw_only=True):
     """Where an engine that places work itself has an attempt: it waits there for `reason`, or runs at `place` since the
     wall time `at`, and may be suspended there; None: unknown."""
@@ -134,6 +122,7 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
     at: float | None = None
     is_suspended: bool | None = None
     request: SiteRequest | None = None  # what the engine was sent
+    keeper_pid: int = 0  # set for an attempt of a slice that has begun on this machine
 
 
 class Engine(Protocol):
@@ -204,24 +193,6 @@ class HostEngine(Engine, Protocol):
 
     def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
         """Do as `signal` for each attempt, soon."""
-
-    def put(self, launch: Launch) -> bool:
-        """Let an attempt start as soon as one of its group has succeeded, in its place. Return False if the engine does
-        not take it. An engine that is closed, or whose process dies, starts none that has not begun."""
-
-    def prefetched(self) -> AbstractSet[int]:
-        """Return the jobs of attempts that were put, and neither taken back nor returned by `followed`."""
-
-    def take_back(self, most: int | None = None) -> None:
-        """Let no attempt that was put start any more, or not the first ones. Without `most`, those that stay in
-        `prefetched` have begun."""
-
-    def followed(self) -> list[Followed]:
-        """Return attempts that have begun since the last call, in order. `ended` returns their ends, but not before."""
-
-    def followed_before(self) -> list[Followed]:
-        """Return the attempts that took the place of others in the time of earlier processes, in order, as far as is
-        known: some ended long ago."""
 
 
 class HeldClaim(Protocol):

@@ -1,6 +1,5 @@
 """Requests to a queue without a scheduler."""
 
-from collections.abc import Collection
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,8 +10,6 @@ from tests.fakes.clock import FakeClock
 from tests.unit.store import QueueDb
 
 
-def requests_of(queue_db: QueueDb, transitions: JobTransitions, prefetched: Collection[int] = ()) -> UserRequests:
-    """`prefetched` are the jobs that a keeper may have begun."""
-    successors = SimpleNamespace(prefetched=lambda: frozenset(prefetched))
-    controller = cast("Controller", SimpleNamespace(transitions=transitions, successors=successors))
+def requests_of(queue_db: QueueDb, transitions: JobTransitions) -> UserRequests:
+    controller = cast("Controller", SimpleNamespace(transitions=transitions))
     return UserRequests(controller, queue_db.store, queue_db.queries, FakeClock())

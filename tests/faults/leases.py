@@ -68,7 +68,7 @@ FAULTS = (
         old="        if lease.holder.uid != os.getuid():\n",
         new="        if lease.holder.uid < 0:\n",
         breaks="A user who may write to the directory ends leases of another user.",
-        near=(f"{_TESTS}/test_ledger.py", "tests/integration/test_leases_users.py"),
+        near=(f"{_TESTS}/test_ledger.py", "tests/hostile/test_records.py"),
     ),
     Fault(
         id="leases-unreadable-file-is-passed-over",

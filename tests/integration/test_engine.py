@@ -65,8 +65,8 @@ def test_many_attempts_at_once_all_start_and_their_ends_are_all_reported(engine:
 
 
 def test_the_descriptor_is_readable_while_ends_are_left_to_report(engine: LocalEngine, folder: Path) -> None:
-    """When many attempts end together, only some are reported at once."""
-    count = 8
+    """When very many attempts end together, only some are reported at once."""
+    count = 120
     for job_id in range(1, count + 1):
         engine.prepare(launch_of(job_id, "true"), None)
     engine.start_prepared()

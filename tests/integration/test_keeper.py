@@ -6,12 +6,13 @@ import signal
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gpuyard.core.job.job import Attempt, OutcomeKind
+from gpuyard.core.job.job import Attempt, HandedOver, OutcomeKind, Started
 from gpuyard.engines.local import keeper_connection
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.ports import Ended
+from gpuyard.ports import Ended, Launch, Prepared
 from gpuyard.system.python_command import python_command
 from tests.integration.engine_fixture import (
     daemon,
@@ -220,45 +221,107 @@ def _have_keepers_die(monkeypatch: pytest.MonkeyPatch, *, at: str, first: str = 
 
 
 @pytest.mark.linux
-@pytest.mark.parametrize("at", ["chdir", "fchmod"])
-def test_what_a_keeper_was_killed_before_it_started_never_started(
-    engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    """It has written to its journal that the first of them began."""
-    launches = [launch_of(n, "sh", "-c", f"echo ran >> {tmp_path}/ran{n}") for n in range(1, 19)]
-    with monkeypatch.context() as patched:
-        _have_keepers_die(patched, at=at)
-        for launch in launches:
-            engine.prepare(launch, None)
-        engine.start_prepared()
-        assert {one.kind for one in outcomes(engine, 18).values()} == {OutcomeKind.NEVER_STARTED}
-    for launch in launches:
-        engine.prepare(launch, None)
-    engine.start_prepared()
-    assert {one.kind for one in outcomes(engine, 18).values()} == {OutcomeKind.SUCCEEDED}
-    assert [(tmp_path / f"ran{n}").read_text() for n in range(1, 19)] == ["ran\n"] * 18
-
-
-@pytest.mark.linux
-def test_the_next_daemon_knows_as_well_what_never_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = LocalEngine(folder)
-    _have_keepers_die(monkeypatch, at="chdir")
-    attempt = started(first, 1, "true")
-    wait_until_gone(attempt.keeper_pid, "the keeper")
-    first.close()
-    engine = LocalEngine(folder)
-    engine.adopt([attempt])
-    assert outcomes(engine)[1].kind is OutcomeKind.NEVER_STARTED
-    engine.close()
-
-
-@pytest.mark.linux
 def test_a_silent_program_whose_keeper_is_killed_as_it_starts_is_lost(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _have_keepers_die(monkeypatch, at="posix_spawn", first="usual(*arguments, **options)")
     started(engine, 1, "true")
     assert outcomes(engine)[1].kind is OutcomeKind.LOST
+
+
+# Slices
+
+
+def slice_of(tmp_path: Path, first: str, count: int = 4) -> Launch:
+    """Return a launch that runs `first`, and others after it that each add a line to a file."""
+    rest = (launch_of(n, "sh", "-c", f"echo {n} >> {tmp_path}/ran") for n in range(2, count + 1))
+    return launch_of(1, "sh", "-c", first, rest=tuple(rest))
+
+
+def ran(tmp_path: Path) -> list[str]:
+    path = tmp_path / "ran"
+    return path.read_text().split() if path.exists() else []
+
+
+def upcoming_of(prepared: Prepared) -> Attempt:
+    return Attempt(job_id=prepared.job_id, number=prepared.attempt, phase=HandedOver(at=0.0), log=prepared.log)
+
+
+def test_a_slice_runs_in_order_and_each_turn_is_reported(engine: LocalEngine, tmp_path: Path) -> None:
+    prepared = engine.prepare(slice_of(tmp_path, "exit 3"), None)
+    assert [each.job_id for each in prepared.rest] == [2, 3, 4]
+    engine.start_prepared()
+    assert {n: one.status for n, one in outcomes(engine, 4).items()} == {1: 3, 2: 0, 3: 0, 4: 0}
+    assert ran(tmp_path) == ["2", "3", "4"]
+    begun = engine.site_changes()
+    assert [(each.job_id, each.keeper_pid) for each in begun] == [(n, prepared.keeper_pid) for n in (2, 3, 4)]
+    assert sorted(each.at or 0.0 for each in begun) == [each.at for each in begun]
+    assert engine.site_changes() == []
+
+
+def test_a_program_that_cannot_start_does_not_end_its_slice(engine: LocalEngine, tmp_path: Path) -> None:
+    launch = slice_of(tmp_path, "exit 0")
+    missing = launch_of(9, "/no/such/program")
+    engine.prepare(msgspec.structs.replace(launch, rest=(missing, *launch.rest)), None)
+    engine.start_prepared()
+    kinds = {n: one.kind for n, one in outcomes(engine, 5).items()}
+    assert kinds.pop(9) is OutcomeKind.CANNOT_START
+    assert set(kinds.values()) == {OutcomeKind.SUCCEEDED}
+
+
+def test_what_is_withdrawn_from_a_slice_never_starts(engine: LocalEngine, tmp_path: Path, pipe: Path) -> None:
+    prepared = engine.prepare(slice_of(tmp_path, f"read x < {pipe}"), None)
+    engine.start_prepared()
+    for each in prepared.rest[:2]:
+        engine.withdraw(upcoming_of(each))
+    assert {n: one.kind for n, one in outcomes(engine, 2).items()} == dict.fromkeys((2, 3), OutcomeKind.NEVER_STARTED)
+    let_go(pipe)
+    assert {n: one.kind for n, one in outcomes(engine, 2).items()} == dict.fromkeys((1, 4), OutcomeKind.SUCCEEDED)
+    assert ran(tmp_path) == ["4"]
+
+
+@pytest.mark.linux
+def test_no_job_takes_its_turn_beside_a_process_that_was_left_behind(engine: LocalEngine, tmp_path: Path) -> None:
+    engine.prepare(slice_of(tmp_path, "sleep 600 & exit 0"), None)
+    engine.start_prepared()
+    kinds = {n: one.kind for n, one in outcomes(engine, 4).items()}
+    assert kinds.pop(1) is OutcomeKind.SUCCEEDED
+    assert set(kinds.values()) == {OutcomeKind.NEVER_STARTED}
+    engine.signal(Attempt(job_id=1, number=1, phase=Started(at=0.0)), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stops_keeper", [False, True])
+def test_a_slice_ends_with_its_daemon(folder: Path, tmp_path: Path, pipe: Path, *, stops_keeper: bool) -> None:
+    with daemon(folder, "begin", slice_of(tmp_path, f"touch {tmp_path}/up; read x < {pipe}")) as first:
+        wait_for((tmp_path / "up").exists, "the first program")
+        keeper = first.attempts[0].keeper_pid
+        if stops_keeper:  # it finds both: the end of the program, and that of its daemon
+            os.kill(keeper, signal.SIGSTOP)
+        first.kill()
+        let_go(pipe)
+        os.kill(keeper, signal.SIGCONT)
+    waiting = [Attempt(job_id=n, number=1, phase=HandedOver(at=0.0)) for n in (2, 3, 4)]
+    engine = LocalEngine(folder)
+    engine.adopt([*first.attempts, *waiting])
+    kinds = {n: one.kind for n, one in outcomes(engine, 4).items()}
+    assert kinds.pop(1) is OutcomeKind.SUCCEEDED
+    assert set(kinds.values()) == {OutcomeKind.NEVER_STARTED}
+    assert ran(tmp_path) == []
+    engine.close()
+
+
+def test_the_next_daemon_finds_what_had_begun_in_a_slice(folder: Path, tmp_path: Path, pipe: Path) -> None:
+    launch = launch_of(1, "true", rest=(launch_of(2, *waiting(tmp_path, "up", pipe, 5)), launch_of(3, "true")))
+    with daemon(folder, "begin", launch) as first:
+        wait_for((tmp_path / "up").exists, "the second program")
+        first.kill()
+    engine = LocalEngine(folder)
+    engine.adopt([Attempt(job_id=n, number=1, phase=HandedOver(at=0.0)) for n in (2, 3)])
+    assert outcomes(engine)[3].kind is OutcomeKind.NEVER_STARTED
+    assert [(each.job_id, each.keeper_pid) for each in engine.site_changes()] == [(2, first.attempts[0].keeper_pid)]
+    let_go(pipe)
+    assert outcomes(engine)[2].status == 5
+    engine.close()
 
 
 def test_an_adopting_daemon_notices_a_killed_keeper(folder: Path, tmp_path: Path, pipe: Path) -> None:

@@ -146,28 +146,6 @@ def test_a_job_that_waits_for_a_lease_needs_no_new_sample(
     controller.step(Sample(snapshot=empty))
 
 
-def test_the_keeper_keeps_its_next_jobs_while_the_sample_is_old_and_gets_no_more(
-    controlled: tuple[Controller, UserRequests, JobStore],
-) -> None:
-    controller, requests, _ = controlled
-    options = {"array": "1-40", "gpus": "0", "duration": "0.05"}
-    asked = SubmissionRequest(cwd="/", environment={}, command=("sleep", "600"), options=options)
-    list(requests.submit(parse_submission(asked), "me"))
-    sample = Sample(snapshot=Snapshot(taken_at=0.0, host=Host()))
-    assert controller.step(sample).started == 1
-    put = controller.successors.prefetched()
-    assert put == {2, 3, 4, 5, 6}, "what ends within 0.25 s"
-    controller.step(sample, is_fresh=False)
-    assert controller.successors.prefetched() == put
-    controller.engines.take_back(4)
-    controller.step(sample, is_fresh=False)
-    assert controller.successors.prefetched() == {6}, "none is added by an old sample"
-    controller.step(sample)
-    assert controller.successors.prefetched() == put
-    list(requests.change(parse_selection("all"), requests.cancel))
-    controller.step(sample)
-
-
 def test_cancelling_queued_jobs_skips_one_that_was_held_meanwhile(
     controlled: tuple[Controller, UserRequests, JobStore],
 ) -> None:

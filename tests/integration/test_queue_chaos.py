@@ -72,8 +72,8 @@ MOMENTS = {
     "before an attempt is recorded": (STORE, "start_attempt", ANY_TIME, "pass"),
     "when attempts are recorded and not started": (ENGINE, "start_prepared", WITH_WORK, "pass"),
     "when attempts are started": (ENGINE, "start_prepared", WITH_WORK, GO_ON),
-    "before an end is recorded": (STORE, "end_attempts", WITH_ENDS, "pass"),
-    "when an end is not yet committed": (STORE, "end_attempts", WITH_ENDS, GO_ON),
+    "before an end is recorded": (STORE, "end_attempt", WITH_ENDS, "pass"),
+    "when an end is not yet committed": (STORE, "end_attempt", WITH_ENDS, GO_ON),
 }
 
 

@@ -1,7 +1,7 @@
 """Users: the requests that they send, the answers that they got, and what they do without an answer.
 
-As in the daemon, a request that may change the queue takes back what the keeper has not begun, and is carried out when
-what it has begun is recorded, or after a while.
+As in the daemon, a request that may change the queue takes back what waits for its turn in a slice, and is carried out
+when no job does, or after a while.
 """
 
 from collections.abc import Callable, Generator
@@ -259,12 +259,12 @@ class Clients:
         """Return whether the keeper may still report what it has begun, before anything of the request is done."""
         if request.is_open or request.waits_until is None:
             return False
-        request.is_open = self.world.now >= request.waits_until or not daemon.has_unrecorded
+        request.is_open = self.world.now >= request.waits_until or not daemon.has_upcoming
         return not request.is_open
 
     def wait_until(self, daemon: SimulatedDaemon) -> float | None:
         """Return when the first request ceases to wait for the keeper, if all of them do."""
-        if not daemon.engine.prefetched():
+        if not daemon.has_upcoming:
             return None
         times = [request.waits_until for request in self.waiting if not request.is_open]
         known = [at for at in times if at is not None]

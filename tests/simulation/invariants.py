@@ -18,10 +18,10 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of
 from tests.simulation import memory_invariants
 from tests.simulation.clients import Clients
-from tests.simulation.follow_invariants import FollowWatch
 from tests.simulation.pace_invariants import PaceWatch
 from tests.simulation.programs import Program
 from tests.simulation.simulated_daemon import LIMITS, SimulatedDaemon
+from tests.simulation.slice_invariants import SliceWatch
 from tests.simulation.world import World
 
 _STATE_OF = {
@@ -48,7 +48,7 @@ class Checker:
         self._queued: dict[int, Job] = {}
         self._was_paused = False
         self._paces = PaceWatch(world, database)
-        self.follows = FollowWatch(world, database)
+        self.slices = SliceWatch(world, database)
 
     def watch(self, daemon: SimulatedDaemon) -> None:
         """Check a new daemon from its first step on."""
@@ -69,10 +69,11 @@ class Checker:
         self._check_live(store, states)
         self._note_ends(states)
         self._check_begun(store)
-        self.follows.check()
+        self.slices.check()
         self._check_blocked(store, states)
         if transitions is not None:
-            in_memory = [(live.job, live.attempt) for live in transitions.live.values()]
+            known = [*transitions.live.values(), *transitions.upcoming.values()]
+            in_memory = [(live.job, live.attempt) for live in known]
             assert _without_usage(in_memory) == _without_usage(store.live_attempts()), (
                 "the live jobs in memory differ from those in the store"
             )
@@ -91,16 +92,18 @@ class Checker:
         alive = {job_id for job_id, state in states.items() if state in LIVE}
         assert {job.id for job, _ in live} == alive, "live attempts and states do not agree"
         assert len({job.id for job, _ in live}) == len(live), "two live attempts of one job"
-        # After a crash, the program that another one has followed counts until the first step has recorded its end.
-        ended = {program.after.name for program in self._world.programs if program.after is not None}
-        self._check_limits([job for job, attempt in live if (job.id, attempt.number) not in ended])
-        recorded = {(attempt.job_id, attempt.number, attempt.keeper_pid) for _, attempt in live}
-        is_unrecorded = self.follows.is_unrecorded
-        running = [program for program in self._world.programs if program.is_running and not is_unrecorded(program)]
+        # The program before another one in a slice counts until its end is recorded.
+        ended = {program.after.name for program in self._world.begun if program.after is not None}
+        started = [(job, attempt) for job, attempt in live if not attempt.awaits_turn]
+        self._check_limits([job for job, attempt in started if (job.id, attempt.number) not in ended])
+        recorded = {(attempt.job_id, attempt.number, attempt.keeper_pid) for _, attempt in started}
+        upcoming = {(attempt.job_id, attempt.number) for _, attempt in live if attempt.awaits_turn}
+        running = [program for program in self._world.programs if program.is_running]
         assert len({program.job_id for program in running}) == len(running), "a program runs twice at the same time"
         commands = {job.id: job.argv for job, _ in live}
         for program in running:
-            assert (*program.name, program.pid) in recorded, f"{program.name} runs and is not recorded"
+            is_recorded = (*program.name, program.pid) in recorded or program.name in upcoming
+            assert is_recorded, f"{program.name} runs and is not recorded"
             assert commands[program.job_id] == program.command, f"{program.name} runs the command of another job"
 
     def _check_limits(self, jobs: Sequence[Job]) -> None:
@@ -166,13 +169,8 @@ class Checker:
         head = None if plan.head is None else plan.head.job_id
         assert not (self._was_paused and started), "the queue is paused, and a job has started"
         states = self._states()
-        if daemon.has_fresh_sample:
-            self.follows.note_step(daemon.sample().snapshot, daemon.controller.rules.limits, self._queued.values())
-        # What followed had begun before the step.
-        followed = {program.job_id for program in self._world.begun if program.after is not None}
-        begun = [job for job in self._queued.values() if states[job.id] is JobState.RUNNING and job.id not in followed]
-        taken = daemon.engine.taken()
-        waiting = [job for job in self._queued.values() if states[job.id] is JobState.QUEUED and job.id not in taken]
+        begun = [job for job in self._queued.values() if states[job.id] in (JobState.RUNNING, JobState.PENDING)]
+        waiting = [job for job in self._queued.values() if states[job.id] is JobState.QUEUED]
         for job in waiting if head is None else [job for job in waiting if job.id == head]:
             for other in begun:
                 assert not self._is_before(job, other), f"job {other.id} was started before job {job.id}"

@@ -1,7 +1,7 @@
-"""The keeper of the crash tests: it reaps programs, starts prefetched launches in their place, and reports late.
+"""The keeper of the crash tests: it reaps programs, starts the next ones of their slices, and reports late.
 
 It behaves as engines/local/keeper.py: one for each daemon, which it outlives. It may stop at any moment, also between
-the moments at which it takes a launch, writes the line of its journal, and looks whether the daemon lives.
+the moments at which it writes the lines of an end and of the next start, and looks whether that may still start.
 """
 
 from collections import deque
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuyard.engines.common.unbegun_words import RETURNED
-from gpuyard.ports import Launch
 from tests.simulation.programs import Program
 
 if TYPE_CHECKING:
@@ -23,16 +22,13 @@ NO_PROCESS = "unbegun-process-eagain"
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperHabits:
-    """How often, per successor or report, a keeper does what is rare: it stops for up to `stops_s`, a process cannot be
-    started, a report arrives in two parts, a launch of another group is taken. `room`: launches in its prefetch queue.
-    """
+    """How often, per start or report, a keeper does what is rare: it stops for up to `stops_s`, a process cannot be
+    started, a report arrives in two parts."""
 
     stops: float = 0.0
     stops_s: float = 0.0
     trouble: float = 0.0
     reports_in_parts: float = 0.0
-    mixes_groups: float = 0.0
-    room: int = 50
 
 
 CALM = KeeperHabits()
@@ -40,7 +36,7 @@ CALM = KeeperHabits()
 
 @dataclass(frozen=True)
 class Line:
-    """What a keeper reports: the program has ended, or `is_start`: it has taken the place of another."""
+    """What a keeper reports: the program has ended, or `is_start`: its turn in a slice has come."""
 
     program: Program
     is_start: bool = False
@@ -55,48 +51,48 @@ class SimulatedKeeper:
         self.arrived: list[Line] = []
         self._world = world
         self._habits = habits
-        self._is_open = True
-        self._queue: deque[Launch] = deque()
+        self._slices: list[deque[Program]] = []  # what has not begun
+        self._withdrawn: set[tuple[int, int]] = set()  # sent by the daemon, and not read
         self._unsent: list[Line] = []
-        self._has_report_due = self._is_asked = False
+        self._has_report_due = False
         self._stopped_until: float | None = None
         self._waiting: deque[Callable[[], None]] = deque()
         world.keepers.append(self)
 
     # The daemon's side
 
-    def put(self, launch: Launch) -> bool:
-        """Return False if there is no room for it."""
-        has_room = len(self._queue) < self._habits.room
-        if has_room:
-            self._queue.append(launch)
-        return has_room
+    def start(self, programs: list[Program]) -> None:
+        """Start a slice. (A stopped keeper starts it later; here the daemon leaves one that is stopped.)"""
+        first, *rest = programs
+        self._slices.append(deque(rest))
+        for program in programs:
+            program.rest = self._slices[-1]
+        self._world.begin(first)
 
-    def prefetched(self) -> set[int]:
-        return {launch.job_id for launch in self._queue}
-
-    def take_back(self, most: int | None) -> list[Launch]:
-        count = len(self._queue) if most is None else min(most, len(self._queue))
-        return [self._queue.popleft() for _ in range(count)]
-
-    def ask_to_report(self) -> None:
-        """It may be stopped, and is asked again and again."""
-        if not self._is_asked:
-            self._is_asked = True
-            self._world.after(self._world.random("ask").choice((0.0, 0.002)), lambda: self._do(self._send_all))
+    def withdraw(self, name: tuple[int, int]) -> None:
+        self._withdrawn.add(name)
+        self._world.after(self._world.random("ask").choice((0.0, 0.002)), lambda: self._do(self._receive))
 
     def lose_daemon(self) -> None:
-        """The kernel tells the keeper at once that its daemon has died, and it looks there a little later."""
+        """The keeper finds the end of its connection at once, or a little later if it has nothing else to do."""
         self.has_daemon = False
         random = self._world.random("notice")
         self._world.after(random.choice((0.0, random.uniform(0.0, 0.5))), self.greet)
 
     def greet(self) -> None:
-        """Greet another daemon: from then on nothing is taken from the prefetch queue."""
-        self._do(self._close)
+        """Greet another daemon, after what the first one sent, and its end."""
+        self._do(self._receive)
 
-    def _close(self) -> None:
-        self._is_open = False
+    def _receive(self) -> None:
+        """Carry out what the daemon sent."""
+        for rest in self._slices:
+            for program in [each for each in rest if each.name in self._withdrawn or not self.has_daemon]:
+                self._return(program)
+        self._withdrawn.clear()
+
+    def _return(self, program: Program) -> None:
+        program.rest.remove(program)
+        self._fail(program, RETURNED)
 
     # Life
 
@@ -130,8 +126,8 @@ class SimulatedKeeper:
 
     def die(self) -> None:
         """End as by SIGKILL. What it has written to the journal stays, and what its daemon can read."""
-        self.is_dead, self._is_open = True, False
-        self._queue.clear()
+        self.is_dead = True
+        self._slices.clear()
         self._unsent.clear()
         self._waiting.clear()
 
@@ -143,57 +139,58 @@ class SimulatedKeeper:
     def _reap(self, program: Program, entry: str) -> None:
         if not program.is_supervised:  # killed meanwhile
             return
-        launch = self._take(program.group) if entry == "0" and not program.behavior.lingers_s else None
-        successor = None if launch is None else self._world.spawn_successor(program, launch)
+        rest = program.rest
+        if program.behavior.lingers_s and entry != "unbegun":  # what it has left behind has the lease
+            while rest:
+                self._return(rest[0])
         self._world.note_end(program, entry)
-        self._report(Line(program), is_followed=successor is not None)
-        if successor is not None and launch is not None:
-            self._unsent.append(Line(successor, is_start=True))
-            has_same_group = launch.group == program.group
-            self._do_next(lambda: self._write_line(successor) if has_same_group else self._fail(successor, RETURNED))
+        self._report(Line(program), is_last=not rest)
+        if rest:
+            self._write_start(program, rest[0])
 
-    def _take(self, group: int) -> Launch | None:
-        """Return the first launch if it is of this group; rarely also if not: the daemon put it there at that very
-        moment, in place of another one."""
-        if not group or not self._is_open or not self._queue:
-            return None
-        is_alike = self._queue[0].group == group
-        is_wrong = not is_alike and self._world.random("wrong group").random() < self._habits.mixes_groups
-        return self._queue.popleft() if is_alike or is_wrong else None
+    def _write_start(self, before: Program, program: Program) -> None:
+        """Write the line of the next program, in one piece with that of the end."""
+        program.after = before
+        self._world.write_start(program)
+        self._do_next(lambda: self._begin(program))
 
-    def _write_line(self, successor: Program) -> None:
-        self._world.write_start(successor)
-        self._do_next(lambda: self._begin(successor))
+    def _begin(self, program: Program) -> None:
+        rest = program.rest
+        self._receive()
+        if not rest or rest[0] is not program:
+            if rest:
+                self._write_start(program.after or program, rest[0])
+            return
+        rest.popleft()
+        if self._world.random("process").random() < self._habits.trouble:
+            while rest:
+                self._return(rest[0])
+            self._fail(program, NO_PROCESS)
+            return
+        self._unsent.append(Line(program, is_start=True))
+        self._world.begin(program)
 
-    def _begin(self, successor: Program) -> None:
-        if not self.has_daemon or not self._is_open:
-            self._fail(successor, RETURNED)
-        elif self._world.random("process").random() < self._habits.trouble:
-            self._fail(successor, NO_PROCESS)
-        else:
-            self._world.begin(successor)
-
-    def _fail(self, successor: Program, word: str) -> None:
-        if successor.is_supervised:
-            self._world.note_end(successor, word)
-            self._report(Line(successor), is_followed=False)
+    def _fail(self, program: Program, word: str) -> None:
+        if program.is_supervised:
+            self._world.note_end(program, word)
+            self._report(Line(program), is_last=True)
 
     # Reports
 
-    def _report(self, line: Line, *, is_followed: bool) -> None:
-        """Report at once, or within 25 ms if another program follows."""
+    def _report(self, line: Line, *, is_last: bool) -> None:
+        """Report at once, or within 25 ms if the slice goes on."""
         if not self.has_daemon:
             return
         line.program.is_unreported = True
         self._unsent.append(line)
-        if not is_followed:
+        if is_last:
             self._send_all()
         elif not self._has_report_due:
             self._has_report_due = True
             self._world.after(REPORT_WITHIN_S, lambda: self._do(self._send_all))
 
     def _send_all(self) -> None:
-        self._has_report_due = self._is_asked = False
+        self._has_report_due = False
         count, random = len(self._unsent), self._world.random("part")
         if count > 1 and random.random() < self._habits.reports_in_parts:
             count = random.randint(1, count - 1)

@@ -1,5 +1,6 @@
 """A supervisor and the program that it runs: the memory of the program, and how long it has run."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,10 +21,9 @@ class Program:
     RAM while the program is suspended. A frozen program does not run: `ran_s` is its run time until then, `goes_since`
     the time since which it runs. `events` are planned while it runs; freezing it cancels them.
 
-    Its `keeper` may let another program of its `group` follow it. `after` is the program whose place it took itself;
-    `is_unreported` means that the keeper has not told its daemon about the end yet, `is_told` that the daemon has read
-    about the start of a successor, `known_at` is when the
-    daemon that started it read about the end.
+    Its `keeper` starts the `rest` of its slice after it. `after` is the program before it in its slice. `is_unreported`
+    means that the keeper has not told its daemon about the end yet, `known_at` is when the daemon that started it read
+    about the end.
     """
 
     job_id: int
@@ -37,10 +37,9 @@ class Program:
     devices: tuple[str, ...] = ()
     runs_out: int = 0
     keeper: "SimulatedKeeper | None" = None
-    group: int = 0
+    rest: "deque[Program]" = field(default_factory=deque)
     after: "Program | None" = None
     is_unreported: bool = False
-    is_told: bool = False
     exited_at: float | None = None
     known_at: float | None = None
     began_at: float | None = None

@@ -225,10 +225,10 @@ class Scenario:
             self._step = self.daemon.step()
         except StoreFault:
             self.world.record("the disk is full", None)
-            self.checker.follows.has_failed_step = True
+            self.checker.slices.has_failed_step = True
             self._wake_at = self.world.now + TRY_AGAIN_S
             return
-        self.checker.follows.has_failed_step = False
+        self.checker.slices.has_failed_step = False
         plan = self.daemon.controller.plan
         head = None if plan.head is None else plan.head.job_id
         passed = self.checker.after_step(self.daemon, self._step.started)
@@ -290,7 +290,7 @@ class Scenario:
         self._is_calm = True
         self._set_limits(LIMITS)
         self.world.drains.clear()
-        self.checker.follows.allow_all()
+        self.checker.slices.allow_all()
         self.others.leave()
         self.world.foreign_mb = dict.fromkeys(self.world.device_ids, self._script.foreign_mb)
         self.world.faults.clear()

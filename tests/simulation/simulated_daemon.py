@@ -135,24 +135,21 @@ class SimulatedDaemon:
         return min((at for at in (*self._being_read.values(), self._sample_due()) if at is not None), default=None)
 
     def _sample_due(self) -> float | None:
-        """Return when it wakes for a sample: one that is late, or to give the keeper more jobs in advance."""
-        if self._late_until > self._world.now:
-            return self._late_until
-        taken_at = None if self._latest is None else self._latest.snapshot.taken_at
-        return taken_at + FRESH_S + 0.001 if taken_at is not None and self.engine.prefetched() else None
+        """Return when it wakes for a sample that is late."""
+        return self._late_until if self._late_until > self._world.now else None
 
     # Requests
 
     def begin_change(self) -> None:
-        self.controller.successors.begin_change()
+        self.controller.slices.begin_change()
 
     def end_change(self) -> None:
-        self.controller.successors.end_change()
+        self.controller.slices.end_change()
 
     @property
-    def has_unrecorded(self) -> bool:
-        """Whether the keeper has begun jobs by itself that are not recorded."""
-        return bool(self.controller.successors.prefetched())
+    def has_upcoming(self) -> bool:
+        """Whether jobs wait for their turn in a slice."""
+        return self.controller.slices.has_upcoming
 
     def wants_sample(self) -> bool:
         """Return whether a run of a batch waits only for a new sample."""

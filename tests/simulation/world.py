@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from gpuyard.core.lease import Claim, Drain, Holder, Lease, Ticket, amended
 from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.engines.common.program_outcome import BEGAN
-from gpuyard.ports import Launch
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.machine_parts import (
     EPOCH,
@@ -52,14 +51,13 @@ class LoadSpike:
 
 
 class JournalEntry(NamedTuple):
-    """`word` is a word or an exit status. With `after`, the program took the place of that one at the time `at`."""
+    """`word` is a word or an exit status. `at` is when a program of a slice began."""
 
     job_id: int
     attempt: int
     pid: int
     word: str
-    after: tuple[int, int] | None = None
-    at: float = 0.0
+    at: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -141,20 +139,10 @@ class World:
             self.granted[lease_id].keepers.add(f"pid {program.pid}")
         return program
 
-    def spawn_successor(self, before: Program, launch: Launch) -> Program:
-        """Prepare a program in place of one that has ended, with its lease and what it knows of its devices."""
-        runs_out = int(launch.environment.get("GPUYARD_OOM_COUNT", "0"))
-        program = self.spawn(launch.job_id, launch.attempt, launch.command, before.lease_id, runs_out)
-        program.devices, program.after = before.devices, before
-        program.keeper, program.group = before.keeper, before.group
-        self.record("taken", program.name)
-        return program
-
-    def write_start(self, successor: Program) -> None:
-        """Write the line of a successor to the journal, before it begins."""
-        if successor.is_supervised and successor.after is not None:
-            name, after = successor.name, successor.after.name
-            self.journal.append(JournalEntry(*name, successor.pid, BEGAN, after, successor.born_at))
+    def write_start(self, program: Program) -> None:
+        """Write the line of a program of a slice to the journal, before it begins."""
+        if program.is_supervised:
+            self.journal.append(JournalEntry(*program.name, program.pid, BEGAN, self.now))
 
     def begin(self, program: Program) -> None:
         if not program.is_supervised:

@@ -103,8 +103,8 @@ class AttemptEnds:
         return min((at + WAIT_FOR_SAMPLE_S for at in times if at is not None), default=None)
 
     def record(self, now: float, sample: Sample | None = None) -> bool:
-        """Record the collected ends whose output was read; return whether a lease has ended. That of an attempt that
-        another follows has not: record those before."""
+        """Record the collected ends whose output was read; return whether a lease has ended. That of a slice ends
+        with its last attempt: record what has begun before."""
         has_ended_lease = False
         self._waiting = {
             (live.job.id, live.attempt.number)
@@ -116,20 +116,19 @@ class AttemptEnds:
             for live, ended in self._all_live_ends()
             if ended.outcome.kind is not OutcomeKind.NEVER_STARTED and not self._progress.is_read(live.attempt)
         }
-        lives = self._transitions.live.values() if self._unrecorded else ()
-        holders = Counter(live.attempt.lease_id for live in lives)
-        with self._transitions.ends.together():
-            for live, ended in self._live_ends():
-                holders[live.attempt.lease_id] -= 1
-                has_ended_lease |= live.attempt.lease_id is not None and not holders[live.attempt.lease_id]
-                if ended.usage is not None:
-                    before = live.attempt.usage or Usage()
-                    self._transitions.note_usage(live.job.id, replace(ended.usage, progress=before.progress))
-                self._progress.add_rest(live, _end_time(live, ended, now))
-                if died_with_the_machine(live.attempt, self._boot_id):
-                    self._record_end_of_earlier_boot(live, ended.outcome, now)
-                else:
-                    self._record_end(live, ended, sample, now)
+        known = (self._transitions.live, self._transitions.upcoming) if self._unrecorded else ()
+        holders = Counter(live.attempt.lease_id for lives in known for live in lives.values())
+        for live, ended in self._live_ends():
+            holders[live.attempt.lease_id] -= 1
+            has_ended_lease |= live.attempt.lease_id is not None and not holders[live.attempt.lease_id]
+            if ended.usage is not None:
+                before = live.attempt.usage or Usage()
+                self._transitions.note_usage(live.job.id, replace(ended.usage, progress=before.progress))
+            self._progress.add_rest(live, _end_time(live, ended, now))
+            if died_with_the_machine(live.attempt, self._boot_id):
+                self._record_end_of_earlier_boot(live, ended.outcome, now)
+            else:
+                self._record_end(live, ended, sample, now)
         return has_ended_lease
 
     def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
@@ -140,7 +139,7 @@ class AttemptEnds:
 
     def _all_live_ends(self) -> Iterator[tuple[Live, Ended]]:
         for (job_id, number), ended in self._unrecorded.items():
-            live = self._transitions.live.get(job_id)
+            live = self._transitions.recorded(job_id)
             # Otherwise an earlier daemon recorded it, and died before it could forget it.
             if live is not None and live.attempt.number == number:
                 yield live, ended
@@ -158,7 +157,7 @@ class AttemptEnds:
         if ended.warned_at is not None and live.job.spec.warning is not None:
             text = f"signal {signal_name(live.job.spec.warning.signum)} on {attempt.engine}"
             self._transitions.note_warning(job_id, min(now, max(attempt.since, ended.warned_at)), text)
-        live = self._transitions.live[job_id]
+        live = self._transitions.live.get(job_id, live)
         ended_at = _end_time(live, ended, now)
         lack = self._lack_finder.find(live, ended)
         if lack is not None:

@@ -35,10 +35,10 @@ from gpuyard.control.planner_input import PlannerInput
 from gpuyard.control.preallocation_watch import PreallocationWatch
 from gpuyard.control.programs_beside import ProgramsBeside
 from gpuyard.control.rules import Rules
+from gpuyard.control.slices import Slices
 from gpuyard.control.start_pauses import StartPauses
 from gpuyard.control.step_result import Step, are_held_by_others, awaited
 from gpuyard.control.stop_signals import StopSignals
-from gpuyard.control.successors import Successors
 from gpuyard.control.suspend_jobs import SuspendControl
 from gpuyard.control.track_energy import EnergyMeter
 from gpuyard.control.track_progress import ProgressTracker
@@ -51,7 +51,7 @@ from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.plan import Explanation, Plan, Start, WaitingJob
 from gpuyard.core.scheduling.planner import estimate_start
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.world import WaitingLane, World
+from gpuyard.core.scheduling.world import World
 from gpuyard.core.snapshot import Sample
 from gpuyard.engines.common.oom_evidence import loaded_libraries
 from gpuyard.errors import EnvironmentFault, LedgerBusy
@@ -103,9 +103,9 @@ class Controller:
             progress=self.progress_tracker, boot_id=me.boot_id,
         )  # fmt: skip
         self._input = PlannerInput(self, leases, clock, self._host_usage)
-        self.successors = Successors(self.transitions, self.engines, self._input.need_of)
+        self.slices = Slices(self.transitions, self.engines, self._input.need_of)
         parts = self.transitions, self.engines, self.cluster_dispatch, self.start_pauses
-        self._launcher = JobLauncher(*parts, successors=self.successors, boot_id=me.boot_id)
+        self._launcher = JobLauncher(*parts, slices=self.slices, boot_id=me.boot_id)
         self._stop_signals = StopSignals(self.transitions, self.engines)
         self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
         self._ticket = QueueTicket(leases)
@@ -119,30 +119,33 @@ class Controller:
         with self._store.transaction():
             self._store.drop_incomplete_submissions()
             self.transitions.reload()
-            self.successors.record_earlier(now)
-            self.transitions.store_started()
-        attempts = [live.attempt for live in self.transitions.live.values()]
+        recorded = [*self.transitions.live.values(), *self.transitions.upcoming.values()]
+        attempts = [each.attempt for each in recorded]
         self.engines.adopt(attempts)
         if any(died_with_the_machine(attempt, self.me.boot_id) for attempt in attempts):
             self._ends.collect(now)
+            self.slices.collect()
             with self.transitions.in_step(), self._store.transaction():
+                self.slices.record(now)
                 self._ends.record(now)
+                self.transitions.store_begun()
             self._ends.forget_recorded()
+            self.slices.forget_recorded()
         self._has_ended_leases = True
 
     def step(self, sample: Sample, *, is_fresh: bool = True) -> Step:
         """Run one step. With `is_fresh=False` (the sample is too old) it records what happened and starts nothing."""
         now = self._clock.now()
-        self._has_more_to_start = self._launcher.has_rejected = self.successors.has_taken_back = False
+        self._has_more_to_start = self._launcher.has_rejected = False
         self._ends.collect(now)
-        self.successors.collect(self.rules)
+        self.slices.collect()
         self.cluster_dispatch.collect()
         self.suspend_control.collect()
         self.observe(sample)
         granted: list[HeldClaim] = []
         try:
             with self.transitions.in_step(), self._store.transaction():
-                followed = self.successors.record(now)
+                self.slices.record(now)
                 self._stop_signals.record_warnings(now, self._ends.collected())
                 self._machine_sleep.record(self._clock.asleep(), now)
                 if self.suspend_control.record(now):
@@ -150,7 +153,7 @@ class Controller:
                 self.cluster_dispatch.record(now)
                 self.energy_meter.settle(self._ends.end_times(now))
                 has_ended_lease = self._ends.record(now, sample)
-                self.transitions.store_started()
+                self.transitions.store_begun()
                 if has_ended_lease:
                     self._has_ended_leases, self._memory_freed_at = True, now
                 self.transitions.dependants.settle_more(now)
@@ -161,10 +164,10 @@ class Controller:
                 self.host_guard.act(now)
                 self._stop_signals.stop_overdue(now)
                 self.memory_guard.act(self.rules, now)
-                ready = self.successors.without_prefetched(self._store.ready_queues(), may_start=is_fresh)
+                ready = self._store.ready_queues()
                 is_outdated = self._is_outdated(sample, ready)
-                may_start = self._may_start(ready, is_fresh=is_fresh, is_outdated=is_outdated)
-                started = self._start_if_due(sample, now, ready, granted) if may_start else self._wait_for_sample(now)
+                may_start = self._may_start(ready, is_outdated=is_outdated) and is_fresh
+                started = self._start(sample, now, ready, granted) if may_start else self._wait_for_sample(now)
         except BaseException:
             self.batch_gates.forget()
             self.engines.discard_prepared()
@@ -172,18 +175,17 @@ class Controller:
                 held.release()
             raise
         self._ends.forget_recorded()
-        self.successors.forget_recorded()
+        self.slices.forget_recorded()
         self.suspend_control.forget_recorded()
         self.cluster_dispatch.forget_recorded()
         self.engines.start_prepared()
         for held in granted:
             held.leave()
-        self.successors.leave_out_stopping()
-        self.successors.fill(now)
+        self.slices.take_back(now)
         self.own_leases.release_ended()
         self._stop_signals.send(now)
         self.suspend_control.request()
-        self._ticket.update(self.plan.head, now, has_started=started + followed > 0, others_wait=self._others_wait())
+        self._ticket.update(self.plan.head, now, has_started=started > 0, others_wait=self._others_wait())
         return self._result(now, started, is_outdated=is_outdated)
 
     def observe(self, sample: Sample) -> bool:
@@ -201,32 +203,11 @@ class Controller:
         self._waits_for_engine = any(not queue.lane.engine for queue in ready) and not self.engines.is_ready()
         return not self._waits_for_engine
 
-    def _may_start(self, ready: Sequence[LaneQueue], *, is_fresh: bool, is_outdated: bool) -> bool:
-        """Return whether jobs can start now, and otherwise keep successors from it, too."""
-        can_decide = self._is_engine_ready(ready) and not is_outdated
-        if not can_decide or self.transitions.dependants.may_reject_ready:
-            self.successors.stop()
-            return False
-        if not is_fresh:
-            self.successors.pause()
-        return is_fresh
+    def _may_start(self, ready: Sequence[LaneQueue], *, is_outdated: bool) -> bool:
+        return self._is_engine_ready(ready) and not is_outdated and not self.transitions.dependants.may_reject_ready
 
-    def _start_if_due(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
-        if not self.suspend_control.has_suspended and self.successors.is_steady(sample, self.rules, ready, now):
-            return 0
-        started = self._start(sample, now, ready, granted)
-        if started is None:
-            self.successors.pause()
-            return 0
-        is_alone = len(ready) == 1 and not self.suspend_control.has_waiting
-        world = self._world if is_alone else None
-        if world is not None and not world.lanes:  # the keeper has all jobs of the lane
-            world = replace(world, lanes=(WaitingLane(lane=ready[0].lane, jobs=()),))
-        self.successors.note_plan(self.plan, world, sample, self.rules)
-        return started
-
-    def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int | None:
-        """Start what the plan starts, and return how many; None if the ledger was busy, and nothing was decided."""
+    def _start(self, sample: Sample, now: float, ready: Sequence[LaneQueue], granted: list[HeldClaim]) -> int:
+        """Start what the plan starts, and return how many."""
         queues = self._host_usage.sized([queue for queue in ready if not queue.lane.engine])
         self.start_pauses.update(now, has_ready=bool(queues))
         self.batch_gates.update((queue.lane for queue in queues), sample, now)
@@ -242,13 +223,13 @@ class Controller:
                 self.start_pauses.note_ledger(None, now)
             except LedgerBusy:  # a step follows as soon as it is ours
                 self.plan = replace(self.plan, starts=(), preempts=())
-                return None
+                return 0
             except EnvironmentFault as error:
                 self.start_pauses.note_ledger(error, now)
                 self._decide(sample, now, self._local_queues(), None)
         else:
             self._decide(sample, now, queues, None)
-        leases = iter(granted)
+        leases, slices = iter(granted), self.slices.taken_along(self.plan, self._world)
         started = 0
         for start in self.plan.starts:
             if start.lane.resumes:
@@ -258,7 +239,8 @@ class Controller:
             if start.claim.takes_lease and held is None:  # the ledger granted as many as it could
                 self._has_more_to_start = True
             elif self.start_pauses.may_start(now):
-                started += self._launcher.launch(start, held, sample.snapshot, self.rules, now)
+                rest = slices.get(start.job_id, ())
+                started += self._launcher.launch(start, held, sample.snapshot, self.rules, now, rest=rest)
             elif held is not None:
                 held.release()
         self.suspend_control.preempt(self.plan.preempts, sample, self.rules, now)
@@ -326,8 +308,7 @@ class Controller:
 
     def _local_queues(self) -> list[LaneQueue]:
         """Return the lanes whose jobs run on this machine."""
-        ready = self.successors.without_prefetched(self._store.ready_queues())
-        return self._host_usage.sized([queue for queue in ready if not queue.lane.engine])
+        return self._host_usage.sized([queue for queue in self._store.ready_queues() if not queue.lane.engine])
 
     @property
     def waiting(self) -> tuple[WaitingJob, ...]:
@@ -336,7 +317,7 @@ class Controller:
 
     def explain(self, job: Job, sample: Sample) -> Explanation:
         """Return why a job does not start at this moment, with the planner's own reasons."""
-        now, starts_at = self._clock.now(), None
+        now, starts_at, world = self._clock.now(), None, None
         if job.spec.engine:
             lane = self._store.lane_of(job.id)
             queues = [queue for queue in self._store.ready_queues() if queue.lane.engine]
@@ -354,12 +335,14 @@ class Controller:
             starts_at = estimate_start(world, lane, ahead, self.transitions.estimates.estimate(job).likely_s)
         first = next((waiting for waiting in plan.waiting if waiting.lane.id == lane.id), None)
         reasons, first_id = (first.reasons, first.job_id) if first is not None else ((), job.id)
-        return Explanation(reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at)
+        return Explanation(
+            reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at, lane=lane.id, world=world
+        )
 
     def _has_more_to_do(self) -> bool:
         """Return whether another step should follow at once."""
         has_rejected, dependants = self._launcher.has_rejected, self.transitions.dependants
-        has_more = self._has_more_to_start or has_rejected or self.successors.has_taken_back or dependants.has_more
+        has_more = self._has_more_to_start or has_rejected or dependants.has_more
         return has_more or bool(self.transitions.events)
 
     def _result(self, now: float, started: int, *, is_outdated: bool) -> Step:
@@ -367,6 +350,7 @@ class Controller:
         times = [
             self._store.next_due(),
             self.suspend_control.wake_at(now),
+            self.slices.wake_at(),
             self._ticket.wake_at(now),
             self.batch_gates.wake_at(now),
             self.cluster_dispatch.wake_at(now),

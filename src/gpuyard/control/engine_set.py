@@ -4,7 +4,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -12,10 +11,10 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.ports import Ended, Engine, Followed, HostEngine, IsCutOff, Launch, Prepared, SiteStatus
+from gpuyard.ports import Ended, Engine, HostEngine, IsCutOff, Launch, Prepared, SiteStatus
 
 T = TypeVar("T")
-Report = TypeVar("Report", Ended, Followed, SiteStatus)
+Report = TypeVar("Report", Ended, SiteStatus)
 _log = logging.getLogger(__name__)
 # Opening an engine takes a while, so a failed attempt is not repeated at each step.
 OPEN_AGAIN_S = 30.0
@@ -80,20 +79,10 @@ class EngineSet:
         """Return whether the local engine can start attempts at once; else it gets ready."""
         return self._local.is_ready()
 
-    def put(self, launch: Launch) -> bool:
-        return self._local.put(launch)
-
-    def prefetched(self) -> AbstractSet[int]:
-        return self._local.prefetched()
-
-    def take_back(self, most: int | None = None) -> None:
-        self._local.take_back(most)
-
-    def followed(self) -> list[Followed]:
-        return self._in_queue_time(self._local.followed())
-
-    def followed_before(self) -> list[Followed]:
-        return self._in_queue_time(self._local.followed_before())
+    def begun(self) -> list[SiteStatus]:
+        """Return the attempts of slices on this machine that have begun since the last call. Ask after `ended`, and
+        record them before those ends."""
+        return self._in_queue_time(self._local.site_changes())
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         try:

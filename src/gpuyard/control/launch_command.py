@@ -106,20 +106,23 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     return launch if job.spec.code.snapshot is None else in_snapshot(launch, job.spec.code.snapshot)
 
 
-def follow_launch(job: Job, number: int, group: int) -> Launch:
-    """Return the launch of attempt `number` in the place of one of this group, with the same spec: the keeper gives it
-    all variables of that one, but for those of `environment`, and its lease, devices and CPUs."""
-    return Launch(
-        job_id=job.id,
-        attempt=number,
-        command=job.argv,
-        cwd=job.spec.cwd,
-        environment=_own_variables(job, number),
-        shell=job.spec.shell,
-        stdin=job.spec.stdin,
-        log_cap_mb=job.spec.log_cap_mb,
-        timestamps=job.spec.timestamps,
-        group=group,
+def launch_after(launch: Launch, job: Job) -> Launch:
+    """Return the launch of another job with the same spec, which runs on the same devices."""
+    number = job.attempts + 1
+    environment = {**launch.environment, **_own_variables(job, number)}
+    return replace(launch, job_id=job.id, attempt=number, command=job.argv, environment=environment)
+
+
+def upcoming(attempt: Attempt, prepared: Prepared) -> Attempt:
+    """Return the attempt that follows another one on its lease, as it is recorded until it begins."""
+    return replace(
+        attempt,
+        job_id=prepared.job_id,
+        number=prepared.attempt,
+        phase=HandedOver(at=attempt.since),
+        log=prepared.log,
+        error_log=prepared.error_log,
+        stop_at=None,
     )
 
 

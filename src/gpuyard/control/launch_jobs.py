@@ -1,14 +1,16 @@
 """Prepares the attempts that a plan starts, and records them before their keepers get them."""
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from gpuyard.control.cluster_dispatch import ClusterDispatch
 from gpuyard.control.engine_set import EngineSet
-from gpuyard.control.launch_command import attempt_of, launch_of
+from gpuyard.control.launch_command import attempt_of, launch_after, launch_of, upcoming
 from gpuyard.control.pin_cpus import CpuPinning
 from gpuyard.control.rules import Rules
+from gpuyard.control.slices import Slices
 from gpuyard.control.start_pauses import StartPauses
-from gpuyard.control.successors import Successors
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import JobEvent
@@ -26,20 +28,30 @@ class JobLauncher:
         dispatch: ClusterDispatch,
         pauses: StartPauses,
         *,
-        successors: Successors,
+        slices: Slices,
         boot_id: str | None,
     ) -> None:
         self._transitions = transitions
         self._engines = engines
         self._dispatch = dispatch
         self._pauses = pauses
-        self._successors = successors
+        self._slices = slices
         self._boot_id = boot_id
         self._pinning = CpuPinning(transitions)
         self.has_rejected = False  # a job was rejected, and other jobs waited behind its start
 
-    def launch(self, start: Start, held: HeldClaim | None, snapshot: Snapshot, rules: Rules, now: float) -> int:
-        """Prepare the attempt and record it; return 1, or 0 if it could not be prepared."""
+    def launch(  # noqa: PLR0913 - everything that an attempt is started with
+        self,
+        start: Start,
+        held: HeldClaim | None,
+        snapshot: Snapshot,
+        rules: Rules,
+        now: float,
+        *,
+        rest: Sequence[Job] = (),
+    ) -> int:
+        """Prepare the attempt and record it; return 1, or 0 if it could not be prepared. `rest` are the jobs that run
+        after it on its lease."""
         job = self._transitions.store.job(start.job_id)
         assert job is not None
         try:
@@ -47,7 +59,8 @@ class JobLauncher:
             launch = launch_of(job, number, held, snapshot, rules, terms=start.terms, pinning=pinning)
             if job.spec.task is not None and job.attempts:
                 launch = replace(launch, retried=self._describe_retry(job))
-            launch = self._successors.with_group(launch, start, job, now)
+            if launch.ram_limit_mb is None:
+                launch = replace(launch, rest=tuple(launch_after(launch, each) for each in rest))
             prepared = self._engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
             if held is not None:
@@ -57,7 +70,11 @@ class JobLauncher:
         has_devices = bool(start.claim.shares) or start.terms is not None
         predicted_mb = self._transitions.estimates.predicted_mb(job) if has_devices else None
         attempt = attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self._boot_id, now=now)
-        self._transitions.start(job, replace(attempt, cpus=launch.cpus))
+        attempt = replace(attempt, cpus=launch.cpus)
+        self._transitions.start(job, attempt)
+        for each, ready in zip(rest, prepared.rest, strict=False):
+            self._transitions.start(each, upcoming(attempt, ready))
+        self._slices.note(prepared, now)
         if start.terms is None:
             self._pauses.note_start(now)
         return 1

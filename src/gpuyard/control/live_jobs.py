@@ -28,7 +28,7 @@ class LiveJobs(dict[int, Live]):
     outgrown: jobs that were measured to hold more than they reserve.
     without_devices: jobs without a device of this machine.
     on_device: the jobs on each device. All are in the order in which the jobs became live.
-    by_lease: the job that holds each lease, by the lease; of a job and its successor, which has its lease, the latter.
+    by_lease: the job that holds each lease, by the lease; of two jobs of a slice, the later one.
     """
 
     def __init__(self, lives: Iterable[Live] = ()) -> None:

@@ -70,7 +70,7 @@ class OwnLeases:
         ]
 
     def relabelled(self, leases: Sequence[Lease]) -> list[WantedClaim]:
-        """Return claims that name the job of each lease of ours that has passed to a successor."""
+        """Return claims that name the job of each lease of ours that has passed to the next job of a slice."""
         leased, relabelled = self._leased(), []
         if self._labels_for is not leased:
             self._labels_for = leased

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from gpuyard.control.dependants import Dependants
-from gpuyard.control.ended_jobs import EndedJobs
 from gpuyard.control.learn_estimates import LearnedEstimates
 from gpuyard.control.live_jobs import Live, LiveJobs
 from gpuyard.control.recent_use import RecentUse
@@ -24,6 +23,7 @@ from gpuyard.core.job.job import (
     Over,
     PublishedEvent,
     PublishedEventKind,
+    Started,
     SuspendedBy,
     Usage,
 )
@@ -53,26 +53,27 @@ class JobTransitions:
     def __init__(self, store: JobStore) -> None:
         self.store = store
         self.live = LiveJobs()
+        self.upcoming: dict[int, Live] = {}  # recorded attempts of slices that have not begun
         self.noted: set[int] = set()  # jobs whose usage may be new to PreallocationWatch
         self._recent_use = RecentUse(store)
         self.finished = 0
         self.last_start_at = 0.0
         self.estimates = LearnedEstimates(store)
         self.dependants = Dependants(store, self._apply, self._apply_to_many)
-        self.ends = EndedJobs(store, self.dependants)
         self.events: list[PublishedEvent] = []
         self._is_stale = False
         self._noted_at = self._usage_noted_at = 0.0
         self._unsaved: set[int] = set()
-        self._unstored: set[int] = set()
+        self._unstored: set[int] = set()  # jobs whose attempts have begun, which is not stored yet
         self.staggered_starts = StaggeredStarts(store)
 
     def reload(self) -> None:
-        self.live = LiveJobs(Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts())
+        found = [Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts()]
+        self.upcoming = {each.job.id: each for each in found if each.attempt.awaits_turn}
+        self.live = LiveJobs(each for each in found if each.job.id not in self.upcoming)
         self.noted = set(self.live)
         self._recent_use.reload()
         self._unstored.clear()
-        self.ends.clear()
         self.staggered_starts.clear()
         self.estimates.clear_cache()
         self.dependants.reload()
@@ -101,26 +102,46 @@ class JobTransitions:
 
     # Attempts
 
-    def start(self, job: Job, attempt: Attempt, *, is_stored: bool = True) -> None:
-        """Record a new attempt: the job runs, or is pending with its engine. One that may have ended already is stored
-        with its end, or by `store_started`."""
-        if is_stored:
-            self.store.start_attempt(attempt)
-        else:
-            self._unstored.add(job.id)
-        self.last_start_at = attempt.since
-        self.staggered_starts.note(job, attempt.since)
+    def start(self, job: Job, attempt: Attempt) -> None:
+        """Record a new attempt: the job runs, is pending with its engine, or is pending until its turn in a slice."""
+        self.store.start_attempt(attempt)
         event = JobEvent.HAND_OVER if attempt.started is None else JobEvent.START
         job = replace(job, state=advance(job.state, event), attempts=attempt.number)
-        self.live[job.id] = Live(job=job, attempt=attempt)
-        if attempt.started is not None:
-            self._publish(PublishedEventKind.STARTED, job, attempt.since, attempt)
+        if attempt.awaits_turn:
+            self.upcoming[job.id] = Live(job=job, attempt=attempt)
+            return
+        self.last_start_at = attempt.since
+        self.staggered_starts.note(job, attempt.since)
+        self._note_live(Live(job=job, attempt=attempt))
 
-    def store_started(self) -> None:
-        """Store the attempts that were not stored when they were recorded, and have not ended."""
+    def begin(self, live: Live, at: float, keeper_pid: int) -> None:
+        """Record that the turn of an attempt has come. It may have ended already: it is stored with its end, or by
+        `store_begun`."""
+        job = replace(live.job, state=advance(live.job.state, JobEvent.START))
+        limit = job.spec.time_limit_s
+        stop_at = None if limit is None else at + limit
+        attempt = replace(live.attempt, phase=Started(at=at, keeper_pid=keeper_pid), stop_at=stop_at)
+        del self.upcoming[job.id]
+        self._unstored.add(job.id)
+        self.last_start_at = at
+        self._note_live(Live(job=job, attempt=attempt))
+
+    def _note_live(self, live: Live) -> None:
+        self.live[live.job.id] = live
+        if live.attempt.started is not None:
+            self._publish(PublishedEventKind.STARTED, live.job, live.attempt.since, live.attempt)
+
+    def store_begun(self) -> None:
+        """Store the attempts that have begun and not ended."""
         for job_id in self._unstored:
-            self.store.start_attempt(self.live[job_id].attempt)
+            live = self.live[job_id]
+            self.store.set_phase(live.attempt)
+            self.store.change_state(job_id, live.job.state)
         self._unstored.clear()
+
+    def recorded(self, job_id: int) -> Live | None:
+        """Return the attempt of a job that has not ended, whether or not it has begun."""
+        return self.live.get(job_id) or self.upcoming.get(job_id)
 
     def _publish(self, kind: PublishedEventKind, job: Job, at: float, attempt: Attempt | None = None) -> None:
         self.events.append(PublishedEvent(kind=kind, job=job, at=at, attempt=attempt))
@@ -274,7 +295,7 @@ class JobTransitions:
     ) -> None:
         """Record how the live attempt ended, and what becomes of its job. `pid` is the program's; `verdict` replaces
         the general rules for retries. `unbrought`: why results stay in its snapshot."""
-        live = self.live.take(job_id)
+        live = self.upcoming.pop(job_id, None) or self.live.take(job_id)
         job, attempt = live.job, live.attempt
         outcome = outcome_after_stop(job, attempt, outcome)
         before = attempt.last_live_phase if attempt.started is None else replace(attempt.started, pid=pid)
@@ -299,7 +320,6 @@ class JobTransitions:
         reason = f"{verdict.text}{verdict.note}" if has_reason else None
         end = EndedJob(
             attempt=attempt,
-            is_stored=job.id not in self._unstored,
             state=state,
             reason=reason,
             due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
@@ -318,7 +338,9 @@ class JobTransitions:
         if state in FINISHED:
             self._publish(PublishedEventKind.FINISHED, job, now, attempt)
             self.finished += 1
-        self.ends.add(end)
+        self.store.end_attempt(end)
+        if end.ended_at is not None:
+            self.dependants.settle(job.id, end.ended_at)
 
     # Jobs without a live attempt
 

@@ -233,8 +233,8 @@ class UserRequests:
             if job_id in states
         ]
         change = self._changes_of_many.get(act)
-        # The keeper has these, and has not said whether they have begun. If they were held now, they might run twice.
-        begin = dict.fromkeys(sorted(states.keys() & self._controller.successors.prefetched()), _BEGINS)
+        # Their keeper has not said yet whether they have begun. If they were held now, they might run twice.
+        begin = dict.fromkeys(sorted(states.keys() & self._transitions.upcoming.keys()), _BEGINS)
         refused += [
             UnchangedJob(id=job_id, state=states.pop(job_id), reason=text)
             for job_id, text in (begin | (self._lacking_code(list(states)) if change is RETRY else {})).items()

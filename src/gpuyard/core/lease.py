@@ -82,7 +82,6 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
 
     load_percent: how busy the work is known to keep a device.
     ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
-    ignores_depth: share a device with however many others: it takes the place of one that ended.
     ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
     ignores_idle_power: `max_power_w` does not apply to an idle device: some draw more whatever they do.
     model: a part of the device's name.
@@ -98,7 +97,6 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
     memory: MemoryNeed = WholeDevice()
     load_percent: float | None = None
     ignores_load: bool = False
-    ignores_depth: bool = False
     ignores_foreign_load: bool = False
     ignores_idle_power: bool = False
     only: tuple[str, ...] | None = None

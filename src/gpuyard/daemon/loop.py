@@ -48,7 +48,7 @@ _RETRY_S = 1.0
 _LONG_STEP_S, _FOR_OTHERS_S = 0.01, 0.002
 # Between two steps that settle the dependants of one job: other requests are served.
 _PIECE_PAUSE_S = 0.001
-# A keeper reports within some 10 ms what it has begun by itself; on a machine that does more than it can, later.
+# A keeper gives back within some 10 ms what it has not begun; on a machine that does more than it can, later.
 _KEEPER_ANSWERS_S, _LOOK_AGAIN_S = 2.0, 0.002
 # For the clusters where jobs wait that are to be changed.
 _SITE_ANSWERS_S, _ASK_SITE_AGAIN_S = 10.0, 0.02
@@ -152,27 +152,24 @@ class SchedulerLoop:
 
     @contextlib.contextmanager
     def during_change(self) -> Iterator[None]:
-        """Wrap a request that may change the queue: the keeper starts no job by itself meanwhile (`successors`)."""
-        successors = self.controller.successors
-        is_active = successors.is_active
-        successors.begin_change()
+        """Wrap a request that may change the queue: meanwhile no job waits for its turn in a slice."""
+        self.controller.slices.begin_change()
         try:
             yield
         finally:
-            successors.end_change()
-            if is_active:
-                self.wake()
+            self.controller.slices.end_change()
+            self.wake()
 
     @property
-    def has_unrecorded(self) -> bool:
-        """Whether the keeper has begun jobs by itself that are not recorded."""
-        return bool(self.controller.successors.prefetched())
+    def has_upcoming(self) -> bool:
+        """Whether jobs wait for their turn in a slice: a change has to wait until they are queued or have begun."""
+        return self.controller.slices.has_upcoming
 
-    async def record_begun(self) -> None:
-        """Wait until what the keeper has begun by itself is recorded: a change has to find it so. A keeper that is
-        stopped is not waited for any longer, and the change leaves its jobs as they are."""
+    async def settle_slices(self) -> None:
+        """Wait until no job waits for its turn. A keeper that is stopped is not waited for any longer, and the change
+        leaves its jobs as they are."""
         until = self._loop.time() + _KEEPER_ANSWERS_S
-        while self.has_unrecorded and self._loop.time() < until:
+        while self.has_upcoming and self._loop.time() < until:
             self.wake()
             await asyncio.sleep(_LOOK_AGAIN_S)
 
@@ -276,8 +273,8 @@ class SchedulerLoop:
         is_wanted = (not is_fresh or step.is_outdated) and (
             (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
         )
-        # Before it is too old: without a fresh sample, the keeper gets no more jobs in advance.
-        is_wanted = is_wanted or (self.controller.successors.is_active and self.sampling.age() > _SOON_OLD_S)
+        # Before it is too old: the next slice starts without waiting for one.
+        is_wanted = is_wanted or (self.has_upcoming and self.sampling.age() > _SOON_OLD_S)
         if is_wanted or step.needs_sample or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
@@ -386,9 +383,6 @@ class SchedulerLoop:
     # What wakes the loop
 
     def _on_timer(self) -> None:
-        if self.controller.successors.is_active and (age_s := self.sampling.age()) < _SOON_OLD_S:
-            self._timer.set(_FRESH_S - age_s)  # steps of short jobs have requested a sample meanwhile
-            return
         try:
             with convert_sqlite_errors():
                 has_ready = self.store.has_ready()

@@ -13,9 +13,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TypeVar
 
+import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -93,7 +93,7 @@ class PsutilHost:
         if quota is not None and cpus is not None and quota.cpus >= cpus:
             quota = None
         total, available, is_limited = _memory(self._limits.memory)
-        load = _ask_psutil(lambda psutil: psutil.getloadavg()) or (None, None, None)
+        load = _ask(psutil.getloadavg) or (None, None, None)
         try:
             name = socket.gethostname() or None
         except OSError:
@@ -131,7 +131,7 @@ class PsutilHost:
     def _cpu_time(self, quota: _CpuQuota | None) -> _CpuTime | None:
         at = self._monotonic()
         if quota is None:
-            spent = _ask_psutil(_machine_cpu_time)
+            spent = _ask(_machine_cpu_time)
             return _CpuTime(source=None, at=at, used=spent[0], whole=spent[1]) if spent else None
         text = read_text(quota.usage)
         used = _field(text, "usage_usec") if quota.usage.name == "cpu.stat" else parse_numbers.number(text)
@@ -184,7 +184,7 @@ def _cpu_quotas(unified: Sequence[Path], cpu: Sequence[Path], cpuacct: Sequence[
 
 def _memory(limits: Sequence[_MemoryLimit]) -> tuple[float | None, float | None, bool]:
     """Return total and available memory in bytes, and whether a limit applies."""
-    machine = _ask_psutil(lambda psutil: psutil.virtual_memory())
+    machine = _ask(psutil.virtual_memory)
     total = float(machine.total) if machine else None
     available = float(machine.available) if machine else None
     is_limited = False
@@ -256,23 +256,19 @@ def _usable_cpus() -> float | None:
             return float(len(os.sched_getaffinity(0)))
         except OSError:
             pass
-    count = _ask_psutil(lambda psutil: psutil.cpu_count())
+    count = _ask(psutil.cpu_count)
     return float(count) if count else None
 
 
-def _machine_cpu_time(psutil: ModuleType) -> tuple[float, float]:
+def _machine_cpu_time() -> tuple[float, float]:
     times = psutil.cpu_times()._asdict()
     # Guest time is part of user time: adding it would count it twice.
     whole = sum(spent for kind, spent in times.items() if kind not in {"guest", "guest_nice"})
     return whole - times.get("idle", 0.0) - times.get("iowait", 0.0), whole
 
 
-def _ask_psutil(question: Callable[[ModuleType], T]) -> T | None:
+def _ask(question: Callable[[], T]) -> T | None:
     try:
-        import psutil
-    except (ImportError, OSError):
-        return None
-    try:
-        return question(psutil)
+        return question()
     except (psutil.Error, OSError, RuntimeError, ValueError, LookupError, AttributeError):
         return None

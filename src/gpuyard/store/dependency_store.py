@@ -47,18 +47,6 @@ class DependencyStore:
         query = "SELECT value FROM json_each(?) WHERE EXISTS (SELECT 1 FROM dependencies WHERE on_job = value)"
         return self._column(query, (json.dumps(job_ids),)) if self.has_dependencies else []
 
-    def that_may_unblock(self, job_ids: Sequence[int], last: int) -> set[int]:
-        """Return those of these jobs whose end may unblock a job, while no waiting job with a higher id than `last`
-        starts: not where that job depends on such a one, too."""
-        query = (
-            "SELECT value FROM json_each(?) WHERE EXISTS ("
-            "SELECT 1 FROM dependencies AS own JOIN jobs AS dependant ON dependant.id = own.job "
-            "WHERE own.on_job = value AND dependant.state = 'blocked' AND NOT EXISTS ("
-            "SELECT 1 FROM jobs AS later WHERE later.id = (SELECT max(on_job) FROM dependencies WHERE job = own.job) "
-            "AND later.id > ? AND later.state IN ('queued', 'blocked', 'held', 'delayed')))"
-        )
-        return set(self._column(query, (json.dumps(job_ids), last))) if self.has_dependencies else set()
-
     def dependants_after(self, job_id: int, after: int, limit: int) -> list[Dependant]:
         """Return the first dependants with higher ids than `after`, by id."""
         if not self.has_dependencies:

@@ -1,4 +1,4 @@
-"""A job whose attempt has ended, as it is stored. Dozens of short jobs end in one step, and share SQL statements."""
+"""A job whose attempt has ended, as it is stored."""
 
 from typing import Any
 
@@ -8,20 +8,18 @@ from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.store.row_codec import printable, to_json
 
-# An attempt that is stored with its end alone also sets what `start_attempt` sets.
+# Of an attempt in a slice, the start may be stored with its end alone.
 END_JOB = (
     "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, failures = ?, "
-    "queued_at = coalesce(?, queued_at), attempts = coalesce(?, attempts), started_at = coalesce(?, started_at) "
+    "queued_at = coalesce(?, queued_at), started_at = coalesce(?, started_at) "
     "WHERE id = ?"
 )
 
 
 class EndedJob(Struct, frozen=True, kw_only=True):
-    """`attempt` is over. `is_stored` is False if its start was not stored. `queued_at` is set if the job waits again,
-    and not in its old place."""
+    """`attempt` is over. `queued_at` is set if the job waits again, and not in its old place."""
 
     attempt: Attempt
-    is_stored: bool
     state: JobState
     reason: str | None
     due_at: float | None
@@ -36,8 +34,6 @@ class EndedJob(Struct, frozen=True, kw_only=True):
 
     def to_row(self) -> tuple[Any, ...]:
         """Return the values of END_JOB."""
-        attempt, is_new = self.attempt, not self.is_stored and not self.never_started
-        start = (attempt.number, attempt.started_at) if is_new else (None, None)
-        outcome, reason = to_json(attempt.outcome), printable(self.reason)
-        columns = (self.state, reason, self.due_at, self.ended_at, outcome, self.failures, self.queued_at)
-        return (*columns, *start, attempt.job_id)
+        attempt, outcome = self.attempt, to_json(self.attempt.outcome)
+        columns = (self.state, printable(self.reason), self.due_at, self.ended_at, outcome, self.failures)
+        return (*columns, self.queued_at, attempt.started_at, attempt.job_id)

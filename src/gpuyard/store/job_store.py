@@ -299,17 +299,14 @@ class JobStore(DependencyStore):
             (state, attempt.number, attempt.started_at, attempt.job_id),
         )
 
-    def end_attempts(self, ends: Sequence[EndedJob]) -> None:
-        """Store how attempts ended, and what becomes of their jobs. Attempts that never started are dropped."""
-        self._has_delayed = self._has_delayed or any(end.due_at is not None for end in ends)
-        for end in ends:
-            if end.is_stored and end.never_started:
-                self.drop_attempt(end.attempt.job_id, end.attempt.number)
-        ran = [end for end in ends if not end.never_started]
-        self._db.executemany(_SET_PHASE, [row_codec.phase_to_row(end.attempt) for end in ran if end.is_stored])
-        new = [row_codec.attempt_to_row(end.attempt) for end in ran if not end.is_stored]
-        self._db.executemany(_INSERT_ATTEMPT, new)
-        self._db.executemany(END_JOB, [end.to_row() for end in ends])
+    def end_attempt(self, end: EndedJob) -> None:
+        """Store how an attempt ended, and what becomes of its job. One that never started is dropped."""
+        self._has_delayed = self._has_delayed or end.due_at is not None
+        if end.never_started:
+            self.drop_attempt(end.attempt.job_id, end.attempt.number)
+        else:
+            self._execute(_SET_PHASE, row_codec.phase_to_row(end.attempt))
+        self._execute(END_JOB, end.to_row())
 
     def update_attempt(self, attempt: Attempt) -> None:
         """Store what changes while the attempt is live, other than its phase."""

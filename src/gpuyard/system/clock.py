@@ -8,9 +8,12 @@
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from gpuyard.core.queue_time import QueueTime
 from gpuyard.system.machine_identity import boot_id
+
+if TYPE_CHECKING:
+    from gpuyard.core.queue_time import QueueTime
 
 # Without CLOCK_BOOTTIME, on macOS, CLOCK_MONOTONIC is the one that counts the time asleep.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -78,7 +81,7 @@ class SystemClock:
 class QueueClock(SystemClock):
     """The clock of a queue: `now` is queue time (core/queue_time.py)."""
 
-    def __init__(self, record: QueueTime, on_step: Callable[[float], None] = lambda _: None) -> None:
+    def __init__(self, record: "QueueTime", on_step: Callable[[float], None] = lambda _: None) -> None:
         """`on_step` is called with the seconds by which the wall clock was stepped."""
         self.record = record
         self._on_step = on_step

@@ -9,7 +9,7 @@ from gpuyard.control.add_submission import InPieces
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.control.user_requests import ChangeResult
 from gpuyard.core.job.dependencies import Dependency, DependencyKind
-from gpuyard.core.job.job import PublishedEventKind
+from gpuyard.core.job.job import Attempt, HandedOver, PublishedEventKind
 from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
 from gpuyard.core.job.selection import parse_selection
 from tests.fakes.user_requests import requests_of
@@ -99,10 +99,13 @@ def test_cleaning_takes_as_many_statements_for_many_jobs_as_for_few(queue_db: Qu
 
 
 @pytest.mark.parametrize("verb", ["cancel", "hold"])
-def test_a_job_that_the_keeper_may_have_begun_is_unchanged(queue_db: QueueDb, verb: str) -> None:
+def test_a_job_that_waits_for_its_turn_in_a_slice_is_unchanged(queue_db: QueueDb, verb: str) -> None:
+    """Its keeper has not answered in time."""
     queue_db.add(3)
-    requests = requests_of(queue_db, JobTransitions(queue_db.store), prefetched=[2])
+    transitions = JobTransitions(queue_db.store)
+    transitions.start(queue_db.job(2), Attempt(job_id=2, number=1, phase=HandedOver(at=110.0)))
+    requests = requests_of(queue_db, transitions)
     result = finish(requests.change(parse_selection("all"), getattr(requests, verb)))
     assert result.ids == (1, 3)
-    assert [(each.id, each.state) for each in result.unchanged] == [(2, "queued")]
+    assert [(each.id, each.state) for each in result.unchanged] == [(2, "pending")]
     assert "try again" in result.unchanged[0].reason

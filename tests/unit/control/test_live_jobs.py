@@ -52,7 +52,7 @@ def test_indexes_follow_every_change(changes: list[Live | tuple[int, Usage] | in
         assert jobs.by_lease == anew.by_lease
 
 
-def test_the_lease_of_a_job_is_that_of_its_successor_from_its_start_on() -> None:
+def test_the_lease_of_a_job_is_that_of_the_next_one_in_its_slice_from_its_start_on() -> None:
     before, after = (
         Live(job=replace(job(), id=job_id), attempt=replace(attempt(), job_id=job_id, devices=("G0",), lease_id="L1"))
         for job_id in (1, 2)

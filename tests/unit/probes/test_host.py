@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -328,18 +327,6 @@ def test_figures_that_psutil_cannot_read_are_unknown(machine: Machine, monkeypat
     monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
     monkeypatch.setattr(socket, "gethostname", refuse)
     assert machine.read() == Host()
-
-
-def test_without_psutil_the_limits_of_the_group_are_still_read(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    in_group(machine, "/job")
-    machine.write("sys/fs/cgroup/job/memory.max", str(8 * GB))
-    machine.write("sys/fs/cgroup/job/memory.current", str(2 * GB))
-    host = machine.read()
-    assert (host.memory_total_mb, host.memory_available_mb, host.load_1m) == (8192.0, 6144.0, None)
-    assert (host.cpu_count, host.cpu_percent, host.limited_by) == (8.0, None, "cgroup")
 
 
 def test_a_machine_without_affinity_masks_counts_its_cpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

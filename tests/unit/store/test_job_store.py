@@ -89,20 +89,6 @@ def test_a_dependency_is_kept_once(queue_db: QueueDb) -> None:
     assert queue_db.store.dependants(first) == [second]
 
 
-def test_a_job_may_unblock_another_unless_that_waits_for_a_later_one_as_well(queue_db: QueueDb) -> None:
-    jobs = queue_db.add(100)
-    one, many = queue_db.add(2, state=JobState.BLOCKED)
-    queue_db.store.add_pairs([(one, Dependency(job_id=jobs[3])), *((many, Dependency(job_id=each)) for each in jobs)])
-    store, first = queue_db.store, jobs[:10]
-    assert store.that_may_unblock(first, jobs[9]) == {jobs[3]}
-    assert store.that_may_unblock(first, jobs[99]) == set(first)
-    queue_db.run(jobs[99])
-    assert store.that_may_unblock(first, jobs[9]) == set(first)
-    store.change_states([one, many], JobState.HELD, 120.0, reason=None)
-    assert store.that_may_unblock(first, jobs[99]) == set()
-    assert full_scans(queue_db.plan_of(lambda: store.that_may_unblock(first, jobs[9]))) == []
-
-
 def test_an_unknown_state_is_refused(queue_db: QueueDb) -> None:
     (job_id,) = queue_db.add()
     with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):

@@ -147,7 +147,8 @@ class SiteRequest(Struct, frozen=True, kw_only=True):
 
 
 class HandedOver(Struct, frozen=True, kw_only=True, tag="handed-over"):
-    """An engine that places work itself got the attempt `at` this time. It has not started there."""
+    """An engine that places work itself got the attempt `at` this time, or the keeper of this machine with others that
+    run before it. It has not started."""
 
     at: float
 
@@ -217,6 +218,11 @@ class Attempt(Struct, frozen=True, kw_only=True):
     @property
     def over(self) -> Over | None:
         return self.phase if isinstance(self.phase, Over) else None
+
+    @property
+    def awaits_turn(self) -> bool:
+        """Whether it starts on this machine when others of its slice have ended."""
+        return isinstance(self.phase, HandedOver) and not self.engine
 
     @property
     def since(self) -> float:

@@ -33,10 +33,6 @@ class HostPlacement:
         """Return whether CPU or RAM are outside the need's own limits, or lack what it reserves."""
         return self.lacks(need) or any(host_refusals(need, self._host))
 
-    def refuses_after(self, ended: Collection[str], need: Need) -> bool:
-        """Return whether the host refuses the need also once these leases have ended."""
-        return any(host_refusals(need, self._host)) or self.state.without_leases(ended).lacks(need) is not None
-
     def excludes(self, need: Need) -> bool:
         """Return whether the need is refused in a way that the end of all leases would not change."""
         if any(host_refusals(need, self._host)):

@@ -181,13 +181,6 @@ class PlacementState:
                 return False
         return True
 
-    def fits_in_place(self, need: Need, device_ids: Iterable[str], lease_id: str | None) -> bool:
-        """Return whether the need fits on these devices, and RAM and CPUs suffice, once the lease has ended."""
-        ended = frozenset(filter(None, (lease_id,)))
-        states = [self.states.get(device_id) for device_id in device_ids]
-        fits_all = all(state is not None and self.fits(need, state.without(ended)) for state in states)
-        return fits_all and not self.host.refuses_after(ended, need)
-
     def suitable_devices(self, need: Need) -> Iterator[DeviceState]:
         """Yield the devices that the need allows and that are not closed, busy or not."""
         kind = kind_of(need)
@@ -239,8 +232,6 @@ class PlacementState:
         usual = self.machine.packing
         if usual.depth is None or not need.devices or need.is_exclusive:
             return usual
-        if need.ignores_depth:
-            return replace(usual, depth=None)
         kind = kind_of(need)
         found = self._packings.get(kind)
         if found is None:

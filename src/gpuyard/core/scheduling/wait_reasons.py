@@ -53,12 +53,6 @@ NOTICED_BY_QUEUE = frozenset(
      ReasonKind.NOT_LINKED, ReasonKind.RESOURCE_LIMIT}
 )  # fmt: skip
 
-# Running jobs take the places: when one of them ends, another can start, if nothing else is in the way then.
-PLACES_TAKEN = frozenset(
-    {ReasonKind.LEASED, ReasonKind.NO_ROOM, ReasonKind.LIMIT, ReasonKind.NO_GAIN, ReasonKind.TOO_FEW,
-     ReasonKind.NOT_LINKED, ReasonKind.HOST_ROOM}
-)  # fmt: skip
-
 _MEASURES = {
     ReasonKind.TOO_BUSY: ("GPU", "%"),
     ReasonKind.POWER_LIMIT: ("power", " W"),

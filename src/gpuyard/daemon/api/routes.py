@@ -62,6 +62,10 @@ RESTART_STATUS = 75
 _LONGEST_REASON = 300
 # Routes that read the request themselves.
 _UNDECODED = {("POST", f"{API}/submissions"), ("POST", f"{API}/submissions/preview"), ("GET", f"{API}{EVENTS}")}
+# Requests that change no job that waits: slices go on meanwhile.
+_LEAVE_SLICES = {
+    "/submissions", "/submissions/preview", "/jobs/{id}/resubmit", "/wait/reported", "/web", "/web/stop",
+}  # fmt: skip
 
 
 class Shutdown(Struct, frozen=True, kw_only=True):
@@ -112,6 +116,7 @@ class Routes:
             ("GET", "/exports"): jobs.export,
             ("GET", "/jobs/{id}"): jobs.show,
             ("GET", "/jobs/{id}/why"): jobs.why,
+            ("GET", "/jobs/{id}/world"): jobs.world,
             ("GET", "/jobs/{id}/history"): jobs.history,
             ("POST", "/submissions"): submissions.submit,
             ("POST", "/submissions/preview"): submissions.preview,
@@ -208,19 +213,19 @@ class Routes:
             until_answered.enter_context(self._failing_on_damage())
             key, numbers = self._router.find(request)
             decoded = _decode(request, key)
-            if key[0] != "GET":
+            is_change = key[0] != "GET" and key[1].removeprefix(API) not in _LEAVE_SLICES
+            if is_change:
                 until_answered.enter_context(self._scheduler.during_change())
             act = partial(self.table[key], *numbers, *decoded)
-            answer = self._act_later(act) if key[0] != "GET" and self._has_to_wait() else act()
+            has_to_wait = self._scheduler.checkpoints.is_paused or (is_change and self._scheduler.has_upcoming)
+            answer = self._act_later(act, settles=is_change) if key[0] != "GET" and has_to_wait else act()
             if isinstance(answer, Awaitable) or (key[0] != "GET" and self._scheduler.checkpoints.has_unsynced):
                 return self._respond_later(answer, until_answered.pop_all(), is_change=key[0] != "GET")
         return _respond(answer)
 
-    def _has_to_wait(self) -> bool:
-        return self._scheduler.has_unrecorded or self._scheduler.checkpoints.is_paused
-
-    async def _act_later(self, act: Callable[[], Struct | Awaitable[Struct]]) -> Struct:
-        await self._scheduler.record_begun()
+    async def _act_later(self, act: Callable[[], Struct | Awaitable[Struct]], *, settles: bool) -> Struct:
+        if settles:
+            await self._scheduler.settle_slices()
         await self._scheduler.checkpoints.may_write()
         answer = act()
         return await answer if isinstance(answer, Awaitable) else answer

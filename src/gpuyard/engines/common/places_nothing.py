@@ -1,11 +1,10 @@
 """What engines have in common that run attempts at once, on the devices claimed for them."""
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
-from gpuyard.ports import Followed, Launch, SiteStatus
+from gpuyard.ports import SiteStatus
 
 
 class PlacesNothing:
@@ -25,20 +24,6 @@ class PlacesNothing:
 
     def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
         self.signal_each(attempts, signum)
-
-    def put(self, launch: Launch) -> bool:  # noqa: ARG002
-        return False
-
-    def prefetched(self) -> AbstractSet[int]:
-        return frozenset()
-
-    def take_back(self, most: int | None = None) -> None: ...
-
-    def followed(self) -> list[Followed]:
-        return []
-
-    def followed_before(self) -> list[Followed]:
-        return []
 
     def withdraw(self, attempt: Attempt) -> None: ...
 

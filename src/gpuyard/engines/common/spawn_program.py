@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpuyard.engines.common.unbegun_words import unbegun_word
-from gpuyard.engines.common.unused_log import begin_log, open_log
 from gpuyard.system.passing_errors import passes
 from gpuyard.system.results_file import UnsafePathError, open_results
 
@@ -111,9 +110,6 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
         if stdin != null:
             opened.append(stdin)
         path = _find(spec.command[0], spec.environment, log)
-        for (_, cap), descriptor in zip(spec.outputs, opened, strict=False):
-            if cap:
-                _begin_log(descriptor)
         return _execute(path, spec, (stdin, opened[0], log), lease)
     except NotBegun:
         for (path, cap), descriptor in zip(spec.outputs, opened, strict=False):
@@ -128,14 +124,7 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
 
 def _open_log(path: str) -> int:
     try:
-        return open_log(path)
-    except OSError as error:
-        raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
-
-
-def _begin_log(log: int) -> None:
-    try:
-        begin_log(log)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
 

@@ -9,7 +9,7 @@ import os
 from gpuyard.system.passing_errors import remedy_of
 
 _UNBEGUN = "unbegun"
-# A prefetched launch that its keeper gave back.
+# A launch of a slice that its keeper gave back.
 RETURNED = "unbegun-returned"
 _FAILURES = {
     "process": "no program can be started",

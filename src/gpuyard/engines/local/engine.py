@@ -7,23 +7,20 @@
 - A daemon that takes over connects to the keepers that live. A keeper greets it only after it has started everything
   that its own daemon sent. So an attempt without a line in the journal then, or after the keeper's death, never
   started.
-- When a keeper dies, the attempts that it started have no status: they are LOST. An attempt whose log is still unused
-  (`unused_log.py`) never started, although the keeper may have written the line that says so.
+- When a keeper dies, the attempts that it started have no status: they are LOST. Those without a line never started.
 - A keeper that does not answer counts as alive (`keeper_set.py`): its attempts keep running, and their ends are
   recorded when it answers again.
-- Prefetched attempts (`prefetch_queue.py`) are started by the keeper without the daemon: it reports them later.
+- The keeper starts the rest of a slice by itself, one after the other, and reports each beginning within 25 ms.
 - The journal is emptied when it has grown, no attempt is live, and `ended` is called with all earlier ends recorded.
 
 A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies its processes (`process_tree.py`).
 """
 
 import contextlib
-import marshal
 import os
 import signal
 from collections import deque
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from msgspec import Struct
@@ -32,7 +29,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt
 from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.engines.common.program_outcome import BEGAN
-from gpuyard.engines.common.unused_log import is_unused
+from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.local.journal import Journal
 from gpuyard.engines.local.keeper_connection import (
@@ -44,20 +41,20 @@ from gpuyard.engines.local.keeper_connection import (
     remove_socket,
 )
 from gpuyard.engines.local.keeper_set import KeeperSet
-from gpuyard.engines.local.kept_job import frame
+from gpuyard.engines.local.kept_job import frame, slice_message
 from gpuyard.engines.local.launch_builder import LaunchBuilder
 from gpuyard.engines.local.log_reads import LogReads
-from gpuyard.engines.local.prefetched_attempts import PrefetchedAttempts, followed_of
 from gpuyard.engines.local.process_signals import ProcessSignals
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
-from gpuyard.errors import EnvironmentFault
-from gpuyard.ports import Ended, Followed, IsCutOff, Launch, Prepared
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, SiteStatus
+from gpuyard.system.clock import wall_time_of
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.private_files import make_folder
 from gpuyard.system.wakeable_poll import WakeablePoll
 
-# Ends of attempts that one step records: a few milliseconds of work.
-_MOST_ENDS = 16
+# Ends of attempts that one step records: some 10 ms of work.
+_MOST_ENDS = 100
 _MOST_AT_ONCE = 100
 
 # The attempt's key and its keeper's pid.
@@ -65,14 +62,16 @@ Name = tuple[str, int]
 
 
 class _Prepared(Struct, frozen=True):
+    """A slice: most are one attempt."""
+
     keeper: KeeperConnection
-    watched: WatchedAttempt
+    watched: list[WatchedAttempt]
     content: bytes
     lease: int | None
 
     @property
-    def name(self) -> Name:
-        return self.watched.key, self.keeper.pid
+    def names(self) -> list[Name]:
+        return [(each.key, self.keeper.pid) for each in self.watched]
 
 
 class LocalEngine(PlacesNothing):
@@ -110,9 +109,9 @@ class LocalEngine(PlacesNothing):
         self._over: list[Name] = []  # not reported by a keeper; returned at once
         self._held: list[Name] = []  # over, while their containers are removed or their logs are read
         self._unsent: set[Name] = set()  # of those: the keeper did not take them
-        self._reported: deque[Name] = deque()  # reported by a keeper; returned half at a time
+        self._reported: deque[Name] = deque()  # reported by a keeper
         self._entries: dict[Name, JournalEntry] = {}
-        self._prefetched = PrefetchedAttempts()
+        self._begun: list[SiteStatus] = []
         self._may_empty_journal = False
 
     def fileno(self) -> int:
@@ -121,8 +120,6 @@ class LocalEngine(PlacesNothing):
 
     def close(self) -> None:
         self.discard_prepared()
-        if self._keepers.own is not None:
-            self._prefetched.take_back(self._keepers.own)
         self._keepers.close()
         self._log_reads.close()
         self._signals.close()
@@ -140,25 +137,32 @@ class LocalEngine(PlacesNothing):
             return True
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
-        """Raises UserError if the command cannot be passed to a program."""
+        """Raises UserError if the command cannot be passed to a program. Of the rest of a slice, takes those before the
+        first of which that is true."""
         own = self._own_keeper()
-        content, watched = self._builder.build(launch, own.pid, has_lease=lease_descriptor is not None)
-        self._prepared.append(_Prepared(own, watched, frame(content), lease_descriptor))
-        log, error_log = watched.log or "", watched.error_log
-        return Prepared(job_id=launch.job_id, attempt=launch.attempt, keeper_pid=own.pid, log=log, error_log=error_log)
+        built = [self._builder.build(launch, own.pid)]
+        with contextlib.suppress(UserError):
+            for each in launch.rest:
+                built.append(self._builder.build(each, own.pid))  # noqa: PERF401 - keeps those before an error
+        message = slice_message([kept for kept, _ in built], has_lease=lease_descriptor is not None)
+        watched = [each for _, each in built]
+        self._prepared.append(_Prepared(own, watched, frame(message), lease_descriptor))
+        first, *rest = (_prepared(each) for each in watched)
+        return replace(first, rest=tuple(rest))
 
     def start_prepared(self) -> None:
         """Send prepared launches to the keeper. `ended` returns those that the keeper does not take."""
         prepared, self._prepared = self._prepared, []
         for each in prepared:
-            self._watched[each.name] = each.watched
+            self._watched.update(zip(each.names, each.watched, strict=True))
         # A keeper has the leases of one message open at a time, under the limit of its jobs.
         at_once = max(1, min(_MOST_AT_ONCE, self._open_files // 2))
         for start in range(0, len(prepared), at_once):
             batch = prepared[start : start + at_once]
             if not self._send(batch):
-                self._unsent |= {each.name for each in batch}
-                self._over += [each.name for each in batch]
+                names = [name for each in batch for name in each.names]
+                self._unsent.update(names)
+                self._over += names
                 self._poll.wake()
         if self._keepers.own is not None:
             self._keepers.own.was_heard = False
@@ -166,30 +170,25 @@ class LocalEngine(PlacesNothing):
     def discard_prepared(self) -> None:
         self._prepared.clear()
 
-    # Prefetched attempts
+    # The rest of slices
 
-    def put(self, launch: Launch) -> bool:
-        own = self._keepers.own
-        if own is None or not own.is_greeted:
-            return False
-        content, watched = self._builder.build(launch, own.pid, has_lease=False)
-        return self._prefetched.put(own, launch.group, marshal.dumps(content), watched)
+    def withdraw(self, attempt: Attempt) -> None:
+        """Ask the keeper not to start an attempt whose turn has not come. One that does not answer is not waited for:
+        then the attempt stays as it is."""
+        for (key, pid), watched in self._watched.items():
+            if key == attempt.key and watched.attempt == attempt.number:
+                self._keepers.withdraw(pid, key)
 
-    def prefetched(self) -> AbstractSet[int]:
-        return self._prefetched.job_ids()
+    def site_changes(self) -> list[SiteStatus]:
+        """Return the attempts of slices that have begun."""
+        begun, self._begun = self._begun, []
+        return begun
 
-    def take_back(self, most: int | None = None) -> None:
-        own = self._keepers.own
-        if own is not None and self._prefetched:
-            self._prefetched.take_back(own, most)
-            if most is None and self._prefetched:
-                own.ask_to_report()
-
-    def followed(self) -> list[Followed]:
-        return self._prefetched.take_followed()
-
-    def followed_before(self) -> list[Followed]:
-        return [followed_of(entry, f"{self._logs}/{entry.key}.log") for entry in self._journal.followed()]
+    def _note_begun(self, entry: JournalEntry) -> None:
+        if entry.at is not None:  # else it is the first of its slice, and recorded as begun
+            job_id, attempt = map(int, entry.key.split("."))
+            at = wall_time_of(entry.at)
+            self._begun.append(SiteStatus(job_id=job_id, attempt=attempt, site_id="", at=at, keeper_pid=entry.keeper))
 
     def _send(self, batch: Sequence[_Prepared]) -> bool:
         own = batch[0].keeper
@@ -208,7 +207,6 @@ class LocalEngine(PlacesNothing):
         own = self._keepers.own
         if own is not None and not self._prepared and own.is_silent():  # once for all attempts of a step
             self._keepers.leave_silent(own)
-            self._prefetched.take_back(own)
         return self._keepers.own_or_new()
 
     def problems(self) -> list[str]:
@@ -219,10 +217,11 @@ class LocalEngine(PlacesNothing):
 
     def adopt(self, attempts: Sequence[Attempt]) -> None:
         taken_over = list(map(WatchedAttempt.of, attempts))
-        if any(not each.keeper_pid for each in taken_over):  # its row was damaged
-            keepers = {entry.key: entry.keeper for entry in self._journal.entries()}
+        if any(not each.keeper_pid for each in taken_over):  # of a slice, or its row was damaged
+            last = {(entry.key, entry.keeper): entry.word for entry in self._journal.entries()}
+            keepers = {key: keeper for (key, keeper), word in last.items() if not is_unbegun(word)}
             taken_over = [replace(each, keeper_pid=each.keeper_pid or keepers.get(each.key, 0)) for each in taken_over]
-        alive = self._keepers.adopt({each.keeper_pid for each in taken_over})
+        alive = self._keepers.adopt({each.keeper_pid for each in taken_over if each.keeper_pid})
         for each in taken_over:
             name = (each.key, each.keeper_pid)
             self._watched[name] = each
@@ -239,7 +238,7 @@ class LocalEngine(PlacesNothing):
 
     def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
         """Unless it `has_unrecorded`, earlier results may be removed from the journal."""
-        if self._may_empty_journal and not has_unrecorded and not self._watched and not self._prefetched:
+        if self._may_empty_journal and not has_unrecorded and not self._watched:
             self._journal.empty_if_long()
         for pid in self._keepers.reach_again():
             self._end_all_of(pid)
@@ -247,15 +246,9 @@ class LocalEngine(PlacesNothing):
         for connection in self._keepers.ready():
             self._receive(connection)
         held, over, self._over, self._held = self._held, [*self._held, *self._over], [], []
-        if self._prefetched.has_followed:
-            over += self._reported
-            self._reported.clear()
-        elif self._reported:
-            # Half of them at a time: the successors of the first ones run while the caller handles the rest. With all
-            # at once, jobs and daemon would wait in turns; with one at a time, fewer would end than start.
-            over += [self._reported.popleft() for _ in range(min(_MOST_ENDS, max(1, len(self._reported) // 2)))]
-            if self._reported:
-                self._poll.wake()
+        over += [self._reported.popleft() for _ in range(min(_MOST_ENDS, len(self._reported)))]
+        if self._reported:
+            self._poll.wake()
         names = [name for name in dict.fromkeys(over) if name in self._watched]
         return self._results(names, is_cut_off, set(held))
 
@@ -281,7 +274,6 @@ class LocalEngine(PlacesNothing):
     def _end_all_of(self, keeper_pid: int) -> None:
         """All attempts of a keeper that is gone are over, and the journal has the last entries."""
         self._read_journal()
-        self._prefetched.lose(keeper_pid)
         self._over += [name for name in self._watched if name[1] == keeper_pid]
         remove_socket(self._keepers.folder, keeper_pid)
 
@@ -294,21 +286,16 @@ class LocalEngine(PlacesNothing):
                 self._over += [name for name in self._watched if name[1] == pid and name not in self._entries]
             return
         name = (entry.key, entry.keeper)
-        if entry.after is not None:
-            self._watch_followed(entry)
-        if name in self._watched and entry.word != BEGAN:
+        if name in self._watched and entry.word == BEGAN:
+            self._note_begun(entry)
+        elif name in self._watched:
             self._entries[name] = entry
             self._reported.append(name)
-
-    def _watch_followed(self, entry: JournalEntry) -> None:
-        watched = self._prefetched.begin(entry)
-        if watched is not None:
-            self._watched[entry.key, entry.keeper] = watched
 
     def _hold(self, name: Name, is_cut_off: IsCutOff | None) -> bool:
         """Hold an end back while its logs are read, its container is removed and then its results are brought back; of
         one that was cut off, while its processes are killed."""
-        watched, entry = self._watched[name], self._last_entry(name)
+        watched, entry = self._watched[name], self._entries.get(name)
         is_held = self._log_reads.is_reading(watched, entry)
         if self.containers.has(name[0]):
             status = watched.outcome(entry).status
@@ -323,15 +310,8 @@ class LocalEngine(PlacesNothing):
         self._held += [name] if is_held else []
         return is_held
 
-    def _last_entry(self, name: Name) -> JournalEntry | None:
-        """Return the last entry on an attempt that is over; None if its keeper died before it started the program."""
-        entry = self._entries.get(name)
-        if entry is not None and entry.word == BEGAN and is_unused(f"{self._logs}/{name[0]}.log"):
-            return None
-        return entry
-
     def _result(self, name: Name) -> Ended:
-        entry, watched = self._last_entry(name), self._watched.pop(name)
+        entry, watched = self._entries.get(name), self._watched.pop(name)
         self._entries.pop(name, None)
         if watched.has_runner:
             with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
@@ -345,11 +325,16 @@ class LocalEngine(PlacesNothing):
 
     def _read_journal(self) -> None:
         """Read all of it. Only needed after a daemon or a keeper has died."""
+        begun: dict[Name, JournalEntry] = {}
         for entry in self._journal.entries():
-            if entry.after is not None:
-                self._watch_followed(entry)
-            if (entry.key, entry.keeper) in self._watched:
-                self._entries[entry.key, entry.keeper] = entry
+            name = (entry.key, entry.keeper)
+            if name in self._watched:
+                self._entries[name] = entry
+                if entry.word == BEGAN:
+                    begun[name] = entry
+        for name, entry in begun.items():
+            if not is_unbegun(self._entries[name].word):
+                self._note_begun(entry)
 
     def signal(self, attempt: Attempt, signum: int) -> int:
         return process_tree.signal_each([attempt], self.queue, signum)[0]
@@ -366,3 +351,13 @@ class LocalEngine(PlacesNothing):
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""
         return process_tree.main_process(attempt, self.queue)
+
+
+def _prepared(watched: WatchedAttempt) -> Prepared:
+    return Prepared(
+        job_id=watched.job_id,
+        attempt=watched.attempt,
+        keeper_pid=watched.keeper_pid,
+        log=watched.log or "",
+        error_log=watched.error_log,
+    )

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 
-from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
 from gpuyard.system.private_files import open_own
 
@@ -26,12 +25,6 @@ class Journal:
             if not length:
                 return
             at += length
-
-    def followed(self) -> list[JournalEntry]:
-        """Return the entries of attempts that were taken from the prefetch queue and have begun."""
-        last = {(entry.key, entry.keeper): entry.word for entry in self.entries()}
-        taken = (entry for entry in self.entries() if entry.after is not None)
-        return [entry for entry in taken if not is_unbegun(last[entry.key, entry.keeper])]
 
     def empty_if_long(self) -> None:
         """Call it only when all that it says is recorded."""

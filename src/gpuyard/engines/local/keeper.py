@@ -1,18 +1,20 @@
 """The keeper: the parent of a daemon's jobs. It starts them, waits for them, and outlives the daemon.
 
 The daemon starts it as a separate process that uses the standard library alone, so that it starts fast and stays small.
-Descriptor 3 is the connection to that daemon, 4 the journal, 5 the prefetch queue. Arguments: FOLDER, and the limit on
-open files for jobs.
+Descriptor 3 is the connection to that daemon, 4 the journal. Arguments: FOLDER, and the limit on open files for jobs.
 
 - For each launch the keeper writes a line to the journal, starts the program in a session of its own, and writes
   another line when it ends: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The second also goes to every connected
   daemon. TIME is in seconds since the machine booted: the wall clock may be set before a daemon reads the line. A line
   starts with a newline because a full disk may have cut off the line before, and ends with a dot because a full disk
   may cut off this one.
-- When a job has succeeded and left nothing behind, the next launch of its group is taken from the prefetch queue, and
-  starts with its lease: `18.1 KEEPER follows 17.1 TIME .` The line is written before the daemon is seen to live, and
-  that before the program starts. So the next daemon finds the line of every program that may have started.
-- A limit of the system that keeps a program from starting gives a line such as `17.1 KEEPER unbegun-log-enospc .`
+- A slice is launches that run one after the other on one lease. The line of an end names the launch that begins then:
+  `17.1 KEEPER 0 PID TIME then 18.1 .` After that line, and before the program starts, the keeper carries out what its
+  daemon sent. If the daemon is gone or has withdrawn the launch, it does not start. So no launch of a slice starts
+  after the death of its daemon, and the next daemon finds the line of every program that may have started.
+- What does not start any more gets a line such as `18.1 KEEPER unbegun-returned .`: it was withdrawn, the daemon is
+  gone, a process that an earlier program left behind still has the lease, or a limit of the system keeps programs from
+  starting, which has a line such as `17.1 KEEPER unbegun-log-enospc .`
 - It greets its own daemon as soon as other daemons can find it.
 - It carries out everything that its own daemon sent before it greets another. So a daemon that connects later, at the
   socket KEEPER.sock in FOLDER, finds every attempt that was ever started in the journal after the greeting.
@@ -21,9 +23,8 @@ open files for jobs.
 - It keeps the logs within their caps.
 - It exits when its daemon, its last job and the last process of a job are gone. No signal but SIGKILL ends it earlier.
 
-A launch is sent as its length in four bytes and a marshalled tuple. A message with leases carries their descriptors
-along with its first byte, and starts with their number. The number 0 asks for a report at once: ends of jobs that
-others follow are reported together, within 25 ms.
+A message is sent as its length in four bytes and a marshalled value (`kept_job.py`). One with leases carries their
+descriptors along with its first byte, and starts with their number.
 """
 
 import contextlib
@@ -38,24 +39,23 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gpuyard.engines.common.log_cap import LogCaps
 from gpuyard.engines.common.spawn_program import LEASE_AT, NotBegun, StartFailure, exit_status, open_above, spawn
-from gpuyard.engines.common.unbegun_words import RETURNED
+from gpuyard.engines.common.unbegun_words import RETURNED, is_unbegun
 from gpuyard.engines.local.daemon_link import DaemonLink
-from gpuyard.engines.local.kept_job import REPORT_NOW, KeptJob, Launch, spawn_spec
-from gpuyard.engines.local.prefetch_queue import KeeperPrefetchQueue
+from gpuyard.engines.local.kept_job import KeptJob, Launch, Message, Slice
 from gpuyard.system import user_sockets
 
-CONNECTION, JOURNAL, PREFETCH_QUEUE = 3, 4, 5
+CONNECTION, JOURNAL = 3, 4
 _CHUNK = 1 << 14
 _RESERVE = 1 << 16  # given up to receive jobs when no memory is left; they are then reported as not begun
 _MOST_DESCRIPTORS = 253
 _LEAST_PART = 2048  # of a list in /proc: a shorter part is the last
 _TRY_AGAIN_MS = 1000
 _REPORT_WITHIN_S = 0.025
-_BEGAN = "began"
+BEGAN = "began"
 # As in system/clock.py.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -73,11 +73,11 @@ class Keeper:
         own = DaemonLink(socket.socket(fileno=CONNECTION))
         self._daemon: DaemonLink | None = own
         self._others: list[DaemonLink] = []
-        self._prefetch_queue = KeeperPrefetchQueue(PREFETCH_QUEUE)
-        self._report_at: float | None = None  # when ends of jobs that others follow are reported, together
+        self._report_at: float | None = None  # when ends within slices are reported, together
         self._unread, self._chunk, self._reserve = bytearray(), b"", bytes(_RESERVE)
         self._arrived: list[list[int]] = []
         self._leases: list[int] = []
+        self._slices: list[Slice] = []  # those that go on, or whose program runs
         self._jobs: dict[int, KeptJob] = {}  # by the pid of the program
         self._left: dict[int, KeptJob] = {}  # by the pid of a process that a program left behind
         self._log_caps, self._children = LogCaps(), _open_list_of_children()
@@ -167,7 +167,7 @@ class Keeper:
             self._forget(CONNECTION)
             self._daemon.link.close()
             self._daemon = None
-            self._prefetch_queue.close()
+            self._return([launch for each in self._slices for launch in each.rest])
         return bool(received)
 
     def _start_received(self) -> None:
@@ -177,46 +177,85 @@ class Keeper:
             end = 4 + int.from_bytes(self._unread[:4], "big")
             if len(self._unread) < end:
                 return
-            part: Launch | int = marshal.loads(self._unread[4:end])  # noqa: S302 - from our own daemon
+            message: Message = marshal.loads(self._unread[4:end])  # noqa: S302 - from our own daemon
             del self._unread[:end]
-            if part == REPORT_NOW:
-                self._send_all()
-            elif isinstance(part, int):
+            if isinstance(message, int):
                 self._leases = self._arrived.pop(0)
+            elif isinstance(message, list):
+                self._return([launch for each in self._slices for launch in each.rest if launch.key in message])
             else:
-                self._start(part)
+                self._start(Slice(*message))
 
-    def _start(self, launch: Launch) -> None:
-        key, has_lease = launch[:2]
-        lease = self._leases.pop(0) if has_lease and self._leases else None
-        if has_lease and lease is None:
-            self._report(_line(key, self._me, NotBegun("lease", OSError(errno.EMFILE, "")).word))
+    def _start(self, started: Slice) -> None:
+        launch = started.rest.popleft()
+        started.lease = self._leases.pop(0) if started.has_lease and self._leases else None
+        self._slices.append(started)
+        if started.has_lease and started.lease is None:
+            word: str | None = NotBegun("lease", OSError(errno.EMFILE, "")).word
         else:
-            self._begin(launch, lease, _BEGAN)
-
-    def _begin(self, launch: Launch, lease: int | None, began: str) -> None:
-        """Write the line that says so, and start the program."""
-        key, word = launch[0], None
-        try:
             self._write()  # an attempt that was unbegun may be sent again: its last line has to be the newest
-            if self._unwritten:
-                raise NotBegun("journal", self._journal_error)
-            if not self._try_to_write(_line(key, self._me, began)):
-                raise NotBegun("journal", self._journal_error)
-            if began != _BEGAN and not self._prefetch_queue.has_daemon():
-                raise StartFailure(RETURNED)
-            pid = spawn(spawn_spec(launch), lease, self._null)
-            self._jobs[pid] = job = KeptJob(launch, self._move_up(lease))
+            is_noted = not self._unwritten and self._try_to_write(_line(launch.key, self._me, BEGAN))
+            word = self._spawn(launch, started) if is_noted else NotBegun("journal", self._journal_error).word
+        if word is not None:
+            self._go_on(started, launch.key, word)
+
+    def _spawn(self, launch: Launch, started: Slice) -> str | None:
+        """Start the program, whose line is written; return why it did not start."""
+        try:
+            pid = spawn(launch.spec, started.lease, self._null)
+            started.lease = self._move_up(started.lease)
+            self._jobs[pid] = job = KeptJob(launch, started)
             for path, cap in job.logs.items():
                 self._log_caps.add(path, cap)
         except StartFailure as failure:
-            word = failure.word
+            return failure.word
         except MemoryError:
-            word = NotBegun("process", OSError(errno.ENOMEM, "")).word
-        if word is not None:  # reported after the lease is free, as for any other end
-            if lease is not None:
-                os.close(lease)
-            self._report(_line(key, self._me, word))
+            return NotBegun("process", OSError(errno.ENOMEM, "")).word
+        return None
+
+    def _go_on(self, started: Slice, key: str, word: str) -> None:
+        """Report how a launch of a slice ended, and start the next one."""
+        while True:
+            if is_unbegun(word):  # the next would lack the same
+                self._return(started.rest)
+            launch = self._next(started, _line(key, self._me, word))
+            failed = None if launch is None else self._spawn(launch, started)
+            if launch is None or failed is None:
+                return
+            key, word = launch.key, failed
+
+    def _next(self, started: Slice, end: bytes) -> Launch | None:
+        """Report the end of a launch. Return the one that starts now with its lease, if any: its line is written, and
+        after that the daemon was seen to live, and not to have withdrawn it."""
+        while started.rest and not self._unwritten:
+            launch = started.rest[0]
+            began = _line(launch.key, self._me, f"{BEGAN} {time.clock_gettime(_SINCE_BOOT):.3f}")
+            if not self._try_to_write(end + began):
+                break
+            self._queue_line(end)
+            end = b""
+            while self._receive_in_reserve():
+                pass
+            if started.rest and started.rest[0] is launch:
+                self._queue_line(began)
+                self._report_at = self._report_at or time.monotonic() + _REPORT_WITHIN_S
+                return started.rest.popleft()
+        self._end_slice(started, end)
+        return None
+
+    def _end_slice(self, started: Slice, end: bytes, *, is_free: bool = True) -> None:
+        """Return what is left of a slice, and report its last end when the lease is free."""
+        self._return(started.rest)
+        self._slices.remove(started)
+        if is_free and started.lease is not None:
+            os.close(started.lease)
+        self._report(end)
+
+    def _return(self, launches: Collection[Launch]) -> None:
+        """Start these launches of slices no more."""
+        for launch in list(launches):
+            next(each.rest for each in self._slices if launch in each.rest).remove(launch)
+            self._report(_line(launch.key, self._me, RETURNED))
 
     def _move_up(self, lease: int | None) -> int | None:
         """Give the lease of a running job a number above the jobs' limit. Programs cannot be given higher ones:
@@ -242,7 +281,6 @@ class Keeper:
         other = DaemonLink(link)
         self._others.append(other)
         self._watch(link.fileno(), lambda event: self._serve_other(other, event))
-        self._prefetch_queue.close()
         # The journal lacks what could not be written yet.
         other.unsent += _line("0.0", self._me, "hello") + b"".join(self._unwritten)
         self._send(other)
@@ -272,29 +310,22 @@ class Keeper:
 
     def _handle_end(self, pid: int, status: int) -> None:
         job, left = self._jobs.pop(pid, None), self._left.pop(pid, None)
-        kept, successor = job or left, None
-        if kept is not None:
-            self._left.update((each, kept) for each in self._adopted() if kept.owns(each))
-            if kept not in self._left.values():
-                successor = self._prefetch_queue.take(kept.group) if job is not None and status == 0 else None
-                self._release(kept, keeps_lease=successor is not None)
-        if job is not None:
-            ended_at = f"{time.clock_gettime(_SINCE_BOOT):.3f}"
-            end = _line(job.key, self._me, f"{exit_status(status)} {pid} {ended_at}")
-            self._report(end, is_followed=successor is not None)
-            if successor is not None:
-                self._follow(job, marshal.loads(successor), ended_at)  # noqa: S302 - from our own daemon
-
-    def _follow(self, job: KeptJob, launch: Launch, ended_at: str) -> None:
-        """Start a prefetched launch in place of a job that has ended."""
-        began = f"follows {job.key} {ended_at}"
-        self._queue_line(_line(launch[0], self._me, began))
-        if launch[12] == job.group:
-            self._begin(job.followed_by(launch), job.lease, began)
+        kept = job or left
+        if kept is None:
             return
-        if job.lease is not None:  # the daemon put launches of another group there at this very moment
-            os.close(job.lease)
-        self._report(_line(launch[0], self._me, RETURNED))
+        self._left.update((each, kept) for each in self._adopted() if kept.owns(each))
+        is_free = kept not in self._left.values()
+        for path in kept.logs if is_free else ():
+            self._log_caps.remove(path)
+        if job is None:
+            if is_free and kept.slice.lease is not None:
+                os.close(kept.slice.lease)
+            return
+        word = f"{exit_status(status)} {pid} {time.clock_gettime(_SINCE_BOOT):.3f}"
+        if is_free:
+            self._go_on(job.slice, job.key, word)
+        else:
+            self._end_slice(job.slice, _line(job.key, self._me, word), is_free=False)
 
     def _adopted(self) -> list[int]:
         """Return our children that we did not start, and do not know yet: their parents have ended."""
@@ -305,21 +336,13 @@ class Keeper:
                 break
         return [pid for pid in map(int, content.split()) if pid not in self._jobs and pid not in self._left]
 
-    def _release(self, job: KeptJob, *, keeps_lease: bool) -> None:
-        if job.lease is not None and not keeps_lease:
-            os.close(job.lease)
-        for path in job.logs:
-            self._log_caps.remove(path)
-
-    def _report(self, line: bytes, *, is_followed: bool = False) -> None:
-        """Write a line to the journal and send it. If another job follows, no daemon has to act on it at once."""
-        self._unwritten.append(line)
-        self._write()
-        self._queue_line(line)
-        if not is_followed:
-            self._send_all()
-        elif self._report_at is None:
-            self._report_at = time.monotonic() + _REPORT_WITHIN_S
+    def _report(self, line: bytes) -> None:
+        """Write a line to the journal and send it."""
+        if line:
+            self._unwritten.append(line)
+            self._write()
+            self._queue_line(line)
+        self._send_all()
 
     def _queue_line(self, line: bytes) -> None:
         for daemon in filter(None, (self._daemon, *self._others)):
@@ -379,7 +402,7 @@ def _open_signal_pipe() -> int:
 
 
 def main() -> None:
-    for descriptor in (CONNECTION, JOURNAL, PREFETCH_QUEUE):
+    for descriptor in (CONNECTION, JOURNAL):
         os.set_inheritable(descriptor, False)  # noqa: FBT003
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)

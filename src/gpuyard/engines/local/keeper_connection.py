@@ -1,10 +1,10 @@
 """The daemon's end of a connection to a keeper, and the lines that keepers send and write to the journal.
 
 Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 86400.123 .`: the attempt's key, the keeper's pid, and a word
-or the program's exit status with its pid and the time, in seconds since the machine booted. An attempt that the keeper
-took from the prefetch queue begins with `18.1 4242 follows 17.1 86400.123 .` The keeper's pid is part of
-it because an attempt that never started may be prepared again under the same key. A line that a full disk cut off lacks
-its dot or runs into the next line; it is ignored.
+or the program's exit status with its pid and the time, in seconds since the machine booted. An attempt that follows
+others of its slice begins with `18.1 4242 began 86400.123 .` The keeper's pid is part of a line because an attempt that
+never started may be prepared again under the same key. A line that a full disk cut off lacks its dot or runs into the
+next line; it is ignored.
 
 A message to a keeper is sent whole or not at all, however long that takes: half a launch would garble all that follow.
 Nothing here waits for longer than 2 s: a keeper may be stopped (SIGSTOP), or hang in a file system that is gone.
@@ -25,13 +25,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.common.unbegun_words import is_unbegun
-from gpuyard.engines.common.unused_log import is_unused
 from gpuyard.engines.local import keeper, system_processes
-from gpuyard.engines.local.kept_job import REPORT_NOW, frame
-from gpuyard.engines.local.prefetch_queue import PrefetchQueue, open_prefetch_queue
+from gpuyard.engines.local.kept_job import frame
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets
 from gpuyard.system.private_files import PrivateFileError, open_own
@@ -43,24 +40,20 @@ _SEND_TIMEOUT_MS = 2_000
 _GREETING_MS = 2_000
 _TOO_MANY_UNDER_WAY_S = 0.001
 _ABOVE_GIVEN_DESCRIPTORS = 10
-_LINE = re.compile(
-    rb"([0-9]+\.[0-9]+) ([0-9]+) (?:([0-9]+|[a-z-]+)(?: ([0-9]+)(?: ([0-9]+\.[0-9]+))?)?|"
-    rb"follows ([0-9]+\.[0-9]+) ([0-9]+\.[0-9]+)) \."
-)
+_LINE = re.compile(rb"([0-9]+\.[0-9]+) ([0-9]+) ([0-9]+|[a-z-]+)(?: ([0-9]+))?(?: ([0-9]+\.[0-9]+))? \.")
 # As 17.1.log, of attempt 1 of job 17.
 _LOG_NAME = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})\.[a-z.]+")
 
 
 class JournalEntry(Struct, frozen=True):
-    """`word` is a word or an exit status. `pid` is the program's, if it ran, and `at` when it ended, in seconds since
-    the machine booted. With `after`, it took over from that attempt at that time."""
+    """`word` is a word or an exit status. `pid` is the program's, if it ran. `at` is when it ended or, within a slice,
+    began, in seconds since the machine booted."""
 
     key: str
     keeper: int
     word: str
     pid: int | None = None
     at: float | None = None
-    after: str | None = None
 
 
 def parse_journal(text: bytes) -> tuple[list[JournalEntry], int]:
@@ -68,40 +61,32 @@ def parse_journal(text: bytes) -> tuple[list[JournalEntry], int]:
     end = text.rfind(b"\n") + 1
     entries = []
     for match in filter(None, map(_LINE.fullmatch, text[:end].split(b"\n"))):
-        key, keeper_pid = match[1].decode(), int(match[2])
-        if match[6] is not None:
-            entries.append(JournalEntry(key, keeper_pid, BEGAN, None, float(match[7]), match[6].decode()))
-            continue
         pid = int(match[4]) if match[4] is not None else None
         at = float(match[5]) if match[5] is not None else None
-        entries.append(JournalEntry(key, keeper_pid, match[3].decode(), pid, at))
+        entries.append(JournalEntry(match[1].decode(), int(match[2]), match[3].decode(), pid, at))
     return entries, end
 
 
 def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
     """Return the highest attempt that has begun for each job, according to the journal and the logs in these folders: a
-    long journal is emptied. What cannot be read is left out, except for a log of which only the name can be read."""
+    long journal is emptied. What cannot be read is left out."""
     begun: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
         entries, _ = parse_journal(journal.read_bytes())
-        last = {entry.key: entry.word for entry in entries}  # one that was not begun has `began` before it
-        keys = (key.split(".") for key, word in last.items() if not is_unbegun(word))
+        last = {(entry.key, entry.keeper): entry.word for entry in entries}  # an unbegun one has `began` before it
+        keys = (key.split(".") for (key, _), word in last.items() if not is_unbegun(word))
         begun += [(int(job_id), int(number)) for job_id, number in keys]
     for folder in logs:
         with contextlib.suppress(OSError):
             names = map(_LOG_NAME.fullmatch, os.listdir(folder))
-            begun += [
-                (int(name[1]), int(name[2])) for name in names if name is not None and not is_unused(folder / name[0])
-            ]
+            begun += [(int(name[1]), int(name[2])) for name in names if name is not None]
     return {job_id: number for job_id, number in sorted(begun) if job_id}
 
 
 class KeeperConnection:
-    def __init__(self, pid: int, link: socket.socket, prefetch_queue: PrefetchQueue | None = None) -> None:
-        """`prefetch_queue` is that of our own keeper."""
+    def __init__(self, pid: int, link: socket.socket) -> None:
         link.settimeout(0)
         self.pid = pid
-        self.prefetch_queue = prefetch_queue
         self.is_greeted = False
         self.is_late = False  # it was waited for, and has not greeted
         self.was_heard = False  # it sent something in this step
@@ -115,8 +100,6 @@ class KeeperConnection:
 
     def close(self) -> None:
         self._link.close()
-        if self.prefetch_queue is not None:
-            self.prefetch_queue.close()
 
     @property
     def has_unsent(self) -> bool:
@@ -162,12 +145,12 @@ class KeeperConnection:
         self.send_rest()
         return sent > 0
 
-    def ask_to_report(self) -> None:
-        """Ask for what the keeper would report within 25 ms, without waiting for one that does not read."""
-        if not self.has_unsent:
-            with contextlib.suppress(OSError):
-                content = memoryview(frame(REPORT_NOW))
-                self._unsent = content[self._link.send(content) :]
+    def withdraw(self, key: str) -> None:
+        """Ask the keeper not to start this launch, without waiting for one that does not read."""
+        content = memoryview(bytes(self._unsent) + frame([key]))
+        with contextlib.suppress(OSError):
+            content = content[self._link.send(content) :]
+        self._unsent = content
 
     def send_rest(self) -> None:
         while self._unsent:
@@ -248,7 +231,6 @@ def remove_socket(folder: str, pid: int) -> None:
 def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection:
     """Start a keeper that listens in this folder; its jobs may have `open_files` open. Raises OSError."""
     ours, theirs = socket.socketpair()
-    prefetch_queue = open_prefetch_queue()
     with contextlib.ExitStack() as until_spawned:
 
         def closed_later(descriptor: int) -> int:
@@ -263,19 +245,13 @@ def spawn_keeper(folder: str, journal: int, open_files: int) -> KeeperConnection
         try:
             null = closed_later(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
             log = closed_later(open_own(f"{folder}/log"))
-            given = [
-                (moved(theirs.fileno()), keeper.CONNECTION),
-                (moved(journal), keeper.JOURNAL),
-                (moved(null if prefetch_queue is None else prefetch_queue.taking.fileno()), keeper.PREFETCH_QUEUE),
-            ]
+            given = [(moved(theirs.fileno()), keeper.CONNECTION), (moved(journal), keeper.JOURNAL)]
             streams = [(null, 0), (log, 1), (log, 2)]
             pid = spawn_in_session(sys.executable, command, {"PATH": os.defpath}, [*given, *streams])
         except (OSError, PrivateFileError):
             ours.close()
-            if prefetch_queue is not None:
-                prefetch_queue.close()
             raise
-    return KeeperConnection(pid, ours, prefetch_queue)
+    return KeeperConnection(pid, ours)
 
 
 def silent_problem(pid: int, why: str | None = None) -> str:

@@ -80,6 +80,13 @@ class KeeperSet:
         self._poll.want_to_write(connection.fileno(), wants=connection.has_unsent)
         return is_sent
 
+    def withdraw(self, pid: int, key: str) -> None:
+        """Ask a keeper not to start a launch, if there is a connection to it."""
+        connection = next((each for each in self._connected.values() if each.pid == pid), None)
+        if connection is not None:
+            connection.withdraw(key)
+            self._poll.want_to_write(connection.fileno(), wants=connection.has_unsent)
+
     # All of them
 
     def ready(self) -> Iterator[KeeperConnection]:

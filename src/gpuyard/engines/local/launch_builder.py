@@ -8,6 +8,7 @@ from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.engines.common import job_logs, oom_evidence, output_relay
 from gpuyard.engines.common.program_outcome import StartContext, check_arguments
 from gpuyard.engines.common.snapshot_results import SnapshotResults
+from gpuyard.engines.common.spawn_program import SpawnSpec
 from gpuyard.engines.containers.started_containers import StartedContainers
 from gpuyard.engines.local import kept_job, process_tree
 from gpuyard.engines.local.job_cgroups import JobCgroups
@@ -30,7 +31,7 @@ class LaunchBuilder:
         self._own_shell = OwnShell(open_files)
         self._oom_kills = oom_evidence.OomKillCount()
 
-    def build(self, launch: Launch, keeper_pid: int, *, has_lease: bool) -> tuple[kept_job.Launch, WatchedAttempt]:
+    def build(self, launch: Launch, keeper_pid: int) -> tuple[kept_job.Launch, WatchedAttempt]:
         """Raises UserError if the command cannot be passed to a program."""
         outputs = job_logs.outputs_of(f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}", launch)
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
@@ -42,15 +43,21 @@ class LaunchBuilder:
         if launch.folder is not None:
             with contextlib.suppress(OSError):  # the program notices, and has the better error message
                 os.mkdir(launch.folder)
-        content: kept_job.Launch = (
-            launch.key, has_lease, start_command(launch, self._sessions_at), environment, launch.cwd, outputs,
-            launch.stdin or "", output_relay.command(outputs) if launch.timestamps else (),
-            *self._own_shell.changes(launch.shell), launch.cpus,
-            self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
-            launch.group,
-        )  # fmt: skip
+        open_files, shell = self._own_shell.changes(launch.shell)
+        spec = SpawnSpec(
+            command=start_command(launch, self._sessions_at),
+            environment=environment,
+            directory=launch.cwd,
+            outputs=outputs,
+            stdin=launch.stdin or "",
+            relay=output_relay.command(outputs) if launch.timestamps else (),
+            open_files=open_files,
+            shell=shell,
+            cpus=launch.cpus,
+            cgroup=self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
+        )
         watched = WatchedAttempt(
             job_id=launch.job_id, attempt=launch.attempt, keeper_pid=keeper_pid, context=StartContext.of(launch),
             log=log, error_log=error_log, kills=self._oom_kills.now(), has_runner=launch.task is not None,
         )  # fmt: skip
-        return content, watched
+        return kept_job.Launch(launch.key, spec), watched

@@ -7,10 +7,10 @@ Rules:
 - Used memory leaves out what the driver keeps for itself, as `nvidia-smi` shows it.
 - Whether a card is split into MIG instances is queried only now and then: on an H200 the call takes 160 us, more than
   all figures together. The load per process takes 2 ms, and is queried only for a busy card. The energy counter takes
-  3 ms, and is queried every 10 s (`energy_counter.py`).
+  3 ms, and is queried every 10 s (`EnergyCounters`).
 - The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
   while a card is unhealthy, because only a new initialisation sees a card that came back.
-- The load of each process is in `process_loads.py`, the health of a card in `nvml_health.py`.
+- Health, energy and the load of each process are in `nvml_health.py`.
 """
 
 import contextlib

@@ -12,7 +12,6 @@ from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.common import spawn_program
 from gpuyard.engines.common.program_outcome import StartContext, limit_of, outcome_of
 from gpuyard.engines.common.spawn_program import SpawnSpec, StartFailure, spawn
-from gpuyard.engines.common.unused_log import create_log, is_unused
 
 PASSING = [
     errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS,
@@ -83,33 +82,6 @@ def _open_log_failing(number: int) -> Callable[[str], int]:
             return open_log(path)
 
     return fail
-
-
-@pytest.mark.linux
-def test_a_log_that_was_created_in_advance_is_in_use_when_the_program_starts(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert create_log(str(log))
-    command = ("stat", "-L", "-c", "%a", "/proc/self/fd/1")
-    null = os.open(os.devnull, os.O_RDWR)
-    spec = SpawnSpec(command, {"PATH": os.defpath}, str(tmp_path), ((str(log), 1),), "")
-    assert os.waitpid(spawn(spec, None, null), 0)[1] == 0
-    os.close(null)
-    assert log.read_text() == "600\n"
-
-
-@pytest.mark.linux
-@pytest.mark.parametrize(("number", "word"), [(errno.EIO, "unbegun-log-eio"), (errno.EPERM, "no-log")])
-def test_no_program_starts_while_its_log_counts_as_unused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, word: str
-) -> None:
-    log = tmp_path / "log"
-    assert create_log(str(log))
-    opened = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(os, "fchmod", raising(number))
-    monkeypatch.setattr(os, "posix_spawn", _never)
-    assert word_of(tmp_path) == word
-    assert not log.exists() or is_unused(log)
-    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])

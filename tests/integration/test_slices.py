@@ -1,4 +1,5 @@
-"""Short jobs that the keeper starts one after the other: each runs once, and every request wins over what was put."""
+"""Slices of short jobs, which the keeper runs one after the other: each runs once, and every request wins over what has
+not begun."""
 
 import contextlib
 import os
@@ -10,23 +11,19 @@ from typing import Any
 
 import pytest
 
+from gpuyard.engines.local.keeper import BEGAN
 from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
 from gpuyard.leases.ledger import open_ledger
-from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 _MANY = 300
-# Jobs that start between a submission and its first step: the two that run may end, and be followed, in that moment.
-_BEFORE_URGENT = 4
-# Jobs that may begin between the moment at which we see that none may, and the step that takes back those that wait.
-_BEGUN = 8
-# Logs of jobs that have not begun, when the daemon is killed: more than those that the next one starts by itself first.
-_LEFT = 20
+# What a request or an urgent job waits for at most, on a machine that is busy.
+_SOON_S = 1.5
 
 
-def _follow_count(queue: QueueUnderTest) -> int:
-    """Return how many attempts the keeper started by itself."""
-    return sum(entry.after is not None for entry in _entries(queue))
+def _turns(queue: QueueUnderTest) -> int:
+    """Return how many attempts took their turn in a slice."""
+    return sum(entry.word == BEGAN and entry.at is not None for entry in _entries(queue))
 
 
 def _entries(queue: QueueUnderTest) -> list[JournalEntry]:
@@ -39,9 +36,9 @@ def _last_words(queue: QueueUnderTest) -> dict[str, str]:
 
 
 def _await_more(queue: QueueUnderTest) -> None:
-    """Wait until the keeper has started some more by itself."""
-    before = _follow_count(queue)
-    until(lambda: _follow_count(queue) > before + 20, "jobs that follow others")
+    """Wait until some more have taken their turns."""
+    before = _turns(queue)
+    until(lambda: _turns(queue) > before + 20, "jobs that take their turns")
 
 
 def _runs(path: Path) -> list[str]:
@@ -57,26 +54,26 @@ def _keeper_pid(queue: QueueUnderTest) -> int:
     return next(int(path.stem) for path in (queue.home / "keepers").glob("*.sock"))
 
 
-def test_short_jobs_follow_each_other_and_each_runs_once(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_short_jobs_run_in_slices_and_each_runs_once(queue: QueueUnderTest, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array=f"1-{_MANY}")
     queue.wait()
     assert sorted(map(int, _runs(runs))) == list(range(1, _MANY + 1))
     assert queue.counts() == {"succeeded": _MANY}
-    assert _follow_count(queue) > _MANY // 4
+    assert _turns(queue) > _MANY // 4
     starts = [at for (at,) in _rows(queue, "SELECT started_at FROM jobs ORDER BY id")]
-    # Two places: a job may start just before the one before it.
-    assert all(later >= earlier - 0.25 for earlier, later in zip(starts, starts[2:], strict=False))
+    # Two places share the jobs: one may be ahead of the other by a slice.
+    assert all(later >= earlier - 1.0 for earlier, later in zip(starts, starts[2:], strict=False))
 
 
-def test_a_successor_has_the_lease_and_the_device_of_the_job_before_it(queue: QueueUnderTest) -> None:
+def test_the_jobs_of_a_slice_have_one_lease_and_its_device(queue: QueueUnderTest) -> None:
     queue.shell(
         'echo "$GPUYARD_JOB_ID $GPUYARD_ATTEMPT $GPUYARD_ARRAY_INDEX $GPUYARD_LEASE $CUDA_VISIBLE_DEVICES $NAME"',
         array=f"1-{_MANY}",
         environment={"PATH": os.environ["PATH"], "NAME": "value"},
     )
     queue.wait()
-    assert _follow_count(queue)
+    assert _turns(queue)
     devices: dict[str, set[str]] = {}
     for job_id, lease, device in _rows(queue, "SELECT job, lease_id, devices FROM attempts"):
         words = queue.log_of(job_id).split()
@@ -86,27 +83,13 @@ def test_a_successor_has_the_lease_and_the_device_of_the_job_before_it(queue: Qu
     assert sorted(map(len, devices.values())) == [1, 1]
 
 
-def test_a_lease_that_passes_on_names_the_job_that_has_it(queue: QueueUnderTest) -> None:
-    queue.shell("true", array="1-3000")
-
-    def jobs_in_ledger() -> list[int]:
-        labels = [lease.holder.label or "" for lease in open_ledger().leases()]
-        return [int(label.removeprefix("job ")) for label in labels]
-
-    until(lambda: jobs_in_ledger() and min(jobs_in_ledger(), default=0) > 200, "leases of later jobs")
-    queue.post("/jobs/cancel", ids="all")
-    queue.wait()
-
-
-def test_the_successors_of_a_failed_job_run_as_well(queue: QueueUnderTest) -> None:
+def test_a_failed_job_does_not_stop_the_rest_of_its_slice(queue: QueueUnderTest) -> None:
     queue.shell("exit $((GPUYARD_ARRAY_INDEX % 50 == 0))", array=f"1-{_MANY}", gpus=0)
     queue.wait()
     assert queue.counts() == {"succeeded": _MANY - _MANY // 50, "failed": _MANY // 50}
     failed = [job_id for (job_id,) in _rows(queue, "SELECT id FROM jobs WHERE state = 'failed'")]
     assert failed == list(range(50, _MANY + 1, 50))
-    entries, _ = parse_journal((queue.home / "journal").read_bytes())
-    ends = {entry.key: entry.word for entry in entries}
-    assert {ends[entry.after] for entry in entries if entry.after is not None} == {"0"}
+    assert _turns(queue) > _MANY // 2
 
 
 def test_cancelled_jobs_never_run(queue: QueueUnderTest, tmp_path: Path) -> None:
@@ -130,15 +113,15 @@ def test_cancelled_jobs_never_run(queue: QueueUnderTest, tmp_path: Path) -> None
     assert not {job_id for job_id in cancelled if job_id not in with_attempt} & ran
 
 
-def test_a_job_of_higher_priority_goes_before_the_jobs_that_wait(queue: QueueUnderTest, tmp_path: Path) -> None:
+def test_an_urgent_job_waits_for_a_second_at_most(queue: QueueUnderTest, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1000")
+    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}; sleep 0.02", array="1-1000")
     until(lambda: len(_runs(runs)) > 50, "the first runs")
     urgent = queue.shell("true", priority=50)
-    queue.wait()
-    query = f"SELECT count(*) FROM attempts WHERE started_at > (SELECT submitted_at FROM jobs WHERE id = {urgent})"
-    query += f" AND started_at < (SELECT started_at FROM jobs WHERE id = {urgent})"
-    assert _rows(queue, query)[0][0] <= _BEFORE_URGENT
+    queue.until_state(urgent, "succeeded")
+    ((waited_s,),) = _rows(queue, f"SELECT started_at - submitted_at FROM jobs WHERE id = {urgent}")
+    assert waited_s < _SOON_S
+    queue.post("/jobs/cancel", ids="all")
 
 
 def test_a_paused_queue_starts_nothing(queue: QueueUnderTest, tmp_path: Path) -> None:
@@ -164,29 +147,11 @@ def test_a_killed_daemon_loses_and_repeats_nothing(queue: QueueUnderTest, tmp_pa
     queue.wait()
     assert sorted(map(int, _runs(runs))) == list(range(1, 1201))
     assert queue.counts() == {"succeeded": 1200}
-    assert _follow_count(queue)
-
-
-def test_jobs_whose_logs_a_killed_daemon_left_follow_each_other_as_well(queue: QueueUnderTest, tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-10000", vram="8G")
-    left: set[str] = set()
-    while len(left) < _LEFT:
-        _await_more(queue)
-        queue.kill9()
-        until(lambda: "began" not in _last_words(queue).values(), "the ends of those that have begun")
-        begun = set(_last_words(queue))
-        left = {path.name.removesuffix(".log") for path in (queue.home / "logs").glob("*.log")} - begun
-        queue.start()
-    until(lambda: left <= set(_last_words(queue)), "the jobs whose logs were there")
-    assert left & {entry.key for entry in _entries(queue) if entry.after is not None}
-    queue.post("/jobs/cancel", ids="all")
-    queue.wait()
-    assert len(_runs(runs)) == len(set(_runs(runs)))
+    assert _turns(queue)
 
 
 def test_a_change_waits_for_a_slow_keeper_and_others_do_not(queue: QueueUnderTest, tmp_path: Path) -> None:
-    """The keeper is stopped after it has begun jobs that it has not reported."""
+    """The keeper is stopped within a slice."""
     runs = tmp_path / "runs"
     queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-1000", gpus=0)
     until(lambda: len(_runs(runs)) > 50, "the first runs")
@@ -204,8 +169,6 @@ def test_a_change_waits_for_a_slow_keeper_and_others_do_not(queue: QueueUnderTes
     queue.wait()
     with_attempt = {job_id for (job_id,) in _rows(queue, "SELECT job FROM attempts")}
     assert {int(job_id) for job_id in _runs(runs)} <= with_attempt
-    assert queue.daemon is not None
-    assert "began after it was changed" not in queue.daemon.log
 
 
 def test_a_stopped_keeper_starts_nothing_that_the_next_daemon_decides_about(
@@ -245,7 +208,7 @@ def test_what_a_late_keeper_has_begun_is_not_held_and_runs_once(queue: QueueUnde
 def test_of_what_a_killed_keeper_had_only_begun_jobs_are_lost(
     queue: QueueUnderTest, tmp_path: Path, *, kills_daemon: bool
 ) -> None:
-    """All others run once: those in its prefetch queue, and those that were sent to it."""
+    """All others run once, also the rest of its slices."""
     runs = tmp_path / "runs"
     queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-600", vram="8G")
     for number in range(1, 6):
@@ -277,7 +240,7 @@ def _outlier(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("suspends", [True, False])
-def test_no_job_follows_one_that_was_suspended_or_stopped(
+def test_no_job_takes_its_turn_after_one_that_was_suspended_or_stopped(
     queue: QueueUnderTest, tmp_path: Path, *, suspends: bool
 ) -> None:
     runs = tmp_path / "runs"
@@ -300,14 +263,12 @@ def test_no_job_follows_one_that_was_suspended_or_stopped(
 
 
 def _await_halt(queue: QueueUnderTest) -> None:
-    """Wait until nothing runs, although jobs wait. A few may have begun already, but no more follow them."""
-    before = _follow_count(queue)
+    """Wait until nothing runs, although jobs wait."""
     until(lambda: "running" not in queue.counts(), "the end of what runs")
     assert set(queue.counts()) == {"queued", "succeeded"}
-    assert _follow_count(queue) <= before + _BEGUN
 
 
-def test_jobs_of_a_stopped_tag_do_not_follow_each_other(queue: QueueUnderTest) -> None:
+def test_no_job_of_a_stopped_tag_takes_its_turn(queue: QueueUnderTest) -> None:
     queue.shell("sleep 0.05", array="1-10000", gpus=0, tag="t")
     _await_more(queue)
     queue.post("/tags/stop", tag="t")
@@ -315,49 +276,7 @@ def test_jobs_of_a_stopped_tag_do_not_follow_each_other(queue: QueueUnderTest) -
     queue.post("/jobs/cancel", ids="all")
 
 
-def _running_beside(events: list[str]) -> int:
-    """Return how many jobs began while another ran."""
-    running = [events[: place + 1].count("begins") - events[:place].count("ends") for place in range(len(events))]
-    return sum(count > 1 and event == "begins" for count, event in zip(running, events, strict=True))
-
-
-def test_a_lower_limit_holds_for_jobs_that_follow_each_other(queue: QueueUnderTest, tmp_path: Path) -> None:
-    runs, config = tmp_path / "runs", queue.home / "config.toml"
-    config.write_text("[queue]\ncpu_jobs = 2\n")
-    queue.shell(f"echo begins >> {runs}; sleep 0.05; echo ends >> {runs}", array="1-10000", gpus=0)
-    _await_more(queue)
-    config.write_text("[queue]\ncpu_jobs = 1\n")
-    until(lambda: "at most 1 job " in queue.why(10000), "the new limit")
-    before, follow_count = _running_beside(_runs(runs)), _follow_count(queue)
-    until(lambda: _follow_count(queue) > follow_count + 40, "jobs that follow each other in the one place")
-    assert _running_beside(_runs(runs)) <= before + _BEGUN
-    queue.post("/jobs/cancel", ids="all")
-
-
-def test_no_job_follows_where_a_process_outside_gpuyard_takes_the_memory(queue: QueueUnderTest) -> None:
-    queue.shell("sleep 0.05", array="1-10000", vram="8G")
-    _await_more(queue)
-    with contextlib.closing(SimulatedUse(SimulatedDevices("2x24GB"))) as usage:
-        for device_id in ("SIM-0", "SIM-1"):
-            usage.allocate(device_id, 20 * 1024)
-        until(lambda: "processes outside gpuyard" in queue.why(10000), "a sample that shows the process")
-        _await_halt(queue)
-    _await_more(queue)
-    queue.post("/jobs/cancel", ids="all")
-
-
-def test_a_job_that_waited_for_one_of_them_goes_before_those_behind_it(queue: QueueUnderTest) -> None:
-    first = queue.submit("true", array="1-1000", gpus=0)
-    awaited = first + 599
-    urgent = queue.submit("true", priority=50, gpus=0, after=str(awaited))
-    queue.wait()
-    query = f"SELECT count(*) FROM attempts WHERE started_at > (SELECT ended_at FROM jobs WHERE id = {awaited})"
-    query += f" AND started_at < (SELECT started_at FROM jobs WHERE id = {urgent})"
-    assert _rows(queue, query)[0][0] <= _BEFORE_URGENT
-    assert _follow_count(queue) > 100
-
-
-def test_on_a_drained_gpu_no_job_follows_and_elsewhere_they_do(queue: QueueUnderTest) -> None:
+def test_on_a_drained_gpu_no_slice_begins_and_elsewhere_they_do(queue: QueueUnderTest) -> None:
     on_gpus = queue.shell("sleep 0.02", array="1-10000", vram="8G")
     _await_more(queue)
     open_ledger().drain("SIM-1")
@@ -376,13 +295,8 @@ def test_on_a_drained_gpu_no_job_follows_and_elsewhere_they_do(queue: QueueUnder
     queue.post("/jobs/cancel", ids="all")
 
 
-def test_a_gpu_that_becomes_free_gets_a_job_that_the_keeper_has_for_another(queue: QueueUnderTest) -> None:
-    """The keeper has it for the place of a job that runs for longer than those before it."""
-    open_ledger().drain("SIM-1")
-    first = queue.shell("[ $GPUYARD_ARRAY_INDEX -lt 200 ] || exec sleep 60", array="0-205", vram="20G")
-    running = "SELECT id FROM jobs WHERE state = 'running' ORDER BY id"
-    until(lambda: _rows(queue, running) == [(first + 200,)], "the first of the long jobs")
-    open_ledger().undrain("SIM-1")
-    until(lambda: _rows(queue, running) == [(first + 200,), (first + 201,)], "the next one on the other GPU")
-    assert _follow_count(queue) > 100
+def test_the_rest_of_a_slice_runs_elsewhere_when_one_of_it_takes_long(queue: QueueUnderTest) -> None:
+    first = queue.shell("[ $GPUYARD_ARRAY_INDEX -ne 100 ] || exec sleep 60", array="0-299", vram="20G")
+    until(lambda: queue.counts() == {"running": 1, "succeeded": 299}, "all others")
+    assert queue.job(first + 100)["state"] == "running"
     queue.post("/jobs/cancel", ids="all")

@@ -1,4 +1,4 @@
-"""Random arrays of short jobs that follow each other, beside everything else that happens to a queue."""
+"""Random arrays of short jobs that run in slices, beside everything else that happens to a queue."""
 
 from random import Random
 from typing import Any
@@ -19,7 +19,7 @@ KINDS = {
 }  # fmt: skip
 
 
-def random_follows(seed: int) -> Script:
+def random_slices(seed: int) -> Script:
     random = Random(f"{seed} follows")
     count = 4 + seed % 7
     times = sorted(random.choice((0.0, random.uniform(0.0, WITHIN_S))) for _ in range(count))
@@ -44,8 +44,6 @@ def random_follows(seed: int) -> Script:
             stops_s=random.choice((0.05, 0.5, 3.0)),
             trouble=0.02 if seed % 5 == 0 else 0.0,
             reports_in_parts=0.2 if is_wild else 0.0,
-            mixes_groups=0.1 if is_wild else 0.0,
-            room=random.choice((3, 50)),
         ),
     )
 
