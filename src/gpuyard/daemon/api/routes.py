@@ -116,6 +116,7 @@ class Routes:
             ("GET", "/exports"): jobs.export,
             ("GET", "/jobs/{id}"): jobs.show,
             ("GET", "/jobs/{id}/why"): jobs.why,
+            ("GET", "/jobs/{id}/world"): jobs.world,
             ("GET", "/jobs/{id}/history"): jobs.history,
             ("POST", "/submissions"): submissions.submit,
             ("POST", "/submissions/preview"): submissions.preview,
