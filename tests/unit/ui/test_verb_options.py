@@ -30,14 +30,24 @@ BELOW = Verb("Some below.", TABLE[:1], commands={"one": Command(SINGLE, lambda _
 HEAVY = {"rich", "msgspec", "psutil", "asyncio", "socket", "subprocess", "json"}
 # Modules of gpuyard that a command imports before it sends its request.
 TO_CONNECT = {
-    "gpuyard.connect.fast_http", "gpuyard.connect.fast_json", "gpuyard.connect.paths", "gpuyard.core.option",
-    "gpuyard.errors", "gpuyard.system.file_systems", "gpuyard.system.private_files",
-    "gpuyard.system.user_directories", "gpuyard.system.user_sockets", "gpuyard.ui.cli.verb_options", "gpuyard.version",
-}  # fmt: skip
+    "gpuyard.connect.fast_http",
+    "gpuyard.connect.fast_json",
+    "gpuyard.connect.paths",
+    "gpuyard.core.option",
+    "gpuyard.errors",
+    "gpuyard.system.file_systems",
+    "gpuyard.system.private_files",
+    "gpuyard.system.user_directories",
+    "gpuyard.system.user_sockets",
+    "gpuyard.ui.cli.verb_options",
+    "gpuyard.version",
+}
 TO_SUBMIT = {
-    "gpuyard.connect.git_folder", "gpuyard.connect.submitted_code", "gpuyard.system.submitting_shell",
+    "gpuyard.connect.git_folder",
+    "gpuyard.connect.submitted_code",
+    "gpuyard.system.submitting_shell",
     "gpuyard.ui.cli.jobs.submit",
-}  # fmt: skip
+}
 
 
 def read(verb: Verb, *arguments: str) -> tuple[dict[str, str | bool | list[str]], list[str]]:
