@@ -317,7 +317,7 @@ class Controller:
 
     def explain(self, job: Job, sample: Sample) -> Explanation:
         """Return why a job does not start at this moment, with the planner's own reasons."""
-        now, starts_at = self._clock.now(), None
+        now, starts_at, world = self._clock.now(), None, None
         if job.spec.engine:
             lane = self._store.lane_of(job.id)
             queues = [queue for queue in self._store.ready_queues() if queue.lane.engine]
@@ -335,7 +335,9 @@ class Controller:
             starts_at = estimate_start(world, lane, ahead, self.transitions.estimates.estimate(job).likely_s)
         first = next((waiting for waiting in plan.waiting if waiting.lane.id == lane.id), None)
         reasons, first_id = (first.reasons, first.job_id) if first is not None else ((), job.id)
-        return Explanation(reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at)
+        return Explanation(
+            reasons=reasons, first_id=first_id, ahead=ahead, starts_at=starts_at, lane=lane.id, world=world
+        )
 
     def _has_more_to_do(self) -> bool:
         """Return whether another step should follow at once."""
