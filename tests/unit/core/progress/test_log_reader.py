@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.progress.drawn_lines import MOST_LINES, drawn_lines
-from gpuyard.core.progress.line_counts import LONGEST_NAME, MOST_FIGURES, read_line
+from gpuyard.core.progress.job_progress import MOST_FIGURES
+from gpuyard.core.progress.line_counts import LONGEST_NAME, read_line
 from gpuyard.core.progress.log_reader import LogReader, advance
 
 
