@@ -273,7 +273,7 @@ _WATCHED_DEVICES = (
     Fault(
         id="guard-flat-memory-is-read-often",
         file=f"{_MEMORY}/watch_rate.py",
-        old="    return ran_s - usage.grew_at_s < FLAT_S\n",
+        old="    return ran_s - usage.grew_at_s < UNGROWN_S\n",
         new="    return True\n",
         breaks="The daemon reads the GPUs ten times a second for as long as a first run lasts.",
         near=_WATCH_TESTS,

@@ -105,13 +105,13 @@ def find_host_alarm(
     first = _first_here(notable, [each for each in programs if each.held_mb >= notable_mb(floor)])
     movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < MOST_RERUNS]
     over = [job for job in movable if not job.is_within]
-    victim = max(over or movable, key=_age, default=None)
+    victim = max(over or movable, key=_start_order, default=None)
     return alarm if victim is None else replace(alarm, victim=victim.job_id)
 
 
 def _first_here(jobs: Sequence[HostJob], programs: Sequence[HostProgram]) -> HostJob | None:
     """Return the oldest job; None if a program beside the queue is older."""
-    first = min(jobs, key=_age, default=None)
+    first = min(jobs, key=_start_order, default=None)
     return None if first is None or any(each.since < first.since for each in programs) else first
 
 
@@ -131,7 +131,7 @@ def must_kill(available_mb: float, floor: float, fall: MemoryClimb) -> bool:
     return available_mb < max(KILL_PART * floor, LASTS_ABOVE_S * fall.steady_mb_s)
 
 
-def _age(job: HostJob) -> tuple[float, int]:
+def _start_order(job: HostJob) -> tuple[float, int]:
     return job.since, job.job_id
 
 
