@@ -13,7 +13,7 @@ from gpuyard.control.controller import Controller
 from gpuyard.control.starts import Starts
 from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.core.scheduling.backfill import Backfill
-from gpuyard.core.scheduling.queue_order import AGEING_S
+from gpuyard.core.scheduling.numbers import AGEING_S
 from gpuyard.core.scheduling.rules import RunningLimit
 from gpuyard.store.job_store import JobStore
 from tests.scale import seeds, size
