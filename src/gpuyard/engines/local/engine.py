@@ -303,10 +303,12 @@ class LocalEngine(PlacesNothing):
                 self._over += [name for name in self._watched if name[1] == pid and name not in self._entries]
             return
         name = (entry.key, entry.keeper)
-        if name in self._watched and entry.word == BEGAN:
+        if name not in self._watched:
+            return
+        self._entries[name] = entry
+        if entry.word == BEGAN:
             self._note_begun(entry)
-        elif name in self._watched:
-            self._entries[name] = entry
+        else:
             self._reported.append(name)
 
     def _hold(self, name: Name, is_cut_off: IsCutOff | None) -> bool:
@@ -348,9 +350,10 @@ class LocalEngine(PlacesNothing):
         for entry in self._journal.entries():
             name = (entry.key, entry.keeper)
             if name in self._watched:
-                self._entries[name] = entry
-                if entry.word == BEGAN:
+                before = self._entries.get(name)
+                if entry.word == BEGAN and (before is None or is_unbegun(before.word)):
                     begun[name] = entry
+                self._entries[name] = entry
         for name, entry in begun.items():
             if not is_unbegun(self._entries[name].word):
                 self._note_begun(entry)
