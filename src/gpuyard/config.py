@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpuyard.core.device_names import banned_ids
-from gpuyard.core.job.container import CONTAINER_TOOLS
 from gpuyard.core.notify.subscriptions import check_target, parse_event
 from gpuyard.core.scheduling.host_capacity import HostLimits
 from gpuyard.core.snapshot import Snapshot, Vendor
@@ -33,12 +32,8 @@ _LEAST_KEPT_S, _LEAST_LOGS_MB = 3600.0, 1.0
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     banned: tuple[int | str, ...] = ()
     banned_names: tuple[str, ...] = ()
-    visible: str = "index"
+    visible: Literal["index", "uuid"] = "index"
     vendor: Vendor | None = None
-
-    def __post_init__(self) -> None:
-        if self.visible not in ("index", "uuid"):
-            raise ValueError(f'visible = \'{self.visible}\' is unknown; write "index" or "uuid"')
 
     @property
     def shows_uuids(self) -> bool:
@@ -63,11 +58,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tags: dict[str, Annotated[int, Meta(ge=0)]] = {}
     engine: str = "local"
     python_unbuffered: bool = True
-    reach: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.reach not in (None, "ssh"):
-            raise ValueError(f"reach = '{self.reach}' is unknown; write \"ssh\", or leave it out")
+    reach: Literal["ssh"] | None = None
 
 
 class PackingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,15 +135,24 @@ def _parse_limit(key: str, text: str, parse: Callable[[str], float], least: floa
         return None
     example, shortest = ("20G", "1M") if parse is parse_size else ("90d", "1h")
     advice = f'write it as "{example}", "{shortest}" at least, or "{FOREVER}" to keep all'
-    try:
-        value = parse(text)
-    except UserError as error:
-        raise ValueError(f"{key}: {error}; {advice}") from None
+    value = _parse(key, text, parse, advice)
     if value < least:
         raise ValueError(f"{key} = '{text}' is too little; {advice}")
     if value and not text.strip()[-1].isalpha():
         raise ValueError(f"{key} = '{text}' has no unit; {advice}")
     return value
+
+
+def _parse_size(key: str, value: str | int, advice: str) -> float:
+    """Return a size in MB; a number without quotes is in bytes."""
+    return _parse(key, f"{value}B" if isinstance(value, int) else value, parse_size, advice)
+
+
+def _parse(key: str, text: str, parse: Callable[[str], float], advice: str) -> float:
+    try:
+        return parse(text)
+    except UserError as error:
+        raise ValueError(f"{key}: {error}; {advice}") from None
 
 
 class SubmitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,16 +163,13 @@ class SubmitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     snapshot_folder: str | None = None
 
     def __post_init__(self) -> None:
-        try:
-            _ = self.snapshot_size_mb
-        except UserError as error:
-            raise ValueError(f'snapshot_size: {error}; write it as "256M"') from None
+        _ = self.snapshot_size_mb  # raises if it cannot be parsed
         if self.snapshot_folder is not None and not os.path.isabs(os.path.expanduser(self.snapshot_folder)):
             raise ValueError(f"snapshot_folder = '{self.snapshot_folder}' is not an absolute path")
 
     @property
     def snapshot_size_mb(self) -> float:
-        return parse_size(f"{self.snapshot_size}B" if isinstance(self.snapshot_size, int) else self.snapshot_size)
+        return _parse_size("snapshot_size", self.snapshot_size, 'write it as "256M"')
 
 
 class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,14 +182,11 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if self.folder is not None and not os.path.isabs(os.path.expanduser(self.folder)):
             raise ValueError(f"folder = '{self.folder}' is not an absolute path")
-        try:
-            self.card_mb  # noqa: B018 - raises if it cannot be parsed
-        except UserError as error:
-            raise ValueError(f"gpu_memory: {error}") from None
+        _ = self.card_mb  # raises if it cannot be parsed
 
     @property
     def card_mb(self) -> float | None:
-        return None if self.gpu_memory is None else parse_size(self.gpu_memory)
+        return None if self.gpu_memory is None else _parse_size("gpu_memory", self.gpu_memory, 'write it as "80G"')
 
 
 class SlurmConfig(ClusterConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,12 +211,8 @@ class RayConfig(ClusterConfig, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ContainersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tool: str = "auto"
+    tool: Literal["auto", "podman", "docker", "apptainer"] = "auto"
     options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.tool not in ("auto", *CONTAINER_TOOLS):
-            raise ValueError(f"tool = '{self.tool}' is unknown; write \"auto\", {', '.join(CONTAINER_TOOLS)}")
 
 
 class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -251,10 +241,7 @@ class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.keep_free is None:
             return None
         advice = 'write a size such as "4G", or "0" for no floor'
-        try:
-            size_mb = parse_size(self.keep_free)
-        except UserError as error:
-            raise ValueError(f"keep_free: {error}; {advice}") from None
+        size_mb = _parse_size("keep_free", self.keep_free, advice)
         if size_mb and not self.keep_free.strip()[-1].isalpha():
             raise ValueError(f"keep_free = '{self.keep_free}' has no unit; {advice}")
         return size_mb
@@ -267,11 +254,7 @@ class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def min_free_disk_mb(self) -> float:
         """The space that has to be free before jobs start; 0: no limit."""
-        text = f"{self.min_free_disk}B" if isinstance(self.min_free_disk, int) else self.min_free_disk
-        try:
-            return parse_size(text)
-        except UserError as error:
-            raise ValueError(f'min_free_disk: {error}; write it as "1G", or "0" for no limit') from None
+        return _parse_size("min_free_disk", self.min_free_disk, 'write it as "1G", or "0" for no limit')
 
 
 class EnergyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

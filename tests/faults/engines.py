@@ -344,9 +344,9 @@ FAULTS = (
     ),
     Fault(
         id="engines-slurm-leaves-its-children",
-        file=f"{_CLUSTER}/slurm_site.py",
-        old="            os.killpg(process.pid, signal.SIGKILL)\n",
-        new="            process.kill()\n",
+        file="src/gpuyard/system/run_command.py",
+        old="                os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so its pid is its own\n",
+        new="                process.kill()\n",
         breaks="A Slurm command that hangs leaves processes behind at every query.",
         near=(f"{_SLURM}::TestCommands::test_a_command_that_hangs_is_killed_with_its_children",),
     ),
@@ -361,7 +361,7 @@ FAULTS = (
     Fault(
         id="engines-ray-megabytes-for-bytes",
         file=f"{_CLUSTER}/ray_api.py",
-        old='"entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * _MB),',
+        old='"entrypoint_memory": math.ceil((amount.ram_mb or 0.0) * MB),',
         new='"entrypoint_memory": math.ceil(amount.ram_mb or 0.0),',
         breaks="Ray reserves a few kilobytes of RAM for a job that needs gigabytes.",
         near=("tests/unit/engines/cluster/test_ray_api.py",),

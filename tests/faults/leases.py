@@ -33,8 +33,8 @@ FAULTS = (
     Fault(
         id="leases-interrupt-while-the-mutex-is-held",
         file=f"{_LEASES}/ledger_mutex.py",
-        old="        with DeferInterrupts():\n",
-        new="        with contextlib.nullcontext():\n",
+        old="        with DeferInterrupts():\n            descriptor = try_mutex(folder)\n",
+        new="        with contextlib.nullcontext():\n            descriptor = try_mutex(folder)\n",
         breaks="After Ctrl-C at the wrong moment the ledger stays locked: the next request ends with a wrong error.",
         near=(f"{_TESTS}/test_ledger_mutex.py",),
     ),
@@ -68,7 +68,7 @@ FAULTS = (
         old="        if lease.holder.uid != os.getuid():\n",
         new="        if lease.holder.uid < 0:\n",
         breaks="A user who may write to the directory ends leases of another user.",
-        near=(f"{_TESTS}/test_ledger.py", "tests/integration/test_leases_users.py"),
+        near=(f"{_TESTS}/test_ledger.py", "tests/hostile/test_records.py"),
     ),
     Fault(
         id="leases-unreadable-file-is-passed-over",

@@ -225,6 +225,9 @@ def change(path: str) -> list[str]:
         "replace": lambda: os.rename(mine, path),
         "open up": lambda: os.chmod(path, 0o666),
         "touch": lambda: os.utime(path, (0, 0)),
+        "take": lambda: os.chown(path, os.getuid(), -1),
+        "hold": lambda: os.close(os.open(path, os.O_RDWR)),
+        "replace its directory": lambda: os.rename(os.path.dirname(path), f"{os.path.dirname(path)}.swapped"),
     }
     done = []
     for way, go in ways.items():

@@ -299,7 +299,7 @@ def test_a_request_for_a_newer_daemon_is_refused_before_anything_is_done(
         return Response(body=b"{}")
 
     with served(own_home / "daemon.sock", note) as daemon:
-        head = f"POST /v1/submissions HTTP/1.1\r\n{AT_LEAST_FIELD}: {wanted}\r\nConnection: close\r\n"
+        head = f"POST /v1/submissions HTTP/1.1\r\nHost: x\r\n{AT_LEAST_FIELD}: {wanted}\r\nConnection: close\r\n"
         # The daemon refuses before the body arrives: the rest of the body is never sent.
         length = "Content-Length: 5\r\n\r\n" if status == TOO_OLD else "Content-Length: 2\r\n\r\n{}"
         answer = daemon.exchange((head + length).encode())

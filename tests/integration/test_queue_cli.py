@@ -120,7 +120,7 @@ def test_submit_says_that_a_program_is_missing_and_a_dry_run_fails(daemon: Stand
         (["submit", "--stdin", ".", "--", "true"], "no file '.'"),
         (["submit", "--name", "", "--", "true"], "--name is empty"),
         (["queue", "--limit", "many"], "--limit 100"),
-        (["logs", "-n", "few", "17"], "--lines 20"),
+        (["logs", "-n", "few", "17"], "--lines 4"),
         (["clean", "--older-than", "long"], "10m"),
         (["wait", "--timeout", "soon"], "10m"),
         (["daemon", "reload"], "it can be start, stop, restart, status, run, adopt"),

@@ -91,7 +91,7 @@ WRITE_A_TIME = "write it as 30s, 10m, 4h, 2h30m, 02:30:00 or a number of seconds
 
 def test_errors_name_a_remedy(queue: QueueUnderTest, tmp_path: Path) -> None:
     for arguments, message in (
-        (("--by", "moon"), "gpuyard: there is no report by 'moon'\n  it can be by user, workspace, name\n"),
+        (("--by", "moon"), "gpuyard: --by cannot be 'moon'\n  it can be user, workspace, name\n"),
         (("--since", "5s"), "gpuyard: a report on 5s cannot be made\n  give it from 1m to 3660d, such as 7d\n"),
         (("--since", "soon"), f"gpuyard: 'soon' is not a time\n  {WRITE_A_TIME}\n"),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuyard.client import Client
-from tests.fakes.queue_command import run
+from tests.fakes.queue_command import run_here
 from tests.integration.queue_fixture import end_leftovers
 
 
@@ -20,22 +20,22 @@ def queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def read(*arguments: str) -> Any:
-    result = run(arguments[0], "--json", *arguments[1:])
+    result = run_here(arguments[0], "--json", *arguments[1:])
     assert (result.returncode, result.stderr) == (0, "")
     return json.loads(result.stdout)
 
 
 def lines(*arguments: str) -> list[list[str]]:
-    result = run(*arguments)
+    result = run_here(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
     return [line.split() for line in result.stdout.splitlines()]
 
 
 def test_a_mistake_and_a_dry_run_submit_nothing() -> None:
-    wrong = run("submit", "--sweep", "lr=1..3", "--", "echo", "{LR}")
+    wrong = run_here("submit", "--sweep", "lr=1..3", "--", "echo", "{LR}")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "did you mean {lr}?" in wrong.stderr
-    unused = run("submit", "--dry-run", "--sweep", "lr=1..3", "--", "echo")
+    unused = run_here("submit", "--dry-run", "--sweep", "lr=1..3", "--", "echo")
     assert unused.returncode == 2
     assert "no placeholder uses the values of --sweep lr" in unused.stderr
     sweep = ("--sweep", "lr=1e-3..1e-1:log3", "--sweep", "x=7", "--", "echo", "{lr}{x}")
@@ -45,8 +45,8 @@ def test_a_mistake_and_a_dry_run_submit_nothing() -> None:
     array = read("submit", "--dry-run", "--array", "0-2999", "--", "echo", "{index}")
     assert (array["count"], len(array["jobs"]), array["jobs"][2]["command"]) == (3000, 1000, "echo 2")
     assert read("submit", "--dry-run", "--", "echo", "{a}")["jobs"][0]["command"] == "echo '{a}'"
-    assert run("submit", "--dry-run", "--gpus", "9", "--", "true").returncode == 4
-    assert run("submit", "--dry-run", "--after", "99", "--", "true").returncode != 0
+    assert run_here("submit", "--dry-run", "--gpus", "9", "--", "true").returncode == 4
+    assert run_here("submit", "--dry-run", "--after", "99", "--", "true").returncode != 0
     assert read("queue")["jobs"] == []
 
 
@@ -54,8 +54,8 @@ def test_a_sweep_is_one_line_that_opens_into_a_table_of_its_runs() -> None:
     script = "echo $GPUYARD_SWEEP_LR $RATE; [ {seed} != 1 ]"
     sweep = ("--sweep", "lr=2,1e1", "--sweep", "seed=0..1", "--env", "RATE=r{lr}", "--name", "tune")
     assert lines("submit", "--gpus", "0", *sweep, "--", "sh", "-c", script) == [["1-4"]]
-    run("submit", "--gpus", "0", "--array", "0-9", "--hold", "--", "echo", "{index}")
-    assert run("wait", "1-4").returncode == 5
+    run_here("submit", "--gpus", "0", "--array", "0-9", "--hold", "--", "echo", "{index}")
+    assert run_here("wait", "1-4").returncode == 5
     _, _, held, done = lines("queue")
     assert (held[:2], held[-3:]) == (["5-14", "held"], ["submitted", "as", "held"])
     assert (done[:3], done[-4:]) == (["1-4", "failed", "tune"], ["4/4", "done,", "2", "failed"])
@@ -71,26 +71,26 @@ def test_a_sweep_is_one_line_that_opens_into_a_table_of_its_runs() -> None:
     assert (len(jobs), jobs[3]["values"], jobs[3]["group"]) == (14, {"lr": "1e1", "seed": "0"}, None)
     assert any("tune" in each and "lr=2" in each for each in lines("queue", "1-4"))
     for mistake in (["--sweep", "x"], ["--sweep", "1", "--sort", "sed"], ["--sort", "lr"], ["--sweep", "99"]):
-        assert run("queue", *mistake).returncode != 0, mistake
+        assert run_here("queue", *mistake).returncode != 0, mistake
 
 
 def test_the_line_of_a_waiting_array_has_the_memory_that_its_jobs_would_get() -> None:
     """Not `alone`: jobs without a declared size share a GPU."""
-    run("submit", "--gpus", "2", "--", "sleep", "60")
-    run("submit", "--array", "0-3", "--", "true")
-    run("submit", "--array", "0-3", "--vram", "7G", "--", "true")
-    run("submit", "--array", "0-3", "--exclusive", "--", "true")
+    run_here("submit", "--gpus", "2", "--", "sleep", "60")
+    run_here("submit", "--array", "0-3", "--", "true")
+    run_here("submit", "--array", "0-3", "--vram", "7G", "--", "true")
+    run_here("submit", "--array", "0-3", "--exclusive", "--", "true")
     shown = [" ".join(line) for line in lines("queue")]
     opened = [" ".join(line) for line in lines("queue", "--open")]
     for first, last in ((2, 5), (6, 9), (10, 13)):
         folded = next(line for line in shown if line.startswith(f"{first}-{last} queued"))
         single = next(line for line in opened if line.startswith(f"{first} queued"))
         assert folded.split()[4:6] == single.split()[4:6]
-    run("cancel", "all")
+    run_here("cancel", "all")
 
 
 def test_without_arrays_the_folded_queue_is_the_queue() -> None:
-    assert run("pause").returncode == 0
+    assert run_here("pause").returncode == 0
     with Client() as client:
         for number in range(23):
             client.submit("echo", str(number), gpus=0, priority=number % 3, hold=number % 4 == 0)

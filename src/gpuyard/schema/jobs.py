@@ -230,6 +230,13 @@ class WaitExplanation(Struct, frozen=True, kw_only=True):
     is_overdue: bool
 
 
+class ExportedWorld(Struct, frozen=True, kw_only=True):
+    """What the plan about a waiting job follows from: the text of a file for `gpuyard simulate replay`."""
+
+    id: int
+    world: str
+
+
 class HistoryEvent(Struct, frozen=True, kw_only=True):
     id: int
     at: Iso

@@ -83,6 +83,10 @@ _JOBS = (
     ),
     _get("show", "/jobs/{id}", "All details of a job.", jobs.JobDetails, requests.ShowQuery),
     _get("why", "/jobs/{id}/why", "Why a job does not start, and when it may.", jobs.WaitExplanation),
+    _get(
+        "world", "/jobs/{id}/world", "What the plan about a waiting job follows from, to decide it again.",
+        jobs.ExportedWorld,
+    ),
     _get("history", "/jobs/{id}/history", "Everything that happened to a job.", jobs.JobHistory),
     _get("logs", "/jobs/{id}/log", "The end of a job's log.", jobs.LogTail, requests.LogQuery),
     _get(

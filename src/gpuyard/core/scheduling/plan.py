@@ -6,6 +6,7 @@ from gpuyard.core.cluster.offer import ClusterTerms
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.scheduling.wait_reasons import Reason
+from gpuyard.core.scheduling.world import World
 
 
 class Start(Struct, frozen=True, kw_only=True):
@@ -46,7 +47,10 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 class Explanation(Struct, frozen=True, kw_only=True):
     """Why a job waits. `reasons` are those of the first job of its lane, `first_id`; `ahead` jobs of the lane come
-    before it."""
+    before it. `world`: what the plan followed from; None for a job of a cluster."""
+
+    lane: int
+    world: World | None
 
     reasons: tuple[Reason, ...]
     first_id: int

@@ -226,7 +226,7 @@ class HostLoad(JobRule):
         return next(chain(load_refusals(lane.pace, state, seen.now), watched), None)
 
 
-class DiskSpace(JobRule):
+class FreeDisk(JobRule):
     """No job starts while too little space is free on a disk of the queue, or on one that the job writes to. A disk
     that does not answer counts as full: a program that writes to it would hang."""
 
@@ -508,7 +508,7 @@ RULES: tuple[Rule, ...] = (
     RunningLimit(),
     Stagger(),
     HostLoad(),
-    DiskSpace(),
+    FreeDisk(),
     HostRoom(),
     UsableDevice(),
     Leased(),

@@ -13,11 +13,13 @@ from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.core.job.selection import format_ids
 from gpuyard.core.lease import Holder
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, brief_of, describe_holder, group_by_device, job_of
+from gpuyard.core.scheduling.world_file import write_world
 from gpuyard.core.units import format_count, format_due, format_duration, format_time
 from gpuyard.daemon.api.job_rows import labels_by_id
 from gpuyard.daemon.api.wall_time import wall_time
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.schema.jobs import HistoryEvent, JobHistory, WaitExplanation
+from gpuyard.errors import UserError
+from gpuyard.schema.jobs import ExportedWorld, HistoryEvent, JobHistory, WaitExplanation
 
 _LONGEST_COMMAND = 40
 Event = tuple[float, str, str | None]
@@ -66,6 +68,16 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         is_overdue=_is_overdue(starts_at, scheduler.sampling.now()),
         estimate=estimate,
     )
+
+
+def export_world(scheduler: SchedulerLoop, job: Job) -> ExportedWorld:
+    """Return what the plan about a waiting job follows from. UserError if this queue plans nothing about it."""
+    is_waiting = job.state in (JobState.QUEUED, JobState.SUSPENDED) and not job.spec.engine
+    found = scheduler.controller.explain(job, scheduler.sampling.latest) if is_waiting else None
+    if found is None or found.world is None:
+        hint = "a job that is queued or suspended on this machine can be exported"
+        raise UserError(f"no plan is made about job {job.id}: it {_state_summary(job)}", hint=hint)
+    return ExportedWorld(id=job.id, world=write_world(found.world, job.id, found.lane).decode())
 
 
 def explain_briefly(scheduler: SchedulerLoop, job: Job) -> str | None:

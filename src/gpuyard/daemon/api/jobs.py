@@ -15,7 +15,7 @@ from gpuyard.core.job.lifecycle import FINISHED, WAITING, JobState
 from gpuyard.core.job.selection import JobSelection, format_ids
 from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.daemon.api.codec import EXPORT_PAGE, MOST_LISTED, MOST_ROWS
-from gpuyard.daemon.api.explain_wait import explain, explain_briefly, job_history
+from gpuyard.daemon.api.explain_wait import explain, explain_briefly, export_world, job_history
 from gpuyard.daemon.api.folded_jobs import ROWS_AT_ONCE, FoldedJobs
 from gpuyard.daemon.api.job_code import code_of
 from gpuyard.daemon.api.job_rows import all_attempts, make_details, make_row
@@ -25,7 +25,15 @@ from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_parser import HttpError
 from gpuyard.schema import requests
-from gpuyard.schema.jobs import ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
+from gpuyard.schema.jobs import (
+    ExportedWorld,
+    ExportPage,
+    JobDetails,
+    JobHistory,
+    JobPage,
+    JobRow,
+    WaitExplanation,
+)
 from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, UnchangedJob
 from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
@@ -114,6 +122,10 @@ class JobHandler:
         job = find_job(self._scheduler, job_id)
         await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
         return explain(self._scheduler, job)
+
+    async def world(self, job_id: int) -> ExportedWorld:
+        await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
+        return export_world(self._scheduler, find_job(self._scheduler, job_id))
 
     def history(self, job_id: int) -> JobHistory:
         job = find_job(self._scheduler, job_id)

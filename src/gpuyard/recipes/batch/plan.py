@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from gpuyard.connect.fast_http import NotThere, connect
 from gpuyard.connect.retrying import RetryingClient
-from gpuyard.connect.submitted_code import RemovedIfRefused, record_code
+from gpuyard.connect.submitted_code import RemovedIfRefused, submission_facts
 from gpuyard.core.job.container import parse_mount
 from gpuyard.core.job.placeholders import fill_in
 from gpuyard.core.job.selection import format_ids
@@ -37,7 +37,6 @@ from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, make_roots
 from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
 from gpuyard.system.private_files import PrivateFileError, read_own
-from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.system.user_directories import named_state_directory
 
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
@@ -291,19 +290,9 @@ def _write_parts(record: BatchRecord, *parts: BatchPart) -> BatchRecord:
 
 def _post(token: str, command: Sequence[str], options: dict[str, Any], table: str | None = None) -> dict[str, Any]:
     # The runs have a snapshot if the configuration says so. The finish job runs no code of the user.
-    directory, code = record_code(command, os.getcwd(), wants_snapshot=False if table is None else None)
-    body = {
-        "token": token,
-        "command": list(command),
-        "table": table,
-        "cwd": directory,
-        "code": code,
-        "environment": dict(os.environ),
-        "shell": read_shell_settings(),
-        "submitters": starting_processes(),
-        "options": options,
-    }
-    with RemovedIfRefused(code), connect(start=True) as client:
+    facts = submission_facts(command, os.getcwd(), wants_snapshot=False if table is None else None)
+    body = {**facts, "token": token, "table": table, "options": options}
+    with RemovedIfRefused(body["code"]), connect(start=True) as client:
         answer: dict[str, Any] = client.request("POST", "/submissions", body=body, is_repeatable=True)
     return answer
 

@@ -12,9 +12,8 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
 from pathlib import Path
 from stat import S_ISDIR
 
@@ -84,13 +83,12 @@ def _classify_by_folders(plan: BatchPlan, runs: Sequence[RunRecord]) -> RunResul
     unfound = [run for run in runs if results[run.index] is None]
     left = with_data[keeps] - sum(result == RunResult(kept_in=root) for result in results.values())
     kept = pruned = 0
-    for group in _group_by_likelihood(plan, unfound):
-        if left >= len(group):
-            results |= {run.index: RunResult(kept_in=root) for run in group}
-        elif left > 0:
-            results |= {run.index: RunResult() for run in group}
-            kept, pruned = left, len(group) - left
-        left -= len(group)
+    candidates = [run for run in unfound if run.state == SUCCEEDED and run.frames != 0]
+    if left >= len(candidates):
+        results |= {run.index: RunResult(kept_in=root) for run in candidates}
+    elif left > 0:
+        results |= {run.index: RunResult() for run in candidates}
+        kept, pruned = left, len(candidates) - left
     empty = [run for run in unfound if results[run.index] is None]
     is_moved = len(there) >= len(empty)
     results |= {run.index: _classify_empty(plan, run, keeps, is_moved=is_moved) for run in empty}
@@ -136,17 +134,6 @@ def _find_run(plan: BatchPlan, run: RunRecord, keeps: str) -> RunResult | None:
     if has_data:
         return RunResult(pruned_to=str(folder))
     return RunResult(kept_in=plan.pruned_root) if keeps == THERE and run.frames else None
-
-
-def _group_by_likelihood(plan: BatchPlan, unfound: Sequence[RunRecord]) -> Iterator[list[RunRecord]]:
-    """Yield the runs to which folders with names of the program may belong, the most likely ones first: those that
-    reported frames, then those whose own folder is gone."""
-
-    def rank(run: RunRecord) -> tuple[bool, bool]:
-        return not run.frames, os.path.lexists(run_folder(plan, run.index))
-
-    candidates = sorted((run for run in unfound if run.state == SUCCEEDED and run.frames != 0), key=rank)
-    return (list(group) for _, group in groupby(candidates, rank))
 
 
 def _classify_empty(plan: BatchPlan, run: RunRecord, keeps: str, *, is_moved: bool) -> RunResult:

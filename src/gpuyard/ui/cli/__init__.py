@@ -84,15 +84,17 @@ MACHINE_VERBS = {
 # What people type every day, in the order of a job's life; the help folds all others.
 EVERYDAY = ("submit", "queue", "logs", "show", "why", "cancel", "retry", "wait", "top", "web")
 
-# The verbs of each package below `gpuyard.ui.cli`, and the modules that have several of them.
+# The verbs of each package below `gpuyard.ui.cli`, and the modules that do not have the name of their verb.
 PACKAGES = {"jobs": JOB_VERBS, "service": SERVICE_VERBS, "recipes": RECIPES, "machine": MACHINE_VERBS}
-SHARED_MODULES = {
-    **dict.fromkeys(("cancel", "hold", "priority", "release", "resume", "retry", "suspend"), "change_verbs"),
-    **dict.fromkeys(("edit", "resubmit"), "resubmit"),
-    **dict.fromkeys(("history", "why"), "explain"),
-    **dict.fromkeys(("drain", "pause", "unpause"), "pause_verbs"),
-    **dict.fromkeys(("backup", "clean", "restore"), "backup"),
-    **dict.fromkeys(("report", "summary"), "report"),
+_MODULES = {
+    **dict.fromkeys(("cancel", "hold", "priority", "release", "resume", "retry", "suspend"), "jobs.change_verbs"),
+    "edit": "jobs.resubmit",
+    **dict.fromkeys(("history", "why"), "jobs.explain"),
+    **dict.fromkeys(("drain", "pause", "unpause"), "service.pause_verbs"),
+    **dict.fromkeys(("clean", "restore"), "service.backup"),
+    "summary": "service.report",
+    "top": "machine.watch",
+    "completion": "complete",
 }
 VERBS = {verb: text for verbs in PACKAGES.values() for verb, text in verbs.items()}
 # Older names, which still work and are not in the help.
@@ -100,14 +102,14 @@ ALIASES = {"story": "history"}
 
 
 def import_verb(verb: str) -> "Command":
-    """Return a verb and what runs it: its module, or an entry in the COMMANDS of one that has several. The caller
-    resolves aliases."""
+    """Return a verb and what runs it: an entry in the COMMANDS of its module, or the module. The caller resolves
+    aliases."""
     package = next(name for name, verbs in PACKAGES.items() if verb in verbs)
-    shared = SHARED_MODULES.get(verb)
-    name = f"gpuyard.ui.cli.{package}.{shared or verb.replace('-', '_')}"
+    own = f"{package}.{verb.replace('-', '_')}"
+    name = f"gpuyard.ui.cli.{_MODULES.get(verb, own)}"
     __import__(name)  # not by importlib, which takes as long as ten modules of ours
     module: Any = sys.modules[name]
-    command: Command = module.COMMANDS[verb] if shared else module
+    command: Command = getattr(module, "COMMANDS", {}).get(verb, module)
     return command
 
 

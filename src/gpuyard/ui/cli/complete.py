@@ -1,4 +1,4 @@
-"""What shells complete: verbs, options and their values, job ids, states, tags, names; and the scripts that ask for it.
+"""`gpuyard completion`: scripts that ask what to complete, and the answers: verbs, options, values, ids, states.
 
 A script runs `gpuyard` with _GPUYARD_COMPLETE, COMP_WORDS and COMP_CWORD set. The daemon is asked only if one runs, for
 at most half a second; whatever goes wrong completes nothing, silently.
@@ -6,6 +6,7 @@ at most half a second; whatever goes wrong completes nothing, silently.
 
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from gpuyard.core.option import Option
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli import ALIASES, VERBS, import_verb
 from gpuyard.ui.cli.jobs.job_text import STATES, job_name
-from gpuyard.ui.cli.verb_options import HELP, Verb
+from gpuyard.ui.cli.verb_options import HELP, Arguments, Typed, Verb
 
 _TIMEOUT_S = 0.5
 # The newest jobs are completed, and their tags and names.
@@ -229,3 +230,20 @@ def _jobs() -> tuple[dict[str, Any], ...]:
             return tuple(daemon.request("GET", "/jobs", query, None, _TIMEOUT_S)["jobs"])
     except (GpuyardError, OSError):
         return ()
+
+
+VERB = Verb(
+    """Print the script that completes commands in your shell.
+
+    \b
+    bash:  eval "$(gpuyard completion bash)"             in ~/.bashrc
+    zsh:   eval "$(gpuyard completion zsh)"              in ~/.zshrc
+    fish:  gpuyard completion fish > ~/.config/fish/completions/gpuyard.fish
+    """,
+    arguments=Arguments("{bash|zsh|fish}", choices=tuple(SCRIPTS)),
+)
+
+
+def run(typed: Typed) -> int:
+    sys.stdout.write(SCRIPTS[typed.arguments[0]])
+    return 0

@@ -96,9 +96,7 @@ def _without_controls(line: str) -> str:
 
 
 def table_lines(
-    columns: "Sequence[Column]",
-    rows: "Sequence[Sequence[str]]",
-    styles: "Sequence[dict[str, str | None]]" = (),
+    columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]", styles: "Sequence[dict[str, str | None]]" = ()
 ) -> list[str]:
     """Return a table for standard output; `styles` as in `lay_out_lines`."""
     from gpuyard.ui.cli.text_table import lay_out_lines

@@ -240,5 +240,5 @@ def unknown_word(text: str, word: str, known: "Sequence[str]", otherwise: str | 
     """Return the error, with the nearest of the known words as the hint; else `otherwise`, or all of them."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, known, n=1)
+    near = get_close_matches(word, known, n=1, cutoff=0.7)
     return UserError(text, hint=f"did you mean `{near[0]}`?" if near else otherwise or f"it can be {', '.join(known)}")

@@ -13,15 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from gpuyard.connect import paths
-from gpuyard.connect.fast_http import (
-    VERSION_FIELD,
-    NoDaemon,
-    connect,
-    dial,
-    read_answer,
-    read_head,
-    render_request,
-)
+from gpuyard.connect.fast_http import VERSION_FIELD, NoDaemon, connect, dial, read_answer, read_head, render_request
 from gpuyard.connect.retrying import has_crashed
 from gpuyard.connect.silent_daemon import lock_holder, silent
 from gpuyard.errors import EnvironmentFault

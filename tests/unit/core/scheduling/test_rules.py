@@ -14,7 +14,7 @@ from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.rules import (
     RULES,
     DeviceLoad,
-    DiskSpace,
+    FreeDisk,
     FreeMemory,
     HostLoad,
     HostRoom,
@@ -57,7 +57,7 @@ CASES: list[tuple[type[Rule], World, ReasonKind]] = [
     (RunningLimit, view(queue(1, Need(), tag="a"), tags={"a": 1}, running=[running(7, "a")]), ReasonKind.LIMIT),
     (Stagger, view(queue(1, Need(), group=3, stagger_s=9.0), array_starts={3: NOW - 1.0}), ReasonKind.STAGGERED),
     (HostLoad, view(queue(1, Need()), closed_reasons=(busy(ReasonKind.HOST_TOO_BUSY),)), ReasonKind.HOST_TOO_BUSY),
-    (DiskSpace, view(FULL_DISK), ReasonKind.DISK_FULL),
+    (FreeDisk, view(FULL_DISK), ReasonKind.DISK_FULL),
     (HostRoom, view(queue(1, replace(Need(), host=HostShare(ram_mb=8 * GB))), on=LACKS_RAM), ReasonKind.HOST_ROOM),
     (UsableDevice, view(queue(1, Need(model="h100"))), ReasonKind.NOT_ASKED_FOR),
     (Leased, view(queue(1, Need()), leases=[BESIDE]), ReasonKind.LEASED),

@@ -99,13 +99,6 @@ def test_runs_that_were_kept_under_names_of_the_program_are_counted(tmp_path: Pa
     assert results == RunResults(keeps="here" if root == "out" else "there", of_runs=[kept] * 2, kept=2, pruned=0)
 
 
-def test_a_run_whose_folder_is_gone_rather_has_data_elsewhere_than_one_whose_folder_is_empty(tmp_path: Path) -> None:
-    make(tmp_path / "pruned/scene-a", "frame")
-    empty = make(tmp_path / "out/run-000000")
-    results = classify_runs(plan(tmp_path), [run(0), run(1)], {}, AT)
-    assert results.of_runs == [RunResult(pruned_to=empty), RunResult(kept_in=str(tmp_path / "pruned"))]
-
-
 def test_of_fewer_folders_than_runs_only_the_number_of_kept_runs_is_known(tmp_path: Path) -> None:
     make(tmp_path / "out/scene-a", "frame")
     make(tmp_path / "pruned/scene-b")

@@ -38,10 +38,10 @@ def stay(typed: Typed, answer: Answer) -> int:
 
 
 def _follow(queue: RetryingClient, ids: str) -> None:
-    from gpuyard.ui.cli.jobs.logs import follow_job
+    from gpuyard.ui.cli.jobs.logs import VERB, follow_job
 
     try:
-        follow_job(queue, ids, Typed({"follow": True}, [ids]))
+        follow_job(queue, ids, Typed({"follow": True}, [ids], verbs=(VERB,)))
     except UserError:  # it finished without having run: its state says why
         return
 

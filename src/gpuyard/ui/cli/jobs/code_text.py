@@ -12,8 +12,4 @@ def code_facts(code: "Mapping[str, Any] | None") -> "list[tuple[str, str | None]
         return []
     snapshot = code["snapshot"]
     is_gone = snapshot is not None and not code["snapshot_exists"]
-    return [
-        ("code", code["text"]),
-        ("script", code["script"]),
-        ("snapshot", "removed" if is_gone else snapshot),
-    ]
+    return [("code", code["text"]), ("script", code["script"]), ("snapshot", "removed" if is_gone else snapshot)]

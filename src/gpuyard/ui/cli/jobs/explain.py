@@ -1,8 +1,10 @@
 """`gpuyard why` and `gpuyard history`: why a job has not started, and what happened to it."""
 
+from gpuyard.connect.fast_http import connect
 from gpuyard.core.option import Option
 from gpuyard.core.units import format_time
-from gpuyard.ui.cli.ask_daemon import show_each
+from gpuyard.errors import UserError
+from gpuyard.ui.cli.ask_daemon import say_answer, select, show_each
 from gpuyard.ui.cli.jobs.job_text import gpu_text
 from gpuyard.ui.cli.terminal import table_lines
 from gpuyard.ui.cli.text_table import Column, clean
@@ -14,13 +16,34 @@ if TYPE_CHECKING:
 
 WHY = Verb(
     f"Explain why a job has not started, what would start it, and when it may start.\n\n{IDS_HELP}",
-    (Option("verbose", "flag", None, "Say what each GPU lacks, with figures, and who holds it.", short="v"), JSON),
+    (
+        Option("verbose", "flag", None, "Say what each GPU lacks, with figures, and who holds it.", short="v"),
+        Option("export", "text", "FILE", "Write what the plan follows from, for `gpuyard simulate replay`."),
+        JSON,
+    ),
     SEVERAL,
 )
 
 
 def _run_why(typed: Typed) -> int:
+    if typed.values()["export"] is not None:
+        return _export(typed, typed.values()["export"])
     return show_each(typed, "/why", detailed_lines if typed.flag("verbose") else why_lines)
+
+
+def _export(typed: Typed, path: str) -> int:
+    from gpuyard.system.results_file import write_results
+
+    with connect(start=True) as daemon:
+        ids = select(daemon.request, typed.arguments) if typed.arguments else []
+        if len(ids) != 1:
+            raise UserError("--export writes about one job", hint="such as `gpuyard why 17 --export FILE`")
+        answer = daemon.request("GET", f"/jobs/{ids[0]}/world")
+    write_results(path, answer["world"].encode())
+    line = (
+        f"{path} has what the plan about job {ids[0]} follows from: `gpuyard simulate replay {path}` decides it again"
+    )
+    return say_answer(typed, {"id": ids[0], "file": path}, line)
 
 
 def why_lines(answer: Answer) -> "Iterator[str]":

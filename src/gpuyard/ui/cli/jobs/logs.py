@@ -33,8 +33,8 @@ VERB = Verb(
     + IDS_HELP,
     (
         Option("follow", "flag", None, "Follow the output until the job has finished.", short="f"),
-        Option("lines", "text", "N", "Only the last N lines. [all]", short="n"),
-        Option("attempt", "text", "N", "The output of attempt N. [the last]"),
+        Option("lines", "whole", "N", "Only the last N lines.", short="n", note="all", least=0),
+        Option("attempt", "whole", "N", "The output of attempt N.", note="the last", least=1),
         Option("stdout", "flag", None, "Only standard output, of a job submitted with --split-stderr or --error."),
         Option("stderr", "flag", None, "Only standard error, of such a job."),
         Option("raw", "flag", None, "The bytes as the program wrote them."),
@@ -47,7 +47,7 @@ _NAMES = {"log": "stdout", "error_log": "stderr"}
 
 
 def run(typed: Typed) -> int:
-    _number(typed, "lines")  # before the request: a mistake is named at once
+    typed.values()  # before the request: a mistake is named at once
     if not typed.arguments:
         raise UserError("which job?", hint=f"name it, or several: {IDS}")
     with RetryingClient() as queue:
@@ -64,14 +64,16 @@ def run(typed: Typed) -> int:
 
 
 def _print_log(watched: "_WatchedLog", typed: Typed) -> None:
-    lines, number = _number(typed, "lines"), _number(typed, "attempt")
+    values = typed.values()
+    lines, number = values["lines"], values["attempt"]
     _LogPrinter(watched, typed).print(_found(watched, watched.attempt(number), number), lines)
 
 
 def _print_one_of_many(watched: "_WatchedLog", typed: Typed) -> None:
     printer = _LogPrinter(watched, typed)
     try:
-        lines, number = _number(typed, "lines"), _number(typed, "attempt")
+        values = typed.values()
+        lines, number = values["lines"], values["attempt"]
         attempt = _found(watched, watched.attempt(number), number)
         printer.write_line(watched.heading)
         printer.print(attempt, lines)
@@ -81,7 +83,8 @@ def _print_one_of_many(watched: "_WatchedLog", typed: Typed) -> None:
 
 
 def follow_job(queue: RetryingClient, word: str, typed: Typed) -> None:
-    lines, number = _number(typed, "lines"), _number(typed, "attempt")
+    values = typed.values()
+    lines, number = values["lines"], values["attempt"]
     watched = _WatchedLog(queue, word)
     attempt = _found(watched, _await_start(watched, number), number)
     _LogPrinter(watched, typed).follow(attempt, lines, is_last=number is not None)
@@ -244,12 +247,3 @@ def _await_start(watched: _WatchedLog, number: int | None, write_note: "Callable
 def _is_begun(attempt: Answer) -> bool:
     """Return whether it has started; or never will, as its site did not take it."""
     return attempt["started_at"] is not None or attempt["ended_at"] is not None
-
-
-def _number(typed: Typed, name: str) -> int | None:
-    text = typed.text(name)
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise UserError(f"--{name} '{text}' is not a number", hint=f"write it as --{name} 20")
-    return int(text)

@@ -7,22 +7,27 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from gpuyard.core.option import Option
+from gpuyard.core.scheduling.world_file import read_world
 from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.simulator.compare_policies import Compared, ComparisonRequest, compare
+from gpuyard.simulator.replay import plan_lines
 from gpuyard.simulator.schedule_metrics import PolicyMetrics
 from gpuyard.simulator.timeline_picture import draw_timeline
 from gpuyard.simulator.trace_file import write_trace
 from gpuyard.system.results_file import write_results
 from gpuyard.ui.cli.terminal import say, say_json
-from gpuyard.ui.cli.text_table import Column, join_cells, lay_out
+from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
 from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
 VERB = Verb(
     """Run a trace of jobs through the queue in simulated time, and compare policies.
 
-    TRACE is a CSV file of jobs; docs/how-to/compare-policies.md describes its format.
+    TRACE is a CSV file of jobs; docs/how-to/compare-policies.md describes its format. `replay FILE` decides again what
+    `gpuyard why --export FILE` wrote, and says which jobs start and why others wait.
     """,
     (
         Option("mix", "text", "NAMES", "Generate a random trace instead: lucid, carma or both."),
@@ -38,12 +43,14 @@ VERB = Verb(
         Option("picture", "text", "FILE", "Draw the last pass to FILE.svg or FILE.png."),
         JSON,
     ),
-    Arguments("[TRACE]", least=0),
+    Arguments("[TRACE | replay FILE]", least=0, most=2),
 )
 
 
 def run(typed: Typed) -> int:
     values = typed.values()
+    if len(typed.arguments) == 2:
+        return _replay(typed, *typed.arguments)
     request: dict[str, Any] = {
         "trace": _existing(next(iter(typed.arguments), None), "TRACE"),
         "mix": _split_names(values["mix"]),
@@ -69,6 +76,20 @@ def run(typed: Typed) -> int:
         say_json(compared.as_dict())
     else:
         _print(compared)
+    return 0
+
+
+def _replay(typed: Typed, word: str, path: str) -> int:
+    if word != "replay":
+        raise UserError(
+            f"simulate takes one trace, not '{word}' and '{path}'", hint="or `gpuyard simulate replay FILE`"
+        )
+    file = read_world((_existing(path, "FILE") or Path(path)).read_bytes())
+    plan = file.decide()
+    if typed.flag("json"):
+        say_json(to_builtins(plan))
+    else:
+        say(*map(clean, plan_lines(file, plan)))
     return 0
 
 

@@ -1,6 +1,8 @@
-"""`gpuyard watch`: GPUs and host live; a table on a terminal, plain lines in a pipe, rows in a log file."""
+"""`gpuyard watch` and `gpuyard top`: GPUs and host live, as a table, lines or a log file; and the screen with
+the queue."""
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,21 +12,23 @@ from gpuyard.core.option import Option
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.core.snapshot_json import iso_time
 from gpuyard.core.units import UNKNOWN
+from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.probes.common.kernel_files import vendors_on_pci
 from gpuyard.probes.common.process_info import describe_processes
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sample_log import SampleLog
 from gpuyard.probes.sampler import Sampler
 from gpuyard.system.clock import SystemClock
+from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.rich_output import pids_of
 from gpuyard.ui.cli.terminal import is_terminal, note, say
-from gpuyard.ui.cli.verb_options import DEADLINE, Typed, Verb
+from gpuyard.ui.cli.verb_options import DEADLINE, Command, Typed, Verb
 from gpuyard.ui.views import device_tables as tables
 
 _HISTORY = 24
 
 
-VERB = Verb(
+WATCH = Verb(
     "Show the GPUs and the host live, and log them. Ctrl-C ends it.",
     (
         Option("interval", "time", "TIME", "Time between samples.", default="1s", least=0.05),
@@ -35,7 +39,7 @@ VERB = Verb(
 )
 
 
-def run(typed: Typed) -> int:
+def _run_watch(typed: Typed) -> int:
     values = typed.values()
     log_path = Path(values["log"]) if values["log"] else None
     samples = _samples(values["interval"], log_path, values["count"], values["deadline"])
@@ -101,3 +105,38 @@ def _device_line(sample: Sample, device: Device) -> str:
         f"procs {UNKNOWN if device.processes is None else len(device.processes)}",
     ]
     return "  ".join(facts if device.healthy else [*facts, f"unhealthy: {device.fault}"])
+
+
+TOP = Verb(
+    """Watch the GPUs and the queue live, read logs, and act on jobs with a key.
+
+    ? shows the keys, q quits. Needs the package textual, which the extra `top` of gpuyard installs.
+    """
+)
+
+
+def _run_top(_: Typed) -> int:
+    is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not is_terminal or os.environ.get("TERM", "dumb") == "dumb":
+        raise UserError("`gpuyard top` needs a terminal", hint="in a pipe use `gpuyard queue` and `gpuyard devices`")
+    try:
+        from gpuyard.ui.tui.app import Top
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "textual":
+            raise
+        from gpuyard.installation import find_installation
+
+        raise EnvironmentFault(
+            "`gpuyard top` needs textual, which gpuyard's extra `top` installs",
+            hint=f"install it with: {find_installation().with_extra('top')}",
+        ) from error
+    from gpuyard.ui.tui.glyphs import glyphs_for, has_colour
+
+    request("GET", "/status")  # restarts or reports an older daemon before the screen opens
+    if not has_colour(os.environ):
+        os.environ["NO_COLOR"] = "1"
+    Top(glyphs_for(os.environ, sys.stdout.encoding or "")).run()
+    return 0
+
+
+COMMANDS = {"watch": Command(WATCH, _run_watch), "top": Command(TOP, _run_top)}

@@ -168,7 +168,7 @@ def _check_options(plan: BatchPlan) -> None:
 def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int | None:
     from gpuyard.ui.views.batch_view import follow
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # a normal exit, which shows the cursor again
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # a normal exit, which removes the lines
     part, is_stopped = record.parts[-1], False
     while True:
         try:

@@ -18,14 +18,7 @@ from gpuyard.connect.retrying import RetryingClient
 from gpuyard.core.option import Option
 from gpuyard.core.units import format_count
 from gpuyard.errors import GpuyardError, UserError
-from gpuyard.recipes.workspace.settings import (
-    CONFIG_FILE,
-    LoadedSettings,
-    WorkspaceSettings,
-    field_name,
-    keys_in,
-    load,
-)
+from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, field_name, keys_in, load
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path

@@ -1,7 +1,6 @@
 """`gpuyard report` and `gpuyard summary`: totals of a week with a chart, and what a night has brought."""
 
 from gpuyard.core.option import Option
-from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.terminal import say_json, say_lines
 from gpuyard.ui.cli.verb_options import JSON, Answer, Command, Typed, Verb
@@ -16,7 +15,7 @@ REPORT = Verb(
     """,
     (
         Option("since", "text", "TIME", "Length of the report, such as 24h or 30d. [7d]"),
-        Option("by", "text", "WHAT", "Group jobs by user, workspace or name. [user]"),
+        Option("by", "choice", "WHAT", "Group jobs by user, workspace or name.", choices=_BY, default=_BY[0]),
         Option("html", "text", "FILE", "Write it to one self-contained HTML file."),
         JSON,
     ),
@@ -24,10 +23,7 @@ REPORT = Verb(
 
 
 def _run_report(typed: Typed) -> int:
-    by = typed.text("by") or _BY[0]
-    if by not in _BY:
-        raise UserError(f"there is no report by '{by}'", hint=f"it can be by {', '.join(_BY)}")
-    answer = request("GET", "/report", {"since": typed.text("since") or "7d", "by": by})
+    answer = request("GET", "/report", {"since": typed.text("since") or "7d", "by": typed.values()["by"]})
     path = typed.text("html")
     if path is not None:
         _write(path, answer)

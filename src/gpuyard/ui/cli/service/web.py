@@ -4,7 +4,6 @@ import os
 
 from gpuyard.connect.fast_http import NoDaemon, connect
 from gpuyard.core.option import Option
-from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.terminal import note
 from gpuyard.ui.cli.verb_options import JSON, Answer, Typed, Verb
@@ -22,7 +21,15 @@ VERB = Verb(
             "ADDRESS",
             "Listen on this address, unencrypted, so that other machines can reach it. [127.0.0.1]",
         ),
-        Option("port", "text", "PORT", "Listen on this port; 0 for any free one. [8765, or the next free one]"),
+        Option(
+            "port",
+            "whole",
+            "PORT",
+            "Listen on this port; 0 for any free one.",
+            least=0,
+            most=65535,
+            note="8765, or the next free one",
+        ),
         Option("read-only", "flag", None, "Read-only: the page cannot change or submit jobs."),
         Option("new-token", "flag", None, "Make a new token; the old one stops working."),
         Option("stop", "flag", None, "Close the page."),
@@ -34,10 +41,9 @@ VERB = Verb(
 def run(typed: Typed) -> int:
     if typed.flag("stop"):
         return _stop(typed)
-    port = typed.text("port")
     options = {
         "address": typed.text("address"),
-        "port": None if port is None else _read_port(port),
+        "port": typed.values()["port"],
         "read_only": typed.flag("read-only") or None,
         "new_token": typed.flag("new-token") or None,
     }
@@ -47,12 +53,6 @@ def run(typed: Typed) -> int:
     if not typed.flag("json"):
         _note_access(answer)
     return 0
-
-
-def _read_port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= 65535):
-        raise UserError(f"'{text}' is not a port", hint="give a number up to 65535, or 0 for any free port")
-    return int(text)
 
 
 def _stop(typed: Typed) -> int:
