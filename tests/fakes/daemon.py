@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ import msgspec
 
 from gpuyard.connect import paths
 from gpuyard.connect.daemon_lock import hold_daemon_lock
-from gpuyard.daemon.server.connection import ConnectionLimits, Handler, Server, serve
+from gpuyard.daemon.server.connection import ConnectionLimits, Handler, HttpAnswer, Server, serve
 from gpuyard.daemon.server.http_parser import Request, Response
 from gpuyard.errors import GpuyardError
 from gpuyard.system import user_sockets
@@ -67,14 +67,28 @@ class Served(NamedTuple):
         asyncio.run_coroutine_threadsafe(acting(), self.loop).result(DEADLINE_S)
 
 
+def awaited(handler: Callable[[Request], HttpAnswer | Awaitable[HttpAnswer]]) -> Handler:
+    """Return a handler that answers as this function does."""
+
+    async def handle(request: Request) -> HttpAnswer:
+        answer = handler(request)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    return handle
+
+
 @contextlib.contextmanager
-def served(path: Path, handler: Handler | None = None, limits: ConnectionLimits | None = None) -> Iterator[Served]:
+def served(
+    path: Path,
+    handler: Callable[[Request], HttpAnswer | Awaitable[HttpAnswer]] | None = None,
+    limits: ConnectionLimits | None = None,
+) -> Iterator[Served]:
     runner = asyncio.Runner()
     loop = runner.get_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        starting = serve(path, handler or echo, limits=limits)
+        starting = serve(path, awaited(handler or echo), limits=limits)
         server = asyncio.run_coroutine_threadsafe(starting, loop).result(DEADLINE_S)
         running = Served(path, server, loop)
         try:
@@ -133,7 +147,7 @@ def _echo_or_die(request: Request) -> Response:
 async def _serve_until_sigterm() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    server = await serve(paths.socket_path(), _echo_or_die)
+    server = await serve(paths.socket_path(), awaited(_echo_or_die))
     await stop.wait()
     server.close()
 

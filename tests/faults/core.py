@@ -44,7 +44,7 @@ FAULTS = (
     Fault(
         id="core-newcomers-are-certain",
         file=f"{_CORE}/memory/expected_peak.py",
-        old="return sureness * math.sqrt((1.0 - _ALIKE) * squares + _ALIKE * spreads * spreads)",
+        old="return sureness * math.sqrt((1.0 - ALIKE_JOBS) * squares + ALIKE_JOBS * spreads * spreads)",
         new="return 0.0",
         breaks="Jobs without an estimate are packed as if each stayed below what is expected of it.",
         near=(f"{_TESTS}/memory/test_expected_peak.py",),
@@ -116,7 +116,7 @@ FAULTS = (
     Fault(
         id="core-use-is-never-forgotten",
         file=f"{_CORE}/scheduling/queue_order.py",
-        old="return float(use.seconds * 0.5 ** (max(0.0, now - use.at) / HALF_LIFE_S))",
+        old="return float(use.seconds * 0.5 ** (max(0.0, now - use.at) / USE_HALF_LIFE_S))",
         new="return float(use.seconds)",
         breaks="A user who used the GPUs a month ago still goes after other users because of it.",
         near=(f"{_TESTS}/scheduling/test_queue_order.py",),
@@ -305,8 +305,8 @@ FAULTS = (
     Fault(
         id="core-desktop-keeps-jobs-waiting-where-processes-are-hidden",
         file=f"{_CORE}/scheduling/device_fit.py",
-        old="part = _UNLISTED_PART if device.hides_processes else _TINY_PART",
-        new="part = _TINY_PART",
+        old="part = UNLISTED_PART if device.hides_processes else TINY_PART",
+        new="part = TINY_PART",
         breaks="On a laptop with a desktop, no job that needs the whole GPU ever starts.",
         near=(f"{_TESTS}/scheduling/test_hidden_processes.py",),
     ),

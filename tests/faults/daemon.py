@@ -323,7 +323,7 @@ FAULTS = (
     Fault(
         id="daemon-answers-before-a-change-is-on-disk",
         file=f"{_DAEMON}/api/routes.py",
-        old="                await self._scheduler.checkpoints.synced()\n",
+        old="                await scheduler.checkpoints.synced()\n",
         new="                pass\n",
         breaks="After a power failure, jobs run whose cancellation was acknowledged.",
         near=(_LOOP,),

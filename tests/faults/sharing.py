@@ -14,9 +14,9 @@ _ADJUST_TESTS = ("tests/unit/control/test_adjust_leases.py",)
 _WHAT_IS_EXPECTED = (
     Fault(
         id="sharing-one-run-speaks-for-a-program",
-        file=f"{_MEMORY}/expected_peak.py",
-        old="_MACHINE_WEIGHT, _PROGRAM_WEIGHT = 4.0, 1.0",
-        new="_MACHINE_WEIGHT, _PROGRAM_WEIGHT = 4.0, 0.0",
+        file="src/gpuyard/core/scheduling/numbers.py",
+        old="PROGRAM_WEIGHT = 1.0",
+        new="PROGRAM_WEIGHT = 0.0",
         breaks="After one small run of a program, all its other runs are packed as if they were as small.",
         near=_PEAK_TESTS,
     ),
@@ -38,16 +38,16 @@ _WHAT_IS_EXPECTED = (
     ),
     Fault(
         id="sharing-runs-of-one-command-count-as-independent",
-        file=f"{_MEMORY}/expected_peak.py",
-        old="_ALIKE = 0.3\n",
-        new="_ALIKE = 0.0\n",
+        file="src/gpuyard/core/scheduling/numbers.py",
+        old="ALIKE_JOBS = 0.3",
+        new="ALIKE_JOBS = 0.0",
         breaks="An array of a program that needs more than expected runs out of memory as a whole.",
         near=_PEAK_TESTS,
     ),
     Fault(
         id="sharing-old-runs-never-fade",
         file=f"{_MEMORY}/expected_peak.py",
-        old="        part = min(1.0, _KEPT_RUNS / (self.count + 1.0))\n",
+        old="        part = min(1.0, KEPT_RUNS / (self.count + 1.0))\n",
         new="        part = 1.0\n",
         breaks="What first runs needed a year ago decides what is expected of them today.",
         near=_PEAK_TESTS,
@@ -114,7 +114,7 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-unknown-load-counts-as-none",
         file=_SHARING,
-        old="load = min(100.0, _UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)",
+        old="load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * LOAD_SPREAD)",
         new="load = 0.0",
         breaks="Any number of first runs share a GPU, however much they slow each other.",
         near=_SHARING_TESTS,

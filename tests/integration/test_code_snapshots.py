@@ -200,24 +200,6 @@ def test_what_a_killed_command_or_daemon_left_is_removed(queue: QueueUnderTest, 
     assert snapshots(queue) == []
 
 
-def test_results_that_cannot_be_brought_back_are_kept_and_announced(queue: QueueUnderTest, tree: Path) -> None:
-    gate = queue.gate()
-    job = int(submit("--snapshot", "--", "/bin/sh", "-c", f"read word < {gate}; echo r > result"))
-    queue.until_state(job, "running")
-    tree.rename(tree.with_name("moved"))
-    gate.write_text("go\n")
-    queue.wait(job)
-    run("clean", "--older-than", "0s")
-    name = snapshots(queue)[0]
-    assert (queue.home / "snapshots" / name / "tree" / "result").read_text() == "r\n"
-    notices = json.loads(run("daemon", "status", "--json").stdout)["notices"]
-    assert any("cannot be brought back" in each and name in each for each in notices)
-    tree.with_name("moved").rename(tree)
-    run("clean")
-    assert snapshots(queue) == []
-    assert (tree / "result").exists()
-
-
 def test_folders_nested_1500_deep_are_submitted_brought_back_and_removed(queue: QueueUnderTest, tree: Path) -> None:
     left = queue.home / "snapshots" / ".removed-0123456789abcdef"
     left.mkdir(parents=True)

@@ -59,13 +59,6 @@ def test_input_before_the_program_reads_is_buffered(tasks: Tasks, tmux: OwnTmux,
     assert "10000" in task.output()
 
 
-def test_ctrl_c_ends_the_program(tasks: Tasks, tmux: OwnTmux) -> None:
-    task = shown(tasks, "echo up; exec sleep 600")
-    tmux("send-keys", "-t", f"={NAME}:", "C-c")
-    assert task.wait() == 130
-    assert (task.record()["result"], task.record()["status"]) == ("failed", 130)
-
-
 @unmeasured
 def test_a_session_has_a_long_scrollback(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks, "echo up; seq -f 'line %g.' 6000; read x")
@@ -141,15 +134,6 @@ def test_an_attached_terminal_shows_the_next_attempt(tasks: Tasks, tmux: OwnTmux
 # Sessions of others
 
 
-def test_a_session_name_in_use_by_another_is_not_taken(tasks: Tasks, tmux: OwnTmux) -> None:
-    tmux("new-session", "-d", "-s", NAME, "echo theirs; exec cat")
-    task = shown(tasks)
-    other = shown(tasks, "echo up; read x", owner="other/1", config="exp2")
-    assert task.record()["session"] == f"{NAME}-2"
-    assert other.record()["session"] == f"{NAME}-3"
-    assert "theirs" in tmux.screen(NAME)
-
-
 @unmeasured
 def test_a_session_without_its_task_is_used_again(tasks: Tasks, tmux: OwnTmux) -> None:
     task = shown(tasks)
@@ -173,7 +157,7 @@ def test_a_users_program_in_a_task_session_is_not_killed_for_the_next_task(tasks
 
 
 @unmeasured
-@pytest.mark.parametrize("name", ["a b'\"", "$(touch owned)", "-x", "größe;", "a:b.c", "#(touch owned)", "実験 #{pid}"])
+@pytest.mark.parametrize("name", ["-a b'\"größe;", "a:b.c$(touch owned)", "#(touch owned)実験 #{pid}"])
 def test_hostile_session_names_are_passed_unchanged(tasks: Tasks, tmux: OwnTmux, name: str) -> None:
     sockets = tasks.folder / f"{name};"
     sockets.mkdir()
@@ -368,16 +352,6 @@ def test_a_session_that_cannot_be_closed_does_not_change_the_result(
     assert task.wait() == 0
     assert task.record()["result"] == "completed"
     assert "its session could not be closed: tmux: stuck" in task.output()
-
-
-def test_a_missing_tmux_is_reported_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/echo").symlink_to("/bin/echo")
-    task = tasks.start("echo", "ran", session=NAME, environment={"PATH": str(tmp_path / "bin")})
-    assert task.wait() == 0
-    assert task.record()["note"] == "no session: tmux is not installed"
-    assert task.record()["session"] is None
-    assert "--- gpuyard: no session: tmux is not installed ---\nran\n" in task.output()
 
 
 def test_a_broken_tmux_is_reported_and_the_task_runs(tasks: Tasks, tmp_path: Path) -> None:

@@ -37,17 +37,6 @@ def test_ctrl_c_in_an_attached_session_interrupts_only_that_task(workspace: Work
     assert workspace.markers() == {"exp2"}
 
 
-def test_a_session_keeps_its_last_screen_and_is_used_again(workspace: Workspace) -> None:
-    workspace.add("exp1", epochs=100)
-    workspace.do("start", "exp1", "1")
-    workspace.until_over()
-    workspace.tmux.wait_to_see("T_exp1_gpu1", "[exp1 completed, status 0, after ")
-    assert "epoch 1: loss" in workspace.tmux.screen("T_exp1_gpu1")  # in the scrollback
-    workspace.do("start", "exp1", "1", "--rerun")
-    workspace.until_over()
-    assert workspace.session_names() == {"T_exp1_gpu1", "T_scheduler"}
-
-
 def test_a_task_gets_the_signal_before_its_time_limit_and_its_runner_does_not_count(
     workspace: Workspace, workspaces: Workspaces
 ) -> None:

@@ -160,16 +160,6 @@ def test_a_symbolic_link_at_the_path_of_a_log_is_not_followed(workspace: Workspa
     assert "it is a symbolic link" in row["note"]
 
 
-@pytest.mark.full
-def test_sessions_are_closed_if_configured_except_those_of_failed_tasks(workspace: Workspace) -> None:
-    workspace.configure(cleanup_on_complete=True)
-    workspace.add("good")
-    workspace.add("bad", fails=1)
-    workspace.do("start")
-    left = {workspace.until_over()["bad"]["session"]}
-    until(lambda: workspace.session_names() == left, "the end of the scheduler's session")
-
-
 def test_a_missing_tmux_is_reported_and_everything_else_works(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

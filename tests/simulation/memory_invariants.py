@@ -6,7 +6,7 @@ from gpuyard.control.controller import Controller
 from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
 from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.memory.sizing import MOST_RERUNS
+from gpuyard.core.scheduling.numbers import MOST_RERUNS
 from gpuyard.store.job_store import JobStore
 from tests.simulation.behaviors import EVERYTHING, MEMORY_MB
 from tests.simulation.keeper import REPORT_WITHIN_S

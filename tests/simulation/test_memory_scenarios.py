@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpuyard.core.job.submission import SubmissionRequest
-from gpuyard.core.scheduling.queue_order import AGEING_S
+from gpuyard.core.scheduling.numbers import AGEING_S
 from tests.scale import seeds, size
 from tests.simulation.behaviors import EVERYTHING, Behavior, BehaviorOf
 from tests.simulation.clients import Operation

@@ -16,7 +16,6 @@ from gpuyard.core.job.job import OutcomeKind, SuspendedBy
 from gpuyard.core.job.job_spec import OnPreempt
 from gpuyard.core.job.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.core.memory.memory_guard import (
-    SPARED_S,
     Alarm,
     GuardedJob,
     MemoryClimb,
@@ -33,6 +32,7 @@ from gpuyard.core.memory.memory_guard import (
 from gpuyard.core.memory.watch_rate import devices_to_watch
 from gpuyard.core.scheduling.device_memory import capacity
 from gpuyard.core.scheduling.load_gates import SteadyGate
+from gpuyard.core.scheduling.numbers import SPARED_S
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.core.units import format_size

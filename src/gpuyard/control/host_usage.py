@@ -12,8 +12,9 @@ from gpuyard.control.live_jobs import Live
 from gpuyard.control.rules import Rules
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.lease import Claim, HostShare, Lease
-from gpuyard.core.memory.host_sizing import SHOWN_AFTER_S, expected_ram_mb
+from gpuyard.core.memory.host_sizing import expected_ram_mb
 from gpuyard.core.scheduling.host_capacity import HostUse, HostView
+from gpuyard.core.scheduling.numbers import SHOWN_AFTER_S
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.snapshot import Sample
 from gpuyard.ports import LeaseLedger, WantedClaim

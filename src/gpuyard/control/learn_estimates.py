@@ -20,7 +20,7 @@ from gpuyard.core.memory.estimates import (
     machine_fingerprint,
 )
 from gpuyard.core.memory.expected_peak import ExpectedPeak
-from gpuyard.core.memory.host_sizing import LEAST_CPUS, LEAST_RAM_MB, size_host
+from gpuyard.core.memory.host_sizing import size_host
 from gpuyard.core.memory.out_of_memory import ShortageKind
 from gpuyard.core.memory.preallocation import frameworks_set_to_grow, is_set_to_grow
 from gpuyard.core.memory.sizing import (
@@ -32,6 +32,7 @@ from gpuyard.core.memory.sizing import (
     predicted_mb,
     size_need,
 )
+from gpuyard.core.scheduling.numbers import LEAST_CPUS, LEAST_RAM_MB
 from gpuyard.core.snapshot import Device
 from gpuyard.store.job_store import JobStore
 

@@ -6,8 +6,9 @@ from msgspec.structs import replace
 
 from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.scheduling.device_fit import Packing
+from gpuyard.core.scheduling.numbers import MOST_PER_DEVICE
 from gpuyard.core.scheduling.queue_order import LaneQueue
-from gpuyard.core.scheduling.sharing import MOST_PER_DEVICE, assumed_load, depth_limit
+from gpuyard.core.scheduling.sharing import assumed_load, depth_limit
 
 # With this least gain, memory alone decides which jobs share a device.
 _MEMORY_ALONE_PERCENT = -100.0

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from gpuyard.core.job.lifecycle import JobEvent
 from gpuyard.core.job.retry import Verdict
-from gpuyard.core.scheduling.start_backoff import LONGEST_DELAY_S, ResourceLimit, StartBackoff
+from gpuyard.core.scheduling.numbers import LONGEST_DELAY_S
+from gpuyard.core.scheduling.start_backoff import ResourceLimit, StartBackoff
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.scheduling.world import StartCap
 from gpuyard.errors import EnvironmentFault, GpuyardError, WaitedTooLong

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpuyard.core.lease import Lease, Share
 from gpuyard.core.scheduling.foreign_load import (
-    IDLE_PERCENT,
     NO_FOREIGN_LOAD,
     ForeignLoad,
     ForeignProcess,
@@ -12,6 +11,7 @@ from gpuyard.core.scheduling.foreign_load import (
     may_have_unlisted_processes,
     read_foreign_load,
 )
+from gpuyard.core.scheduling.numbers import IDLE_PERCENT
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.leases.measured_usage import find_foreign_processes
 

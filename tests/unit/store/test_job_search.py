@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
 from gpuyard.core.job.submission import ArrayElement
-from gpuyard.core.scheduling.queue_order import AGEING_S, QueueOrder
+from gpuyard.core.scheduling.numbers import AGEING_S
+from gpuyard.core.scheduling.queue_order import QueueOrder
 from gpuyard.store.database import Database, open_database, open_reader
 from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore

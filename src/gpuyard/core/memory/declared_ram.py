@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from gpuyard.core.scheduling.host_capacity import floor_mb
 from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
+from gpuyard.core.scheduling.numbers import REOPEN_AFTER_S
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Host
 from gpuyard.core.units import format_size
 
-_REOPEN_AFTER_S = 5.0
 # A program that holds less than the smaller of these would free too little.
 _NOTABLE_MB, _NOTABLE_PART = 256.0, 0.1
 # Programs may hold a little more than their users measured.
@@ -38,14 +38,14 @@ def judge_host(
     """Close the machine to new work below the floor, and at an alarm; reopen it when the floor has been free for some
     seconds."""
     is_within = not has_alarm and available_mb >= floor
-    return gate if is_within and not gate.is_closed else judge_steadily(gate, is_within, now, _REOPEN_AFTER_S)
+    return gate if is_within and not gate.is_closed else judge_steadily(gate, is_within, now, REOPEN_AFTER_S)
 
 
 def host_closed_reason(available_mb: float, floor: float) -> Reason:
     """Return why nothing new starts on this machine for the moment."""
     text = f"{format_size(available_mb)} of RAM available, and {format_size(floor)} stay free"
     remedy = (
-        f"programs start again when {format_size(floor)} have been free for {_REOPEN_AFTER_S:.0f} s; "
+        f"programs start again when {format_size(floor)} have been free for {REOPEN_AFTER_S:.0f} s; "
         "keep_free under [host] in the configuration sets the floor"
     )
     return Reason(ReasonKind.HOST_TOO_FULL, text, had=available_mb, needed=floor, remedy=remedy)

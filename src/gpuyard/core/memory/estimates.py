@@ -24,10 +24,9 @@ from msgspec.structs import replace
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.memory.expected_peak import Climb, learn_climb
 from gpuyard.core.report.energy import learn_power
+from gpuyard.core.scheduling.numbers import ALIKE_FACTOR, KEPT_HOST_USES, PEAK_QUANTILE
 
 KEPT_PEAKS = KEPT_DURATIONS = 32
-KEPT_HOST_USES = 16
-_QUANTILE = 0.95
 # By whether the command is exact: the part of the peak that is always added, and the part that shrinks with more runs.
 _MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
 _LEAST_MARGIN_MB = 256.0
@@ -35,7 +34,6 @@ _LEAST_MARGIN_MB = 256.0
 _DURATION_MARGINS = {True: 1.0, False: 4.0}
 # By whether the command is exact: one run of another command says nothing yet.
 _LEAST_RUNS = {True: 1, False: 2}
-_ALIKE = 1.5
 
 
 ProfileKind: TypeAlias = Literal["command", "program", "machine"]
@@ -179,14 +177,14 @@ def memory_estimate(profile: Profile) -> float | None:
 
 def _high(figures: Sequence[float]) -> float:
     """Return the high quantile; of a few figures, the highest."""
-    return sorted(figures)[math.floor(_QUANTILE * len(figures))]
+    return sorted(figures)[math.floor(PEAK_QUANTILE * len(figures))]
 
 
 def is_consistent(profile: Profile) -> bool:
     """Return whether the peaks are alike enough to predict the next run. Where a program's arguments change what it
     needs, runs with other arguments do not predict it."""
     peaks = profile.peaks_mb
-    return profile.is_exact or max(peaks, default=0.0) <= _ALIKE * min(peaks, default=0.0)
+    return profile.is_exact or max(peaks, default=0.0) <= ALIKE_FACTOR * min(peaks, default=0.0)
 
 
 def prediction_error(profile: Profile) -> float | None:

@@ -15,19 +15,21 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-# Without any run on this machine: a part of the device, at most so many MB, is both expected and the spread.
-_ASSUMED_PART, _ASSUMED_MB = 0.25, 6144.0
-# How many runs the next wider group counts as, beside first runs on this machine and beside runs of the program.
-_MACHINE_WEIGHT, _PROGRAM_WEIGHT = 4.0, 1.0
-# How alike jobs on one device are: 0 for independent ones, 1 for runs of one command.
-_ALIKE = 0.3
+from gpuyard.core.scheduling.numbers import (
+    ALIKE_JOBS,
+    ASSUMED_DEVICE_MB,
+    ASSUMED_DEVICE_PART,
+    KEPT_RUNS,
+    MACHINE_WEIGHT,
+    MISSING_WEIGHT,
+    PROGRAM_WEIGHT,
+)
+
 # For how long memory was flat, and the mean and the spread of the part of the peak that was still missing then.
 FLAT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _ASSUMED_MISSING = (
     (0.60, 0.30), (0.40, 0.35), (0.25, 0.30), (0.15, 0.25), (0.08, 0.20), (0.05, 0.15), (0.04, 0.12), (0.03, 0.10)
 )  # fmt: skip
-_MISSING_WEIGHT = 4.0
-_KEPT_RUNS = 32.0
 
 
 class ExpectedPeak(Struct, frozen=True):
@@ -48,7 +50,7 @@ class Moments(Struct, frozen=True, array_like=True):
 
     def plus(self, figure: float) -> "Moments":
         """Return the moments with one more figure. Older figures fade once there are many."""
-        part = min(1.0, _KEPT_RUNS / (self.count + 1.0))
+        part = min(1.0, KEPT_RUNS / (self.count + 1.0))
         return Moments(self.count * part + 1.0, self.total * part + figure, self.squares * part + figure * figure)
 
     def shrunk(self, mean: float, spread: float, weight: float) -> tuple[float, float]:
@@ -64,19 +66,19 @@ Climb = tuple[Moments, ...]
 
 
 def assumed_peak(device_mb: float) -> ExpectedPeak:
-    assumed = min(_ASSUMED_MB, _ASSUMED_PART * device_mb)
+    assumed = min(ASSUMED_DEVICE_MB, ASSUMED_DEVICE_PART * device_mb)
     return ExpectedPeak(assumed, assumed)
 
 
 def peak_of_any(peaks_mb: Sequence[float], assumed: ExpectedPeak) -> ExpectedPeak:
     """Return what to expect of an unknown program, from the peaks of first runs on this machine. `assumed` is what is
     expected without them."""
-    return _narrow(assumed, tuple(peaks_mb), _MACHINE_WEIGHT)
+    return _narrow(assumed, tuple(peaks_mb), MACHINE_WEIGHT)
 
 
 def peak_of_program(peaks_mb: Sequence[float], of_any: ExpectedPeak) -> ExpectedPeak:
     """Return what to expect of a program, from the peaks of its runs with other arguments."""
-    return _narrow(of_any, tuple(peaks_mb), _PROGRAM_WEIGHT)
+    return _narrow(of_any, tuple(peaks_mb), PROGRAM_WEIGHT)
 
 
 @lru_cache(maxsize=512)
@@ -94,7 +96,7 @@ def missing_part(flat_s: float, climbs: Iterable[Climb]) -> tuple[float, float]:
     mean, spread = _ASSUMED_MISSING[place]
     for climb in climbs:
         if 0 < place <= len(climb):
-            mean, spread = climb[place - 1].shrunk(mean, spread, _MISSING_WEIGHT)
+            mean, spread = climb[place - 1].shrunk(mean, spread, MISSING_WEIGHT)
     return mean, spread
 
 
@@ -125,4 +127,4 @@ def sureness_of(quantile: float) -> float:
 
 def margin_mb(spreads: float, squares: float, sureness: float) -> float:
     """Return what must stay free beside the means of several jobs, given the sum and the sum of squares of spreads."""
-    return sureness * math.sqrt((1.0 - _ALIKE) * squares + _ALIKE * spreads * spreads)
+    return sureness * math.sqrt((1.0 - ALIKE_JOBS) * squares + ALIKE_JOBS * spreads * spreads)

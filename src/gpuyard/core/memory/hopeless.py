@@ -12,6 +12,7 @@ from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.memory.sizing import largest_mb
 from gpuyard.core.scheduling.device_fit import check_suitable
 from gpuyard.core.scheduling.device_memory import capacity
+from gpuyard.core.scheduling.numbers import NEARLY_ALL
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import format_size
 
@@ -19,8 +20,6 @@ from gpuyard.core.units import format_size
 _POOLED = ("JAX", "TensorFlow")
 # Held by others, this is negligible.
 _NOTHING_MB = 128.0
-# A job that shared its device had all of it only if it could use this part: others may have left since it ran out.
-_NEARLY_ALL = 0.9
 
 
 def hopeless_reason(need: Need, attempt: Attempt, lack: MemoryLack, devices: Sequence[Device]) -> str | None:
@@ -70,4 +69,4 @@ def _had_all(attempt: Attempt, lack: MemoryLack, suitable: Sequence[Device], mos
     had = attempt.usage.peak_mb if attempt.usage is not None else None
     if shortage.held_mb is not None:
         had = shortage.held_mb + (shortage.free_mb or 0.0)
-    return (had or 0.0) >= _NEARLY_ALL * most_mb
+    return (had or 0.0) >= NEARLY_ALL * most_mb

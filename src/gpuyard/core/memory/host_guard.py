@@ -25,19 +25,18 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Growth
 from gpuyard.core.memory.declared_ram import exceeds_declared, notable_mb
 from gpuyard.core.memory.memory_guard import MemoryClimb
+from gpuyard.core.scheduling.numbers import (
+    CLEARLY_MORE,
+    CRITICAL_PART,
+    FASTEST_MB_S,
+    KILL_PART,
+    LASTS_ABOVE_S,
+    LASTS_S,
+    MOST_RERUNS,
+    NEARLY_ALL,
+)
 from gpuyard.core.units import format_size
 
-# Below this part of the floor a job makes way even while RAM is steady; below that one a stopping job is killed.
-_CRITICAL_PART, _KILL_PART = 0.5, 0.25
-# The rest of the RAM has to last for this many seconds at the present rate: below the floor, and above it.
-_LASTS_S, _LASTS_ABOVE_S = 20.0, 1.0
-_MOST_TIMES = 3
-# A stopped job needs this times what it held above the floor, and no more than this part of what programs that are no
-# jobs leave there.
-_MORE, _MOST_OF_REST = 1.25, 0.9
-# RAM is read so often that a program which takes this much per second, as one that touches fresh pages can, is noticed
-# before it is halfway to the floor.
-_FASTEST_MB_S = 4096.0
 _SELDOM_S, _OFTEN_S = 1.0, 0.1
 # The RAM of single jobs costs more to measure: only while a decision may be near.
 _MEASURE_JOBS_S = 0.2
@@ -104,15 +103,15 @@ def find_host_alarm(
     alarm = HostAlarm(available_mb=available_mb, floor_mb=floor, rate_mb_s=fall.rate_mb_s)
     notable = [job for job in staying if job.held_mb >= notable_mb(floor)]
     first = _first_here(notable, [each for each in programs if each.held_mb >= notable_mb(floor)])
-    movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < _MOST_TIMES]
+    movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < MOST_RERUNS]
     over = [job for job in movable if not job.is_within]
-    victim = max(over or movable, key=_age, default=None)
+    victim = max(over or movable, key=_start_order, default=None)
     return alarm if victim is None else replace(alarm, victim=victim.job_id)
 
 
 def _first_here(jobs: Sequence[HostJob], programs: Sequence[HostProgram]) -> HostJob | None:
     """Return the oldest job; None if a program beside the queue is older."""
-    first = min(jobs, key=_age, default=None)
+    first = min(jobs, key=_start_order, default=None)
     return None if first is None or any(each.since < first.since for each in programs) else first
 
 
@@ -120,26 +119,26 @@ def is_short(available_mb: float, floor: float, fall: MemoryClimb, *, grows: boo
     """Return whether a job has to make way, if there is one. `grows`: a job of this queue takes more RAM.
 
     Never true of more available RAM where it is false of less with `grows=True`."""
-    if available_mb < _CRITICAL_PART * floor:
+    if available_mb < CRITICAL_PART * floor:
         return True
     if available_mb < floor:
-        return grows or available_mb < _LASTS_S * fall.rate_mb_s
-    return available_mb < _LASTS_ABOVE_S * fall.steady_mb_s
+        return grows or available_mb < LASTS_S * fall.rate_mb_s
+    return available_mb < LASTS_ABOVE_S * fall.steady_mb_s
 
 
 def must_kill(available_mb: float, floor: float, fall: MemoryClimb) -> bool:
     """Return whether a job that is asked to stop is killed before its grace period is over: nearly nothing is left."""
-    return available_mb < max(_KILL_PART * floor, _LASTS_ABOVE_S * fall.steady_mb_s)
+    return available_mb < max(KILL_PART * floor, LASTS_ABOVE_S * fall.steady_mb_s)
 
 
-def _age(job: HostJob) -> tuple[float, int]:
+def _start_order(job: HostJob) -> tuple[float, int]:
     return job.since, job.job_id
 
 
 def next_watch(available_mb: float, floor: float) -> HostWatch:
     """Return how often RAM is read while jobs run: the nearer the floor, the more often."""
     left = max(0.0, available_mb - floor)
-    every_s = min(_SELDOM_S, max(_OFTEN_S, left / 2 / _FASTEST_MB_S))
+    every_s = min(_SELDOM_S, max(_OFTEN_S, left / 2 / FASTEST_MB_S))
     return HostWatch(every_s=every_s, measures_jobs=every_s < _MEASURE_JOBS_S)
 
 
@@ -158,10 +157,10 @@ def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float) -> str:
 def ram_to_restart(held_mb: float, floor: float, total_mb: float | None, foreign_mb: float | None) -> float:
     """Return how much RAM the next attempt of a job that was stopped reserves, above the floor: no more than it can
     have without other jobs, beside the RAM of programs that are no jobs."""
-    wanted = held_mb * _MORE
+    wanted = held_mb * CLEARLY_MORE
     if total_mb is None:
         return wanted
-    return min(wanted, _MOST_OF_REST * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
+    return min(wanted, NEARLY_ALL * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
 
 
 def grown_ram(growth: Growth, needed_mb: float) -> Growth:

@@ -18,19 +18,21 @@ from msgspec.structs import replace
 from gpuyard.core.lease import HostShare, Need
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.sizing import KnownRuns
+from gpuyard.core.scheduling.numbers import (
+    ALIKE_FACTOR,
+    ASSUMED_RAM_PART,
+    CPU_STEP,
+    LEAST_CPUS,
+    LEAST_RAM_MB,
+    RAM_STEP_MB,
+    SHOWN_AFTER_S,
+)
 
-# Below this, a job without devices reserves nothing unless it declares it.
-LEAST_RAM_MB, LEAST_CPUS = 512.0, 1.5
-# What a job of unknown RAM is expected to need: this, but no more than a small part of the machine.
-_ASSUMED_MB, _ASSUMED_PART = 512.0, 1 / 64
 # By whether the command is exact: the part of the peak that is always added, and the part that shrinks with more runs.
 _MARGINS = {True: (0.05, 0.10), False: (0.10, 0.25)}
 _LEAST_MARGIN_MB = 64.0
-_ALIKE = 1.5
-# Amounts are rounded up to this: jobs that are alike have equal needs, which plans remember.
-_RAM_STEP_MB, _CPU_STEP = 64.0, 0.5
 # From then on a running job of unknown RAM is expected to need a little more than it uses.
-SHOWN_AFTER_S, _MAY_GROW = 10.0, 1.25
+_MAY_GROW = 1.25
 
 
 def size_host(
@@ -68,22 +70,22 @@ def learned_ram_mb(exact: Profile | None, program: Profile | None) -> float | No
             continue
         high, (lasting, first) = max(peaks), _MARGINS[profile.is_exact]
         margin = max(_LEAST_MARGIN_MB, high * (lasting + first / math.sqrt(len(peaks))))
-        return _round_up(high + margin, _RAM_STEP_MB)
+        return _round_up(high + margin, RAM_STEP_MB)
     return None
 
 
 def learned_cpus(exact: Profile | None, program: Profile | None) -> float | None:
     """Return the CPUs that earlier runs kept busy, in halves; None if unknown."""
     uses = next((each.cpu_uses for each in (exact, program) if each is not None and each.cpu_uses), None)
-    return None if uses is None else _round_up(statistics.median(uses), _CPU_STEP)
+    return None if uses is None else _round_up(statistics.median(uses), CPU_STEP)
 
 
 def expected_before(known: KnownRuns, grantable_mb: float | None) -> float:
     """Return what to expect of a job of unknown RAM before it has run."""
     for profile in (known.program, known.machine):
         if profile is not None and profile.ram_peaks_mb:
-            return _round_up(statistics.median(profile.ram_peaks_mb), _RAM_STEP_MB)
-    return _ASSUMED_MB if grantable_mb is None else min(_ASSUMED_MB, _ASSUMED_PART * grantable_mb)
+            return _round_up(statistics.median(profile.ram_peaks_mb), RAM_STEP_MB)
+    return LEAST_RAM_MB if grantable_mb is None else min(LEAST_RAM_MB, ASSUMED_RAM_PART * grantable_mb)
 
 
 def expected_ram_mb(expected_mb: float, used_mb: float, ran_s: float) -> float:
@@ -98,7 +100,7 @@ def _ram_peaks(profile: Profile) -> Sequence[float]:
 
 def _is_consistent(profile: Profile) -> bool:
     peaks: Sequence[float] = profile.ram_peaks_mb
-    return profile.is_exact or (len(peaks) > 1 and max(peaks) <= _ALIKE * min(peaks))
+    return profile.is_exact or (len(peaks) > 1 and max(peaks) <= ALIKE_FACTOR * min(peaks))
 
 
 def _round_up(figure: float, step: float) -> float:

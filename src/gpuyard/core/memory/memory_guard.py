@@ -24,28 +24,24 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Growth
 from gpuyard.core.scheduling.load_gates import SteadyGate, judge_steadily
+from gpuyard.core.scheduling.numbers import (
+    CLEARLY_MORE,
+    CLEARLY_MORE_MB,
+    HORIZON_S,
+    MOST_LOST_S,
+    NEARLY_ALL,
+    NOISE_MB,
+    REOPEN_AFTER_S,
+    RESERVE_MB,
+    RESERVE_PART,
+    STOPS_WITHIN_S,
+    YOUNG_S,
+)
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.units import format_size
 
-# Free memory below the larger of these is too little for a driver and its programs to go on.
-_RESERVE_MB, _RESERVE_PART = 512.0, 0.02
-# At the present rate of growth, this many seconds have to be left: a helper process takes a while to suspend a job.
-_HORIZON_S = 1.0
 # The rate is taken over this time. Less growth than this in it is noise: drivers count in pages.
 RATE_OVER_S = 1.2
-_NOISE_MB = 16.0
-# A program that is first measured within this time began with nothing; for an older one the rate is not known yet.
-_YOUNG_S = 5.0
-_REOPEN_AFTER_S = 5.0
-SPARED_S = 60.0
-# A job that has run for longer than this is not stopped: it would lose too much.
-_MOST_LOST_S = 60.0
-# A job resumes where this times what it held is free, and at least this much more.
-_CLEARLY_MORE, _CLEARLY_MORE_MB = 1.25, 512.0
-# No stopped job asks for more than this part of a card: with a desktop on it, it would wait for ever.
-_MOST_SHARED = 0.9
-# A program that was asked to stop, or killed, frees its memory within this time; else it saves its work.
-_STOPS_WITHIN_S = 5.0
 
 
 class MemoryClimb(Struct, frozen=True, kw_only=True):
@@ -56,7 +52,7 @@ class MemoryClimb(Struct, frozen=True, kw_only=True):
     def add(self, at: float, held_mb: float, began_at: float | None = None) -> "MemoryClimb":
         """Return the climb with one more reading. `began_at`: when a program began that held nothing before."""
         points = self.points
-        if not points and began_at is not None and at - began_at < _YOUNG_S:
+        if not points and began_at is not None and at - began_at < YOUNG_S:
             points = ((began_at, 0.0),)
         older, window = 0, at - RATE_OVER_S
         for point in points:
@@ -88,7 +84,7 @@ class MemoryClimb(Struct, frozen=True, kw_only=True):
 
 def _rate(before: tuple[float, float], after: tuple[float, float]) -> float:
     grown, seconds = after[1] - before[1], after[0] - before[0]
-    return grown / seconds if grown > _NOISE_MB and seconds > 0.0 else 0.0
+    return grown / seconds if grown > NOISE_MB and seconds > 0.0 else 0.0
 
 
 class GuardedJob(Struct, frozen=True, kw_only=True):
@@ -123,7 +119,7 @@ class Alarm(Struct, frozen=True, kw_only=True):
 
 def reserve_mb(capacity_mb: float) -> float:
     """Return how much memory of a card of this size has to stay free."""
-    return max(_RESERVE_MB, _RESERVE_PART * capacity_mb)
+    return max(RESERVE_MB, RESERVE_PART * capacity_mb)
 
 
 def find_alarm(
@@ -145,7 +141,7 @@ def find_alarm(
     if grower is None or not rates[grower] or not any(job.is_first_run for job in staying):
         return None
     reserve = reserve_mb(capacity_mb)
-    soon = _HORIZON_S * sum(job.steady_mb_s for job in growers)
+    soon = HORIZON_S * sum(job.steady_mb_s for job in growers)
     if expected >= max(reserve, soon) or (len(staying) == 1 and not has_other_leases()):
         return None
     alarm = Alarm(free_mb=free_mb, reserve_mb=reserve, grower=grower, rate_mb_s=rates[grower])
@@ -166,7 +162,7 @@ def _age(job: GuardedJob) -> tuple[float, int]:
 
 def may_stop(alarm: Alarm, ran_s: float) -> bool:
     """Return whether the victim is stopped and queued again where it cannot be suspended."""
-    return not alarm.is_first and ran_s <= _MOST_LOST_S
+    return not alarm.is_first and ran_s <= MOST_LOST_S
 
 
 def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
@@ -181,19 +177,19 @@ def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
 def stops_soon(stop_at: float | None, kill_at: float | None, now: float) -> bool:
     """Return whether a job that is stopping will soon free its memory. With a long grace period it may keep it for
     minutes, and nothing is freed before it is asked to stop."""
-    return any(at is not None and 0.0 <= now - at < _STOPS_WITHIN_S for at in (stop_at, kill_at))
+    return any(at is not None and 0.0 <= now - at < STOPS_WITHIN_S for at in (stop_at, kill_at))
 
 
 def room_to_resume(held_mb: float, expected_mb: float) -> float:
     """Return how much memory has to be free on a shared card before a job goes on that the guard has suspended. It was
     expected to need `expected_mb`."""
-    return max(held_mb * _CLEARLY_MORE, held_mb + _CLEARLY_MORE_MB, expected_mb)
+    return max(held_mb * CLEARLY_MORE, held_mb + CLEARLY_MORE_MB, expected_mb)
 
 
 def room_to_restart(held_mb: float, expected_mb: float, capacity_mb: float, foreign_mb: float) -> float:
     """Return what a job that the guard has stopped gets at its next start: no more than it can have alone on the card,
     beside the memory of programs that are no jobs."""
-    most = min(_MOST_SHARED * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))
+    most = min(NEARLY_ALL * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))
     return max(held_mb, min(room_to_resume(held_mb, expected_mb), most))
 
 
@@ -206,12 +202,12 @@ def judge_card(gate: SteadyGate, free_mb: float, capacity_mb: float, alarm: Alar
     """Close the card to new work at an alarm; reopen it when the reserve has been free for some seconds."""
     if alarm is None and not gate.is_closed:
         return gate
-    return judge_steadily(gate, alarm is None and free_mb >= reserve_mb(capacity_mb), now, _REOPEN_AFTER_S)
+    return judge_steadily(gate, alarm is None and free_mb >= reserve_mb(capacity_mb), now, REOPEN_AFTER_S)
 
 
 def closed_reason(device_id: str, free_mb: float, capacity_mb: float) -> Reason:
     """Return why nothing new starts on a card for the moment."""
     reserve = reserve_mb(capacity_mb)
     text = f"{format_size(free_mb)} free: jobs grew beside first runs until its memory was nearly gone"
-    remedy = f"work starts there again when {format_size(reserve)} have been free for {_REOPEN_AFTER_S:.0f} s"
+    remedy = f"work starts there again when {format_size(reserve)} have been free for {REOPEN_AFTER_S:.0f} s"
     return Reason(ReasonKind.MEMORY_GUARD, text, device_id, free_mb, reserve, remedy=remedy)

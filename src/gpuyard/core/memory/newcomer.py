@@ -13,9 +13,8 @@ from gpuyard.core.job.job import Attempt, Usage
 from gpuyard.core.lease import Share
 from gpuyard.core.memory.expected_peak import FLAT_S, ExpectedPeak, missing_part, peak_while_running
 from gpuyard.core.memory.sizing import KnownRuns, expected_before
+from gpuyard.core.scheduling.numbers import ALONE_FLAT_S
 
-# How long the memory of a job that holds a device alone must be flat before others may join it.
-ALONE_FLAT_S = 32.0
 # Smaller changes are not worth a change of the lease.
 _NOTABLE_PART, _NOTABLE_MB, _NOTABLE_PERCENT = 0.05, 128.0, 10.0
 _UNUSED = Usage()

@@ -24,18 +24,13 @@ from gpuyard.core.memory.estimates import Profile, is_consistent, memory_estimat
 from gpuyard.core.memory.expected_peak import ExpectedPeak, assumed_peak, peak_of_any, peak_of_program
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.scheduling.device_fit import check_suitable, kind_of, tiny_mb
-from gpuyard.core.scheduling.device_memory import SURENESS, capacity
+from gpuyard.core.scheduling.device_memory import capacity
+from gpuyard.core.scheduling.numbers import FIRST_RUN_PART, MOST_RAM_PART, MOST_RERUNS, RAM_GROWTH, SURENESS
 from gpuyard.core.snapshot import Device
 from gpuyard.core.units import format_size
 
-MOST_RERUNS = 3
 # The factors by which memory grows after the first and the second time that a job ran out.
 _GROWTH = (1.25, 1.6)
-_RAM_GROWTH = 1.5
-# No job waits for more than this part of the RAM: a machine in use never has more available.
-_MOST_RAM = 0.75
-# Half of a device is enough for the first run of most programs. The few that run out of memory there run again.
-_FREE_PART = 0.5
 # A declared amount this far above the use is pointed out.
 _FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
 
@@ -114,14 +109,14 @@ def _share_by_expectation(need: Need, expected: ExpectedPeak, found: "SuitableSi
     more than a part of it: an expectation never keeps a job from running beside a desktop."""
     enough_mb = min(expected.mean_mb, found.sizes[min(need.devices, len(found.sizes)) - 1])
     large = [(device_id, size) for device_id, size in found.devices if size >= enough_mb]
-    required_mb = min(expected.at_most_mb(sureness), _FREE_PART * min(size for _, size in large))
+    required_mb = min(expected.at_most_mb(sureness), FIRST_RUN_PART * min(size for _, size in large))
     only = need.only if len(large) == len(found.devices) else tuple(device_id for device_id, _ in large)
     return replace(need, only=only, memory=UncertainMemory(required_mb, enough_mb, expected.spread_mb))
 
 
 def _part_of_free_mb(found: "SuitableSizes", devices: int) -> float:
     """Return the memory that must be free beside a desktop where the driver lists no processes."""
-    return max(found.least_mb, _FREE_PART * found.free[min(devices, len(found.free)) - 1])
+    return max(found.least_mb, FIRST_RUN_PART * found.free[min(devices, len(found.free)) - 1])
 
 
 def expected_before(known: KnownRuns, device_mb: float) -> ExpectedPeak:
@@ -226,8 +221,8 @@ def grow(
         measured = attempt.usage.ram_mb if attempt.usage is not None else None
         before = job.growth.ram_mb or job.spec.need.ram_mb
         known = max((figure for figure in (measured, before) if figure is not None), default=None)
-        most = math.inf if host_mb is None else host_mb * _MOST_RAM
-        return replace(growth, ram_mb=None if known is None else min(most, known * _RAM_GROWTH))
+        most = math.inf if host_mb is None else host_mb * MOST_RAM_PART
+        return replace(growth, ram_mb=None if known is None else min(most, known * RAM_GROWTH))
     lacked = lacked_mb(attempt, shortage)
     # Without a reservation it had a whole device already.
     if growth.count == MOST_RERUNS or lacked is None or attempt.reserved_mb is None:

@@ -11,7 +11,7 @@ from gpuyard.core.job.job import Attempt, Usage
 
 READ_OFTEN_EVERY_S = 0.1
 # Memory that has not grown for this long is flat.
-FLAT_S = 5.0
+UNGROWN_S = 5.0
 # A program that has not used its device by then may never do so.
 _UNUSED_S = 120.0
 # Drivers round, and may count the context of a process.
@@ -34,4 +34,4 @@ def _is_watched(attempt: Attempt, now: float) -> bool:
     ran_s, usage = attempt.ran_s(now), attempt.usage
     if usage is None or not usage.peaks_mb:
         return ran_s < _UNUSED_S
-    return ran_s - usage.grew_at_s < FLAT_S
+    return ran_s - usage.grew_at_s < UNGROWN_S

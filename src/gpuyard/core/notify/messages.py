@@ -18,7 +18,8 @@ from gpuyard.core.lease import Lease
 from gpuyard.core.notify.subscriptions import Event
 from gpuyard.core.printable_text import printable
 from gpuyard.core.scheduling.device_fit import exceeds, tolerated_foreign_mb
-from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, may_have_unlisted_processes
+from gpuyard.core.scheduling.foreign_load import may_have_unlisted_processes
+from gpuyard.core.scheduling.numbers import IDLE_PERCENT
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.core.units import format_duration
 

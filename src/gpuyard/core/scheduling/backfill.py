@@ -18,6 +18,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Holder, Need
+from gpuyard.core.scheduling.numbers import STRICT_AFTER_S
 from gpuyard.core.scheduling.placement import PlacementState, in_queue_order
 from gpuyard.core.scheduling.plan import WaitingJob, planned_lease_id
 from gpuyard.core.scheduling.queue_order import Candidate, Lane
@@ -25,9 +26,6 @@ from gpuyard.core.scheduling.rules import Rule
 from gpuyard.core.scheduling.started import StartedSoFar
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.scheduling.world import World
-
-# After this time no job behind the first that waits for RAM or CPUs takes some of them.
-STRICT_AFTER_S = 1800.0
 
 
 class Backfill:

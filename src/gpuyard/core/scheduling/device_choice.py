@@ -11,18 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import islice
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_memory import LAST_CHOICE_PERCENT, UNKNOWN_PERCENT, DeviceState
+from gpuyard.core.scheduling.device_memory import LAST_CHOICE_PERCENT, DeviceState
 from gpuyard.core.scheduling.linked_sets import SetConditions, best_set, broken, earliest_set, sets_text
+from gpuyard.core.scheduling.numbers import ALIKE_MB, COMFORTABLE_PERCENT, UNKNOWN_PERCENT
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
 from gpuyard.core.snapshot import Device
 from gpuyard.core.topology import Topology
 from gpuyard.core.units import format_count
 
-# Jobs that together keep a card no busier than this hardly slow each other.
-_COMFORTABLE_PERCENT = 100.0
 _ROUNDING = 1e-6
-# Two idle cards of one model differ by less: a driver or a desktop holds some memory of one of them.
-_ALIKE_MB = 1024.0
 
 
 def conditions_of(need: Need) -> SetConditions:
@@ -115,12 +112,12 @@ def _as_full_as(fullest: DeviceState, states: Iterable[DeviceState]) -> list[Dev
     """Return the states that have no less free memory than the fullest, and hardly more."""
     least = math.inf if fullest.free_mb is None else fullest.free_mb
     free = ((state, math.inf if state.free_mb is None else state.free_mb) for state in states)
-    return [state for state, free_mb in free if least <= free_mb <= least + _ALIKE_MB]
+    return [state for state, free_mb in free if least <= free_mb <= least + ALIKE_MB]
 
 
 def placement_cost(need: Need, state: DeviceState) -> tuple[float, float, int, str]:
     """Return a sort key: how much the job would slow others there, then how much memory would be left over."""
-    crowding = state.expected_percent + _load(need) - _COMFORTABLE_PERCENT if state.is_loaded else 0.0
+    crowding = state.expected_percent + _load(need) - COMFORTABLE_PERCENT if state.is_loaded else 0.0
     last = LAST_CHOICE_PERCENT if state.device.is_last_choice else 0.0
     return (
         last + (crowding if crowding > _ROUNDING else 0.0),

@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.device_memory import SURENESS, capacity
+from gpuyard.core.scheduling.device_memory import capacity
+from gpuyard.core.scheduling.numbers import SURENESS, TINY_MB, TINY_PART, UNLISTED_PART
 from gpuyard.core.scheduling.sharing import DepthLimit
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device, Snapshot
-
-# A device on which a desktop or an idle notebook holds no more than this still counts as empty.
-_TINY_MB, _TINY_PART = 1024.0, 0.05
-# Where the driver lists no processes, a desktop looks like any other program: half of the memory may be in use.
-_UNLISTED_PART = 0.5
 
 
 class Packing(Struct, frozen=True, kw_only=True):
@@ -75,13 +71,13 @@ def check_suitable(need: Need, device: Device) -> ReasonKind | None:
 
 def tolerated_foreign_mb(device: Device) -> float:
     """Return how much memory foreign processes may hold on a device that one job gets exclusively."""
-    part = _UNLISTED_PART if device.hides_processes else _TINY_PART
-    return max(_TINY_MB, part * (capacity(device) or 0.0))
+    part = UNLISTED_PART if device.hides_processes else TINY_PART
+    return max(TINY_MB, part * (capacity(device) or 0.0))
 
 
 def tiny_mb(device: Device) -> float:
     """Return how much memory is negligible on a device of its size."""
-    return max(_TINY_MB, _TINY_PART * (capacity(device) or 0.0))
+    return max(TINY_MB, TINY_PART * (capacity(device) or 0.0))
 
 
 def exceeds(value: float | None, limit: float | None) -> bool:

@@ -18,15 +18,12 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, Need, Share
 from gpuyard.core.memory.expected_peak import margin_mb
-from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT, NO_FOREIGN_LOAD, ForeignLoad
+from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
+from gpuyard.core.scheduling.numbers import IDLE_PERCENT, SURENESS, UNKNOWN_PERCENT
 from gpuyard.core.snapshot import Device
 
-# A job of unknown load may keep a whole device busy.
-UNKNOWN_PERCENT = 100.0
 # Behind any load that jobs can cause: a device that is the last choice (`Device.is_last_choice`).
 LAST_CHOICE_PERCENT = 1e9
-# Nine of ten groups of jobs of uncertain need stay within what is expected and this many standard deviations.
-SURENESS = 1.2816
 
 
 class PromisedShare(Struct, frozen=True, kw_only=True):

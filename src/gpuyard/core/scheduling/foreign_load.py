@@ -9,7 +9,7 @@
 - A device without foreign processes has no foreign load, however busy it was a moment ago.
 - The figure is smoothed, and a device above the limit counts as above until it is well below: a single spike or lull
   decides nothing. The end of a process that is not listed shows only in the load: once that was well below for
-  `_ENDED_S`, the device is open.
+  `FOREIGN_ENDED_S`, the device is open.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,13 @@ from msgspec import Struct
 
 from gpuyard.core.lease import Share
 from gpuyard.core.scheduling.load_gates import Smoothed, is_above, smooth
+from gpuyard.core.scheduling.numbers import (
+    DRIVER_MB,
+    FOREIGN_ENDED_S,
+    FOREIGN_HALF_LIFE_S,
+    FOREIGN_MARGIN_PERCENT,
+)
 from gpuyard.core.snapshot import Device, Process
-
-# A desktop keeps a GPU about this busy, and is no reason to choose another one.
-IDLE_PERCENT = 10.0
-HALF_LIFE_S = 5.0
-_MARGIN_PERCENT = 10.0
-# Drivers keep up to this much memory of a device that no process uses.
-_DRIVER_MB = 64.0
-_ENDED_S = 0.5
 
 
 class ForeignProcess(Struct, frozen=True, kw_only=True):
@@ -57,16 +55,16 @@ def follow_foreign_load(
     before: ForeignLoad, reading: float | None, processes: Sequence[ForeignProcess], now: float, limit: float | None
 ) -> ForeignLoad:
     """Return the load with one more reading. A limit of None, or of 100 and more, is never exceeded."""
-    average = smooth(before.average, reading, now, HALF_LIFE_S)
+    average = smooth(before.average, reading, now, FOREIGN_HALF_LIFE_S)
     gate_limit = limit if limit is not None and limit < 100.0 else None
     high_at = before.high_at
-    if is_above(reading, gate_limit, _MARGIN_PERCENT, was_above=True):
+    if is_above(reading, gate_limit, FOREIGN_MARGIN_PERCENT, was_above=True):
         high_at = now
-    elif not processes and reading is not None and high_at is not None and now - high_at >= _ENDED_S:
+    elif not processes and reading is not None and high_at is not None and now - high_at >= FOREIGN_ENDED_S:
         average, high_at = Smoothed(value=reading, at=now), None
     return ForeignLoad(
         average=average,
-        is_over=is_above(average.value, gate_limit, _MARGIN_PERCENT, was_above=before.is_over),
+        is_over=is_above(average.value, gate_limit, FOREIGN_MARGIN_PERCENT, was_above=before.is_over),
         processes=tuple(sorted(processes, key=_busiest_first)),
         high_at=high_at,
     )
@@ -91,7 +89,7 @@ def read_foreign_load(device: Device, processes: Sequence[ForeignProcess], own: 
 def may_have_unlisted_processes(device: Device) -> bool:
     """Return whether the driver lists no process, and more memory is in use than it may hold itself, or unknown."""
     used_mb = device.memory_used_mb
-    return not device.processes and (used_mb is None or used_mb >= _DRIVER_MB)
+    return not device.processes and (used_mb is None or used_mb >= DRIVER_MB)
 
 
 def _busiest_first(foreign: ForeignProcess) -> tuple[float, float, int]:

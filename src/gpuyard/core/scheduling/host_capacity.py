@@ -20,15 +20,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.lease import Holder, HostShare, Lease, Need
+from gpuyard.core.scheduling.numbers import DECLARED_PERCENT, FLOOR_PART, LEAST_FLOOR_MB, MOST_OF_RAM
 from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind, list_holders, over
 from gpuyard.core.snapshot import Host
 from gpuyard.core.units import format_count, format_size
 from gpuyard.errors import UserError
 
-# The default floor: the larger of these, and no more than a part of the RAM, as nothing could ever start on a small
-# machine.
-_LEAST_FLOOR_MB, _FLOOR_PART, _MOST_OF_RAM = 2048.0, 0.05, 0.25
-_DECLARED_PERCENT = 100.0
 # Sums of fractions are never quite what they should be.
 _ROUNDING = 1e-6
 
@@ -76,7 +73,7 @@ def floor_mb(keep_free_mb: float | None, total_mb: float | None) -> float | None
     the larger of 2 GB and 5%, up to a quarter of the RAM; None if the size of the RAM is unknown."""
     if keep_free_mb is not None:
         return keep_free_mb
-    return None if total_mb is None else min(max(_LEAST_FLOOR_MB, _FLOOR_PART * total_mb), _MOST_OF_RAM * total_mb)
+    return None if total_mb is None else min(max(LEAST_FLOOR_MB, FLOOR_PART * total_mb), MOST_OF_RAM * total_mb)
 
 
 def grantable_mb(host: Host, limits: HostLimits) -> float | None:
@@ -85,7 +82,7 @@ def grantable_mb(host: Host, limits: HostLimits) -> float | None:
 
 
 def grantable_cpus(host: Host, limits: HostLimits) -> float | None:
-    percent = limits.max_cpu_load_percent or _DECLARED_PERCENT
+    percent = limits.max_cpu_load_percent or DECLARED_PERCENT
     return None if host.cpu_count is None else host.cpu_count * percent / 100.0
 
 

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from gpuyard.core.scheduling.numbers import MOST_SETS
 from gpuyard.core.topology import Topology
 
-MOST_SETS = 5_000
 # The greedy search starts from at most this many devices.
 _MOST_STARTS = 64
 

@@ -6,8 +6,7 @@ samples are. A figure that can no longer be read is remembered for a while, then
 
 from msgspec import Struct
 
-# After this many half-lives without a reading, the last average counts for less than a tenth.
-FORGET_AFTER_HALF_LIVES = 4.0
+from gpuyard.core.scheduling.numbers import FORGET_AFTER_HALF_LIVES
 
 
 class Smoothed(Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from gpuyard.core.scheduling.device_shares import claimed_share, has_free_part, 
 from gpuyard.core.scheduling.foreign_load import NO_FOREIGN_LOAD
 from gpuyard.core.scheduling.host_placement import HostPlacement
 from gpuyard.core.scheduling.machine import Machine
+from gpuyard.core.scheduling.numbers import PATIENCE_S
 from gpuyard.core.scheduling.rules import RULES, DeviceRule, HostRoom, Rule, StartRequest, Together, first_refusal
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.snapshot import Device
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 LeaseEnds = Mapping[str, float]
 # A device, and when it becomes available.
 Available = tuple[float, str]
-PATIENCE_S = 60.0
 # To write the reasons of a thousand devices would take longer than to decide.
 _MOST_EXPLAINED_DEVICES = 64
 

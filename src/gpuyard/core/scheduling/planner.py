@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import Claim, Need
 from gpuyard.core.scheduling.backfill import Backfill
+from gpuyard.core.scheduling.numbers import LOOK_AHEAD
 from gpuyard.core.scheduling.plan import Plan, Preempt, Start, WaitingJob
 from gpuyard.core.scheduling.preemption import find_victims
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, QueueOrder
@@ -33,9 +34,6 @@ from gpuyard.core.scheduling.started import StartedSoFar
 from gpuyard.core.scheduling.tag_sharing import merge_variants, spread_need
 from gpuyard.core.scheduling.wait_reasons import Reason
 from gpuyard.core.scheduling.world import WaitingLane, World
-
-# At most this many jobs of a lane with differing needs are considered in one plan.
-LOOK_AHEAD = 64
 
 
 def decide(world: World, *, explained_lane: int | None = None, rules: Sequence[Rule] = RULES) -> Plan:

@@ -5,7 +5,7 @@ is considered: where that cannot start, none behind it can. The cost of a step g
 with the number of lanes, not with the number of waiting jobs.
 
 - A job gains one level of priority for each AGEING_S that it has been queued, whatever priority it was submitted with.
-- Within a level, the user and tag with the least recent use goes first: use loses half of its weight per HALF_LIFE_S,
+- Within a level, the user and tag with the least recent use goes first: it loses half its weight per USE_HALF_LIFE_S,
   and running jobs count as they run.
 - Then the job that was submitted first.
 """
@@ -17,14 +17,8 @@ from msgspec import Struct
 
 from gpuyard.core.job.job_spec import BatchPace, TagSharing
 from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.numbers import AGEING_S, MOST_LANES, STARTING_S, USE_HALF_LIFE_S
 from gpuyard.core.scheduling.wait_reasons import Reason
-
-AGEING_S = 600.0
-HALF_LIFE_S = 86_400.0
-# A step considers at most this many lanes with devices, and as many without; the others follow as earlier jobs start.
-MOST_LANES = 256
-# The use that each start adds within a step, so that two tags take turns.
-STARTING_S = 1.0
 
 Party = tuple[str, str]
 
@@ -84,7 +78,7 @@ class WeightedUse(Struct, frozen=True, kw_only=True):
 
 
 def weight(use: WeightedUse, now: float) -> float:
-    return float(use.seconds * 0.5 ** (max(0.0, now - use.at) / HALF_LIFE_S))
+    return float(use.seconds * 0.5 ** (max(0.0, now - use.at) / USE_HALF_LIFE_S))
 
 
 def add_use(use: WeightedUse, seconds: float, now: float) -> WeightedUse:

@@ -1,7 +1,7 @@
 """How many jobs share one device while others may become free: no more than its part of all jobs, unless sharing pays.
 
 A job beside neighbours of load L (1.0 is one fully busy device) is expected to take 1 + k * L times as long as alone,
-and k to be _SLOWED_PART of its own load: of the forms that were tried on 1,388 measured pairs of jobs, this fits best.
+and k to be SLOWED_PART of its own load: of the forms that were tried on 1,388 measured pairs of jobs, this fits best.
 The throughput of a device is the sum over its jobs of 1 / slow-down: 1 is the work of one job alone, 2.1 means that the
 jobs together do what would take 2.1 devices.
 
@@ -26,15 +26,15 @@ from msgspec import Struct
 
 from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.device_memory import DeviceState
+from gpuyard.core.scheduling.numbers import (
+    ASSUMED_S,
+    LOAD_SPREAD,
+    MOST_PER_DEVICE,
+    PART_SPREAD,
+    SLOWED_PART,
+    UNKNOWN_LOAD_PERCENT,
+)
 
-# More jobs than this per device count as this many: no device is shared by more.
-MOST_PER_DEVICE = 64
-# The load of a job that was not measured yet, and for how long a measured load counts as much as that: programs begin
-# with imports, at no load.
-_UNKNOWN_LOAD_PERCENT, _ASSUMED_S = 50.0, 20.0
-_SLOWED_PART = 0.5
-# Standard deviations of the load of programs, and of the part of it by which they are slowed.
-_LOAD_SPREAD, _PART_SPREAD = 30.0, 0.3
 _ROUNDING = 1e-9
 
 Member = tuple[float, float]  # the load of a job on a device, and its k
@@ -92,8 +92,8 @@ def gains(need: Need, state: DeviceState, limit: DepthLimit | None, least_percen
 def assumed_load(measured_percent: float | None, ran_s: float) -> float:
     """Return the load of a running job: as measured so far, which counts more the longer it runs."""
     if measured_percent is None:
-        return _UNKNOWN_LOAD_PERCENT
-    return (measured_percent * ran_s + _UNKNOWN_LOAD_PERCENT * _ASSUMED_S) / (ran_s + _ASSUMED_S)
+        return UNKNOWN_LOAD_PERCENT
+    return (measured_percent * ran_s + UNKNOWN_LOAD_PERCENT * ASSUMED_S) / (ran_s + ASSUMED_S)
 
 
 def _throughput(members: Sequence[Member], foreign_percent: float) -> float:
@@ -132,5 +132,5 @@ def _asked(need: Need, caution: float) -> Member:
 @lru_cache(maxsize=4096)
 def _member(load: float | None, caution: float) -> Member:
     if load is None:
-        load = min(100.0, _UNKNOWN_LOAD_PERCENT + caution * _LOAD_SPREAD)
-    return load, min(1.0, _SLOWED_PART + caution * _PART_SPREAD) * min(load, 100.0) / 100.0
+        load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * LOAD_SPREAD)
+    return load, min(1.0, SLOWED_PART + caution * PART_SPREAD) * min(load, 100.0) / 100.0

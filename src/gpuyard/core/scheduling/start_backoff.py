@@ -13,9 +13,8 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
-# The keeper answers within milliseconds.
-_REPORTED_WITHIN_S = 1.0
+from gpuyard.core.scheduling.numbers import FIRST_DELAY_S, LONGEST_DELAY_S, REPORTED_WITHIN_S
+
 _MOST_IN_A_ROW = 3
 
 
@@ -55,7 +54,7 @@ class StartBackoff(Struct, frozen=True, kw_only=True):
 
     def after_start(self, now: float) -> Self:
         """Note a start: if nothing is heard of it, the limit has passed."""
-        return self if self.limit is None else replace(self, tried_at=now, retry_at=now + _REPORTED_WITHIN_S)
+        return self if self.limit is None else replace(self, tried_at=now, retry_at=now + REPORTED_WITHIN_S)
 
     def at(self, now: float) -> Self:
         """Return the state at this time: without a limit once the job that was tried has begun."""

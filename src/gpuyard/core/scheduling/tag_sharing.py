@@ -15,9 +15,7 @@ from gpuyard.core.job.job_spec import TagSharing
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.core.scheduling.device_choice import placement_cost
 from gpuyard.core.scheduling.device_memory import DeviceState
-
-# A job that gets less than this of its full part would probably run out of memory.
-_LEAST_PART = 0.5
+from gpuyard.core.scheduling.numbers import LEAST_PART
 
 
 def spread_need(
@@ -70,7 +68,7 @@ def _part_mb(state: DeviceState, part: float, places: int) -> float:
     """Return whole MB, so that rounding never makes the parts exceed the free memory."""
     full = part * (state.capacity_mb or 0.0)
     equal = full if state.free_mb is None else math.floor(state.free_mb / places)
-    return min(full, max(equal, full * _LEAST_PART))
+    return min(full, max(equal, full * LEAST_PART))
 
 
 def _ids(states: Iterable[DeviceState]) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ from gpuyard.daemon.monitor.usage_history import UsageHistory
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
-from gpuyard.daemon.server.http_parser import HttpError, Request, Response, ResponseStream
+from gpuyard.daemon.server.http_parser import HttpError, Request, Response
 from gpuyard.daemon.server.router import EVENTS, Route, RouteKey, Router
 from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.registry import log_folders
@@ -186,58 +186,35 @@ class Routes:
         self._usage.close()
         self._code.close()
 
-    def handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
+    async def handle(self, request: Request) -> HttpAnswer:
         """Answer a request; once more, if a row of the database could not be read and is set aside now."""
         try:
-            answer = self._handle(request)
-        except Exception as error:
-            if not self._scheduler.set_rows_aside(error):
-                raise
-            self._scheduler.wake()
-            return self._handle(request)
-        return answer if isinstance(answer, HttpAnswer) else self._answer_again(request, answer)
-
-    async def _answer_again(self, request: Request, answer: Awaitable[HttpAnswer]) -> HttpAnswer:
-        try:
-            return await answer
+            return await self._answer(request)
         except Exception as error:
             await self._scheduler.checkpoints.may_write()
             if not self._scheduler.set_rows_aside(error):
                 raise
         self._scheduler.wake()
-        again = self._handle(request)
-        return again if isinstance(again, HttpAnswer) else await again
+        return await self._answer(request)
 
-    def _handle(self, request: Request) -> HttpAnswer | Awaitable[HttpAnswer]:
+    async def _answer(self, request: Request) -> HttpAnswer:
+        scheduler = self._scheduler
         with contextlib.ExitStack() as until_answered:
             until_answered.enter_context(self._failing_on_damage())
             key, numbers = self._router.find(request)
             decoded = _decode(request, key)
-            is_change = key[0] != "GET" and key[1].removeprefix(API) not in _LEAVE_SLICES
-            if is_change:
-                until_answered.enter_context(self._scheduler.during_change())
-            act = partial(self.table[key], *numbers, *decoded)
-            has_to_wait = self._scheduler.checkpoints.is_paused or (is_change and self._scheduler.has_upcoming)
-            answer = self._act_later(act, settles=is_change) if key[0] != "GET" and has_to_wait else act()
-            if isinstance(answer, Awaitable) or (key[0] != "GET" and self._scheduler.checkpoints.has_unsynced):
-                return self._respond_later(answer, until_answered.pop_all(), is_change=key[0] != "GET")
-        return _respond(answer)
-
-    async def _act_later(self, act: Callable[[], Struct | Awaitable[Struct]], *, settles: bool) -> Struct:
-        if settles:
-            await self._scheduler.settle_slices()
-        await self._scheduler.checkpoints.may_write()
-        answer = act()
-        return await answer if isinstance(answer, Awaitable) else answer
-
-    async def _respond_later(
-        self, answer: Struct | Awaitable[Struct], until_answered: contextlib.ExitStack, *, is_change: bool
-    ) -> HttpAnswer:
-        with until_answered:
-            done = await answer if isinstance(answer, Awaitable) else answer
-            if is_change:
-                await self._scheduler.checkpoints.synced()
-            return _respond(done)
+            is_post = key[0] != "GET"
+            if is_post and key[1].removeprefix(API) not in _LEAVE_SLICES:
+                until_answered.enter_context(scheduler.during_change())
+                await scheduler.settle_slices()
+            if is_post:
+                await scheduler.checkpoints.may_write()
+            answer = self.table[key](*numbers, *decoded)
+            if isinstance(answer, Awaitable):
+                answer = await answer
+            if is_post:
+                await scheduler.checkpoints.synced()
+            return answer if isinstance(answer, HttpAnswer) else Response(body=encode(answer))
 
     @contextlib.contextmanager
     def _failing_on_damage(self) -> Iterator[None]:
@@ -320,7 +297,3 @@ def _decode(request: Request, key: RouteKey) -> tuple[Struct, ...]:
     if operation.query is not None:
         return (decode_query(request, operation.query),)
     return (decode_body(request.body, operation.body),) if operation.body is not None else ()
-
-
-def _respond(answer: Struct) -> HttpAnswer:
-    return answer if isinstance(answer, Response | ResponseStream) else Response(body=encode(answer))

@@ -1,7 +1,7 @@
 """The HTTP server of the daemon: on a unix socket for its owner (and root), over TCP for the web page.
 
 Rules:
-- The requests of a connection are answered in order, one at a time. A handler that returns a response creates no task.
+- The requests of a connection are answered in order, one at a time, each by a task.
 - No client can delay others: a client that sends nothing, sends half a request or does not read its response is
   disconnected after a time limit.
 - A client that closes its side has gone: the handler of its request is cancelled.
@@ -29,7 +29,7 @@ from gpuyard.daemon.server.unix_socket import COMMON_HEADERS, bind, file_identit
 from gpuyard.system.open_files import open_files_limit
 
 HttpAnswer = http.Response | http.ResponseStream
-Handler = Callable[[http.Request], HttpAnswer | Awaitable[HttpAnswer]]
+Handler = Callable[[http.Request], Awaitable[HttpAnswer]]
 # Return why this client is refused, or None to accept it.
 PeerCheck = Callable[[socket.socket], str | None]
 # Raise HttpError to refuse a request before its body is read. Return whether it proves that its client has access.
@@ -126,24 +126,14 @@ async def serve(path: str | Path, handler: Handler, *, limits: ConnectionLimits 
     return server
 
 
-def call_handler(handler: Handler, request: http.Request) -> "HttpAnswer | asyncio.Future[HttpAnswer]":
-    """Return the response, or the future of a handler that has to be awaited (see `read_future`)."""
-    try:
-        answer = handler(request)
-    except Exception as error:  # noqa: BLE001 - the outermost place: a bug in one route must not end the daemon
-        return failure(request, error)
-    return answer if isinstance(answer, HttpAnswer) else asyncio.ensure_future(answer)
-
-
-def read_future(request: http.Request, future: "asyncio.Future[HttpAnswer]") -> HttpAnswer:
+def answer_of(request: http.Request, future: "asyncio.Future[HttpAnswer]") -> HttpAnswer:
     """Return the response that a handler was awaited for. `future` is done and was not cancelled."""
     error = future.exception()
     return future.result() if error is None else failure(request, error)
 
 
 class _Connection(asyncio.Protocol):
-    """One client. The next request is handled when the response to the last one has been written, and other clients
-    have had their turn."""
+    """One client. The next request is handled when the response to the last one has been written."""
 
     _transport: asyncio.Transport
 
@@ -153,7 +143,6 @@ class _Connection(asyncio.Protocol):
         self._stop_stream: Callable[[], object] | None = None
         self._awaited: asyncio.Future[HttpAnswer] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._turn: asyncio.Handle | None = None  # set while other connections get their turn
         self._is_known = False  # the client has proven that it has access
         self._has_sent = False
         self._is_checked = False  # the head of the current request
@@ -245,7 +234,7 @@ class _Connection(asyncio.Protocol):
     @property
     def _is_busy(self) -> bool:
         """Whether the next request has to wait."""
-        return self._awaited is not None or self._turn is not None or self._is_blocked
+        return self._awaited is not None or self._is_blocked
 
     def _handle_next(self) -> None:
         if self._is_busy or self._is_over:
@@ -260,10 +249,6 @@ class _Connection(asyncio.Protocol):
         else:
             self._cancel_timer()
             self._handle(request)
-
-    def _take_turn(self) -> None:
-        self._turn = None
-        self._handle_next()
 
     def _wait_for_data(self) -> None:
         reader = self._reader
@@ -308,23 +293,16 @@ class _Connection(asyncio.Protocol):
         if not self._is_accepted(request):
             return
         self._is_checked = False
-        answer = call_handler(self._server.handler, request)
-        if isinstance(answer, HttpAnswer):
-            self._answer(request, answer, is_last=is_last)
-        else:
-            self._awaited = answer
-            answer.add_done_callback(lambda future: self._answer_awaited(request, future, is_last=is_last))
+        self._awaited = asyncio.ensure_future(self._server.handler(request))
+        self._awaited.add_done_callback(lambda future: self._answer(request, future, is_last=is_last))
 
-    def _answer_awaited(self, request: http.Request, future: "asyncio.Future[HttpAnswer]", *, is_last: bool) -> None:
+    def _answer(self, request: http.Request, future: "asyncio.Future[HttpAnswer]", *, is_last: bool) -> None:
         self._awaited = None
         if future.cancelled():
             self._transport.abort()
-        else:
-            self._answer(request, read_future(request, future), is_last=is_last)
-
-    def _answer(self, request: http.Request, answer: HttpAnswer, *, is_last: bool) -> None:
         if self._transport.is_closing():
             return
+        answer = answer_of(request, future)
         has_body, common = request.method != "HEAD", self._server.common_headers
         if isinstance(answer, http.ResponseStream):
             self._is_over = True  # a stream is the last response of its connection: nothing more is read
@@ -339,7 +317,7 @@ class _Connection(asyncio.Protocol):
         if is_last:
             self.end()
         else:
-            self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
+            self._handle_next()
 
     def _refuse(self, refusal: http.HttpError, *, has_body: bool = True) -> None:
         self._is_over = True

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from gpuyard.control.step_result import Step
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.connection import Handler, HttpAnswer, call_handler, read_future
+from gpuyard.daemon.server.connection import Handler, HttpAnswer, answer_of
 from gpuyard.daemon.server.error_answers import failure
 from gpuyard.daemon.server.http_parser import Request, ResponseStream, StreamClient
 from gpuyard.daemon.server.router import target_request, watched_targets
@@ -101,17 +101,13 @@ class EventStreams:
         if target in self._awaited:
             return
         request = target_request(target)
-        answer = call_handler(self._handle, request)
-        if isinstance(answer, HttpAnswer):
-            self._send(target, answer)
-            return
 
         def finish(future: asyncio.Future[HttpAnswer]) -> None:
             del self._awaited[target]
             if not future.cancelled():
-                self._send(target, read_future(request, future))
+                self._send(target, answer_of(request, future))
 
-        self._awaited[target] = answer
+        self._awaited[target] = answer = asyncio.ensure_future(self._handle(request))
         answer.add_done_callback(finish)
 
     def _send(self, target: str, answer: HttpAnswer) -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
@@ -127,7 +127,7 @@ class PageServer:
             check_rights(request, credential, self.rules)
         return credential is Credential.TOKEN
 
-    def handle(self, request: http.Request) -> HttpAnswer | Awaitable[HttpAnswer]:
+    async def handle(self, request: http.Request) -> HttpAnswer:
         """Answer a request that `check_head` has accepted."""
         if request.path == PAGE:
             return self._page(request)
@@ -138,8 +138,7 @@ class PageServer:
             user, host = user_name(os.getuid()), socket.gethostname()
             session = PageSession(read_only=self.rules.is_read_only, user=user, host=host)
             return http.Response(body=msgspec.json.encode(session))
-        answer = self._handle(request)
-        return self._limit_streams(answer) if isinstance(answer, HttpAnswer) else self._limit_streams_later(answer)
+        return self._limit_streams(await self._handle(request))
 
     def _page(self, request: http.Request) -> http.Response:
         credential = credential_of(request, self.rules)
@@ -153,9 +152,6 @@ class PageServer:
         wait_s = math.ceil(bucket.take(self._clock()))
         if wait_s:
             raise http.HttpError(429, refusal, hint=f"try again in {wait_s} s", headers=(("Retry-After", str(wait_s)),))
-
-    async def _limit_streams_later(self, answer: Awaitable[HttpAnswer]) -> HttpAnswer:
-        return self._limit_streams(await answer)
 
     def _limit_streams(self, answer: HttpAnswer) -> HttpAnswer:
         if isinstance(answer, http.Response):

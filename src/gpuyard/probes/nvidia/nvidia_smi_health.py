@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from msgspec.structs import replace
 
 from gpuyard.core.health_figures import HealthFigures, Throttle, XidEvent
-from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT
+from gpuyard.core.scheduling.numbers import IDLE_PERCENT
 from gpuyard.core.snapshot import Device
 from gpuyard.probes.common.parse_numbers import whole
 

@@ -26,7 +26,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT
+from gpuyard.core.scheduling.numbers import IDLE_PERCENT
 from gpuyard.core.snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.probes.common.device_ids import pci_bus_id

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.core.health_figures import HealthFigures, Throttle, XidEvent
-from gpuyard.core.scheduling.foreign_load import IDLE_PERCENT
+from gpuyard.core.scheduling.numbers import IDLE_PERCENT
 from gpuyard.core.snapshot import UNEXPLAINED_MB, Device
 from gpuyard.probes.common.kernel_files import sees_all_processes
 from gpuyard.probes.nvidia.energy_counter import ASK_RARELY_S

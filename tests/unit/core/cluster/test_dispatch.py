@@ -12,8 +12,9 @@ from gpuyard.core.cluster import dispatch
 from gpuyard.core.cluster.dispatch import DispatchView, plan_dispatch
 from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, Offer, amount_needed
 from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
+from gpuyard.core.scheduling.numbers import AGEING_S, MOST_LANES
 from gpuyard.core.scheduling.plan import Plan
-from gpuyard.core.scheduling.queue_order import AGEING_S, MOST_LANES, Candidate, Lane, LaneQueue, current_priority
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, current_priority
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.scheduling.world import RunningJob
 

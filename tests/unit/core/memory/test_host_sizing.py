@@ -2,14 +2,9 @@
 
 from gpuyard.core.lease import HostShare, Need
 from gpuyard.core.memory.estimates import FinishedRun, Profile, learn
-from gpuyard.core.memory.host_sizing import (
-    LEAST_RAM_MB,
-    expected_ram_mb,
-    learned_cpus,
-    learned_ram_mb,
-    size_host,
-)
+from gpuyard.core.memory.host_sizing import expected_ram_mb, learned_cpus, learned_ram_mb, size_host
 from gpuyard.core.memory.sizing import KnownRuns
+from gpuyard.core.scheduling.numbers import LEAST_RAM_MB
 
 GB = 1024.0
 CPU_JOB, GPU_JOB = Need(devices=0), Need(devices=1)

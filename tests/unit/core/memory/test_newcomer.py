@@ -10,8 +10,9 @@ from gpuyard.core.job.job import Usage
 from gpuyard.core.lease import Share
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.expected_peak import FLAT_S, Moments
-from gpuyard.core.memory.newcomer import ALONE_FLAT_S, Newcomer
+from gpuyard.core.memory.newcomer import Newcomer
 from gpuyard.core.memory.sizing import KnownRuns
+from gpuyard.core.scheduling.numbers import ALONE_FLAT_S
 from tests.unit.core.memory.test_sizing import attempt
 from tests.unit.core.scheduling.test_placement import CARD, GB
 

@@ -25,7 +25,6 @@ from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.expected_peak import ExpectedPeak
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
 from gpuyard.core.memory.sizing import (
-    MOST_RERUNS,
     FirstRuns,
     KnownRuns,
     declaration_advice,
@@ -37,6 +36,7 @@ from gpuyard.core.memory.sizing import (
 )
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.machine import Machine
+from gpuyard.core.scheduling.numbers import MOST_RERUNS
 from gpuyard.core.snapshot import Device, Vendor
 from tests.unit.core.scheduling.test_placement import CARD, GB, card, machine, shared
 

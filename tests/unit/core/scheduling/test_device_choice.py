@@ -13,7 +13,8 @@ from gpuyard.core.lease import Lease, Need
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.linked_sets import broken, is_joined, score
 from gpuyard.core.scheduling.machine import Machine
-from gpuyard.core.scheduling.placement import PATIENCE_S, PlacementState
+from gpuyard.core.scheduling.numbers import PATIENCE_S
+from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.preemption import find_victims
 from gpuyard.core.scheduling.wait_reasons import ReasonKind

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 from random import Random
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,11 +105,8 @@ def test_a_greedy_set_meets_the_conditions_wherever_one_exists(
 ) -> None:
     topology, devices = drawn
     exact = best_set(topology, devices, wanted)
-    before, linked_sets.MOST_SETS = linked_sets.MOST_SETS, 0
-    try:
+    with mock.patch.object(linked_sets, "MOST_SETS", 0):
         greedy = best_set(topology, devices, wanted)
-    finally:
-        linked_sets.MOST_SETS = before
     assert (greedy is None) == (exact is None)
     if greedy is not None:
         assert len(set(greedy)) == wanted.count

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.scheduling.load_gates import FORGET_AFTER_HALF_LIVES, Smoothed, smooth
+from gpuyard.core.scheduling.load_gates import Smoothed, smooth
+from gpuyard.core.scheduling.numbers import FORGET_AFTER_HALF_LIVES
 
 HALF_LIFE = 5.0
 readings = st.floats(0, 100)

@@ -6,7 +6,8 @@ import pytest
 from gpuyard.core.lease import Need, WholeDevice
 from gpuyard.core.scheduling.choose_devices import choose
 from gpuyard.core.scheduling.machine import Machine
-from gpuyard.core.scheduling.placement import PATIENCE_S, in_queue_order
+from gpuyard.core.scheduling.numbers import PATIENCE_S
+from gpuyard.core.scheduling.placement import in_queue_order
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.snapshot import Host
 from tests.unit.core.scheduling.test_placement import (

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, Holder, Lease, Need, WholeDevice
 from gpuyard.core.scheduling.machine import Machine
+from gpuyard.core.scheduling.numbers import AGEING_S
 from gpuyard.core.scheduling.plan import Plan, WaitingJob
 from gpuyard.core.scheduling.planner import decide, estimate_start
-from gpuyard.core.scheduling.queue_order import AGEING_S, Candidate, Lane, LaneQueue
+from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.scheduling.world import JobFacts, RunningJob, SchedulingLimits, StartCap, WaitingLane, World
 from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, UncertainMemory
 from gpuyard.core.memory.estimates import Estimate, Profile, estimate
-from gpuyard.core.scheduling.backfill import STRICT_AFTER_S
-from gpuyard.core.scheduling.device_memory import SURENESS
+from gpuyard.core.scheduling.numbers import STRICT_AFTER_S, SURENESS
 from gpuyard.core.scheduling.placement import PlacementState
 from gpuyard.core.scheduling.plan import Plan, Start
 from gpuyard.core.scheduling.planner import decide

@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need
-from gpuyard.core.scheduling.backfill import STRICT_AFTER_S
 from gpuyard.core.scheduling.host_capacity import HostUse, HostView
+from gpuyard.core.scheduling.numbers import STRICT_AFTER_S
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from gpuyard.core.scheduling.world import RunningJob

@@ -12,8 +12,9 @@ from gpuyard.core.job.job import Attempt, Started, Usage
 from gpuyard.core.lease import Claim, FixedMemory, Lease, Need, Share, WholeDevice
 from gpuyard.core.memory.newcomer import Newcomer
 from gpuyard.core.memory.sizing import KnownRuns
+from gpuyard.core.scheduling.numbers import LOOK_AHEAD
 from gpuyard.core.scheduling.plan import Plan
-from gpuyard.core.scheduling.planner import LOOK_AHEAD, decide
+from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import LaneQueue
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.scheduling.world import JobFacts, RunningJob, World

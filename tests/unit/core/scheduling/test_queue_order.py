@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.lease import Need
+from gpuyard.core.scheduling.numbers import AGEING_S, MOST_LANES, USE_HALF_LIFE_S
 from gpuyard.core.scheduling.queue_order import (
-    AGEING_S,
-    HALF_LIFE_S,
-    MOST_LANES,
     Candidate,
     Lane,
     LaneQueue,
@@ -160,8 +158,8 @@ def test_very_many_lanes_with_devices_do_not_hide_one_without() -> None:
 def test_use_weighs_half_after_each_half_life() -> None:
     use = WeightedUse(seconds=80.0, at=NOW)
     assert weight(use, NOW) == 80.0
-    assert weight(use, NOW + HALF_LIFE_S) == pytest.approx(40.0)
-    assert weight(use, NOW + 3 * HALF_LIFE_S) == pytest.approx(10.0)
+    assert weight(use, NOW + USE_HALF_LIFE_S) == pytest.approx(40.0)
+    assert weight(use, NOW + 3 * USE_HALF_LIFE_S) == pytest.approx(10.0)
     assert weight(use, NOW - 500.0) == 80.0
 
 

@@ -14,7 +14,8 @@ from gpuyard.core.scheduling.device_memory import DeviceState, PromisedShare
 from gpuyard.core.scheduling.foreign_load import ForeignLoad
 from gpuyard.core.scheduling.load_gates import Smoothed
 from gpuyard.core.scheduling.machine import Machine
-from gpuyard.core.scheduling.sharing import MOST_PER_DEVICE, DepthLimit, depth_limit, durations_with
+from gpuyard.core.scheduling.numbers import MOST_PER_DEVICE
+from gpuyard.core.scheduling.sharing import DepthLimit, depth_limit, durations_with
 from gpuyard.core.scheduling.wait_reasons import ReasonKind
 from tests.unit.core.scheduling.test_placement import ALICE, GB, card, devices_of, machine, shared
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.scheduling.start_backoff import FIRST_DELAY_S, LONGEST_DELAY_S, ResourceLimit, StartBackoff
+from gpuyard.core.scheduling.numbers import FIRST_DELAY_S, LONGEST_DELAY_S
+from gpuyard.core.scheduling.start_backoff import ResourceLimit, StartBackoff
 
 LIMIT = ResourceLimit(text="no program can be started", remedy="end some")
 OWN = ResourceLimit(text="its program cannot be read", is_own=True)

@@ -28,7 +28,7 @@ async def _ask_meanwhile(path: Path) -> None:
             yield
         return "done"
 
-    def handle(request: Request) -> Response:
+    async def handle(request: Request) -> Response:
         answered_after.append(len(pieces_done))
         return Response()
 

@@ -14,7 +14,7 @@ from gpuyard.daemon.server.http_parser import Request, Response
 CLIENTS = 200
 
 
-def ok(_: Request) -> Response:
+async def ok(_: Request) -> Response:
     return Response(body=b"{}")
 
 

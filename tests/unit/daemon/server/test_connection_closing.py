@@ -30,7 +30,7 @@ def test_no_request_is_handled_after_the_server_was_closed(tmp_path: Path, itera
     async def connect_and_close() -> None:
         is_closed = False
 
-        def handle(_: Request) -> Response:
+        async def handle(_: Request) -> Response:
             handled.append(is_closed)
             return Response(body=b"{}")
 

@@ -281,9 +281,6 @@ class TestListing:
     def test_a_job_that_never_had_a_node_has_no_status(self) -> None:
         assert only(listed(State="FAILED", NodeList="", exit_code="1", Reason="BadConstraints")).sighting.status is None
 
-    def test_an_empty_list_of_jobs(self) -> None:
-        assert commands.parse_listing(b"") == []
-
 
 class TestAccounts:
     def test_one_call_queries_all_jobs(self) -> None:
@@ -345,9 +342,6 @@ class TestCancelling:
     def test_many_jobs_are_cancelled_in_several_calls(self) -> None:
         calls = list(commands.cancel_commands([str(number) for number in range(1200)]))
         assert [len(call) - 2 for call in calls] == [500, 500, 200]
-
-    def test_without_jobs_there_is_no_cancel_call(self) -> None:
-        assert list(commands.cancel_commands([])) == []
 
 
 class TestLimits:

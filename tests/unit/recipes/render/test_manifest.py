@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.render.manifest import Manifest, ManifestMistake, parse, read
+from gpuyard.recipes.render.manifest import parse, read
 from gpuyard.residency.planning.render_units import Unit
 
 FOLDER = Path("/data/shots")
@@ -157,11 +157,6 @@ def test_a_bad_line_is_reported_with_its_number_and_the_rest_is_used() -> None:
     assert bad[1].reason == "an entry is an object, not a list"
 
 
-def test_entries_of_an_array_are_reported_by_number() -> None:
-    units, bad = parse(json.dumps([TWO[0], 7, TWO[1]]).encode(), FOLDER)
-    assert (len(units), bad) == (2, (ManifestMistake(place="entry 2", reason="an entry is an object, not a number"),))
-
-
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
@@ -278,11 +273,6 @@ def test_a_missing_manifest_or_a_folder_is_a_user_error(
     (tmp_path / "m").touch()
     with pytest.raises(UserError, match=message):
         read(path)
-
-
-def test_an_empty_file_has_no_units(tmp_path: Path) -> None:
-    (tmp_path / "m").write_bytes(b" \n")
-    assert read(str(tmp_path / "m")) == Manifest(path=str(tmp_path / "m"), units=(), bad=())
 
 
 # Any bytes

@@ -71,15 +71,6 @@ def test_a_folder_of_any_name_becomes_a_workspace(tmp_path: Path, name: str) -> 
     assert named == load(folder).settings.task_name
 
 
-def test_a_folder_with_other_files_becomes_a_workspace(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print()")
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "a.yml").write_text("lr: 1")
-    made = init(tmp_path, force=False)
-    assert names(made.kept) == ["configs"]
-    assert (tmp_path / "configs" / "a.yml").read_text() == "lr: 1"
-
-
 @pytest.mark.parametrize("name", [CONFIG_FILE, "scheduler.sh"])
 def test_an_existing_workspace_is_not_touched_without_force(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")

@@ -65,13 +65,6 @@ def test_names_that_differ_only_in_mapped_characters_stay_different() -> None:
     assert len({slug(name) for name in ("a b", "a:b", "a/b", "a_b")}) == 4
 
 
-def test_long_names_are_shortened_and_stay_different() -> None:
-    names = {session_name("T", "x" * 100 + end) for end in "ab"}
-    assert len(names) == 2
-    assert all(len(name) <= 80 + len("_{gpu}") for name in names)
-    assert len(slug("é" * 200).encode()) <= 60
-
-
 def test_a_folder_has_the_same_tag_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "my exp"
     folder.mkdir()

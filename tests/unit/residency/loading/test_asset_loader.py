@@ -1,7 +1,6 @@
 """Scenes and actors on disk: found, measured, and read into the caller's memory."""
 
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuyard.core.natural_order import natural_order
 from gpuyard.errors import AssetError
 from gpuyard.residency.loading import asset_loader
 from gpuyard.residency.loading.asset_loader import Load, Loader, Source
@@ -219,16 +217,6 @@ def test_a_custom_loader_may_return_arrays_of_any_shape(tmp_path: Path) -> None:
         assert arrays[name].dtype == array.dtype.newbyteorder("=")
 
 
-def test_a_loader_may_return_lists(tmp_path: Path) -> None:
-    (tmp_path / "scene.txt").write_text("1 2 3")
-
-    (arrays,) = read(
-        Loader(lambda path: {"a": list(map(int, Path(path).read_text().split()))}).scene(f"{tmp_path}/scene.txt")
-    )
-
-    assert arrays["a"].tolist() == [1, 2, 3]
-
-
 @pytest.mark.parametrize("held", [0, 100, 1 << 28], ids=["none", "some", "all"])
 def test_a_sequence_of_a_custom_format_is_read_with_any_buffer_size(
     tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
@@ -307,10 +295,3 @@ def test_ctrl_c_in_a_loader_is_passed_on(tmp_path: Path) -> None:
 def test_a_folder_is_not_a_scene(tmp_path: Path) -> None:
     for loader in (Loader(), Loader(load_npz)):
         assert problem_with(tmp_path, lambda: loader.scene(str(tmp_path))) == "it is a folder"  # noqa: B023
-
-
-def test_natural_order_sorts_numbers_as_numbers() -> None:
-    paths = ["a/f1", "a/f2", "a/f10", "a/f010x", "a/g", "a2/f1", "a10/f1", "b"]
-    shuffled = random.Random(3).sample(paths, len(paths))
-
-    assert sorted(shuffled, key=natural_order) == paths

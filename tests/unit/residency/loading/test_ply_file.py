@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuyard.errors import AssetError
@@ -359,20 +359,6 @@ def test_a_damaged_file_is_read_or_reported(
         content[place : place + len(noise)] = noise
     path = tmp_path / "damaged.ply"
     path.write_bytes(content[: max(length, 30)])
-
-    _read_or_report(path)
-
-
-@IN_ONE_FOLDER
-@given(content=st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda noise: b"ply\n" + noise)))
-@example(content=b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n\r\r\n")
-@example(content=b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nend_header\n1\r2\n\x1c\n")
-@example(content=b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n1_0\n")
-@example(content=b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n'1\x00'\n")
-@example(content=b'ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n"1\n"\n#')
-def test_random_bytes_are_read_or_reported(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "noise.ply"
-    path.write_bytes(content)
 
     _read_or_report(path)
 

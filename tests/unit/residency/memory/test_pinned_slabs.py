@@ -60,15 +60,6 @@ def test_many_pages_are_pinned_with_one_call_on_whole_huge_pages(slabs: PinnedSl
     assert all(start % (2 * MB) == 0 for start in registered)
 
 
-def test_pages_of_other_sizes_come_from_other_slabs(slabs: PinnedSlabs) -> None:
-    small, large, small_again = slabs.page(64 * KB), slabs.page(3 * MB), slabs.page(64 * KB)
-    assert small is not None
-    assert large is not None
-    assert small_again is not None
-    assert (small.nbytes, large.nbytes) == (64 * KB, 3 * MB)
-    assert abs(address(small) - address(small_again)) == 64 * KB
-
-
 def test_threads_that_need_pages_at_the_same_time_share_a_slab(slabs: PinnedSlabs, torch: Any) -> None:
     barrier = threading.Barrier(8)
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +57,6 @@ def test_an_output_gets_its_name_only_when_it_is_committed(root: Path) -> None:
         assert (root / "a/image").read_text() == "whole"
         assert not folder.exists()
     assert visible_in(root) == {"a", "skipped.jsonl"}
-
-
-def test_every_folder_is_unique_even_for_the_same_label(root: Path) -> None:
-    with Outputs(root, resume=False) as outputs, ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: outputs.open(A), range(64)))
-        assert len(set(folders)) == 64
-
-
-def test_a_discarded_output_is_deleted(root: Path) -> None:
-    with Outputs(root, resume=False) as outputs:
-        folder = outputs.open(A)
-        (folder / "image").touch()
-        outputs.discard(folder)
-        assert not folder.exists()
-    assert visible_in(root) == {"skipped.jsonl"}
 
 
 def test_links_and_pipes_in_an_output_do_not_block(root: Path) -> None:
@@ -272,12 +256,6 @@ def test_the_error_that_ended_a_run_is_raised_rather_than_missing_lines(
 
     with pytest.raises(ZeroDivisionError):
         run()
-
-
-def test_lines_of_many_threads_are_not_mixed(root: Path) -> None:
-    with Outputs(root, resume=False) as outputs, ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: outputs.skip(skip(str(number), "x" * 5000)), range(80)))
-    assert {line["label"] for line in skipped_in(root)} == {str(number) for number in range(80)}
 
 
 def test_a_reason_with_a_file_name_that_is_not_text_is_written(root: Path) -> None:
