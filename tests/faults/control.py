@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         id="control-programs-begin-before-the-commit",
         file=f"{_CONTROL}/controller.py",
-        old=" may_start else self._wait_for_sample(now)\n        except",
-        new=" may_start else self._wait_for_sample(now)\n                self.engines.start_prepared()\n        except",
+        old="granted, is_fresh=is_fresh)\n",
+        new="granted, is_fresh=is_fresh)\n            self.engines.start_prepared()\n",
         breaks="After a crash of the daemon at the wrong moment, a job runs that is still queued in the database.",
         near=("tests/simulation/test_crashes.py",),
     ),
@@ -52,8 +52,8 @@ FAULTS = (
     Fault(
         id="control-turns-not-recorded",
         file=f"{_CONTROL}/controller.py",
-        old="                self.slices.record(now)\n                self._stop_signals",
-        new="                self._stop_signals",
+        old="        self.slices.record(now)\n        self._stop_signals",
+        new="        self._stop_signals",
         breaks="A job that runs in a slice is shown as pending, and cannot be cancelled.",
         near=("tests/simulation/test_slices.py",),
     ),
@@ -108,7 +108,7 @@ FAULTS = (
     Fault(
         id="control-half-a-submission-stays",
         file=f"{_CONTROL}/controller.py",
-        old="            self._store.drop_incomplete_submissions()\n",
+        old="            self.store.drop_incomplete_submissions()\n",
         new="",
         breaks="Jobs of a submission that was never acknowledged stay in the queue after a crash.",
         near=("tests/simulation/test_crashes.py",),

@@ -323,16 +323,6 @@ def test_a_daemon_that_does_not_answer_is_reported_and_waited_for(queue: QueueUn
     watch(scenario)
 
 
-def test_an_empty_queue_shows_how_to_submit(queue: QueueUnderTest) -> None:
-    async def scenario(screen: Screen) -> None:
-        await screen.shows("The queue is empty", "gpuyard submit -- python train.py")
-        await screen.type("c")
-        await screen.shows("no job is selected")
-        await screen.type("q")
-
-    watch(scenario, (80, 24))
-
-
 # The command
 
 

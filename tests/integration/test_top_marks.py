@@ -98,23 +98,6 @@ def test_the_marks_of_the_runs_of_a_sweep_go_when_it_is_closed(queue: QueueUnder
     watch(scenario, (80, 24))
 
 
-def test_a_job_that_leaves_the_list_is_unmarked(queue: QueueUnderTest) -> None:
-    queue.submit("false", gpus="0", name="broken")
-    queue.wait()
-
-    async def scenario(screen: Screen) -> None:
-        await screen.type("F")
-        await screen.shows("failed only", "broken")
-        await screen.type("space")
-        await screen.shows("1 marked")
-        queue.post("/pause")
-        queue.post("/jobs/retry", ids="1")
-        await screen.shows("No job failed; Esc shows all")
-        await screen.no_longer_shows("marked")
-
-    watch(scenario)
-
-
 def test_a_key_shows_only_failed_jobs_with_their_arguments(queue: QueueUnderTest) -> None:
     for number in range(3):
         queue.submit("sh", "-c", f"exit {number}", "run", f"--seed={number}", gpus="0", name="night")

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.control.controller import Controller
+from gpuyard.control.starts import Starts
 from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.core.scheduling.backfill import Backfill
 from gpuyard.core.scheduling.numbers import AGEING_S
@@ -278,10 +279,10 @@ def _ignore_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _see_no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Controller._claim
+    real = Starts._claims
     monkeypatch.setattr(
-        Controller,
-        "_claim",
+        Starts,
+        "_claims",
         lambda self, sample, now, queues, ledger: real(self, sample, now, queues, ((), ledger[1])),
     )
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from gpuyard.control.host_usage import HostUsage
 from gpuyard.control.ledger_ticket import LedgerState
 from gpuyard.control.power_draws import power_limit
+from gpuyard.control.queue_parts import QueueParts
 from gpuyard.control.rules import HostGates
 from gpuyard.control.running_jobs import running_jobs
 from gpuyard.control.sharing_facts import lease_loads, packing_now
@@ -22,20 +22,14 @@ from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, most
 from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
 from gpuyard.core.scheduling.world import JobFacts, WaitingLane, World
 from gpuyard.core.snapshot import Sample
-from gpuyard.ports import Clock, LeaseLedger
-
-if TYPE_CHECKING:
-    from gpuyard.control.controller import Controller
 
 # The first world has this many jobs of each lane. A lane that runs dry is given this many times as many.
 _FIRST_JOBS, _MORE = 2, 8
 
 
 class PlannerInput:
-    def __init__(self, controller: "Controller", leases: LeaseLedger, clock: Clock, host_usage: HostUsage) -> None:
-        self._controller = controller
-        self._leases = leases
-        self._clock = clock
+    def __init__(self, parts: QueueParts, host_usage: HostUsage) -> None:
+        self._parts = parts
         self._host_usage = host_usage
         self._host_gates = HostGates()
         self._need_of: Callable[[int], Need] | None = None  # as of the last world
@@ -64,9 +58,9 @@ class PlannerInput:
         ledger: LedgerState | None,
         explained_lane: int | None,
     ) -> tuple[World, "_Lanes"]:
-        parts, (leases, tickets) = self._controller, ledger or ((), ())
-        my_ticket = self._leases.my_ticket()
-        tickets = tuple(replace(each, since=self._clock.from_wall(each.since)) for each in tickets)
+        parts, (leases, tickets) = self._parts, ledger or ((), ())
+        my_ticket = parts.leases.my_ticket()
+        tickets = tuple(replace(each, since=parts.clock.from_wall(each.since)) for each in tickets)
         rules, snapshot, transitions = parts.rules, sample.snapshot, parts.transitions
         foreign_limit = rules.packing.max_foreign_load_percent
         banned = rules.devices.banned_ids(snapshot)
@@ -84,22 +78,22 @@ class PlannerInput:
 
         self._need_of = need_of
         first = most_urgent(queues, used, now, explained_lane)
-        lanes = _Lanes(first, self._controller, need_of)
+        lanes = _Lanes(first, parts, need_of)
         world = World(
             now=now,
             machine=Machine(
                 now=now,
                 snapshot=snapshot,
                 leases=leases,
-                measured=self._leases.measure(snapshot, leases),
+                measured=parts.leases.measure(snapshot, leases),
                 loads=sample.loads,
                 lease_loads=lease_loads(transitions, now),
-                foreign=self._leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
+                foreign=parts.leases.foreign_loads(snapshot, leases, now, foreign_limit) if ledger else {},
                 packing=packing_now(transitions, rules.packing, queues, len(devices)),
                 host=self._host_usage.view(leases, sample, rules),
                 closed={
                     **parts.memory_guard.closed(),
-                    **closed_devices(snapshot, self._leases.drains(), banned, self._leases.health_marks()),
+                    **closed_devices(snapshot, parts.leases.drains(), banned, parts.leases.health_marks()),
                 },
             ),
             lanes=lanes.waiting(),
@@ -131,22 +125,22 @@ class PlannerInput:
 
     def paused(self) -> Iterator[Reason]:
         """Yield why no job starts, as people decided or the disk demands."""
-        if self._controller.closed is not None:
-            yield Reason(ReasonKind.PAUSED, self._controller.closed)
-        if self._controller.transitions.store.setting("paused"):
+        if self._parts.closed is not None:
+            yield Reason(ReasonKind.PAUSED, self._parts.closed)
+        if self._parts.transitions.store.setting("paused"):
             yield Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
-        yield from self._controller.disk_gate.closed_reasons(self._controller.rules.min_free_disk_mb)
+        yield from self._parts.disk_gate.closed_reasons(self._parts.rules.min_free_disk_mb)
 
 
 class _Lanes:
     """The first jobs of each lane, as far as they have been read, and what is known of them."""
 
     def __init__(
-        self, first: Sequence[tuple[LaneQueue, Candidate]], controller: "Controller", need_of: Callable[[int], Need]
+        self, first: Sequence[tuple[LaneQueue, Candidate]], parts: QueueParts, need_of: Callable[[int], Need]
     ) -> None:
         self.facts: dict[int, JobFacts] = {}
-        self._estimates, self._rules = controller.transitions.estimates, controller.rules
-        self._disk_gate = controller.disk_gate
+        self._estimates, self._rules = parts.transitions.estimates, parts.rules
+        self._disk_gate = parts.disk_gate
         self._need_of = need_of
         self._queues = {queue.lane.id: queue for queue, _ in first}
         self._jobs = {queue.lane.id: [self._known(queue.lane, job)] for queue, job in first}

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from gpuyard.core.lazy_pattern import LazyPattern
 from gpuyard.core.printable_text import printable
+from gpuyard.core.progress.job_progress import MOST_FIGURES
 
-MOST_FIGURES_PER_LINE = 16
 LONGEST_NAME = 32
 LARGEST_TOTAL = 1e15
 _LONGEST_LEFT_S = 366 * 86_400.0
@@ -258,7 +258,7 @@ def _figures(line: str, *, has_count: bool) -> tuple[tuple[str, float | None], .
     found: dict[str, float | None] = {}
     for match in (*_PAIR.finditer(line), *_SPACED_PAIR.finditer(line)):
         name = match[1].strip()
-        if len(found) >= MOST_FIGURES_PER_LINE:
+        if len(found) >= MOST_FIGURES:
             break
         if _NO_FIGURES.match(name) or not (has_count or _METRIC.search(name)):
             continue

@@ -41,10 +41,9 @@ from gpuyard.core.report.hourly import (
 )
 from gpuyard.core.snapshot import Device
 
+# Also of different errors, by which attempts are counted; further ones only by their exit status.
 MAX_GROUPS = 100
 _MB_PER_GB = 1024.0
-# Attempts are counted by this many different errors; further ones only by their exit status.
-_MOST_ERRORS = 200
 # Outcome, exit status, where memory was short, and the key of the error.
 _CauseKey = tuple[str, int | None, str | None, str | None]
 
@@ -268,7 +267,7 @@ class Reporter:
         self._price = price
         self._local = local
         self._devices = {device.id: device for device in devices}
-        self._errors = CauseTexts(_MOST_ERRORS)
+        self._errors = CauseTexts(MAX_GROUPS)
         self._groups: defaultdict[str, TotalsBuilder] = defaultdict(lambda: TotalsBuilder(self._errors))
         self._hours = Hours(window, local)
         self._intervals: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)

@@ -15,7 +15,7 @@ from gpuyard.store.job_search import Search
 T = TypeVar("T")
 # A request of a new client takes this many turns of the event loop, from the connection to the response. They are short
 # if nothing has arrived.
-_TURNS = 4
+_TURNS = 6
 # From the end of the task of a submission to its written answer.
 _ANSWER_TURNS = 3
 

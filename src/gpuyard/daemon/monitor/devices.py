@@ -17,7 +17,7 @@ from gpuyard.core.memory.device_breakdown import MemoryParts, break_down
 from gpuyard.core.scheduling.closed_devices import drain_of
 from gpuyard.core.scheduling.device_health import HealthIssue
 from gpuyard.core.scheduling.device_memory import PromisedShare
-from gpuyard.core.scheduling.host_capacity import HostReserved, HostState, HostUse, HostView, sum_reserved
+from gpuyard.core.scheduling.host_capacity import HostReserved, HostState, HostView, sum_reserved
 from gpuyard.core.scheduling.wait_reasons import describe_holder
 from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.daemon.api.codec import copy_fields
@@ -89,7 +89,8 @@ class DeviceList:
         jobs = {attempt.lease_id: attempt.job_id for attempt in attempts if attempt.lease_id is not None}
         contents = await asyncio.to_thread(scheduler.ledger.contents)
         measured = await asyncio.to_thread(measure, snapshot, contents.leases)
-        used, me = await self._host_used(contents.leases), scheduler.controller.me
+        # What leases use that do not say so themselves.
+        used, me = await asyncio.to_thread(HostMeter().use_of, contents.leases), scheduler.controller.me
         host = HostView(limits=scheduler.controller.rules.host.limits, used=used, machine=me.machine)
         return DeviceUsers(
             snapshot=snapshot,
@@ -101,10 +102,6 @@ class DeviceList:
             banned=scheduler.controller.rules.devices.banned_ids(snapshot),
             host_reserved=sum_reserved(HostState.of_leases(snapshot.host, host, contents.leases)),
         )
-
-    async def _host_used(self, leases: tuple[Lease, ...]) -> Mapping[str, HostUse]:
-        """Return what leases use that do not say so themselves."""
-        return await asyncio.to_thread(HostMeter().use_of, leases)
 
     async def drain(self, body: DrainRequest) -> machine.DrainResult:
         drains = await self._change(partial(drain_devices, reason=body.reason), body.devices)

@@ -1,1 +1,1 @@
-"""Notifications: `publish` picks what to report, `delivery_thread` queues it, a child process sends each message."""
+"""Notifications: `publish` picks what to report, `delivery` queues it, a child process sends each message."""

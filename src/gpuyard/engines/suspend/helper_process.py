@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +24,7 @@ from gpuyard.engines.local import process_tree
 from gpuyard.engines.suspend.ask_to_park import find_registered
 from gpuyard.engines.suspend.drivers import CannotSuspend, Cuda, DriverError, NoDriver, Simulated
 from gpuyard.engines.suspend.move_memory import Driver, MemoryMover, Trouble
+from gpuyard.ports import SuspendResult
 from gpuyard.system.file_locks import hold_lock_file
 
 # A checkpoint ran at 1,500 MB/s on an H200; slow or swapping host memory is slower.
@@ -42,28 +44,24 @@ class Order(Struct, frozen=True, kw_only=True):
     limit_s: float
     parks_within_s: float
 
-
-class Answer(Struct, frozen=True, kw_only=True):
-    is_done: bool
-    is_ruined: bool = False
-    text: str = ""
-    seconds: float = 0.0
-    held_mb: dict[str, float] = {}
-    parked_mb: float | None = None
+    def result(self, **fields: Any) -> SuspendResult:
+        job_id, number = self.attempt.job_id, self.attempt.number
+        return SuspendResult(job_id=job_id, attempt=number, is_resumed=self.is_resumption, **fields)
 
 
 class _Reply:
     """Sends one answer: the result or, at the time limit, a failure."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, order: Order) -> None:
+        self._order = order
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._is_sent = self.has_given_up = False
         self._is_working = False
-        self._timer = threading.Timer(limit_s, self._give_up)
-        self.set_limit(limit_s)
+        self._timer = threading.Timer(order.limit_s, self._give_up)
+        self.set_limit(order.limit_s)
 
-    def send(self, answer: Answer) -> bool:
+    def send(self, answer: SuspendResult) -> bool:
         """Return False if something was reported already."""
         if not self._is_first():
             return False
@@ -76,7 +74,7 @@ class _Reply:
             is_first, self._is_sent = not self._is_sent, True
         return is_first
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: SuspendResult) -> None:
         seconds = round(time.monotonic() - self._started, 3)
         with contextlib.suppress(OSError):  # the daemon is gone
             os.write(1, msgspec.json.encode(msgspec.structs.replace(answer, seconds=seconds)) + b"\n")
@@ -104,15 +102,16 @@ class _Reply:
         waited = f"{time.monotonic() - self._started:.0f} s"
         if self._is_working:
             text = f"the driver did not answer for {waited}; undone as soon as it answers"
-            self._write(Answer(is_done=False, text=text))
+            self._write(self._order.result(is_done=False, text=text))
         else:
-            self._write(Answer(is_done=False, text=f"another helper has been working on it for {waited}"))
+            text = f"another helper has been working on it for {waited}"
+            self._write(self._order.result(is_done=False, text=text))
             os._exit(0)
 
 
 def main(arguments: list[str]) -> None:
     order = msgspec.json.decode(arguments[0], type=Order)
-    reply = _Reply(order.limit_s)
+    reply = _Reply(order)
     with hold_lock_file(order.lock):
         try:
             reply.start_work()
@@ -122,12 +121,12 @@ def main(arguments: list[str]) -> None:
             else:
                 mover.suspend()
         except Trouble as trouble:
-            reply.send(Answer(is_done=False, is_ruined=trouble.is_ruined, text=str(trouble)))
+            reply.send(order.result(is_done=False, is_ruined=trouble.is_ruined, text=str(trouble)))
             return
         except DriverError as error:
-            reply.send(Answer(is_done=False, text=str(error)))
+            reply.send(order.result(is_done=False, text=str(error)))
             return
-        if not reply.send(_success(mover)) and reply.has_given_up:
+        if not reply.send(_success(order, mover)) and reply.has_given_up:
             with contextlib.suppress(Trouble):  # the answer was sent already, and the next helper finds this trouble
                 if order.is_resumption:
                     mover.undo_resume()
@@ -135,8 +134,8 @@ def main(arguments: list[str]) -> None:
                     mover.undo_suspend()
 
 
-def _success(mover: MemoryMover) -> Answer:
-    return Answer(is_done=True, text=mover.not_parked, held_mb=mover.held_mb, parked_mb=mover.parked_mb)
+def _success(order: Order, mover: MemoryMover) -> SuspendResult:
+    return order.result(is_done=True, text=mover.not_parked, held_mb=mover.held_mb, parked_mb=mover.parked_mb)
 
 
 def _mover(order: Order, reply: _Reply) -> MemoryMover:
@@ -151,7 +150,7 @@ def _mover(order: Order, reply: _Reply) -> MemoryMover:
         devices=order.attempt.devices,
         mutexes=mutexes,
         check=reply.check,
-        tell_parked=lambda parked: reply.send(_success(parked)),
+        tell_parked=lambda parked: reply.send(_success(order, parked)),
     )
 
 

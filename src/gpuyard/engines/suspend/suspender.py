@@ -21,7 +21,7 @@ from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.local import process_tree
 from gpuyard.engines.suspend.ask_to_park import PARKS_WITHIN_S
 from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
-from gpuyard.engines.suspend.helper_process import Answer, Order
+from gpuyard.engines.suspend.helper_process import Order
 from gpuyard.ports import SuspendResult
 from gpuyard.system.park_sockets import registered, remove_dead, why_incomplete
 from gpuyard.system.passing_errors import passes
@@ -44,7 +44,7 @@ class _Helper:
     def __init__(self, order: Order, tries: int) -> None:
         self.order = order
         self.tries = tries
-        self.answer: Answer | None = None
+        self.answer: SuspendResult | None = None
         self.output = b""
         self.is_gone = False
         reading, writing = os.pipe()
@@ -67,7 +67,7 @@ class _Helper:
             pass
         for line in self.output.split(b"\n")[:-1]:
             with contextlib.suppress(msgspec.DecodeError):
-                self.answer = self.answer or msgspec.json.decode(line, type=Answer)
+                self.answer = self.answer or msgspec.json.decode(line, type=SuspendResult)
 
     def close(self) -> None:
         os.close(self.pipe)
@@ -184,7 +184,7 @@ class LocalSuspender:
         was_answered = helper.answer is not None
         helper.read()
         if helper.answer is not None and not was_answered:
-            self._add_result(helper.order, helper.answer)
+            self._results.append(helper.answer)
         if helper.is_gone:
             self._drop(helper)
             if helper.answer is None:
@@ -203,19 +203,8 @@ class LocalSuspender:
         self._fail(helper.order, text=f"its helper died twice{': ' if last else ''}{last}")
 
     def _fail(self, order: Order, text: str, *, may_pass: bool = False) -> None:
-        self._add_result(order, Answer(is_done=False, text=text), may_pass=may_pass)
+        self._results.append(order.result(is_done=False, text=text, may_pass=may_pass))
         self._poll.wake()
-
-    def _add_result(self, order: Order, answer: Answer, *, may_pass: bool = False) -> None:
-        self._results.append(
-            SuspendResult(
-                job_id=order.attempt.job_id,
-                attempt=order.attempt.number,
-                is_resumed=order.is_resumption,
-                may_pass=may_pass,
-                **msgspec.structs.asdict(answer),
-            )
-        )
 
 
 class _NvidiaDriver:

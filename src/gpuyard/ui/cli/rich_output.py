@@ -1,11 +1,11 @@
 """Paths and frames that commands share."""
 
 import os
-from typing import TYPE_CHECKING
 
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.terminal import is_unicode, terminal_size
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuyard.core.snapshot import Snapshot
     from gpuyard.ui.views import Frame

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.core.progress.drawn_lines import MOST_LINES, drawn_lines
-from gpuyard.core.progress.line_counts import LONGEST_NAME, MOST_FIGURES_PER_LINE, read_line
+from gpuyard.core.progress.job_progress import MOST_FIGURES
+from gpuyard.core.progress.line_counts import LONGEST_NAME, read_line
 from gpuyard.core.progress.log_reader import LogReader, advance
 
 
@@ -125,7 +126,7 @@ def test_named_figures(line: str, expected: dict[str, float | None]) -> None:
 
 def test_figures_of_a_line_are_limited_in_number_and_length() -> None:
     found = figures("epoch 1/2 " + " ".join(f"{'n' * 50}{number}={number}" for number in range(100)))
-    assert len(found) <= MOST_FIGURES_PER_LINE
+    assert len(found) <= MOST_FIGURES
     assert all(len(name) <= LONGEST_NAME for name in found)
 
 

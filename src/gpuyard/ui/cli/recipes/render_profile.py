@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import to_builtins
 
 from gpuyard.core.units import UNKNOWN, format_bytes
+from gpuyard.recipes.render.manifest import Manifest
 from gpuyard.residency.memory.open_memory import need_numpy
 from gpuyard.residency.planning.assets import DEFAULT_WORKERS
 from gpuyard.ui.cli import EXIT_FAULT
@@ -19,7 +20,6 @@ from gpuyard.ui.cli.text_table import Column, clean
 from gpuyard.ui.cli.verb_options import JSON, Command, Typed, Verb
 
 if TYPE_CHECKING:
-    from gpuyard.recipes.render.manifest import Manifest
     from gpuyard.recipes.render.profile_assets import Advice, AssetProfile, Profiler
 
 _SCENE_SLOTS = 5
@@ -63,7 +63,7 @@ def run(options: Typed) -> int:
     return EXIT_FAULT if any(asset.problem is not None for asset in assets) else 0
 
 
-def _measured(profiler: "Profiler", manifest: "Manifest") -> "list[AssetProfile]":
+def _measured(profiler: "Profiler", manifest: Manifest) -> "list[AssetProfile]":
     """Measure all assets, with a progress bar on a terminal: it may take minutes."""
     from gpuyard.recipes.render.profile_assets import assets_of
     from gpuyard.ui.views.live_display import LiveDisplay, progress_head
