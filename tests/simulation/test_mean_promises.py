@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from bench.against_fifo import PassSummary, broken_means, summarize
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.against_fifo import PassSummary, broken_means, summarize
 from gpuyard.simulator.compare_policies import SATURATED
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import MeasuredProgram, draw, mean_duration_s
