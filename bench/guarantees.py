@@ -1,4 +1,4 @@
-"""What sharing must not cost (`gpuyard.simulator.against_fifo`), over many traces, machines and seeds.
+"""What sharing must not cost (`bench.against_fifo`), over many traces, machines and seeds.
 
 One line per case: makespan and mean completion of each pass as parts of fifo's, the wait of the job that comes nearest
 to its limit, and starts that ran out of memory or were suspended. `!` marks a broken promise, which follows in words.
@@ -15,11 +15,11 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bench.against_fifo import FIGURES, PassSummary, broken_promises, mean_ratio, summarize
 from bench.guarantees_table import histogram, table
 from bench.simulate import harder
 from gpuyard.core.snapshot import Device
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.against_fifo import FIGURES, PassSummary, broken_promises, mean_ratio, summarize
 from gpuyard.simulator.compare_policies import SATURATED, runnable, sizes_mb
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import PODS_FILE, draw, mean_duration_s, read_pods, read_programs

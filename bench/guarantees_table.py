@@ -4,7 +4,7 @@ cases are off."""
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from gpuyard.simulator.against_fifo import FIGURES, PassSummary, broken_means, mean_ratio
+from bench.against_fifo import FIGURES, PassSummary, broken_means, mean_ratio
 
 # A trace, its machine, and fifo, first and second pass of one seed.
 Cell = tuple[str, str, tuple[PassSummary, PassSummary, PassSummary]]

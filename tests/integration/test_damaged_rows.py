@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.store.damaged_rows import KEPT_ROWS
-from tests.fakes.queue_command import run
+from tests.fakes.queue_command import run_here
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 SECRET = "hunter2-hunter2"
@@ -49,28 +49,28 @@ def test_a_damaged_job_is_held_and_cancelled_by_its_id_and_the_others_run(
     else:
         queue.kill9()
         change(queue.home, damage)
-        first = run("queue")
+        first = run_here("queue")
         assert first.returncode == 0, first.stderr
         log = (queue.home / "daemon.log").read_text()
-    shown = run("queue")
+    shown = run_here("queue")
     assert (shown.returncode, shown.stderr) == (0, "")
-    run("unpause")
+    run_here("unpause")
     gate.write_text("go\n")
-    assert run("wait", str(other), "--timeout", "60s").returncode == 0
-    shown = run("show", str(damaged))
+    assert run_here("wait", str(other), "--timeout", "60s").returncode == 0
+    shown = run_here("show", str(damaged))
     assert "could not be read" in shown.stdout, shown
-    assert " held" in run("queue").stdout
-    for text in (shown.stdout, run("queue", "--all").stdout, log, queue.daemon.log if queue.daemon else ""):
+    assert " held" in run_here("queue").stdout
+    for text in (shown.stdout, run_here("queue", "--all").stdout, log, queue.daemon.log if queue.daemon else ""):
         assert SECRET not in text
         assert "bug" not in text
         assert "disk space" not in text
-    cancelled = run("cancel", str(damaged))
+    cancelled = run_here("cancel", str(damaged))
     assert (cancelled.returncode, cancelled.stderr) == (0, "")
     kept = queue.home / KEPT_ROWS
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    until(lambda: run("wait", "all", "--timeout", "30s").returncode in {0, 6}, "the end of all jobs")
+    until(lambda: run_here("wait", "all", "--timeout", "30s").returncode in {0, 6}, "the end of all jobs")
     if not is_running:
-        run("daemon", "stop")
+        run_here("daemon", "stop")
 
 
 def test_without_a_request_the_jobs_behind_a_damaged_one_run(queue: QueueUnderTest, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_job_whose_command_is_lost_never_starts(queue: QueueUnderTest) -> None
     queue.post("/pause")
     lost = queue.submit("true", gpus=0)
     change(queue.home, "UPDATE specs SET body = '{' WHERE id = 1")
-    run("unpause")
-    assert run("release", str(lost)).returncode == 0
+    run_here("unpause")
+    assert run_here("release", str(lost)).returncode == 0
     until(lambda: queue.job(lost)["state"] == "rejected", "the refusal")
     assert "could not be read" in queue.job(lost)["reason"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.queue_command import run
+from tests.fakes.queue_command import run_here
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 SCRIPT = (
@@ -46,7 +46,7 @@ def lines_until(process: "subprocess.Popen[str]", text: str) -> str:
 def test_a_drain_holds_for_a_job_that_waited_and_over_a_restart(queue: QueueUnderTest) -> None:
     running, gate = queue.start_gated(device="0", vram="20G")
     waited = queue.submit("true", device="0", vram="20G")
-    drained = run("devices", "drain", "0", "--reason", "ECC errors")
+    drained = run_here("devices", "drain", "0", "--reason", "ECC errors")
     assert "GPU 0 is drained by" in drained.stdout, drained.stderr
     assert "1 lease on it continues" in drained.stdout
     assert queue.state(running) == "running"
@@ -61,12 +61,12 @@ def test_a_drain_holds_for_a_job_that_waited_and_over_a_restart(queue: QueueUnde
     assert "ECC errors" in queue.why(waited)
     (drain,) = [device["drain"] for device in queue.get("/devices")["devices"] if device["drain"]]
     assert (drain["device_id"], drain["reason"]) == ("SIM-0", "ECC errors")
-    for shown in (run("queue"), run("devices"), run("doctor"), run("daemon", "status")):
+    for shown in (run_here("queue"), run_here("devices"), run_here("doctor"), run_here("daemon", "status")):
         assert ": ECC errors" in shown.stdout
-    only_there = run("submit", "--device", "0", "--", "true")
+    only_there = run_here("submit", "--device", "0", "--", "true")
     assert "it waits: too few GPUs that suit it take new work: GPU 0 is drained by" in only_there.stderr
     assert "ECC errors (`gpuyard devices undrain 0`)" in only_there.stderr
-    assert json.loads(run("unpause", "--device", "0", "--json").stdout) == {"undrained": ["SIM-0"]}
+    assert json.loads(run_here("unpause", "--device", "0", "--json").stdout) == {"undrained": ["SIM-0"]}
     queue.wait(waited)
     assert queue.job(waited)["gpu_labels"] == ["0"]
 
@@ -80,10 +80,10 @@ def test_a_drain_holds_for_a_script_that_waits(queue: QueueUnderTest, command: t
     _, gate = queue.start_gated(device="0", vram="24G")
     with waiting_script(*command) as script:
         lines_until(script, "held by" if "run" in command else "free")
-        assert run("pause", "--device", "0", "--reason", "hot").returncode == 0
+        assert run_here("pause", "--device", "0", "--reason", "hot").returncode == 0
         open_gate(gate)
         assert "has it" not in lines_until(script, ": hot")
-        assert run("devices", "undrain", "0").returncode == 0
+        assert run_here("devices", "undrain", "0").returncode == 0
         lines_until(script, "has it")
 
 
@@ -108,7 +108,7 @@ def test_a_ban_in_the_configuration_holds_for_a_job_that_waited(queue: QueueUnde
 
 
 def test_an_unknown_gpu_is_an_error_that_names_the_known_ones(queue: QueueUnderTest) -> None:
-    failed = run("devices", "drain", "7")
+    failed = run_here("devices", "drain", "7")
     assert (failed.returncode, "there is no GPU '7'" in failed.stderr) == (2, True)
     assert "0 (SIM-0), 1 (SIM-1)" in failed.stderr
     assert queue.post("/devices/drain", devices=[1])["devices"] == ["SIM-1"]

@@ -10,7 +10,7 @@ import pytest
 from gpuyard import GPUScheduler
 from gpuyard.errors import UserError
 from gpuyard.leases.ledger import open_ledger
-from tests.fakes.queue_command import run
+from tests.fakes.queue_command import run, run_here
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 GB = 1024.0
@@ -135,14 +135,14 @@ def test_run_reserves_ram_and_waits_for_it(queue: QueueUnderTest) -> None:
 
 def test_leases_devices_and_metrics_show_what_is_reserved(queue: QueueUnderTest) -> None:
     _, gate = queue.start_gated(vram="2G", ram="8G", cpus="2")
-    (lease,) = json.loads(run("leases", "--json").stdout)["leases"]
+    (lease,) = json.loads(run_here("leases", "--json").stdout)["leases"]
     assert (lease["host"]["ram_mb"], lease["host"]["cpus"]) == (8 * GB, 2)
-    assert "8 GB" in run("leases").stdout
+    assert "8 GB" in run_here("leases").stdout
     line = "8 GB of RAM and 2 CPUs reserved by 1 lease, 2 GB kept free; 13 GB left to reserve"
-    assert line in run("devices").stdout
-    assert json.loads(run("devices", "--json").stdout)["host_reserved"]["ram_mb"] == 8 * GB
+    assert line in run_here("devices").stdout
+    assert json.loads(run_here("devices", "--json").stdout)["host_reserved"]["ram_mb"] == 8 * GB
     assert queue.get("/devices")["host_reserved"]["leases"] == 1
-    assert "RAM: 8 GB\nCPUs: 2" in run("show", "1").stdout
+    assert "RAM: 8 GB\nCPUs: 2" in run_here("show", "1").stdout
     gate.write_text("go\n")
     queue.wait()
 

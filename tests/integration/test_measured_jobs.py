@@ -12,7 +12,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Started
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.lease import Need, UnknownMemory
 from gpuyard.core.scheduling.queue_order import Lane
 from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor

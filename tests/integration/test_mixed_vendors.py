@@ -10,7 +10,7 @@ import pytest
 
 from gpuyard import GPUScheduler, find_free_gpus, get_gpu_info
 from gpuyard.errors import UserError
-from tests.fakes.queue_command import GPUYARD, run
+from tests.fakes.queue_command import GPUYARD, run, run_here
 from tests.integration.queue_fixture import QueueUnderTest
 
 Tools = Callable[[str, str], Path]
@@ -88,14 +88,14 @@ def test_lists_and_messages_name_the_vendor(mixed: QueueUnderTest) -> None:
     assert mixed.job(first)["gpu_labels"] == ["amd:0"]
     assert mixed.job(second)["gpu_labels"] == ["nvidia:0", "nvidia:1"]
     assert [row["label"] for row in mixed.get("/devices")["devices"]] == ["nvidia:0", "nvidia:1", "amd:0", "amd:1"]
-    assert "Programs get nvidia GPUs unless they name others, with --vendor or --device" in run("devices").stdout
-    listed = run("queue").stdout
+    assert "Programs get nvidia GPUs unless they name others, with --vendor or --device" in run_here("devices").stdout
+    listed = run_here("queue").stdout
     assert "amd:0" in listed
     assert "nvidia:0,nvidia:1" in listed
-    why = run("why", str(third)).stdout
+    why = run_here("why", str(third)).stdout
     assert "waits for 1 amd GPU" in why
     assert "GPU amd:0: held by" in why
-    leases = run("leases").stdout
+    leases = run_here("leases").stdout
     assert "amd:0" in leases
     assert "nvidia:0,nvidia:1" in leases
     ambiguous = run("run", "--device", "0", "--", "true")

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gpuyard.connect.daemon_lock import running_pid
-from tests.fakes.queue_command import GPUYARD, run
+from tests.fakes.queue_command import GPUYARD, run_here
 from tests.integration.queue_fixture import end_leftovers, until
 
 
@@ -23,22 +23,22 @@ def queue(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def submit(*arguments: str) -> str:
-    result = run("submit", *arguments)
+    result = run_here("submit", *arguments)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.strip()
 
 
 def state_of(job_id: str) -> str:
-    return str(json.loads(run("show", job_id, "--json").stdout)["state"])
+    return str(json.loads(run_here("show", job_id, "--json").stdout)["state"])
 
 
 def test_a_job_runs_in_the_directory_of_its_submission_and_logs_prints_its_output(tmp_path: Path) -> None:
     assert submit("--env", "LR=3e-4", "--cwd", str(tmp_path), "--", "sh", "-c", "pwd; echo $LR") == "1"
-    assert run("wait", "1").returncode == 0
-    assert run("logs", "1").stdout == f"{tmp_path}\n3e-4\n"
-    assert "succeeded" in run("queue").stdout
-    assert "exit status 0" in run("show", "1").stdout
-    assert "submitted" in run("history", "1").stdout.splitlines()[2]
+    assert run_here("wait", "1").returncode == 0
+    assert run_here("logs", "1").stdout == f"{tmp_path}\n3e-4\n"
+    assert "succeeded" in run_here("queue").stdout
+    assert "exit status 0" in run_here("show", "1").stdout
+    assert "submitted" in run_here("history", "1").stdout.splitlines()[2]
 
 
 def test_wait_reports_a_failure_and_logs_follows_all_attempts(tmp_path: Path) -> None:
@@ -54,27 +54,27 @@ def test_wait_reports_a_failure_and_logs_follows_all_attempts(tmp_path: Path) ->
         output, errors = follower.communicate(timeout=90)
     assert (follower.returncode, output) == (0, "try 2\n")
     assert "--- attempt 2 ---" in errors
-    waited = run("wait", job_id)
+    waited = run_here("wait", job_id)
     assert waited.returncode == 5
     assert f"gpuyard: {job_id} failed: exit status 3 after “try 2”\n" in waited.stderr
 
 
 def test_waiting_jobs_can_be_explained_reordered_held_and_cancelled() -> None:
     assert submit("--array", "0-3", "--name", "big", "--", "sleep", "3600") == "1-4"
-    assert run("why", "4").stdout.startswith("job 4 waits for 1 GPU: ")
-    assert [job["id"] for job in json.loads(run("show", "2", "3-4", "--json").stdout)] == [2, 3, 4]
-    assert run("why", "name=big").stdout.count("job ") >= 4
-    assert "several jobs: 1, 2, 3, 4\n" in run("logs", "-f", "name=big").stderr
-    assert run("priority", "4", "5").stdout == "priority 5 for 4\n"
-    assert run("hold", "3").stdout == "held 3\n"
+    assert run_here("why", "4").stdout.startswith("job 4 waits for 1 GPU: ")
+    assert [job["id"] for job in json.loads(run_here("show", "2", "3-4", "--json").stdout)] == [2, 3, 4]
+    assert run_here("why", "name=big").stdout.count("job ") >= 4
+    assert "several jobs: 1, 2, 3, 4\n" in run_here("logs", "-f", "name=big").stderr
+    assert run_here("priority", "4", "5").stdout == "priority 5 for 4\n"
+    assert run_here("hold", "3").stdout == "held 3\n"
     assert state_of("3") == "held"
-    assert run("release", "3").stdout == "released 3\n"
-    assert run("cancel", "name=big").stdout == "cancelled 1-4\n"
-    assert run("wait", "1-4").returncode == 6
-    assert run("cancel", "1").returncode == 1
-    assert run("hold", "all").stderr == "gpuyard: 4 had finished already\n"
-    assert run("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it was already cancelled\n"
-    assert run("why", "1").stdout.count("cancelled") <= 2
+    assert run_here("release", "3").stdout == "released 3\n"
+    assert run_here("cancel", "name=big").stdout == "cancelled 1-4\n"
+    assert run_here("wait", "1-4").returncode == 6
+    assert run_here("cancel", "1").returncode == 1
+    assert run_here("hold", "all").stderr == "gpuyard: 4 had finished already\n"
+    assert run_here("priority", "1", "5").stderr == "gpuyard: 1 keeps its priority: it was already cancelled\n"
+    assert run_here("why", "1").stdout.count("cancelled") <= 2
 
 
 def test_a_running_job_and_a_client_waiting_for_it_survive_the_daemon(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_running_job_and_a_client_waiting_for_it_survive_the_daemon(tmp_path: 
     waiter = subprocess.Popen([*GPUYARD, "wait", job_id], stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: psutil.Process(waiter.pid).net_connections("unix"), "the waiter's first request")
-        assert run("daemon", "stop").stdout == "daemon stopped; 1 job still running\n"
-        assert run("daemon", "status").returncode == 1
-        assert "daemon started" in run("daemon", "start").stdout
+        assert run_here("daemon", "stop").stdout == "daemon stopped; 1 job still running\n"
+        assert run_here("daemon", "status").returncode == 1
+        assert "daemon started" in run_here("daemon", "start").stdout
         assert state_of(job_id) == "running"
         gate.write_text("go\n")
         _, errors = waiter.communicate(timeout=90)
@@ -131,19 +131,19 @@ def test_a_refusal_of_the_daemon_names_the_correct_form() -> None:
         (["logs", "name=big"], 3, "name=big"),
         (["queue", "--state", "lost"], 2, "failed"),
     ):
-        result = run(*arguments)
+        result = run_here(*arguments)
         assert (result.returncode, result.stdout) == (status, ""), arguments
         assert message in result.stderr
 
 
 def test_a_paused_queue_starts_nothing_until_it_is_unpaused() -> None:
-    run("pause")
-    submitted = run("submit", "true")
+    run_here("pause")
+    submitted = run_here("submit", "true")
     job_id = submitted.stdout.strip()
     assert "gpuyard unpause" in submitted.stderr
-    assert "Paused" in run("queue").stdout
+    assert "Paused" in run_here("queue").stdout
     assert state_of(job_id) == "queued"
-    run("unpause")
-    assert run("wait", job_id).returncode == 0
-    assert run("drain", "--wait").stdout.startswith("drained")
-    assert run("clean", "--older-than", "0s").stdout.startswith("deleted 1 job ")
+    run_here("unpause")
+    assert run_here("wait", job_id).returncode == 0
+    assert run_here("drain", "--wait").stdout.startswith("drained")
+    assert run_here("clean", "--older-than", "0s").stdout.startswith("deleted 1 job ")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from bench.against_fifo import summarize
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.against_fifo import summarize
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.schedule_metrics import SimulatedPass
 from gpuyard.simulator.sharing_slowdown import Sharing

@@ -15,8 +15,9 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.dependencies import WAS_HELD, Dependency, DependencyOutlook, outlook_of_all
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.job.selection import JobSelection, format_ids
-from gpuyard.core.job.submission import ArrayElement, Submission
+from gpuyard.core.job.submission import Submission
 from gpuyard.errors import UserError
 from gpuyard.ports import Clock
 from gpuyard.store.database import PIECE

@@ -1,6 +1,6 @@
 """PlannerInput: computes the world that a plan is decided by, from the parts of the controller, and has it decided."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from gpuyard.core.lease import Need
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.host_capacity import grantable_mb
 from gpuyard.core.scheduling.machine import Machine
+from gpuyard.core.scheduling.numbers import LOOK_AHEAD
 from gpuyard.core.scheduling.plan import Plan
 from gpuyard.core.scheduling.planner import decide
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue, most_urgent
@@ -32,6 +33,7 @@ class PlannerInput:
         self._parts = parts
         self._host_usage = host_usage
         self._host_gates = HostGates()
+        self._portions: Mapping[int, int] = {}  # how many jobs of a lane the last plan that ran dry was given
         self._need_of: Callable[[int], Need] | None = None  # as of the last world
 
     def decide(
@@ -47,6 +49,7 @@ class PlannerInput:
         world, lanes = self._world(sample, now, queues, ledger, explained_lane)
         while (plan := decide(world, explained_lane=explained_lane)).dry:
             lanes.read_more(plan.dry)
+            self._portions = lanes.portions()
             world = replace(world, lanes=lanes.waiting(), facts=lanes.facts)
         return world, plan
 
@@ -78,7 +81,7 @@ class PlannerInput:
 
         self._need_of = need_of
         first = most_urgent(queues, used, now, explained_lane)
-        lanes = _Lanes(first, parts, need_of)
+        lanes = _Lanes(first, parts, need_of, self._portions)
         world = World(
             now=now,
             machine=Machine(
@@ -136,7 +139,11 @@ class _Lanes:
     """The first jobs of each lane, as far as they have been read, and what is known of them."""
 
     def __init__(
-        self, first: Sequence[tuple[LaneQueue, Candidate]], parts: QueueParts, need_of: Callable[[int], Need]
+        self,
+        first: Sequence[tuple[LaneQueue, Candidate]],
+        parts: QueueParts,
+        need_of: Callable[[int], Need],
+        portions: Mapping[int, int],
     ) -> None:
         self.facts: dict[int, JobFacts] = {}
         self._estimates, self._rules = parts.transitions.estimates, parts.rules
@@ -145,11 +152,17 @@ class _Lanes:
         self._queues = {queue.lane.id: queue for queue, _ in first}
         self._jobs = {queue.lane.id: [self._known(queue.lane, job)] for queue, job in first}
         self._ended: set[int] = set()
-        self._read(self._queues, _FIRST_JOBS)
+        for lane_id in self._queues:
+            self._read(lane_id, portions.get(lane_id, _FIRST_JOBS))
 
     def read_more(self, lane_ids: frozenset[int]) -> None:
         for lane_id in lane_ids:
-            self._read((lane_id,), _MORE * len(self._jobs[lane_id]))
+            self._read(lane_id, _MORE * len(self._jobs[lane_id]))
+
+    def portions(self) -> dict[int, int]:
+        """Return how many jobs have been read of each lane of which there are more: the next plan begins with these."""
+        known = ((lane_id, len(jobs)) for lane_id, jobs in self._jobs.items() if lane_id not in self._ended)
+        return {lane_id: min(count, LOOK_AHEAD + 1) for lane_id, count in known}
 
     def waiting(self) -> tuple[WaitingLane, ...]:
         return tuple(
@@ -157,12 +170,11 @@ class _Lanes:
             for lane_id, queue in self._queues.items()
         )
 
-    def _read(self, lane_ids: Iterable[int], count: int) -> None:
-        for lane_id in lane_ids:
-            queue, jobs = self._queues[lane_id], self._jobs[lane_id]
-            jobs += [self._known(queue.lane, job) for job in islice(queue.jobs, count - len(jobs))]
-            if len(jobs) < count:
-                self._ended.add(lane_id)
+    def _read(self, lane_id: int, count: int) -> None:
+        queue, jobs = self._queues[lane_id], self._jobs[lane_id]
+        jobs += [self._known(queue.lane, job) for job in islice(queue.jobs, count - len(jobs))]
+        if len(jobs) < count:
+            self._ended.add(lane_id)
 
     def _known(self, lane: Lane, job: Candidate) -> Candidate:
         kind = None

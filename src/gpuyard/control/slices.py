@@ -20,8 +20,8 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Growth, Job
 from gpuyard.core.job.lifecycle import JobState
 from gpuyard.core.lease import Need, asks_for_the_same
-from gpuyard.core.scheduling import slices
 from gpuyard.core.scheduling.plan import Plan, Start
+from gpuyard.core.scheduling.slices import LONGEST_S, MOST, may_slice, slice_length
 from gpuyard.core.scheduling.world import World
 from gpuyard.ports import Prepared, SiteStatus
 
@@ -67,7 +67,7 @@ class Slices:
         for start in plan.starts if world is not None and not self._changes else ():
             by_lane.setdefault(start.lane.id, []).append(start)
         for starts in by_lane.values():
-            if world is not None and slices.may_slice(starts[0].lane, plan, world):
+            if world is not None and may_slice(starts[0].lane, plan, world):
                 jobs = self._next_jobs(starts, places=len(world.running) + len(plan.starts))
                 found |= {start.job_id: jobs[place :: len(starts)] for place, start in enumerate(starts)}
         return found
@@ -77,8 +77,8 @@ class Slices:
         start = starts[0]
         lane, first = start.lane, self._store.job(start.job_id)
         likely_s = self._transitions.estimates.estimate_of(start.job_id).likely_s
-        waiting = self._store.count_queued([lane.id], slices.MOST * places + len(starts)) - len(starts)
-        length = slices.slice_length(likely_s, waiting, places)
+        waiting = self._store.count_queued([lane.id], MOST * places + len(starts)) - len(starts)
+        length = slice_length(likely_s, waiting, places, len(starts))
         are_alike = all(start.need and each.need and asks_for_the_same(start.need, each.need) for each in starts)
         if length < 1 or first is None or not are_alike or not _may_follow(first):
             return []
@@ -96,7 +96,7 @@ class Slices:
         """Note that these were recorded, and their keeper gets them now."""
         job_ids = prepared.job_id, *(each.job_id for each in prepared.rest)
         if prepared.rest:
-            self._slices.append(_Slice(job_ids, now + slices.LONGEST_S))
+            self._slices.append(_Slice(job_ids, now + LONGEST_S))
 
     # What has begun
 

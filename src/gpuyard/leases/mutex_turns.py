@@ -15,14 +15,6 @@ from gpuyard.system.interrupts import DeferInterrupts
 _TOO_LONG_S = 0.2
 
 
-def _call_nobody() -> None:
-    """For a program that tries again by itself."""
-
-
-def _always() -> bool:
-    return True
-
-
 class MutexTurns:
     """All but the waiting happens in one thread, that of the program.
 
@@ -32,8 +24,8 @@ class MutexTurns:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.on_turn: Callable[[], object] = _call_nobody
-        self.can_use_turn: Callable[[], bool] = _always
+        self.on_turn: Callable[[], object] = lambda: None  # the program tries again by itself
+        self.can_use_turn: Callable[[], bool] = lambda: True
         self._folder = folder
         self._changing = threading.Lock()
         self._waits_since: float | None = None

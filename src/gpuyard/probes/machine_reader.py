@@ -4,7 +4,7 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -37,13 +37,8 @@ _INTEL_INTEGRATED = "0000:00:02.0"
 class HostProbe(Protocol):
     def read(self) -> Host: ...
 
-
-@runtime_checkable
-class HostMemoryProbe(HostProbe, Protocol):
-    """A probe that can read the RAM alone, in less than a millisecond."""
-
     def read_memory(self, host: Host) -> Host:
-        """Return an earlier reading of the host with the present RAM."""
+        """Return an earlier reading of the host with the present RAM, in less than a millisecond."""
 
 
 class MachineReader:
@@ -89,9 +84,7 @@ class MachineReader:
         )
 
     def read_host_memory(self, snapshot: Snapshot) -> Snapshot:
-        """Return an earlier snapshot with the present RAM of the host; the identical one if it cannot be read alone."""
-        if not isinstance(self._host, HostMemoryProbe):
-            return snapshot
+        """Return an earlier snapshot with the present RAM of the host."""
         return replace(snapshot, host=self._host.read_memory(snapshot.host))
 
     def _start(self, chain: FallbackChain, worker: WorkerThread[Reading], deadline: Deadline) -> Callable[[], Reading]:

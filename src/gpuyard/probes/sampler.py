@@ -75,11 +75,8 @@ class Sampler:
         return replace(sample, snapshot=snapshot, reread=reread, new_problems=())
 
     def read_host_memory(self, sample: Sample, reread: frozenset[str]) -> Sample:
-        """Return a sample with the present RAM of the host; the identical one if it cannot be read alone. `reread` are
-        the devices that were read again just now."""
+        """Return a sample with the present RAM of the host. `reread` are the devices that were read just now."""
         snapshot = self._machine.read_host_memory(sample.snapshot)
-        if snapshot is sample.snapshot:
-            return sample
         return replace(sample, snapshot=snapshot, reread=reread | {HOST_RAM}, new_problems=())
 
     def sample(self) -> Sample:

@@ -18,7 +18,8 @@ from gpuyard.control.controller import Controller
 from gpuyard.control.step_result import Step
 from gpuyard.control.user_requests import UserRequests
 from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.submission import ArrayElement, Submission
+from gpuyard.core.job.placeholders import ArrayElement
+from gpuyard.core.job.submission import Submission
 from gpuyard.core.snapshot import Device, Sample
 from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S
 from gpuyard.simulator.policies import Policy

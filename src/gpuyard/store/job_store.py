@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, Growth, Job, Outcome
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.store import row_codec
 from gpuyard.store.database import PIECE, Database

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Attempt, Job
 from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.placeholders import fill_in
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement, fill_in
 from gpuyard.core.scheduling.disk_space import writes_files
 from gpuyard.core.scheduling.queue_order import Lane
 

@@ -87,10 +87,6 @@ class FolderTree:
     def is_ours(self) -> bool:
         return os.fstat(self.descriptor).st_uid == os.geteuid()
 
-    def is_at(self, path: str | Path) -> bool:
-        """Return whether the folder has this path now."""
-        return os.path.samestat(os.fstat(self.descriptor), os.lstat(path))
-
     # One entry
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started, Usage
 from gpuyard.core.job.job_spec import BatchPace
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.lease import Claim, Share
 from gpuyard.core.scheduling.batch_pacing import PaceState
 from gpuyard.core.scheduling.plan import Plan, Start, WaitingJob

@@ -14,8 +14,9 @@ from gpuyard.control.transitions import JobTransitions
 from gpuyard.control.user_requests import ChangeResult
 from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, outlook_of_all
 from gpuyard.core.job.lifecycle import FINISHED, JobEvent, JobState
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.job.selection import parse_selection
-from gpuyard.core.job.submission import ArrayElement, Submission
+from gpuyard.core.job.submission import Submission
 from gpuyard.errors import UserError
 from tests.fakes.user_requests import requests_of
 from tests.unit.store import SPEC, QueueDb

@@ -84,7 +84,7 @@ def jobs(queue_db: QueueDb) -> ShortJobs:
 def test_starts_of_one_plan_take_turns_with_what_they_take_along(jobs: ShortJobs) -> None:
     first, second, *others = jobs.queued
     taken = jobs.taken_along(first, second)
-    assert taken == {first: others[:98:2], second: others[1:98:2]}
+    assert taken == {first: others[:96:2], second: others[1:96:2]}
 
 
 def test_a_job_that_needs_more_ends_a_slice(jobs: ShortJobs) -> None:

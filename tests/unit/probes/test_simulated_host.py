@@ -11,6 +11,9 @@ class Real:
     def read(self) -> Host:
         return Host(name="box", cpu_count=2.0, cpu_percent=7.0, memory_total_mb=100.0, memory_available_mb=5.0)
 
+    def read_memory(self, host: Host) -> Host:
+        return host
+
 
 def test_ram_and_cpus_are_simulated_and_the_rest_is_real() -> None:
     host = SimulatedHost("23GB,8", Real()).read()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.job import Attempt, Job, Outcome, Over, Started
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.lease import Need
 from gpuyard.store.database import Database, open_database
 from gpuyard.store.job_store import JobStore

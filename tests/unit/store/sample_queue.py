@@ -20,7 +20,7 @@ from gpuyard.core.job.job import (
 )
 from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.lease import FixedMemory, Need, UnknownMemory
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind

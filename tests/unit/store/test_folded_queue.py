@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Usage
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.progress.job_progress import Figure, JobProgress
 from gpuyard.errors import UserError
 from gpuyard.store.database import Database, open_database, open_reader

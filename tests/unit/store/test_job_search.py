@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpuyard.core.job.job import Outcome, OutcomeKind
 from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.scheduling.numbers import AGEING_S
 from gpuyard.core.scheduling.queue_order import QueueOrder
 from gpuyard.store.database import Database, open_database, open_reader

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.core.job.dependencies import Dependency, DependencyKind
 from gpuyard.core.job.job import Growth, MemoryLack, Outcome, OutcomeKind, Over, Started, SuspendedBy, Usage
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import ArrayElement
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.lease import Need
 from gpuyard.core.memory.estimates import Profile
 from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind

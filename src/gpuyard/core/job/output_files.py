@@ -7,12 +7,9 @@ table with the same name wins.
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.errors import UserError
-
-if TYPE_CHECKING:
-    from gpuyard.core.job.submission import ArrayElement
 
 # As sbatch calls them.
 _LETTERS = {"j": "job", "A": "array", "a": "index", "x": "name", "u": "user", "N": "host"}
@@ -34,7 +31,7 @@ def fill_pattern(pattern: str, own: Mapping[str, str], values: Mapping[str, str]
     return _PATTERN_PLACEHOLDER.sub(replace, pattern).encode(errors="replace").decode()
 
 
-def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable["ArrayElement"], *, is_many: bool) -> None:
+def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable[ArrayElement], *, is_many: bool) -> None:
     """Refuse a pattern that names no file, has an unknown placeholder, or names the same file for several jobs.
 
     elements: the jobs of the submission; of an array, one of them."""
@@ -81,7 +78,7 @@ def _check_placeholder(option: str, name: str, values: Mapping[str, str], *, has
     )
 
 
-def _tells_apart(names: set[str], elements: list["ArrayElement"]) -> bool:
+def _tells_apart(names: set[str], elements: list[ArrayElement]) -> bool:
     """Return whether each job gets a file of its own. An array has one element here, and differs by index and id."""
     values = names & set(elements[0].values)
     if "job" in names - values or ("index" in names - values and elements[0].index is not None):

@@ -9,7 +9,18 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec import Struct
+
 from gpuyard.errors import UserError
+
+
+class ArrayElement(Struct, frozen=True, kw_only=True):
+    """What distinguishes one job of a submission from the others."""
+
+    index: int | None = None
+    values: dict[str, str] = {}
+    command: tuple[str, ...] | None = None
+
 
 # The first name of an expression with three, two, or one pair of braces; the shell reads `${NAME}` itself.
 _PLACEHOLDER = re.compile(r"\{\{\{(\w+)\}\}\}|\{(\{\w+\})\}|(?<!\$)\{(\w+)\}")

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from gpuyard.core.job.command_line import SHELL, change_arguments, is_change_of_arguments
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.job_spec import DEFAULT_LOG_CAP_MB, RetryCause
-from gpuyard.core.job.placeholders import fill_in
+from gpuyard.core.job.placeholders import ArrayElement, fill_in
 from gpuyard.core.job.stop_warning import warning_text
-from gpuyard.core.job.submission import LOCAL, ArrayElement, Submission, SubmissionRequest, parse_submission
+from gpuyard.core.job.submission import LOCAL, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.job.submit_options import NOT_EDITED, SUBMIT_OPTIONS
 from gpuyard.core.lease import WholeDevice
 from gpuyard.core.notify.subscriptions import subscription_text

@@ -19,7 +19,7 @@ from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job_spec import BatchPace, DiskLimits, JobSpec, OnPreempt, OnReboot, TagSharing
 from gpuyard.core.job.moments import parse_moment
 from gpuyard.core.job.output_files import check_pattern, names_host
-from gpuyard.core.job.placeholders import used_names
+from gpuyard.core.job.placeholders import ArrayElement, used_names
 from gpuyard.core.job.retry import parse_causes
 from gpuyard.core.job.selection import JobSelection, parse_selection
 from gpuyard.core.job.shell_settings import ShellSettings, Submitters
@@ -68,14 +68,6 @@ class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tag_sharing: TagSharing | None = None
     submitters: Submitters = ()
     code: CodeRecord = CodeRecord()
-
-
-class ArrayElement(Struct, frozen=True, kw_only=True):
-    """What distinguishes one job of a submission from the others."""
-
-    index: int | None = None
-    values: dict[str, str] = {}
-    command: tuple[str, ...] | None = None
 
 
 class Submission(Struct, frozen=True, kw_only=True):

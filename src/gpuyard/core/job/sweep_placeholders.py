@@ -1,17 +1,13 @@
 """Checks the placeholders of a submission against the values that it has, and finds the values that vary."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from gpuyard.core.job.placeholders import check_known, check_used
+from gpuyard.core.job.placeholders import ArrayElement, check_known, check_used
 from gpuyard.core.job.sweep import refuse_alike, variable_of
 from gpuyard.core.option_values import Options
 
-if TYPE_CHECKING:
-    from gpuyard.core.job.submission import ArrayElement
 
-
-def check_placeholders(command: Sequence[str], options: Options, elements: Iterable["ArrayElement"]) -> None:
+def check_placeholders(command: Sequence[str], options: Options, elements: Iterable[ArrayElement]) -> None:
     """Refuse placeholders that have no value, and values of a sweep that nothing uses.
 
     A column of a table need not be used. The runs of a batch may share a command: they differ in their folders."""
@@ -31,7 +27,7 @@ def check_placeholders(command: Sequence[str], options: Options, elements: Itera
         check_used([*texts, *files, *mentioned], names)
 
 
-def varying_names(elements: Sequence["ArrayElement"]) -> tuple[str, ...]:
+def varying_names(elements: Sequence[ArrayElement]) -> tuple[str, ...]:
     """Return the names of the values that differ between the jobs."""
     first = elements[0].values
     return tuple(name for name in first if any(each.values[name] != first[name] for each in elements))

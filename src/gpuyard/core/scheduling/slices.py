@@ -16,7 +16,7 @@ from gpuyard.core.scheduling.world import World
 _EXPECTED_S = 0.5
 # After this time the daemon takes back what has not started.
 LONGEST_S = 1.0
-# One step records them all: 15 ms.
+# Jobs that the starts of one plan take along: to record and launch them takes some 20 ms.
 MOST = 96
 # What a keeper needs for a job that takes no time.
 _LEAST_S = 0.001
@@ -34,9 +34,9 @@ def may_slice(lane: Lane, plan: Plan, world: World) -> bool:
     return all(each.lane.priority < lane.priority for each in plan.waiting if each.lane.id != lane.id)
 
 
-def slice_length(likely_s: float | None, waiting: int, places: int) -> int:
-    """Return how many jobs a start takes along, of which each takes `likely_s`. What waits is shared among all places
-    where jobs run, so that these end at about the same time."""
+def slice_length(likely_s: float | None, waiting: int, places: int, starts: int = 1) -> int:
+    """Return how many jobs each of these starts takes along, of which each takes `likely_s`. What waits is shared among
+    all places where jobs run, so that these end at about the same time."""
     if likely_s is None:
         return 0
-    return min(MOST, int(_EXPECTED_S / max(likely_s, _LEAST_S)) - 1, waiting // max(1, places))
+    return min(MOST // starts, int(_EXPECTED_S / max(likely_s, _LEAST_S)) - 1, waiting // max(1, places))

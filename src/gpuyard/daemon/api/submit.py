@@ -18,11 +18,11 @@ from gpuyard.core.device_names import silent_probe
 from gpuyard.core.job.container import bare_container_tool
 from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.placeholders import fill_in
+from gpuyard.core.job.placeholders import ArrayElement, fill_in
 from gpuyard.core.job.resubmit import resubmission
 from gpuyard.core.job.secret_variables import secret_variables
 from gpuyard.core.job.shell_settings import ShellSettings, unattainable
-from gpuyard.core.job.submission import ArrayElement, Submission, parse_submission
+from gpuyard.core.job.submission import Submission, parse_submission
 from gpuyard.core.notify.subscriptions import is_url
 from gpuyard.core.scheduling.closed_devices import closed_devices
 from gpuyard.core.scheduling.device_fit import check_suitable

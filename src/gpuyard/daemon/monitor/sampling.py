@@ -134,9 +134,7 @@ class SamplingThread:
     def _read_host(self, before: Sample, reread: frozenset[str], watch: HostWatch) -> Sample:
         """Read the RAM of the host, and that of jobs if need be. `reread` are the devices that were read just now."""
         sample = self._sampler.read_host_memory(before, reread)
-        if sample is before or not watch.measures_jobs:
-            return sample
-        return replace(sample, ram_mb=self._measure_ram(_JOBS_RAM_AGE_S))
+        return replace(sample, ram_mb=self._measure_ram(_JOBS_RAM_AGE_S)) if watch.measures_jobs else sample
 
     def _take_sample(self) -> Sample:
         try:

@@ -20,13 +20,13 @@ import contextlib
 import os
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt
+from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.engines.common.places_nothing import PlacesNothing
 from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.engines.common.unbegun_words import is_unbegun
@@ -47,7 +47,7 @@ from gpuyard.engines.local.log_reads import LogReads
 from gpuyard.engines.local.process_signals import ProcessSignals
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, SiteStatus
+from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, Signalling, SiteStatus
 from gpuyard.system.clock import wall_time_of
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.private_files import make_folder
@@ -56,6 +56,7 @@ from gpuyard.system.wakeable_poll import WakeablePoll
 # Ends of attempts that one step records: some 10 ms of work.
 _MOST_ENDS = 100
 _MOST_AT_ONCE = 100
+_CREATE_LOG = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # The attempt's key and its keeper's pid.
 Name = tuple[str, int]
@@ -164,6 +165,8 @@ class LocalEngine(PlacesNothing):
                 self._unsent.update(names)
                 self._over += names
                 self._poll.wake()
+            else:
+                self._create_logs(each for one in batch for each in one.watched[1:])
         if self._keepers.own is not None:
             self._keepers.own.was_heard = False
 
@@ -171,6 +174,20 @@ class LocalEngine(PlacesNothing):
         self._prepared.clear()
 
     # The rest of slices
+
+    def _create_logs(self, upcoming: Iterable[WatchedAttempt]) -> None:
+        """Create the logs of attempts whose turn has not come. That takes some file systems longer than the keeper
+        needs for all the rest of a start. One that does not start loses its log again."""
+        for each in upcoming:
+            with contextlib.suppress(OSError):  # the keeper reports it
+                if each.log is not None and each.log.startswith(f"{self._logs}/"):
+                    os.close(os.open(each.log, _CREATE_LOG, 0o600))
+
+    def _remove_unused_log(self, watched: WatchedAttempt) -> None:
+        with contextlib.suppress(OSError):
+            is_own = watched.log is not None and watched.log.startswith(f"{self._logs}/")
+            if is_own and watched.log is not None and not os.path.getsize(watched.log):
+                os.unlink(watched.log)
 
     def withdraw(self, attempt: Attempt) -> None:
         """Ask the keeper not to start an attempt whose turn has not come. One that does not answer is not waited for:
@@ -286,10 +303,12 @@ class LocalEngine(PlacesNothing):
                 self._over += [name for name in self._watched if name[1] == pid and name not in self._entries]
             return
         name = (entry.key, entry.keeper)
-        if name in self._watched and entry.word == BEGAN:
+        if name not in self._watched:
+            return
+        self._entries[name] = entry
+        if entry.word == BEGAN:
             self._note_begun(entry)
-        elif name in self._watched:
-            self._entries[name] = entry
+        else:
             self._reported.append(name)
 
     def _hold(self, name: Name, is_cut_off: IsCutOff | None) -> bool:
@@ -321,6 +340,8 @@ class LocalEngine(PlacesNothing):
         limit = not_taken(name[1], self._keepers.folder) if name in self._unsent else None
         self._unsent.discard(name)
         ended = watched.ended(entry, texts, limit, self.cgroups.end(name[0]))
+        if ended.outcome.kind is OutcomeKind.NEVER_STARTED:
+            self._remove_unused_log(watched)
         return replace(ended, unbrought=self.results.take_problem(name[0]))
 
     def _read_journal(self) -> None:
@@ -329,9 +350,10 @@ class LocalEngine(PlacesNothing):
         for entry in self._journal.entries():
             name = (entry.key, entry.keeper)
             if name in self._watched:
-                self._entries[name] = entry
-                if entry.word == BEGAN:
+                before = self._entries.get(name)
+                if entry.word == BEGAN and (before is None or is_unbegun(before.word)):
                     begun[name] = entry
+                self._entries[name] = entry
         for name, entry in begun.items():
             if not is_unbegun(self._entries[name].word):
                 self._note_begun(entry)
@@ -339,14 +361,14 @@ class LocalEngine(PlacesNothing):
     def signal(self, attempt: Attempt, signum: int) -> int:
         return process_tree.signal_each([attempt], self.queue, signum)[0]
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
-        return self._signals.signal(attempts, signum)
-
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
-        return self._signals.signal(attempts, signum, process_tree.warn_each)
-
-    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
-        self._signals.send(attempts, signum)
+    def signal_each(
+        self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
+    ) -> list[int | None]:
+        if how is Signalling.SOON:
+            self._signals.send(attempts, signum)
+            return [None for _ in attempts]
+        send = process_tree.warn_each if how is Signalling.HANDLERS else process_tree.signal_each
+        return self._signals.signal(attempts, signum, send)
 
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""

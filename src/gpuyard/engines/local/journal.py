@@ -7,7 +7,7 @@ from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
 from gpuyard.system.private_files import open_own
 
 _LONG = 1 << 20
-_CHUNK = 1 << 16
+_PART = 1 << 16
 
 
 class Journal:
@@ -19,7 +19,7 @@ class Journal:
     def entries(self) -> Iterator[JournalEntry]:
         """Yield all entries, in order. Only needed after a daemon or a keeper has died."""
         at = 0
-        while text := os.pread(self.descriptor, _CHUNK, at):
+        while text := os.pread(self.descriptor, _PART, at):
             entries, length = parse_journal(text)
             yield from entries
             if not length:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from msgspec import Struct
 
 from gpuyard.core.job.job import Attempt
-from gpuyard.engines.local import process_tree
+from gpuyard.engines.local.process_tree import signal_each
 
 _log = logging.getLogger(__name__)
 # Signals the processes of attempts of one queue; returns to how many, by attempt.
@@ -41,9 +41,7 @@ class ProcessSignals:
         self._thread = ThreadPoolExecutor(1, "gpuyard-signals")
         self._is_closed = False
 
-    def signal(
-        self, attempts: Sequence[Attempt], signum: int, send: SignalEach = process_tree.signal_each
-    ) -> list[int | None]:
+    def signal(self, attempts: Sequence[Attempt], signum: int, send: SignalEach = signal_each) -> list[int | None]:
         """Return to how many processes of each attempt the signal was sent; None while it is under way. The first call
         sends it, and the first call after that returns the number."""
         requests = [_Request(attempt, signum, send) for attempt in attempts]
@@ -60,7 +58,7 @@ class ProcessSignals:
 
     def send(self, attempts: Sequence[Attempt], signum: int) -> None:
         """Send the signal soon, whether or not it is under way already."""
-        self._begin([_Request(attempt, signum, process_tree.signal_each) for attempt in attempts])
+        self._begin([_Request(attempt, signum, signal_each) for attempt in attempts])
 
     def forget(self, key: str) -> None:
         """Drop the numbers of an attempt that is over."""

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.clusters import scenarios
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.ray_cluster import RayCluster
-from tests.scale import size
+from tests.scale import size, some
 
 
 def test_every_job_of_an_array_has_its_outcome_and_log(on_ray: QueueUnderTest) -> None:
@@ -79,7 +79,7 @@ def test_jobs_lost_in_a_restart_of_the_cluster_run_again(
     assert [scenarios.runs_of(tmp_path, each) for each in (job_id, waits)] == [2, 1]
 
 
-@pytest.mark.parametrize("is_restarted", [True, False])
+@pytest.mark.parametrize("is_restarted", some([True, False], 1))
 def test_a_lost_job_has_stopped_before_its_next_attempt_begins(
     ray_cluster: RayCluster, on_ray: QueueUnderTest, tmp_path: Path, *, is_restarted: bool
 ) -> None:

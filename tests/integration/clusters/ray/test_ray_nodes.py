@@ -15,7 +15,7 @@ from tests.integration.clusters import scenarios
 from tests.integration.clusters.conftest import configure, start_on_ray
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.ray_cluster import GPUS, RayCluster, require_ray
-from tests.scale import size
+from tests.scale import size, some
 from tests.slurm_cluster import needs_root
 
 
@@ -33,13 +33,16 @@ def queue_there(two_nodes: RayCluster, own_queue: QueueUnderTest, unmeasured: No
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"gpus": "3"}, "no node of ray has 3 GPUs; the largest has 2"),
-        ({"gpus": "0", "cpus": "6"}, "no node of ray has 6 CPUs; the largest has 4"),
-        ({"gpus": "0", "ram": "900G"}, "no node of ray has 900 GB of RAM; the largest has"),
-        ({"gpus": "1", "gpu_name": "A100"}, "no node of ray has 0.001 accelerator_type:A100"),
-        ({"gpus": "0", "engine_option": ["--nonsense=1"]}, "is not supported for Ray"),
-    ],
+    some(
+        [
+            ({"gpus": "3"}, "no node of ray has 3 GPUs; the largest has 2"),
+            ({"gpus": "0", "cpus": "6"}, "no node of ray has 6 CPUs; the largest has 4"),
+            ({"gpus": "0", "ram": "900G"}, "no node of ray has 900 GB of RAM; the largest has"),
+            ({"gpus": "1", "gpu_name": "A100"}, "no node of ray has 0.001 accelerator_type:A100"),
+            ({"gpus": "0", "engine_option": ["--nonsense=1"]}, "is not supported for Ray"),
+        ],
+        0,
+    ),
 )
 def test_a_job_that_fits_on_no_node_is_refused(
     queue_there: QueueUnderTest, options: dict[str, object], message: str
@@ -71,6 +74,7 @@ def test_an_edit_that_no_node_can_take_is_refused_and_changes_nothing(queue_ther
     assert queue_there.counts() == {"succeeded": 3}
 
 
+@pytest.mark.full
 def test_a_job_that_fits_on_no_node_any_more_does_not_stop_the_queue(queue_there: QueueUnderTest) -> None:
     good = (queue_there.home / "config.toml").read_text()
     configure(queue_there.home, good.replace(re.findall('http[^"]*', good)[0], f"http://127.0.0.1:{free_ports(1)[0]}"))
@@ -119,12 +123,14 @@ def gate(queue_there: QueueUnderTest, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_jobs_that_wait_at_ray_are_held_edited_and_moved(
     queue_there: QueueUnderTest, tmp_path: Path, gate: Path
 ) -> None:
     scenarios.change_jobs_that_wait_there(queue_there, tmp_path, gate, **ONE_AT_A_TIME)
 
 
+@pytest.mark.full
 def test_a_paused_queue_leaves_nothing_waiting_at_ray(queue_there: QueueUnderTest, tmp_path: Path, gate: Path) -> None:
     scenarios.pause_while_jobs_wait_there(queue_there, tmp_path, gate, **ONE_AT_A_TIME)
 
@@ -141,6 +147,7 @@ def test_doctor_checks_every_node(queue_there: QueueUnderTest, tmp_path: Path, m
 
 
 @needs_root
+@pytest.mark.full
 def test_jobs_on_a_node_that_does_not_see_the_folder_run_on_another(
     own_queue: QueueUnderTest, unmeasured: None, tmp_path: Path
 ) -> None:

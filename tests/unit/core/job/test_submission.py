@@ -11,14 +11,9 @@ from gpuyard.core.job.dependencies import DependencyKind
 from gpuyard.core.job.job import Job
 from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnReboot, TagSharing
 from gpuyard.core.job.lifecycle import JobState
+from gpuyard.core.job.placeholders import ArrayElement
 from gpuyard.core.job.selection import JobSelection
-from gpuyard.core.job.submission import (
-    MOST_JOBS,
-    ArrayElement,
-    Submission,
-    SubmissionRequest,
-    parse_submission,
-)
+from gpuyard.core.job.submission import MOST_JOBS, Submission, SubmissionRequest, parse_submission
 from gpuyard.core.lease import FixedMemory, HostShare, Need, UnknownMemory, WholeDevice
 from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import UserError

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from bench.against_fifo import PassSummary, broken_means, broken_promises, summarize
 from gpuyard.core.job.job import OutcomeKind
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.against_fifo import PassSummary, broken_means, broken_promises, summarize
 from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
 from gpuyard.simulator.sharing_slowdown import Sharing
