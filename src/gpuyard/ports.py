@@ -1,6 +1,7 @@
 """Interfaces between the code that decides and the code that touches the system, as Protocols."""
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
@@ -174,25 +175,45 @@ class Engine(Protocol):
 IsCutOff: TypeAlias = Callable[[int, int, OutcomeKind], bool]
 
 
-class HostEngine(Engine, Protocol):
-    """The engine of this machine: it can signal many attempts at one reading of the process table. That may take a
-    while, so it answers None, and the number when it is called again."""
+class Signalling(Enum):
+    """Which processes of an attempt get a signal, and what is returned."""
+
+    ALL = "all"  # how many got it; None while it is under way: no second one is sent meanwhile
+    HANDLERS = "handlers"  # the same, for the processes that handle the signal only
+    SOON = "soon"  # nothing: it is sent soon, whether or not one is under way
+
+
+class HostEngine(Protocol):
+    """The engine of this machine. It runs attempts at once, and can signal many at one reading of the process table."""
 
     def is_ready(self) -> bool:
         """Return whether `start_prepared` would not wait. If not, get ready. Never blocks."""
+
+    def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
+        """Do as `Engine.prepare`. It may take fewer of the rest of a slice."""
+
+    def start_prepared(self) -> None: ...
+
+    def discard_prepared(self) -> None: ...
+
+    def adopt(self, attempts: Sequence[Attempt]) -> None: ...
 
     def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
         """Return what `Engine.ended` does. Processes that attempts left are killed before, if `is_cut_off`.
         `has_unrecorded`: the caller still needs ends that were returned, after a crash too."""
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
-        """Do as `signal` for each attempt. While it is under way, return None and send no second signal."""
+    def site_changes(self) -> list[SiteStatus]:
+        """Return the attempts of slices that have begun since the last call. Ask after `ended`."""
 
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
-        """Do as `signal_each`, for the processes that handle the signal only."""
+    def signal_each(
+        self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
+    ) -> Sequence[int | None]:
+        """Send a signal to the processes of each attempt but its keeper. Never blocks."""
 
-    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
-        """Do as `signal` for each attempt, soon."""
+    def withdraw(self, attempt: Attempt) -> None:
+        """Do as `Engine.withdraw`, for an attempt whose turn in a slice has not come."""
+
+    def close(self) -> None: ...
 
 
 class HeldClaim(Protocol):

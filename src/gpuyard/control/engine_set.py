@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.ports import Ended, Engine, HostEngine, IsCutOff, Launch, Prepared, SiteStatus
+from gpuyard.ports import Ended, Engine, HostEngine, IsCutOff, Launch, Prepared, Signalling, SiteStatus
 
 T = TypeVar("T")
 Report = TypeVar("Report", Ended, SiteStatus)
@@ -84,32 +84,30 @@ class EngineSet:
         record them before those ends."""
         return self._in_queue_time(self._local.site_changes())
 
-    def signal(self, attempt: Attempt, signum: int) -> int:
+    def _signal_at_site(self, attempt: Attempt, signum: int) -> int:
         try:
-            return self._engine(attempt.engine).signal(attempt, signum)
+            return self._cluster(attempt.engine).signal(attempt, signum)
         except EnvironmentFault:
             return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
 
     def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
         """Do as `signal` for each attempt; None for those on this machine for which that is under way."""
         local = [attempt for attempt in attempts if not attempt.engine]
-        counts = {each.key: count for each, count in zip(local, self._signal_local(local, signum), strict=True)}
-        return [self.signal(each, signum) if each.engine else counts[each.key] for each in attempts]
-
-    def _signal_local(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
-        return self._local.signal_each(attempts, signum) if attempts else []
+        counts = self._local.signal_each(local, signum) if local else []
+        known = {each.key: count for each, count in zip(local, counts, strict=True)}
+        return [self._signal_at_site(each, signum) if each.engine else known[each.key] for each in attempts]
 
     def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
         """Signal each attempt, those on this machine soon."""
         for attempt in attempts:
             if attempt.engine:
-                self.signal(attempt, signum)
+                self._signal_at_site(attempt, signum)
         if local := [attempt for attempt in attempts if not attempt.engine]:
-            self._local.send_each(local, signum)
+            self._local.signal_each(local, signum, Signalling.SOON)
 
     def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
         """Signal the processes of attempts on this machine that handle the signal; None while that is under way."""
-        return self._local.warn_each(attempts, signum)
+        return self._local.signal_each(attempts, signum, Signalling.HANDLERS)
 
     def withdraw(self, attempts: Sequence[Attempt]) -> set[str]:
         """Return the keys of the attempts whose engine was asked: ask again for those of one that cannot be opened."""
@@ -126,7 +124,7 @@ class EngineSet:
     def offer_of(self, name: str) -> Offer:
         """Return what the engine accepts now; its fault, if it cannot be opened."""
         try:
-            return self._engine(name).offer()
+            return self._cluster(name).offer()
         except EnvironmentFault as error:
             return Offer(trouble=_with_hint(error))
         except Exception as error:  # noqa: BLE001 - a plugin's code
@@ -155,13 +153,14 @@ class EngineSet:
     def _in_queue_time(self, reports: list[Report]) -> list[Report]:
         return [each if each.at is None else replace(each, at=self._from_wall(each.at)) for each in reports]
 
-    def _all(self) -> list[Engine]:
+    def _all(self) -> list[Engine | HostEngine]:
         return [self._local, *self._clusters.values()]
 
-    def _engine(self, name: str) -> Engine:
+    def _engine(self, name: str) -> Engine | HostEngine:
         """Return the engine, opened if necessary; EnvironmentFault if it cannot be opened."""
-        if not name:
-            return self._local
+        return self._cluster(name) if name else self._local
+
+    def _cluster(self, name: str) -> Engine:
         if name not in self._clusters:
             fault, until = self._faults.get(name, ("", 0.0))
             if fault and self._monotonic() < until:

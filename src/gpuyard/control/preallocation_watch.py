@@ -24,16 +24,14 @@ class PreallocationWatch:
         self._last: Sample | None = None
 
     def note(self, sample: Sample, now: float) -> None:
-        """Judge each attempt once, when it holds most of its devices; each sample counts once. Only jobs whose usage is
-        new are looked at."""
+        """Judge each attempt once, when it holds most of its devices; each sample counts once."""
         if sample is self._last:
             return
         self._last = sample
         live = self._transitions.live
         if len(self._judged) > 2 * len(live) + 64:
             self._judged &= {(each.attempt.job_id, each.attempt.number) for each in live.values()}
-        noted, self._transitions.noted = self._transitions.noted, set()
-        for each in [live[job_id] for job_id in sorted(noted) if job_id in live]:
+        for each in [each for on_device in live.on_device.values() for each in on_device.values()]:
             attempt, usage = each.attempt, each.attempt.usage
             if usage is None or not usage.peaks_mb or (attempt.job_id, attempt.number) in self._judged:
                 continue

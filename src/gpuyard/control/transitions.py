@@ -54,7 +54,6 @@ class JobTransitions:
         self.store = store
         self.live = LiveJobs()
         self.upcoming: dict[int, Live] = {}  # recorded attempts of slices that have not begun
-        self.noted: set[int] = set()  # jobs whose usage may be new to PreallocationWatch
         self._recent_use = RecentUse(store)
         self.finished = 0
         self.last_start_at = 0.0
@@ -71,7 +70,6 @@ class JobTransitions:
         found = [Live(job=job, attempt=attempt) for job, attempt in self.store.live_attempts()]
         self.upcoming = {each.job.id: each for each in found if each.attempt.awaits_turn}
         self.live = LiveJobs(each for each in found if each.job.id not in self.upcoming)
-        self.noted = set(self.live)
         self._recent_use.reload()
         self._unstored.clear()
         self.staggered_starts.clear()
@@ -279,7 +277,6 @@ class JobTransitions:
     def note_usage(self, job_id: int, usage: Usage) -> None:
         """Keep the usage of a live attempt; it is saved from time to time, and at the end."""
         self.live.set_usage(job_id, usage)
-        self.noted.add(job_id)
         self._unsaved.add(job_id)
 
     def end(  # noqa: PLR0913 - everything known about an end

@@ -486,7 +486,7 @@ def test_an_engine_that_is_opened_late_adopts_the_attempts_of_an_earlier_daemon(
     door = Door(EnvironmentFault("no folder"))
     door.engines.adopt([attempt_of(1), attempt_of(2)])
     assert door.engines.ended() == []
-    assert door.engines.signal(attempt_of(1), 15) == 1, "the engine is not opened again at once"
+    assert door.engines.signal_each([attempt_of(1)], 15) == [1], "the engine is not opened again at once"
     assert door.tries == 1
     door.error = None
     door.now += OPEN_AGAIN_S

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpuyard.core.cluster.offer import Offer
 from gpuyard.core.job.job import Attempt
-from gpuyard.ports import SiteStatus
+from gpuyard.ports import Signalling, SiteStatus
 
 
 class PlacesNothing:
@@ -16,14 +16,10 @@ class PlacesNothing:
     def is_ready(self) -> bool:
         return True
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
-        return [self.signal(attempt, signum) for attempt in attempts]
-
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:  # noqa: ARG002
-        return [0 for _ in attempts]
-
-    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
-        self.signal_each(attempts, signum)
+    def signal_each(
+        self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
+    ) -> Sequence[int | None]:
+        return [0 if how is Signalling.HANDLERS else self.signal(attempt, signum) for attempt in attempts]
 
     def withdraw(self, attempt: Attempt) -> None: ...
 

@@ -47,7 +47,7 @@ from gpuyard.engines.local.log_reads import LogReads
 from gpuyard.engines.local.process_signals import ProcessSignals
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, SiteStatus
+from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, Signalling, SiteStatus
 from gpuyard.system.clock import wall_time_of
 from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.private_files import make_folder
@@ -361,14 +361,14 @@ class LocalEngine(PlacesNothing):
     def signal(self, attempt: Attempt, signum: int) -> int:
         return process_tree.signal_each([attempt], self.queue, signum)[0]
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
-        return self._signals.signal(attempts, signum)
-
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
-        return self._signals.signal(attempts, signum, process_tree.warn_each)
-
-    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
-        self._signals.send(attempts, signum)
+    def signal_each(
+        self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
+    ) -> list[int | None]:
+        if how is Signalling.SOON:
+            self._signals.send(attempts, signum)
+            return [None for _ in attempts]
+        send = process_tree.warn_each if how is Signalling.HANDLERS else process_tree.signal_each
+        return self._signals.signal(attempts, signum, send)
 
     def pid_of(self, attempt: Attempt) -> int | None:
         """Return the pid of the program itself while it runs, or None."""
