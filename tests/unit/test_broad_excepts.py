@@ -13,7 +13,6 @@ ALLOWED = {
     "daemon/main.py",
     "daemon/monitor/sampling.py",
     "daemon/retention.py",
-    "daemon/server/connection.py",
     "engines/cluster/engine.py",
     "engines/registry.py",
     "probes/fallback_chain.py",

@@ -45,7 +45,7 @@ from gpuyard.engines.common.log_cap import LogCaps
 from gpuyard.engines.common.spawn_program import LEASE_AT, NotBegun, StartFailure, exit_status, open_above, spawn
 from gpuyard.engines.common.unbegun_words import RETURNED, is_unbegun
 from gpuyard.engines.local.daemon_link import DaemonLink
-from gpuyard.engines.local.kept_job import KeptJob, Launch, Message, Slice
+from gpuyard.engines.local.kept_job import KeptJob, KeptLaunch, Message, Slice
 from gpuyard.system import user_sockets
 
 CONNECTION, JOURNAL = 3, 4
@@ -199,7 +199,7 @@ class Keeper:
         if word is not None:
             self._go_on(started, launch.key, word)
 
-    def _spawn(self, launch: Launch, started: Slice) -> str | None:
+    def _spawn(self, launch: KeptLaunch, started: Slice) -> str | None:
         """Start the program, whose line is written; return why it did not start."""
         try:
             pid = spawn(launch.spec, started.lease, self._null)
@@ -224,7 +224,7 @@ class Keeper:
                 return
             key, word = launch.key, failed
 
-    def _next(self, started: Slice, end: bytes) -> Launch | None:
+    def _next(self, started: Slice, end: bytes) -> KeptLaunch | None:
         """Report the end of a launch. Return the one that starts now with its lease, if any: its line is written, and
         after that the daemon was seen to live, and not to have withdrawn it."""
         while started.rest and not self._unwritten:
@@ -251,7 +251,7 @@ class Keeper:
             os.close(started.lease)
         self._report(end)
 
-    def _return(self, launches: Collection[Launch]) -> None:
+    def _return(self, launches: Collection[KeptLaunch]) -> None:
         """Start these launches of slices no more."""
         for launch in list(launches):
             next(each.rest for each in self._slices if launch in each.rest).remove(launch)

@@ -14,7 +14,7 @@ from gpuyard.engines.common.spawn_program import SpawnSpec
 _MARKS = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
 
 
-class Launch(NamedTuple):
+class KeptLaunch(NamedTuple):
     """How to start the attempt with this key."""
 
     key: str
@@ -32,7 +32,7 @@ def frame(message: Message) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def slice_message(launches: Sequence[Launch], *, has_lease: bool) -> Message:
+def slice_message(launches: Sequence[KeptLaunch], *, has_lease: bool) -> Message:
     """Return the message that starts a slice. Values that its environments share are sent once: `marshal` knows them
     again."""
     return has_lease, [(launch.key, tuple(launch.spec)) for launch in launches]
@@ -47,7 +47,7 @@ class Slice:
     def __init__(self, has_lease: bool, launches: list[tuple[str, tuple[object, ...]]]) -> None:  # noqa: FBT001
         self.has_lease = has_lease
         self.lease: int | None = None
-        self.rest = deque(Launch(key, SpawnSpec._make(spec)) for key, spec in launches)
+        self.rest = deque(KeptLaunch(key, SpawnSpec._make(spec)) for key, spec in launches)
 
 
 class KeptJob:
@@ -55,7 +55,7 @@ class KeptJob:
 
     __slots__ = ("key", "logs", "marks", "slice")
 
-    def __init__(self, launch: Launch, started: Slice) -> None:
+    def __init__(self, launch: KeptLaunch, started: Slice) -> None:
         self.key, self.slice = launch.key, started
         # Not files of the user, which others may write to.
         self.logs = {path: cap for path, cap in launch.spec.outputs if cap}

@@ -31,7 +31,7 @@ class LaunchBuilder:
         self._own_shell = OwnShell(open_files)
         self._oom_kills = oom_evidence.OomKillCount()
 
-    def build(self, launch: Launch, keeper_pid: int) -> tuple[kept_job.Launch, WatchedAttempt]:
+    def build(self, launch: Launch, keeper_pid: int) -> tuple[kept_job.KeptLaunch, WatchedAttempt]:
         """Raises UserError if the command cannot be passed to a program."""
         outputs = job_logs.outputs_of(f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}", launch)
         log, error_log = outputs[0][0], outputs[1][0] if len(outputs) > 1 else None
@@ -60,4 +60,4 @@ class LaunchBuilder:
             job_id=launch.job_id, attempt=launch.attempt, keeper_pid=keeper_pid, context=StartContext.of(launch),
             log=log, error_log=error_log, kills=self._oom_kills.now(), has_runner=launch.task is not None,
         )  # fmt: skip
-        return kept_job.Launch(launch.key, spec), watched
+        return kept_job.KeptLaunch(launch.key, spec), watched
