@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.model.job import OutcomeKind
 from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
 
 WAIT_FACTOR, WAIT_S = 2.0, 600.0

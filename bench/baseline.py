@@ -17,9 +17,9 @@ import msgspec
 
 from bench.guarantees import Case, play
 from gpuyard.config import Config
-from gpuyard.core.job.job import OutcomeKind, PublishedEventKind
-from gpuyard.core.job.lifecycle import JobEvent, JobState
-from gpuyard.core.scheduling.wait_reasons import ReasonKind
+from gpuyard.model.job import OutcomeKind, PublishedEventKind
+from gpuyard.model.lifecycle import JobEvent, JobState
+from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.schema.operations import document
 from gpuyard.ui.cli import VERBS
 

@@ -12,9 +12,17 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from bench.residency_data import Shape, entries
-from gpuyard.residency.planning.assets import DEFAULT_WORKERS, WORKING_PART, Asset, Budgets, Kind
-from gpuyard.residency.planning.render_units import Label, Unit, keys_of
-from gpuyard.residency.planning.unit_order import choose_order
+from gpuyard.recipes.render.planning.render_units import (
+    DEFAULT_WORKERS,
+    WORKING_PART,
+    Asset,
+    Budgets,
+    Kind,
+    Label,
+    Unit,
+    keys_of,
+)
+from gpuyard.recipes.render.planning.unit_order import choose_order
 
 _GB, _MB = 1 << 30, 1 << 20
 _VRAM, _RAM = 12 * _GB, 20 * _GB  # as in `bench.residency`

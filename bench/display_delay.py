@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.private_gpuyard import GPUYARD, PrivateGpuyard, private_gpuyard
-from gpuyard.connect.fast_http import DaemonConnection
+from gpuyard.client.fast_http import DaemonConnection
 
 _TIMES = 30
 _WITHIN_S = 10.0

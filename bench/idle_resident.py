@@ -20,11 +20,10 @@ from bench import graph_render, residency_render
 from bench.intervals import clip, gaps, total, union
 from bench.lock_probe import IssueTimes, LockProbe, percentiles_us
 from bench.residency_bound import Resident
-from gpuyard.residency.memory.open_memory import torch_with_gpu
-from gpuyard.residency.memory.pinned_slabs import PinnedSlabs
-from gpuyard.residency.planning.render_units import Label
-from gpuyard.residency.running.output_folders import Outputs
-from gpuyard.residency.running.output_writers import OutputWriters
+from gpuyard.recipes.render.memory.cuda_memory import PinnedSlabs
+from gpuyard.recipes.render.memory.open_memory import torch_with_gpu
+from gpuyard.recipes.render.output_folders import Outputs, OutputWriters
+from gpuyard.recipes.render.planning.render_units import Label
 
 _MB = 1048576
 _VIEWS = 8

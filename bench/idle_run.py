@@ -16,9 +16,10 @@ from bench.lock_probe import IssueTimes, LockProbe
 from bench.residency import CardMonitor
 from bench.residency_timeline import allocator_calls, sum_spans
 from bench.span_recorder import SpanRecorder
-from gpuyard.residency.memory import pinned_slabs
-from gpuyard.residency.planning.assets import DEFAULT_WORKERS
-from gpuyard.residency.running import output_folders, output_writers
+from gpuyard.recipes.render import output_folders
+from gpuyard.recipes.render import output_folders as output_writers
+from gpuyard.recipes.render.memory import cuda_memory as pinned_slabs
+from gpuyard.recipes.render.planning.render_units import DEFAULT_WORKERS
 
 _WORKER = "gpuyard-worker"
 
@@ -145,7 +146,7 @@ def _change(variant: Variant) -> None:
 
 
 def _limit_depth(units: int) -> None:
-    from gpuyard.residency.tiers.asset_tiers import Tiers
+    from gpuyard.recipes.render.memory.asset_tiers import Tiers
 
     plain = Tiers._state  # noqa: SLF001 - to measure what loading ahead of time brings
 

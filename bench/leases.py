@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuyard.core.lease import Need
-from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.leases.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.wait_for_devices import Acquisition
+from gpuyard.model.lease import Need
+from gpuyard.model.snapshot import Host, Snapshot
 from gpuyard.probes.simulated_devices import SimulatedDevices
-from gpuyard.wait_for_devices import Acquisition
 
 _HAND_OVERS = 200
 _HOLD_S = 0.005  # long enough for the other process to block

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
-from gpuyard.residency.planning.assets import Asset, Budgets, Kind
-from gpuyard.residency.planning.render_units import Label, Unit
-from gpuyard.residency.planning.unit_order import MovedBytes, choose_order, moved
+from gpuyard.recipes.render.planning.render_units import Asset, Budgets, Kind, Label, Unit
+from gpuyard.recipes.render.planning.unit_order import MovedBytes, choose_order, moved
 
 _GB = 1 << 30
 _SCENE_GB, _ACTOR_GB = 3, 2

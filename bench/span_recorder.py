@@ -9,9 +9,9 @@ from typing import Any
 
 from bench import residency_render
 from bench.intervals import Span
-from gpuyard.residency.running.output_folders import Outputs
-from gpuyard.residency.tiers.asset_copies import Copies
-from gpuyard.residency.tiers.asset_tiers import Tiers
+from gpuyard.recipes.render.memory.asset_copies import Copies
+from gpuyard.recipes.render.memory.asset_tiers import Tiers
+from gpuyard.recipes.render.output_folders import Outputs
 
 
 class SpanRecorder:
@@ -49,7 +49,7 @@ class SpanRecorder:
             self.wrap(Copies, name, name)
         self.wrap(residency_render, "_on_host", "read back")
         if is_cuda:
-            from gpuyard.residency.memory import cuda_memory
+            from gpuyard.recipes.render.memory import cuda_memory
 
             self.wrap(cuda_memory.CudaMemory, "page", "pin")
             self.wrap(cuda_memory._StreamLane, "finish", "finish")  # noqa: SLF001 - measured from outside

@@ -333,7 +333,7 @@ def _become(request: Mapping[str, Any]) -> None:
 
 def _have_daemons_forked(server: str) -> None:
     """Have the server fork the daemon that this program may start, too."""
-    from gpuyard.connect import autostart
+    from gpuyard.client import autostart
 
     by_exec, usual = autostart._start, autostart.DAEMON
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuyard.residency.loading.named_arrays import Layout
+from gpuyard.recipes.render.memory.named_arrays import Layout
 
 FORMS = ("ascii", "binary_little_endian", "binary_big_endian")
 NAMES_OF_TYPES = {

@@ -20,17 +20,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpuyard.residency.loading.asset_loader import Loader
-from gpuyard.residency.memory.device_memory import DeviceMemory
-from gpuyard.residency.memory.host_memory import Bytes, HostMemory
-from gpuyard.residency.memory.page_pool import PagePool, Pages
-from gpuyard.residency.planning.assets import Asset, Budgets, Kind, key_of, parts_of
-from gpuyard.residency.planning.render_units import Future, Label, Unit, keys_of
-from gpuyard.residency.running import coordinator
-from gpuyard.residency.running.coordinator import Coordinator
-from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Skip
-from gpuyard.residency.tiers.asset_copies import Copies
-from gpuyard.residency.tiers.asset_tiers import Tiers
+from gpuyard.recipes.render import coordinator
+from gpuyard.recipes.render.coordinator import Coordinator
+from gpuyard.recipes.render.memory.asset_copies import Copies
+from gpuyard.recipes.render.memory.asset_loader import Loader
+from gpuyard.recipes.render.memory.asset_tiers import Tiers
+from gpuyard.recipes.render.memory.device_memory import Bytes, DeviceMemory, HostMemory
+from gpuyard.recipes.render.memory.page_pool import PagePool, Pages
+from gpuyard.recipes.render.planning.render_units import (
+    Asset,
+    Budgets,
+    Future,
+    Kind,
+    Label,
+    Unit,
+    key_of,
+    keys_of,
+    parts_of,
+)
+from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, Skip
 from tests.residency_files import Table, points, splats, write_ply
 
 MB = 1048576

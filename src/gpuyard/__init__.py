@@ -9,8 +9,8 @@ TYPE_CHECKING = False  # importing typing would take a third of the time that a 
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuyard.client import Client
-    from gpuyard.core.snapshot import Device, Host, Problem, Process, Snapshot
+    from gpuyard.client.client import Client
+    from gpuyard.model.snapshot import Device, Host, Problem, Process, Snapshot
     from gpuyard.probes.local_machine import snapshot
     from gpuyard.report_progress import progress
     from gpuyard.scripting.gpu_info import (
@@ -49,8 +49,8 @@ __all__ = [
 ]
 _MODULES = {
     **dict.fromkeys(__all__, "gpuyard.scripting.gpu_info"),
-    **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.core.snapshot"),
-    "Client": "gpuyard.client",
+    **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.model.snapshot"),
+    "Client": "gpuyard.client.client",
     "GPUScheduler": "gpuyard.scripting.gpu_scheduler",
     "progress": "gpuyard.report_progress",
     "snapshot": "gpuyard.probes.local_machine",

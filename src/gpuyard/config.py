@@ -13,15 +13,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from gpuyard.core.device_names import banned_ids
-from gpuyard.core.notify.subscriptions import check_target, parse_event
-from gpuyard.core.scheduling.host_capacity import HostLimits
-from gpuyard.core.snapshot import Snapshot, Vendor
-from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.system.local_folder import sharing_problem
+from gpuyard.model.snapshot import Snapshot, Vendor
+from gpuyard.model.subscriptions import check_target, parse_event
+from gpuyard.model.units import parse_duration, parse_size
+from gpuyard.policy.device_names import banned_ids
+from gpuyard.policy.host_room import HostLimits
 from gpuyard.system.private_files import PrivateFileError, read_trusted
-from gpuyard.system.user_directories import state_directory, user_directory
+from gpuyard.system.user_directories import sharing_problem, state_directory, user_directory
 
 LOCK_DIR = "GPUYARD_LOCK_DIR"
 FOREVER = "forever"

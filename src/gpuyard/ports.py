@@ -1,4 +1,7 @@
-"""Interfaces between the code that decides and the code that touches the system, as Protocols."""
+"""Interfaces between the code that decides and the code that touches the system, as Protocols.
+
+What engines have in common that run attempts at once, on the devices claimed for them.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -6,26 +9,22 @@ from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import ClusterTerms, Offer
-from gpuyard.core.health_figures import HealthMark
-from gpuyard.core.job.code_record import CodeSnapshot
-from gpuyard.core.job.container import Container
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
-from gpuyard.core.job.job_spec import DEFAULT_LOG_CAP_MB
-from gpuyard.core.job.shell_settings import ShellSettings
-from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Claim, Drain, Lease, Need, Ticket
-from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.core.scheduling.disk_space import DiskFigure
-from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.host_capacity import HostUse
-from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.core.snapshot import Device, Snapshot
+from gpuyard.model.cluster_terms import ClusterTerms, Offer
+from gpuyard.model.container import Container
+from gpuyard.model.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
+from gpuyard.model.job_spec import DEFAULT_LOG_CAP_MB, CodeSnapshot, Task
+from gpuyard.model.lease import Claim, Drain, Lease, Need, Ticket
+from gpuyard.model.out_of_memory import Shortage
+from gpuyard.model.shell_environment import ShellSettings
+from gpuyard.model.snapshot import Device, HealthMark, Snapshot
+from gpuyard.policy.foreign_load import ForeignLoad
+from gpuyard.policy.host_room import HostUse
+from gpuyard.policy.start_delays import DiskFigure, ResourceLimit
 
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds since the epoch. In a queue: queue time, which never jumps (core/queue_time.py)."""
+        """Seconds since the epoch. In a queue: queue time, which never jumps (model/queue_time.py)."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back, for measuring durations. Does not count the time suspended."""
@@ -335,3 +334,28 @@ class DiskSpace(Protocol):
     def known(self) -> dict[str, DiskFigure]:
         """Return the last figure of each folder that was asked for."""
         ...
+
+
+class PlacesNothing:
+    """Base for these engines: they place nothing themselves. By default no program handles warnings."""
+
+    def signal(self, attempt: Attempt, signum: int) -> int:
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        return True
+
+    def signal_each(
+        self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
+    ) -> Sequence[int | None]:
+        return [0 if how is Signalling.HANDLERS else self.signal(attempt, signum) for attempt in attempts]
+
+    def withdraw(self, attempt: Attempt) -> None: ...
+
+    def site_changes(self) -> list[SiteStatus]:
+        return []
+
+    def offer(self) -> Offer:
+        return Offer()
+
+    def close(self) -> None: ...

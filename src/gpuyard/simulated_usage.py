@@ -20,11 +20,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.simulated_topology import split_spec
-from gpuyard.core.snapshot import Device, Vendor
-from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
-from gpuyard.system import owner_locks
+from gpuyard.model.simulated_topology import split_spec
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.units import parse_size
+from gpuyard.system import file_locks as owner_locks
 from gpuyard.system.file_locks import lock
 
 # Memory that is taken in many small steps adds up to slightly more or less than the total.

@@ -11,8 +11,7 @@ import sys
 from typing import Any
 
 from gpuyard.errors import GpuyardError, UserError
-from gpuyard.scripting.park_listener import ParkListener
-from gpuyard.scripting.park_tensors import TensorParking
+from gpuyard.scripting.park_tensors import ParkListener, TensorParking
 from gpuyard.system.park_sockets import own_attempt, path_of
 
 __all__ = ["Parking", "parkable"]

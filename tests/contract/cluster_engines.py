@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import engine as module
 from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import Site
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.lease import Need
 from gpuyard.ports import Ended, Engine, Launch, Prepared
 from tests.contract.engine import DEADLINE_S, Programs, until
 from tests.fakes.distant_site import SiteServer

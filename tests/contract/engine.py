@@ -19,8 +19,8 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import Attempt, OutcomeKind, Started
 from gpuyard.errors import UserError
+from gpuyard.model.job import Attempt, OutcomeKind, Started
 from gpuyard.ports import Ended, Engine, Launch, Prepared, SiteStatus
 
 DEADLINE_S = 90.0

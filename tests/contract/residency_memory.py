@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpuyard.errors import DeviceFull
-from gpuyard.residency.memory.device_memory import Buffer, DeviceMemory
+from gpuyard.recipes.render.memory.device_memory import Buffer, DeviceMemory
 
 MB = 1048576
 BUDGET = 256 * MB

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.model.job import OutcomeKind
 from gpuyard.ports import Ended, Engine, Launch, Prepared
-from gpuyard.system.machine_identity import boot_id
+from gpuyard.system.processes import boot_id
 from tests.contract.cluster_engines import process_place
 from tests.contract.engine import DEADLINE_S, EngineContract, Place, Programs, attempt_of, kinds, wait_until_running
 from tests.simulation.behaviors import Behavior
@@ -28,7 +28,7 @@ _DAEMON = """
 import os, signal, sys
 import msgspec
 from pathlib import Path
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.model.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 engine = LocalEngine(Path(sys.argv[1]))

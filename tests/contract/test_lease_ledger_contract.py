@@ -12,13 +12,13 @@ from typing import Protocol
 import msgspec
 import pytest
 
-from gpuyard.core.lease import Claim, Holder, Lease, Need, Share, Ticket
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import prepare_directory
-from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import prepare_directory
+from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.model.lease import Claim, Holder, Lease, Need, Share, Ticket
+from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.ports import HeldClaim, LeaseLedger, WantedClaim
-from gpuyard.system.process_identity import start_time
+from gpuyard.system.processes import start_time
 from tests.in_time import wait_until_gone
 from tests.simulation.behaviors import Behavior
 from tests.simulation.ledger import SimulatedLedger
@@ -30,9 +30,9 @@ DEVICES = ("SIM-0", "SIM-1")
 _DAEMON = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from gpuyard.core.lease import Claim, Holder, Need, Share
-from gpuyard.leases.queue_ledger import QueueLedger
-from gpuyard.leases.ledger import Ledger
+from gpuyard.model.lease import Claim, Holder, Need, Share
+from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import Ledger
 from gpuyard.ports import WantedClaim
 book = QueueLedger(Ledger(Path(sys.argv[1])), Holder(uid=os.getuid(), user="me", pid=os.getpid()))
 wanted = [WantedClaim(claim=Claim(shares=(Share(device_id=device),)), label=device) for device in ("SIM-0", "SIM-1")]

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.residency.memory.cuda_memory import CudaMemory
-from gpuyard.residency.memory.device_memory import DeviceMemory
-from gpuyard.residency.memory.host_memory import HostMemory
+from gpuyard.recipes.render.memory.cuda_memory import CudaMemory
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory, HostMemory
 from tests.contract.residency_memory import BUDGET, MemoryContract
 from tests.fakes import torch_stand_in
 

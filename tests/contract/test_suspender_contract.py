@@ -13,14 +13,14 @@ from typing import Protocol
 
 import pytest
 
-from gpuyard.core.job.job import Attempt, Started
-from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.engines.local import process_tree
+from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import Attempt, Started
+from gpuyard.model.snapshot import Host, Snapshot
 from gpuyard.ports import Launch, Suspender, SuspendResult
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
-from gpuyard.system.machine_identity import boot_id
+from gpuyard.system.processes import boot_id
 from tests.simulation.behaviors import Behavior
 from tests.simulation.suspender import SimulatedSuspender
 from tests.simulation.world import World

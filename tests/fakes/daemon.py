@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuyard.connect import paths
-from gpuyard.connect.daemon_lock import hold_daemon_lock
+from gpuyard.client import paths
+from gpuyard.client.daemon_liveness import hold_daemon_lock
 from gpuyard.daemon.server.connection import ConnectionLimits, Handler, HttpAnswer, Server, serve
-from gpuyard.daemon.server.http_parser import Request, Response
+from gpuyard.daemon.server.http_messages import Request, Response
 from gpuyard.errors import GpuyardError
 from gpuyard.system import user_sockets
 from gpuyard.version import API

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, Site, SiteReport, SiteUnreachable
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.job import SiteRequest
 
 
 class SiteServer:

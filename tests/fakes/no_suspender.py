@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from gpuyard.core.job.job import Attempt
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.model.job import Attempt
+from gpuyard.model.snapshot import Snapshot
 from gpuyard.ports import SuspendResult
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
-from gpuyard.scripting.park_listener import ParkListener
+from gpuyard.scripting.park_tensors import ParkListener
 from gpuyard.system.park_sockets import own_attempt, path_of
 
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from gpuyard.connect.fast_http import VERSION_FIELD
+from gpuyard.client.fast_http import VERSION_FIELD
 from gpuyard.version import API, __version__
 
 Answer = Any

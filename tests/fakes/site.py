@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 
-from gpuyard.core.cluster.offer import Amount, Offer
-from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster.site import (
     ClusterSubmission,
     ElementRef,
@@ -21,6 +19,8 @@ from gpuyard.engines.cluster.site import (
     SiteState,
     SiteUnreachable,
 )
+from gpuyard.model.cluster_terms import Amount, Offer
+from gpuyard.model.job import SiteRequest
 
 
 class ProcessSite:

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from gpuyard.daemon.main import run_daemon
-from gpuyard.engines.local.ram_meter import RamMeter
+from gpuyard.engines.local.attempt_processes import RamMeter
 from gpuyard.probes import local_machine
 from gpuyard.probes.host import PsutilHost
-from gpuyard.probes.simulated_host import SimulatedHost
+from gpuyard.probes.simulated_devices import SimulatedHost
 
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))
 

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import cast
 
-from gpuyard.control.controller import Controller
-from gpuyard.control.transitions import JobTransitions
-from gpuyard.control.user_requests import UserRequests
+from gpuyard.queue.step import Controller
+from gpuyard.queue.transitions import JobTransitions
+from gpuyard.queue.user_requests import UserRequests
 from tests.fakes.clock import FakeClock
 from tests.unit.store import QueueDb
 

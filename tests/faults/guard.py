@@ -2,12 +2,10 @@
 
 from tests.faults.fault import Fault
 
-_MEMORY = "src/gpuyard/core/memory"
-_CONTROL = "src/gpuyard/control"
-_GUARD, _CARDS = f"{_MEMORY}/memory_guard.py", f"{_CONTROL}/guard_memory.py"
-_GUARD_TESTS = ("tests/unit/core/memory/test_memory_guard.py",)
-_CARD_TESTS = ("tests/unit/control/test_guard_memory.py",)
-_WATCH_TESTS = ("tests/unit/core/memory/test_watch_rate.py",)
+_GUARD, _CARDS = "src/gpuyard/policy/guards.py", "src/gpuyard/queue/guard_memory.py"
+_GUARD_TESTS = ("tests/unit/policy/test_memory_guard.py",)
+_CARD_TESTS = ("tests/unit/queue/test_guard_memory.py",)
+_WATCH_TESTS = ("tests/unit/policy/test_watch_rate.py",)
 
 _WHEN_THE_GUARD_ACTS = (
     Fault(
@@ -237,19 +235,19 @@ _WHAT_FOLLOWS = (
     ),
     Fault(
         id="guard-notifies-every-target",
-        file="src/gpuyard/core/notify/subscriptions.py",
+        file="src/gpuyard/model/subscriptions.py",
         old="    events: tuple[Event, ...] = DEFAULT_EVENTS\n",
         new="    events: tuple[Event, ...] = JOB_EVENTS\n",
         breaks="Everyone with --notify gets a message each time that a job is suspended for a moment.",
-        near=("tests/unit/core/notify/test_messages.py",),
+        near=("tests/unit/daemon/notify/test_messages.py",),
     ),
     Fault(
         id="guard-resumed-with-less-than-it-held",
-        file=f"{_CONTROL}/suspend_jobs.py",
+        file="src/gpuyard/queue/suspend_jobs.py",
         old="on_each = tuple(needed.items()) if len(set(needed.values())) > 1 else ()",
         new="on_each = ()",
         breaks="A job on several GPUs is resumed where less is free than it held, and is lost.",
-        near=("tests/unit/control/test_suspend_jobs.py",),
+        near=("tests/unit/queue/test_suspend_jobs.py",),
     ),
     Fault(
         id="guard-forgets-what-was-promised",
@@ -264,15 +262,15 @@ _WHAT_FOLLOWS = (
 _WATCHED_DEVICES = (
     Fault(
         id="guard-known-jobs-grow-unwatched",
-        file="src/gpuyard/control/guard_memory.py",
+        file="src/gpuyard/queue/guard_memory.py",
         old=" for live in first_runs.values()), now) | growing\n",
         new=" for live in first_runs.values()), now)\n",
         breaks="The memory of a card is read once a second while a known job takes the rest of it beside first runs.",
-        near=("tests/unit/control/test_guard_memory.py",),
+        near=("tests/unit/queue/test_guard_memory.py",),
     ),
     Fault(
         id="guard-flat-memory-is-read-often",
-        file=f"{_MEMORY}/watch_rate.py",
+        file="src/gpuyard/policy/usage_curve.py",
         old="    return ran_s - usage.grew_at_s < UNGROWN_S\n",
         new="    return True\n",
         breaks="The daemon reads the GPUs ten times a second for as long as a first run lasts.",
@@ -280,7 +278,7 @@ _WATCHED_DEVICES = (
     ),
     Fault(
         id="guard-unused-devices-are-read-often",
-        file=f"{_MEMORY}/watch_rate.py",
+        file="src/gpuyard/policy/usage_curve.py",
         old="        return ran_s < _UNUSED_S\n",
         new="        return True\n",
         breaks="The daemon reads the GPUs ten times a second for a program that never uses them.",
@@ -288,7 +286,7 @@ _WATCHED_DEVICES = (
     ),
     Fault(
         id="guard-rounded-figures-count-as-outgrown",
-        file=f"{_MEMORY}/watch_rate.py",
+        file="src/gpuyard/policy/usage_curve.py",
         old="peak > reserved * _OVER",
         new="peak > reserved",
         breaks="A job that uses exactly what it declared is suspended.",

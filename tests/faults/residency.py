@@ -2,72 +2,69 @@
 
 from tests.faults.fault import Fault
 
-_RESIDENCY = "src/gpuyard/residency"
-_TESTS = "tests/unit/residency"
-
 FAULTS = (
     Fault(
         id="residency-held-scene-is-evicted",
-        file=f"{_RESIDENCY}/planning/transfer_plan.py",
+        file="src/gpuyard/recipes/render/planning/transfer_plan.py",
         old="            if stage is Stage.THERE\n            and key not in self._state.held\n",
         new="            if stage is Stage.THERE\n",
         breaks="A scene is dropped from VRAM while a renderer reads it.",
-        near=(f"{_TESTS}/planning/test_transfer_plan.py",),
+        near=("tests/unit/render/planning/test_transfer_plan.py",),
     ),
     Fault(
         id="residency-loan-is-not-given-back",
-        file=f"{_RESIDENCY}/tiers/hold_assets.py",
+        file="src/gpuyard/recipes/render/memory/hold_assets.py",
         old="    finally:\n        tiers.give_back(loan)\n",
         new="    finally:\n        pass\n",
         breaks="A render stops forever once all scene slots have been used.",
-        near=(f"{_TESTS}/test_edge_cases.py::test_more_scenes_than_slots_are_rendered_in_turn",),
+        near=("tests/unit/render/test_edge_cases.py::test_more_scenes_than_slots_are_rendered_in_turn",),
     ),
     Fault(
         id="residency-budget-is-exceeded",
-        file=f"{_RESIDENCY}/planning/transfer_plan.py",
+        file="src/gpuyard/recipes/render/planning/transfer_plan.py",
         old="        if self._missing(asset).is_positive:\n            return False\n",
         new="",
         breaks="A render takes more VRAM than its budget, and other jobs run out of memory.",
-        near=(f"{_TESTS}/planning/test_transfer_plan.py",),
+        near=("tests/unit/render/planning/test_transfer_plan.py",),
     ),
     Fault(
         id="residency-frame-in-use-is-overwritten",
-        file=f"{_RESIDENCY}/tiers/hold_assets.py",
+        file="src/gpuyard/recipes/render/memory/hold_assets.py",
         old="        slot = next(slot for slot in self._slots if slot is not keep)\n",
         new="        slot = self._slots[0]\n",
         breaks="The next frame of a streamed actor overwrites the frame that is being rendered.",
-        near=(f"{_TESTS}/tiers/test_stream_frames.py",),
+        near=("tests/unit/render/tiers/test_stream_frames.py",),
     ),
     Fault(
         id="residency-changed-file-is-read",
-        file=f"{_RESIDENCY}/loading/asset_files.py",
+        file="src/gpuyard/recipes/render/memory/named_arrays.py",
         old="    if now != before:\n",
         new="    if now.nbytes != before.nbytes:\n",
         breaks="Labels are rendered from a file that was changed during the run.",
-        near=(f"{_TESTS}/loading/test_ply_file.py",),
+        near=("tests/unit/render/loading/test_ply_file.py",),
     ),
     Fault(
         id="residency-two-runs-in-one-folder",
-        file=f"{_RESIDENCY}/running/output_folders.py",
+        file="src/gpuyard/recipes/render/output_folders.py",
         old="        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         new="        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
         breaks="A second run empties the folder in which the first run is rendering.",
-        near=(f"{_TESTS}/running/test_output_folders.py",),
+        near=("tests/unit/render/running/test_output_folders.py",),
     ),
     Fault(
         id="residency-output-named-before-it-is-on-disk",
-        file=f"{_RESIDENCY}/running/output_folders.py",
+        file="src/gpuyard/recipes/render/output_folders.py",
         old="                _flush(folder)\n                folder.rename(path)\n",
         new="                folder.rename(path)\n",
         breaks="After a power failure --resume keeps outputs that are empty.",
-        near=(f"{_TESTS}/running/test_output_folders.py",),
+        near=("tests/unit/render/running/test_output_folders.py",),
     ),
     Fault(
         id="residency-out-of-memory-is-not-tried-again",
-        file=f"{_RESIDENCY}/tiers/hold_assets.py",
+        file="src/gpuyard/recipes/render/memory/hold_assets.py",
         old="        for kind, most in ((Kind.ACTOR, None), (Kind.SCENE, 1)):\n",
         new="        for kind, most in ((Kind.ACTOR, None),):\n",
         breaks="A renderer that runs out of memory skips labels that would fit without the idle scenes.",
-        near=(f"{_TESTS}/tiers/test_asset_tiers.py",),
+        near=("tests/unit/render/tiers/test_asset_tiers.py",),
     ),
 )

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from gpuyard.core.health_figures import HealthFigures, Throttle
-from gpuyard.core.scheduling.device_health import device_issues
+from gpuyard.model.snapshot import HealthFigures, Throttle
+from gpuyard.policy.device_health import device_issues
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
 from gpuyard.probes.nvidia.nvml import Nvml

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.memory.preallocation import JUMP_PART
+from gpuyard.policy.preallocation import JUMP_PART
 from tests.hardware.test_queue import gpuyard, is_ready, shown
 from tests.integration.queue_fixture import until
 

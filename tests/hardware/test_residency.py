@@ -14,10 +14,10 @@ import pytest
 
 from gpuyard.errors import DeviceFull
 from gpuyard.probes.nvidia.nvml import Nvml
-from gpuyard.residency.memory.cuda_memory import CudaMemory
-from gpuyard.residency.memory.device_memory import DeviceMemory, as_device_full
-from gpuyard.residency.memory.open_memory import open_device
-from gpuyard.residency.memory.page_pool import LARGEST
+from gpuyard.recipes.render.memory.cuda_memory import CudaMemory
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory, as_device_full
+from gpuyard.recipes.render.memory.open_memory import open_device
+from gpuyard.recipes.render.memory.page_pool import LARGEST
 from tests.contract.residency_memory import BUDGET, MemoryContract
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import Attempt, OutcomeKind, Started
-from gpuyard.core.snapshot import Device
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import Attempt, OutcomeKind, Started
+from gpuyard.model.snapshot import Device
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.nvidia.nvml import Nvml
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.probes.common.device_ids import pci_bus_id
+from gpuyard.probes.devices_and_processes import pci_bus_id
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 import tests.hostile
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "attacks.md"
 # What comes of an attack, from best to worst. The verdict `remains` needs a paragraph in SECURITY.md.

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
-from gpuyard.system.process_identity import this_process
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import make_shared_directory
+from gpuyard.system.processes import this_process
 from tests.integration.queue_fixture import (
     end_leftovers,
     own_queue,  # noqa: F401 - fixtures are found where they are named
     queue,  # noqa: F401 - fixtures are found where they are named
 )
-from tests.unit.leases import DEADLINE_S, nothing, start_fork_server
+from tests.unit.ledger import DEADLINE_S, nothing, start_fork_server
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
-from gpuyard.system.process_identity import this_process
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import make_shared_directory
+from gpuyard.system.processes import this_process
 from tests.hostile.ledger_attacks import ben_holds, record
-from tests.unit.leases import DEADLINE_S, nothing
+from tests.unit.ledger import DEADLINE_S, nothing
 
 # Sets the window's title, a colour (C1), reverses the direction of writing, forges a line, and is markup for rich.
 NASTY = "\x1b]0;PWNED\x07\x9b31m\u202e\nFORGED: [bold red]line[/bold red] <b>x</b>"

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpuyard.core.lease import FixedMemory, Need
-from gpuyard.core.scheduling.placement import in_queue_order
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import prepare_directory
-from gpuyard.leases.lock_file import LockFile
-from gpuyard.wait_for_devices import Acquisition
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import prepare_directory
+from gpuyard.ledger.lock_file import LockFile
+from gpuyard.ledger.wait_for_devices import Acquisition
+from gpuyard.model.lease import FixedMemory, Need
+from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.policy.fit import in_queue_order
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
-from tests.unit.leases import Child, child
+from tests.unit.ledger import Child, child
 
 _kept: list[LockFile] = []
 

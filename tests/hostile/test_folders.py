@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuyard.client.autostart import start_daemon
 from gpuyard.config import load_config
-from gpuyard.connect.autostart import start_daemon
 from gpuyard.daemon.web.open_page import make_token, read_token
 from gpuyard.engines.cluster import node_supervisor
 from gpuyard.engines.cluster.engine import ClusterEngine
@@ -18,7 +18,7 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.recipes.uninstall import find
 from gpuyard.store.database import open_database
-from gpuyard.system import local_folder
+from gpuyard.system import user_directories as local_folder
 from gpuyard.system.outside_files import LOG, MANIFEST
 from gpuyard.system.private_files import PrivateFileError
 from tests.fakes.queue_command import run
@@ -308,7 +308,7 @@ def on_network_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path,
     base.mkdir()
     base.chmod(0o1777)
     mounts.write_text(f"1 1 4095:1 / / rw - ext4 x rw\n2 1 4095:2 / {place}/home rw - nfs4 server:/home rw\n")
-    monkeypatch.setattr("gpuyard.system.file_systems.MOUNTS", str(mounts))
+    monkeypatch.setattr("gpuyard.system.user_directories.MOUNTS", str(mounts))
     monkeypatch.setattr(local_folder, "_BASES", (f"{base}/gpuyard-{{uid}}",))
     monkeypatch.setattr(local_folder, "_found", {})
     return place / "home" / "gpuyard", base / f"gpuyard-{os.geteuid()}"

@@ -4,9 +4,8 @@ import os
 import socket
 from pathlib import Path
 
-from gpuyard.core.health_figures import HealthFigures, HealthMark, IssueKind
-from gpuyard.leases.drains import MARK
-from gpuyard.leases.health_marks import add_mark
+from gpuyard.ledger.drains_and_marks import MARK, add_mark
+from gpuyard.model.snapshot import HealthFigures, HealthMark, IssueKind
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import anne_gets, gpuyard
 from tests.hostile.users import BEN, act_as

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.lease import Holder, Need
 from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
-from gpuyard.leases.ledger_mutex import hold_mutex
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import hold_mutex, make_shared_directory
+from gpuyard.model.lease import Holder, Need
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import anne_gets, gpuyard, lease_gpus
 from tests.hostile.users import ANNE, BEN, act_as, become, stay_as
 from tests.in_time import wait_until_gone
 from tests.integration.queue_fixture import QueueUnderTest, until
-from tests.unit.leases import DEADLINE_S, ME, child, nothing, take, wait_for_message
+from tests.unit.ledger import DEADLINE_S, ME, child, nothing, take, wait_for_message
 
 A_RECORD = b'{"holder": {"uid": 61001, "user": "anne", "pid": 1}, "shares": [{"device_id": "G0"}]}'
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.lease import Claim, Share
 from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.ledger import Ledger
-from gpuyard.system.process_identity import this_process
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.model.lease import Claim, Share
+from gpuyard.system.processes import this_process
 from tests.hostile.catalogue import attack
 from tests.hostile.users import ANNE, BEN, act_as, become
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.small_disk import mounted_disk
-from tests.unit.leases import child
+from tests.unit.ledger import child
 
 COUNT = 10
 PIDS = Path("/sys/fs/cgroup/pids")

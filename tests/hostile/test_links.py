@@ -14,9 +14,9 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.batch.plan import RECORD, read_record
 from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, prune
 from gpuyard.recipes.render.follow_run import StatusFile
+from gpuyard.recipes.render.output_folders import Outputs
+from gpuyard.recipes.render.planning.render_units import Label
 from gpuyard.recipes.uninstall import InstalledFiles, remove
-from gpuyard.residency.planning.render_units import Label
-from gpuyard.residency.running.output_folders import Outputs
 from gpuyard.system import folder_tree
 from gpuyard.system.private_files import PrivateFileError
 from tests.fakes.queue_command import run

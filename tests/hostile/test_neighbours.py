@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.ledger_directory import make_shared_directory
-from gpuyard.leases.neighbours import Neighbour, announce, find_neighbours
+from gpuyard.ledger.ledger_mutex import make_shared_directory
+from gpuyard.ledger.neighbours import Neighbour, announce, find_neighbours
 from tests.hostile.catalogue import attack
 from tests.hostile.hostile_texts import FORBIDDEN, NASTY, check_bytes
 from tests.hostile.ledger_attacks import gpuyard
 from tests.hostile.users import BEN, stay_as
 from tests.integration.queue_fixture import QueueUnderTest
-from tests.unit.leases import Child, child
+from tests.unit.ledger import Child, child
 
 _kept: list[socket.socket] = []
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.lease import Holder, Lease, Share
-from gpuyard.core.snapshot import Device, Process, Vendor
-from gpuyard.leases.measured_usage import LEASE_VARIABLE, LeaseFinder, find_foreign_processes
-from gpuyard.probes.common.process_info import describe_processes
+from gpuyard.ledger.measured_usage import LEASE_VARIABLE, LeaseFinder, find_foreign_processes
+from gpuyard.model.lease import Holder, Lease, Share
+from gpuyard.model.snapshot import Device, Process, Vendor
+from gpuyard.probes.devices_and_processes import describe_processes
 from tests.hostile.catalogue import attack
 from tests.hostile.users import ANNE, BEN, act_as
 from tests.integration.queue_fixture import QueueUnderTest

@@ -15,7 +15,7 @@ from gpuyard.system.private_files import PrivateFileError
 from tests.hostile.catalogue import attack
 from tests.hostile.users import BEN, act_as, stay_as
 from tests.integration.queue_fixture import QueueUnderTest, is_gone
-from tests.unit.leases import child
+from tests.unit.ledger import child
 
 
 def connect(path: str) -> None:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpuyard.core.lease import Need
 from gpuyard.errors import UserError
-from gpuyard.leases import lock_file
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.records import MAX_TICKETS_PER_USER
-from gpuyard.wait_for_devices import Acquisition
+from gpuyard.ledger import lock_file
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.records import MAX_TICKETS_PER_USER
+from gpuyard.ledger.wait_for_devices import Acquisition
+from gpuyard.model.lease import Need
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import (
     anne_gets,
@@ -30,7 +30,7 @@ from tests.hostile.ledger_attacks import (
     two_gpus,
 )
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
-from tests.unit.leases import child
+from tests.unit.ledger import child
 
 ONE_GPU = {"devices": 1}
 A_SHARE = {"device_id": "G0", "memory_mb": 1024.0, "is_exclusive": False}
@@ -161,7 +161,7 @@ def test_lease_in_anothers_name(ledger: Path) -> None:
     now="harmless: process and lease must belong to one user",
 )
 def test_lease_that_names_anothers_process(ledger: Path) -> None:
-    from gpuyard.leases.measured_usage import LeaseFinder
+    from gpuyard.ledger.measured_usage import LeaseFinder
 
     with ben_holds(ledger, ("1-0.lease", record([{"device_id": "G0"}], pid=os.getpid()))):
         assert LeaseFinder(Ledger(ledger).leases()).find(os.getpid()) == []
@@ -272,7 +272,7 @@ def test_any_file_name(ledger: Path) -> None:
     @given(NAMES)
     def check(name: str) -> None:
         path = f"{ledger}/x{name}.lease".encode(errors="surrogatepass")
-        from gpuyard.leases.lock_file import LockFile
+        from gpuyard.ledger.lock_file import LockFile
 
         file = LockFile(os.fsdecode(path), record([{"device_id": "G0"}]))
         os.chown(path, BEN, BEN)

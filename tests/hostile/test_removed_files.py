@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.ledger import open_ledger
+from gpuyard.ledger.ledger import open_ledger
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import gpuyard
 from tests.hostile.users import BEN, act_as

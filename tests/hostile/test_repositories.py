@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect import run_git
-from gpuyard.connect.code_snapshot import SnapshotLimits, take_snapshot
-from gpuyard.connect.git_files import has_changes, list_tree
-from gpuyard.connect.git_folder import read_commit, work_tree
-from gpuyard.connect.submitted_code import code_of
+from gpuyard.client import git_tree as run_git
+from gpuyard.client.code_snapshot import SnapshotLimits, take_snapshot
+from gpuyard.client.git_tree import has_changes, list_tree
+from gpuyard.client.submitted_code import code_of, read_commit, work_tree
 from gpuyard.errors import EnvironmentFault
 from tests.fakes.queue_command import run
 from tests.git_tree import git, make_work_tree

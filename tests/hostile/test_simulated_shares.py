@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gpuyard.engines.suspend.drivers import Simulated
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare
-from gpuyard.system.owner_locks import try_hold
+from gpuyard.system.file_locks import try_hold
 from tests.hostile.catalogue import attack
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
-from tests.unit.leases import Child, child
+from tests.unit.ledger import Child, child
 
 _kept: list[int] = []
 

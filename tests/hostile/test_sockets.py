@@ -10,23 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.client import Client
-from gpuyard.connect.autostart import start_daemon
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import connect
-from gpuyard.connect.retrying import RetryingClient
+from gpuyard.client.autostart import start_daemon
+from gpuyard.client.client import Client
+from gpuyard.client.daemon_liveness import running_pid
+from gpuyard.client.fast_http import connect
+from gpuyard.client.retrying import RetryingClient
 from gpuyard.engines.local import keeper_connection
 from gpuyard.engines.session import viewer
-from gpuyard.engines.session.poll_loop import Loop
-from gpuyard.engines.session.viewer_sockets import ViewerSockets
+from gpuyard.engines.session.viewer import Loop, ViewerSockets
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets
-from gpuyard.ui.tui.daemon_stream import DaemonStream
+from gpuyard.ui.tui.streams import DaemonStream
 from tests.fakes.queue_command import run
 from tests.hostile.catalogue import attack
 from tests.hostile.users import BEN, act_as, become
 from tests.integration.queue_fixture import QueueUnderTest
-from tests.unit.leases import DEADLINE_S, Child, child
+from tests.unit.ledger import DEADLINE_S, Child, child
 
 OWN = "set GPUYARD_HOME to another folder"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import ben_holds, gpuyard, hold_files, record, ticket_order
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
 from tests.integration.queue_fixture import QueueUnderTest
-from tests.unit.leases import child
+from tests.unit.ledger import child
 
 ONE_GPU = {"devices": 1}
 

@@ -9,17 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.core.lease import Need
-from gpuyard.leases.ledger import HeldLease, Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
-from gpuyard.leases.ledger_mutex import hold_mutex
-from gpuyard.system.process_identity import this_process
-from gpuyard.wait_for_devices import Acquisition
+from gpuyard.ledger.ledger import HeldLease, Ledger
+from gpuyard.ledger.ledger_mutex import hold_mutex, make_shared_directory
+from gpuyard.ledger.wait_for_devices import Acquisition
+from gpuyard.model.lease import Need
+from gpuyard.system.processes import this_process
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import anne_gets, ben_holds, gpuyard, record, ticket_order, two_gpus
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
 from tests.integration.queue_fixture import until
-from tests.unit.leases import DEADLINE_S, Child, child, nothing
+from tests.unit.ledger import DEADLINE_S, Child, child, nothing
 
 _kept: list[HeldLease] = []
 

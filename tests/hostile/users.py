@@ -6,7 +6,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from tests.unit.leases import child
+from tests.unit.ledger import child
 
 ANNE, BEN = 61001, 61002
 
@@ -41,7 +41,7 @@ def _act(connection: Connection, uid: int, function: Callable[..., Any], argumen
 
 
 def stay_as(connection: Connection, uid: int, function: Callable[..., Any], *arguments: Any) -> NoReturn:
-    """For `tests.unit.leases.child`: run a function as another user, send its result, and live until the test ends.
+    """For `tests.unit.ledger.child`: run a function as another user, send its result, and live until the test ends.
 
     What the function holds (locks, sockets, descriptors in its result's place) stays held: keep it in a global or a
     default argument.

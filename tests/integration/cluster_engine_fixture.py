@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gpuyard.core.cluster.offer import Amount, ClusterTerms
-from gpuyard.core.job.job import Attempt, HandedOver, OutcomeKind
-from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.engine import ClusterEngine
 from gpuyard.engines.cluster.site import ClusterSubmission, Site, SiteReport
+from gpuyard.model.cluster_terms import Amount, ClusterTerms
+from gpuyard.model.job import Attempt, HandedOver, OutcomeKind
+from gpuyard.model.lease import Need
 from gpuyard.ports import Ended, Launch, SiteStatus
 from tests.contract.engine import DEADLINE_S, until
 from tests.fakes.site import ProcessSite

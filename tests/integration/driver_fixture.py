@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.model.job import Attempt
 from tests.fakes.cuda import FakeCuda, build_fake_cuda
 from tests.fakes.nvml import FakeDevice, FakeMemory, FakeNvml, FakeProcess, FakeState, build_fake_nvml
 from tests.integration.engine_fixture import log_of, wait_for

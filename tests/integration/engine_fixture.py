@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import Attempt, Outcome, Started
 from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.model.job import Attempt, Outcome, Started
 from gpuyard.ports import Launch, Prepared
 
 DEADLINE_S = 90.0
@@ -112,7 +112,7 @@ _DAEMON = """
 import sys
 from pathlib import Path
 import msgspec
-from gpuyard.core.job.job import Attempt
+from gpuyard.model.job import Attempt
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Launch
 engine = LocalEngine(Path(sys.argv[1]))

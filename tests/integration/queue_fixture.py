@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import DaemonConnection
-from gpuyard.core.job.lifecycle import FINISHED
-from gpuyard.leases.ledger import open_ledger
+from gpuyard.client.daemon_liveness import running_pid
+from gpuyard.client.fast_http import DaemonConnection
+from gpuyard.ledger.ledger import open_ledger
+from gpuyard.model.lifecycle import FINISHED
 from tests.fakes.queue_command import run
 
 DEADLINE_S = 90.0

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpuyard.engines.common.spawn_program import LEASE_AT
-from gpuyard.engines.session.runner_command import runner_command
+from gpuyard.engines.session.task_files import runner_command
 from tests.integration.engine_fixture import DEADLINE_S, wait_for, wait_until_gone
 
 OWNER = "tag/12345678"

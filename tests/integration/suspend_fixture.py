@@ -13,10 +13,10 @@ import msgspec
 import psutil
 import pytest
 
-from gpuyard.core.job.job import Attempt
-from gpuyard.engines.local import process_tree
+from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import Attempt
 from gpuyard.ports import SuspendResult
 from tests.integration.engine_fixture import DEADLINE_S, attempt_of, launch_of, log_of, wait_for
 

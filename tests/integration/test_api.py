@@ -15,8 +15,8 @@ import pytest
 from gpuyard import GPUScheduler
 from gpuyard.config import lease_dir
 from gpuyard.errors import EnvironmentFault, UserError, WaitedTooLong
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_mutex import hold_mutex
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.probes.simulated_devices import SimulatedUse
 from gpuyard.scripting.gpu_info import (
     BANNED_GPU_NAMES,
@@ -179,7 +179,7 @@ def test_a_child_forked_in_the_block_does_not_end_its_parent_s_lease() -> None:
     program = (
         "import os, sys\n"
         "from gpuyard import GPUScheduler\n"
-        "from gpuyard.leases.ledger import Ledger\n"
+        "from gpuyard.ledger.ledger import Ledger\n"
         "from gpuyard.config import lease_dir\n"
         "with GPUScheduler() as gpu_ids:\n"
         "    pid = os.fork()\n"

@@ -7,7 +7,7 @@ import pytest
 from gpuyard import GPUScheduler
 from gpuyard.config import lease_dir
 from gpuyard.errors import UserError
-from gpuyard.leases.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger
 from gpuyard.probes.simulated_devices import SimulatedUse
 from gpuyard.scripting.gpu_info import BANNED_GPUS, find_free_gpus, get_gpu_info, get_gpu_names, get_total_num_gpus
 

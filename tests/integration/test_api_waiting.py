@@ -11,10 +11,10 @@ import pytest
 
 from gpuyard import GPUScheduler
 from gpuyard.config import lease_dir
-from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import UserError
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_mutex import hold_mutex
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import hold_mutex
+from gpuyard.model.snapshot import Snapshot
 from gpuyard.probes.local_machine import snapshot
 from gpuyard.probes.simulated_devices import SimulatedUse
 from tests.integration.conftest import HOLD, Script

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.client.daemon_liveness import running_pid
 from tests.fakes.queue_command import run, run_here
 from tests.integration.batch_fixture import GATED, OPEN, batch, let_go, queue, summary_in  # noqa: F401 - a fixture
 

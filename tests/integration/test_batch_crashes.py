@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.client.daemon_liveness import running_pid
 from gpuyard.recipes.batch.finish import Summary, read_summary
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.queue_fixture import DEADLINE_S, is_gone, until

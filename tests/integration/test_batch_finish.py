@@ -181,7 +181,7 @@ def test_an_interrupt_while_submitting_still_submits_the_whole_batch(
 ) -> None:
     from gpuyard.recipes.batch import plan as recipe
     from gpuyard.ui.cli import import_verb
-    from gpuyard.ui.cli.verb_options import run_verb
+    from gpuyard.ui.cli.command_grammar import run_verb
 
     real = recipe._post
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard import Client
-from gpuyard.connect.fast_http import NoDaemon, NotThere
+from gpuyard.client.fast_http import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema.queue import StopResult
 from gpuyard.ui.cli import JOB_VERBS, SERVICE_VERBS

@@ -14,12 +14,12 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import Amount
-from gpuyard.core.job.job import Attempt, OutcomeKind
-from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, Site, SiteState
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.cluster_terms import Amount
+from gpuyard.model.job import Attempt, OutcomeKind
+from gpuyard.model.lease import Need
 from tests.contract.cluster_engines import DAEMON, ROOT, hasten
 from tests.contract.engine import DEADLINE_S, until
 from tests.fakes.distant_site import DistantSite, SiteServer

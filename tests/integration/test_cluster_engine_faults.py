@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.site import ClusterSubmission, SiteReport
+from gpuyard.model.job import OutcomeKind
+from gpuyard.model.lease import Need
 from tests.contract.cluster_engines import hasten
 from tests.fakes.site import ProcessSite
 from tests.integration.cluster_engine_fixture import (

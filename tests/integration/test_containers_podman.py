@@ -10,7 +10,7 @@ import pytest
 from tests.executables import write_executable
 from tests.integration.podman_fixture import IMAGE, UID, PodmanUser, kill, podman_user
 from tests.integration.queue_fixture import until
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 pytestmark = [as_root, pytest.mark.needs("podman", "runc", "newuidmap", "nsenter")]
 

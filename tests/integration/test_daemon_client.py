@@ -17,13 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.client import autostart, paths
+from gpuyard.client.daemon_liveness import running_pid
+from gpuyard.client.fast_http import DaemonConnection, NoDaemon, connect, connect_early, decode, encode
 from gpuyard.config import state_dir
-from gpuyard.connect import autostart, paths
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect, connect_early
-from gpuyard.connect.fast_json import decode, encode
 from gpuyard.daemon.server.connection import ConnectionLimits
-from gpuyard.daemon.server.http_parser import HttpError, Request, Response
+from gpuyard.daemon.server.http_messages import HttpError, Request, Response
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.fakes.daemon import COMMAND, DEADLINE_S, echo, served, wait_until
 
@@ -187,7 +186,7 @@ def test_without_a_daemon_an_error_is_raised(own_home: Path) -> None:
 
 def test_a_started_daemon_outlives_the_process_that_started_it(own_home: Path, stand_in: None) -> None:
     script = (
-        "import os, sys\nfrom gpuyard.connect import autostart\nfrom gpuyard.connect.fast_http import connect\n"
+        "import os, sys\nfrom gpuyard.client import autostart\nfrom gpuyard.client.fast_http import connect\n"
         "autostart.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
     )
     pid = int(python(script, *COMMAND).communicate(timeout=DEADLINE_S)[0])
@@ -204,7 +203,7 @@ def test_a_daemon_inherits_no_descriptors_and_no_signal_handling(own_home: Path,
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     script = (
-        "import signal, sys\nfrom gpuyard.connect.autostart import start_daemon\n"
+        "import signal, sys\nfrom gpuyard.client.autostart import start_daemon\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
         "start_daemon(sys.argv[1:])\n"
     )
@@ -221,7 +220,7 @@ def test_a_daemon_inherits_no_descriptors_and_no_signal_handling(own_home: Path,
 
 def test_processes_that_start_a_daemon_at_once_all_reach_the_same_one(own_home: Path, stand_in: None) -> None:
     script = (
-        "import sys\nfrom gpuyard.connect import autostart\nfrom gpuyard.connect.fast_http import connect\n"
+        "import sys\nfrom gpuyard.client import autostart\nfrom gpuyard.client.fast_http import connect\n"
         "autostart.DAEMON = tuple(sys.argv[1:])\nprint(connect(start=True).request('GET', '/')['pid'])\n"
     )
     starters = [python(script, *COMMAND) for _ in range(6)]
@@ -301,13 +300,13 @@ def test_a_client_that_may_not_start_a_daemon_does_not_start_the_next(own_home: 
 
 def test_reaching_the_daemon_imports_nothing_heavy(own_home: Path) -> None:
     script = (
-        "import sys\nbefore = set(sys.modules)\nfrom gpuyard.connect.fast_http import connect\n"
+        "import sys\nbefore = set(sys.modules)\nfrom gpuyard.client.fast_http import connect\n"
         "connect(start=False).request('POST', '/jobs', {'a': 'b'}, {'c': [1]})\n"
         "print(*set(sys.modules) - before)\n"
     )
     with served(own_home / "daemon.sock"):
         loaded = python(script).communicate(timeout=DEADLINE_S)[0].split()
-    assert "gpuyard.connect.fast_http" in loaded
+    assert "gpuyard.client.fast_http" in loaded
     assert set(loaded).intersection(HEAVY) == set()
 
 

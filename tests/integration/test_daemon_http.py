@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.daemon.server.connection import ConnectionLimits
-from gpuyard.daemon.server.http_parser import HttpError, Request, Response
+from gpuyard.daemon.server.http_messages import HttpError, Request, Response
 from gpuyard.errors import EnvironmentFault, UserError
 from tests.fakes.daemon import DEADLINE_S, Served, body_of, echo, receive_all, served, status_of, wait_until
 from tests.in_time import in_time
@@ -257,7 +257,7 @@ def test_head_and_http_1_0_are_answered_correctly(daemon: Served) -> None:
 
 def test_fifty_processes_at_once_are_all_served(daemon: Served) -> None:
     script = (
-        "import sys\nfrom gpuyard.connect.fast_http import connect\n"
+        "import sys\nfrom gpuyard.client.fast_http import connect\n"
         "client = connect(start=False)\nsys.stdin.readline()\n"
         "print(*[client.request('POST', '/jobs', body=[sys.argv[1], n])['body'] for n in range(20)])\n"
     )

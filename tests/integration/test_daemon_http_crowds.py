@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.daemon.server.connection import ConnectionLimits
-from gpuyard.daemon.server.http_parser import Request, Response, ResponseStream, StreamClient
+from gpuyard.daemon.server.http_messages import Request, Response, ResponseStream, StreamClient
 from tests.fakes.daemon import DEADLINE_S, served, wait_until
 from tests.integration.web_fixture import receive_until
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
+from gpuyard.client.daemon_liveness import hold_daemon_lock, running_pid
 from gpuyard.errors import EnvironmentFault
 from tests.fakes.daemon import DEADLINE_S, wait_until
 
 HOLD = (
     "import subprocess, sys\n"
-    "from gpuyard.connect.daemon_lock import hold_daemon_lock\n"
+    "from gpuyard.client.daemon_liveness import hold_daemon_lock\n"
     "with hold_daemon_lock(sys.argv[1]):\n"
     "    job = subprocess.Popen(['sleep', '3600'], close_fds=False, stdout=subprocess.DEVNULL)\n"
     "    print(job.pid, flush=True)\n"

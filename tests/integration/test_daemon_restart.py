@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect import restart_daemon
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import NoDaemon
+from gpuyard.client import restart_daemon
+from gpuyard.client.daemon_liveness import running_pid
+from gpuyard.client.fast_http import NoDaemon
 from gpuyard.errors import UserError
 from gpuyard.version import __version__
 from tests.fakes.queue_command import GPUYARD, run

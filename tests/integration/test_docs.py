@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import connect
-from gpuyard.connect.paths import lock_path
+from gpuyard.client.daemon_liveness import running_pid
+from gpuyard.client.fast_http import connect
+from gpuyard.client.paths import lock_path
 from tests.integration.queue_fixture import Daemon, is_gone, until
 from tests.integration.sim_view_fixture import quiet_daemon
 from tests.integration.workspace_fixture import make_tmux  # noqa: F401 - a fixture is found where it is named

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.model.job import OutcomeKind
 from gpuyard.ports import Launch
 from tests.executables import write_executable
 from tests.integration.engine_fixture import DEADLINE_S, launch_of, log_of, outcome_of, outcomes, wait_for

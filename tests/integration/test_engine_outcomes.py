@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.job import OutcomeKind
 from tests.executables import write_executable
 from tests.integration.engine_fixture import launch_of, log_of, outcome_of, outcomes, started, wait_for
 

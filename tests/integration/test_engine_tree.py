@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.engines.local import process_tree, system_processes
+from gpuyard.engines.local import attempt_processes as process_tree
+from gpuyard.engines.local import system_processes
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.system_processes import TrackedProcess
 from tests.integration.engine_fixture import is_gone, outcomes, started, wait_for, wait_until_gone
@@ -187,7 +188,7 @@ def test_a_daemon_that_a_job_started_does_not_kill_itself_with_the_job(tmp_path:
     script = f"""
 import select, signal
 from pathlib import Path
-from gpuyard.core.job.job import Attempt, Started
+from gpuyard.model.job import Attempt, Started
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.ports import Launch

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.memory.out_of_memory import ShortageKind, recognise
-from gpuyard.engines.common import job_logs, oom_evidence
+from gpuyard.engines.common import job_logs
+from gpuyard.engines.common import program_outcome as oom_evidence
 from gpuyard.engines.common.log_cap import cut_if_over
+from gpuyard.model.out_of_memory import ShortageKind, recognise
 
 EVENTS = "low 0\nhigh 3\nmax 17\noom 2\noom_kill {}\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

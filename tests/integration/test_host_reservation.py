@@ -9,7 +9,7 @@ import pytest
 
 from gpuyard import GPUScheduler
 from gpuyard.errors import UserError
-from gpuyard.leases.ledger import open_ledger
+from gpuyard.ledger.ledger import open_ledger
 from tests.fakes.queue_command import run, run_here
 from tests.integration.queue_fixture import QueueUnderTest, until
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.client import Client
+from gpuyard.client.client import Client
 from tests.integration.queue_fixture import DAEMON, QueueUnderTest, until
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 # Prints what the process has, and a file that it creates shows the umask.
 REPORT = (

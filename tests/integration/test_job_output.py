@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.client import Client
-from gpuyard.engines.common import job_logs, oom_evidence
+from gpuyard.client.client import Client
+from gpuyard.engines.common import job_logs
+from gpuyard.engines.common import program_outcome as oom_evidence
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import GpuyardError
 from gpuyard.ports import Ended

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import Attempt, HandedOver, OutcomeKind, Started
 from gpuyard.engines.local import keeper_connection
 from gpuyard.engines.local.engine import LocalEngine
+from gpuyard.model.job import Attempt, HandedOver, OutcomeKind, Started
 from gpuyard.ports import Ended, Launch, Prepared
-from gpuyard.system.python_command import python_command
+from gpuyard.system.processes import python_command
 from tests.integration.engine_fixture import (
     daemon,
     is_gone,

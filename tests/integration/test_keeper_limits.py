@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.scheduling.start_backoff import ResourceLimit
 from gpuyard.engines.local import keeper_connection, keeper_set, system_processes
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.job import OutcomeKind
+from gpuyard.policy.start_delays import ResourceLimit
 from gpuyard.ports import Ended
 from tests.integration.engine_fixture import (
     daemon,

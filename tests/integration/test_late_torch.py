@@ -131,7 +131,7 @@ def test_a_pytorch_that_cannot_be_imported_raises_its_own_error() -> None:
 def test_a_gpu_hidden_when_pytorch_was_initialised_is_an_error_and_is_released() -> None:
     script = (
         "import torch\n"
-        "from gpuyard.leases.ledger import open_ledger\n"
+        "from gpuyard.ledger.ledger import open_ledger\n"
         "os.environ['CUDA_VISIBLE_DEVICES'] = '0'; torch.cuda.init()\n"
         "del os.environ['CUDA_VISIBLE_DEVICES']\n"
         "try:\n"

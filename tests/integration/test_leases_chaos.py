@@ -24,12 +24,12 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from gpuyard.core.lease import FixedMemory, Need
-from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.leases.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.wait_for_devices import Acquisition
+from gpuyard.model.lease import FixedMemory, Need
+from gpuyard.model.snapshot import Host, Snapshot
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
-from gpuyard.wait_for_devices import Acquisition
-from tests.unit.leases import DEADLINE_S, ME, context, nothing
+from tests.unit.ledger import DEADLINE_S, ME, context, nothing
 
 PROCESSES, ACQUISITIONS = map(int, os.environ.get("GPUYARD_CHAOS", "8,200").split(","))
 KILLS = ACQUISITIONS // 10

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.lease import HostShare, Lease, Need
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.host_usage import HostMeter
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory, prepare_directory
-from gpuyard.system.process_identity import this_process, user_name
-from gpuyard.wait_for_devices import Acquisition
-from tests.unit.leases import DEADLINE_S, as_root, child, wait_for_message
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import make_shared_directory, prepare_directory
+from gpuyard.ledger.measured_usage import HostMeter
+from gpuyard.ledger.wait_for_devices import Acquisition
+from gpuyard.model.lease import HostShare, Lease, Need
+from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.system.processes import this_process, user_name
+from tests.unit.ledger import DEADLINE_S, as_root, child, wait_for_message
 
 pytestmark = as_root
 

@@ -7,21 +7,21 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from gpuyard.control.track_usage import UsageTracker
-from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.job import Attempt, Job, Outcome, OutcomeKind, Started
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.placeholders import ArrayElement
-from gpuyard.core.lease import Need, UnknownMemory
-from gpuyard.core.scheduling.queue_order import Lane
-from gpuyard.core.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
-from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.measured_usage import LEASE_VARIABLE
-from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import open_ledger
+from gpuyard.ledger.measured_usage import LEASE_VARIABLE
+from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.model.job import Attempt, Job, Outcome, OutcomeKind, Started
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import Need, UnknownMemory
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.placeholders import ArrayElement
+from gpuyard.model.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
+from gpuyard.policy.queue_order import Lane
+from gpuyard.queue.measure_usage import UsageTracker
+from gpuyard.queue.transitions import JobTransitions
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
-from gpuyard.system.process_identity import this_process
+from gpuyard.system.processes import this_process
 
 
 @contextmanager

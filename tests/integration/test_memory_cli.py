@@ -292,7 +292,7 @@ def test_a_submission_that_names_a_configuration_file_imports_nothing_heavy(daem
     command = [GPUYARD[0], "-X", "importtime", "-m", "gpuyard", "submit", "--", "true", "a.yaml"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True, cwd=tmp_path)
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "gpuyard.connect.submitted_code" in imported
+    assert "gpuyard.client.submitted_code" in imported
     assert not imported & {"hashlib", "click", "json", "socket", "msgspec", "difflib"}
 
 

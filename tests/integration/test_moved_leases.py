@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import make_shared_directory
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, until
 from tests.small_disk import mounted_disk
@@ -169,7 +169,7 @@ def test_a_daemon_that_dies_while_it_moves_leaves_all_leases(
 DIES = """
 import os, sys
 from pathlib import Path
-from gpuyard.leases import directory_record
+from gpuyard.ledger import directory_record
 
 call, is_after = sys.argv[1], sys.argv[2] == "True"
 real = getattr(os, call)

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.job.job import Job
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import Need
-from gpuyard.core.notify.messages import Message, Occurrence
-from gpuyard.core.notify.subscriptions import Event
-from gpuyard.daemon.notify import delivery, send_message
-from gpuyard.daemon.notify.delivery import Delivery
-from gpuyard.daemon.notify.send_message import apprise_missing, send
+from gpuyard.daemon.notify import delivery
+from gpuyard.daemon.notify import delivery as send_message
+from gpuyard.daemon.notify.delivery import Delivery, apprise_missing, send
+from gpuyard.daemon.notify.messages import Message, Occurrence
 from gpuyard.installation import find_installation
+from gpuyard.model.job import Job
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.subscriptions import Event
 from tests.fakes.queue_command import run
 from tests.in_time import in_time
 from tests.integration.queue_fixture import is_gone, until

@@ -27,12 +27,12 @@ from gpuyard.daemon.api.routes import Routes
 from gpuyard.daemon.loop import SchedulerLoop as Loop
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import open_ledger
+from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.schema.operations import EVENTS, OPERATIONS, describe, document
 from gpuyard.store.database import open_database
 from gpuyard.system.clock import SystemClock
-from gpuyard.system.process_identity import this_process
+from gpuyard.system.processes import this_process
 from gpuyard.ui.cli.jobs import submit
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from gpuyard import Client
-from gpuyard.connect import version_mismatch
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD, NotThere
-from gpuyard.connect.version_mismatch import with_missing_keys_explained
-from gpuyard.daemon.server.http_parser import Request, Response
+from gpuyard.client import restart_daemon as version_mismatch
+from gpuyard.client.daemon_liveness import running_pid
+from gpuyard.client.fast_http import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD, NotThere
+from gpuyard.client.restart_daemon import with_missing_keys_explained
+from gpuyard.daemon.server.http_messages import Request, Response
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ui.tui.daemon_stream import DaemonStream
+from gpuyard.ui.tui.streams import DaemonStream
 from gpuyard.version import __version__
 from tests.fakes.daemon import served, status_of
 from tests.fakes.other_version import command_of, daemon_of

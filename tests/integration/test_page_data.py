@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.lease import Claim, Share
 from gpuyard.errors import UserError
-from gpuyard.leases.ledger import HeldLease, open_ledger
+from gpuyard.ledger.ledger import HeldLease, open_ledger
+from gpuyard.model.lease import Claim, Share
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from gpuyard.system import user_sockets
-from gpuyard.system.process_identity import this_process
+from gpuyard.system.processes import this_process
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses, find_registered
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import Attempt, OutcomeKind
 from gpuyard.probes.simulated_devices import SimulatedDevices
 from gpuyard.system.park_sockets import registered
 from tests.fakes import parking_job

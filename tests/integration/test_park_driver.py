@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import OutcomeKind
 from tests.integration.driver_fixture import CARD, Card, card, libraries, users_in
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for
 from tests.integration.suspend_fixture import (
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.needs("cc")
 PARKING_USER = """
 import os, time
 from pathlib import Path
-from gpuyard.scripting.park_listener import ParkListener
+from gpuyard.scripting.park_tensors import ParkListener
 from gpuyard.system.park_sockets import own_attempt, path_of
 state, me = Path(os.environ["FAKE_CUDA_STATE"]), os.getpid()
 (state / f"{me}.new").write_text("0")

@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 
 from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses
-from gpuyard.scripting.park_listener import ParkListener
+from gpuyard.scripting.park_tensors import ParkListener
 from gpuyard.system import user_sockets
 from gpuyard.system.park_sockets import Registration, path_of, registered
 

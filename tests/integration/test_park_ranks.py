@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import Attempt, OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import Attempt, OutcomeKind
 from gpuyard.probes.simulated_devices import SimulatedDevices
 from tests.fakes import parking_ranks
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for

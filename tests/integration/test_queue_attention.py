@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.control.controller import Controller
-from gpuyard.control.rules import Rules
-from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import JobSelection, parse_selection
-from gpuyard.core.job.submission import SubmissionRequest, parse_submission
-from gpuyard.core.lease import Claim, Share
-from gpuyard.core.scheduling.world import SchedulingLimits
-from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.leases.ledger import Ledger, open_ledger
-from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.ledger.ledger import Ledger, open_ledger
+from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.model.lease import Claim, Share
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.selection import JobSelection, parse_selection
+from gpuyard.model.snapshot import Device, Host, Sample, Snapshot, Vendor
+from gpuyard.model.submission import SubmissionRequest, parse_submission
+from gpuyard.policy.world import SchedulingLimits
+from gpuyard.queue.configured_rules import Rules
+from gpuyard.queue.step import Controller
+from gpuyard.queue.user_requests import UserRequests
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.clock import wall_time_of
-from gpuyard.system.process_identity import this_process
+from gpuyard.system.processes import this_process
 from tests.fakes.clock import FakeClock
 from tests.fakes.no_suspender import NoSuspender
 from tests.integration.queue_fixture import QueueUnderTest, until

@@ -444,16 +444,16 @@ def test_a_warm_command_imports_nothing_heavy(daemon: StandIn, arguments: list[s
     command = [sys.executable, "-X", "importtime", "-c", "from gpuyard.ui.cli import main; main()", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "gpuyard.connect.fast_http" in imported
+    assert "gpuyard.client.fast_http" in imported
     assert not imported & {"click", "rich", "msgspec", "json", "socket", "subprocess", "asyncio", "re"}
     assert not imported & {"importlib", "warnings", "encodings.ascii", "gpuyard.ui.cli.jobs.sweep_text"}
     assert not imported & {"atexit", "threading"}  # then it need not take the interpreter down
-    assert {name for name in imported if name.startswith("gpuyard.core.")} <= {
-        "gpuyard.core.job",
-        "gpuyard.core.job.submit_options",
-        "gpuyard.core.option",
-        "gpuyard.core.printable_text",
-        "gpuyard.core.units",
+    assert {name for name in imported if name.startswith("gpuyard.model.")} <= {
+        "gpuyard.model",
+        "gpuyard.model.submit_options",
+        "gpuyard.model.option",
+        "gpuyard.model.printable_text",
+        "gpuyard.model.units",
     }
 
 

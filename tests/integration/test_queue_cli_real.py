@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.client.daemon_liveness import running_pid
 from tests.fakes.queue_command import GPUYARD, run_here
 from tests.integration.queue_fixture import end_leftovers, until
 

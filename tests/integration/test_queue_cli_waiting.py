@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.connect.daemon_lock import hold_daemon_lock
-from gpuyard.connect.retrying import has_crashed
+from gpuyard.client.daemon_liveness import hold_daemon_lock
+from gpuyard.client.retrying import has_crashed
 from tests.fakes.queue_command import GPUYARD, run_here, run_on_terminal
 from tests.fakes.queue_standin import ReceivedRequest, StandIn, attempt, counts, job, page, row
 
@@ -189,7 +189,7 @@ def test_a_killed_daemon_counts_as_crashed_a_running_or_stopped_one_does_not(own
         assert not has_crashed()
     assert not has_crashed()
     program = (
-        "import sys; from gpuyard.connect.daemon_lock import hold_daemon_lock\n"
+        "import sys; from gpuyard.client.daemon_liveness import hold_daemon_lock\n"
         "with hold_daemon_lock(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(own_home / "daemon.lock")]

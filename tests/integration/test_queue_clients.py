@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.fast_http import DaemonConnection, render_request
+from gpuyard.client.fast_http import DaemonConnection, render_request
 from gpuyard.errors import UserError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import QueueUnderTest, submission, until
 from tests.scale import size
-from tests.unit.leases import child, wait_for_message
+from tests.unit.ledger import child, wait_for_message
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

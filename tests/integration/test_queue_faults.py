@@ -15,7 +15,7 @@ from gpuyard.errors import EnvironmentFault, GpuyardError
 from tests.in_time import in_time
 from tests.integration.queue_fixture import Daemon, QueueUnderTest, is_gone, until
 from tests.small_disk import mounted_disk
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 SOON_S = 1.0
 

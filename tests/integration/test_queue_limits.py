@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.ledger import open_ledger
+from gpuyard.ledger.ledger import open_ledger
 from tests.integration.queue_fixture import DAEMON, QueueUnderTest, until
 from tests.small_disk import mounted_disk
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 COUNT = 40
 PIDS = [Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]

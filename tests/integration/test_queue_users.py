@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_directory import make_shared_directory
-from gpuyard.system.process_identity import this_process, user_name
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import make_shared_directory
+from gpuyard.system.processes import this_process, user_name
 from tests.integration.queue_fixture import QueueUnderTest, until
-from tests.unit.leases import DEADLINE_S, as_root, child, take, wait_for_message
+from tests.unit.ledger import DEADLINE_S, as_root, child, take, wait_for_message
 
 pytestmark = as_root
 

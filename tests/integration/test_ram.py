@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.local.ram_meter import RamMeter
+from gpuyard.engines.local.attempt_processes import RamMeter
 
 HOLD = "import sys, time; kept = bytearray(int(sys.argv[1]) << 20); print('ready', flush=True); sys.stdin.read()"
 

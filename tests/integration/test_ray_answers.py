@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from gpuyard.config import RayConfig
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import ray_site
 from gpuyard.engines.cluster.ray_site import RaySite
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteState, SiteUnreachable
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.lease import Need
 
 SUBMISSION = ClusterSubmission(
     token="f00d", terms=ClusterTerms(need=Need(), name="a job"), count=3, folder="/f00d", supervisor=("true",)

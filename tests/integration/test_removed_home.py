@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import GpuyardError
-from gpuyard.leases.ledger import open_ledger
+from gpuyard.ledger.ledger import open_ledger
 from tests.integration.queue_fixture import Daemon, QueueUnderTest, until
 
 MOST_OF_A_CARD = "20G"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.lease import Lease
 from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.ledger import open_ledger
+from gpuyard.ledger.ledger import open_ledger
+from gpuyard.model.lease import Lease
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 # A card has 24 GB.

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from gpuyard.config import lease_dir
-from gpuyard.core.lease import Lease
-from gpuyard.leases.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.model.lease import Lease
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.integration.terminal import Terminal
 

@@ -12,7 +12,7 @@ import pytest
 from gpuyard.engines.foreground import ForegroundProgram, run_program
 from gpuyard.errors import EnvironmentFault
 from tests.hostile.users import act_as
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 # A user of this test alone: the system counts the processes of a user.
 USER = 1_000_000 + os.getpid()

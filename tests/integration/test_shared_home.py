@@ -12,7 +12,7 @@ from tests.executables import write_executable
 from tests.fakes.hosts import CLUSTER_LOCKS, LOCAL_LOCKS, Host
 from tests.integration.queue_fixture import until
 from tests.scale import size
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 pytestmark = [
     as_root,

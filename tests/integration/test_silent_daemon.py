@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from gpuyard import Client
-from gpuyard.connect import autostart, fast_http, paths
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import connect, dial
-from gpuyard.connect.retrying import RetryingClient
-from gpuyard.connect.silent_daemon import SilentDaemon
-from gpuyard.connect.transports import SocketTransport
+from gpuyard.client import autostart, fast_http, paths
+from gpuyard.client.daemon_liveness import SilentDaemon, running_pid
+from gpuyard.client.fast_http import connect, dial
+from gpuyard.client.retrying import RetryingClient
+from gpuyard.client.transports import SocketTransport
 from gpuyard.engines.local.system_processes import is_stopped
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets

@@ -13,7 +13,7 @@ import pytest
 
 from gpuyard.engines.local.keeper import BEGAN
 from gpuyard.engines.local.keeper_connection import JournalEntry, parse_journal
-from gpuyard.leases.ledger import open_ledger
+from gpuyard.ledger.ledger import open_ledger
 from tests.integration.queue_fixture import QueueUnderTest, until
 
 _MANY = 300

@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.job.shell_settings import ShellSettings
-from gpuyard.core.job.stop_warning import parse_warning
-from gpuyard.core.lease import Need
 from gpuyard.engines.cluster import node_supervisor
 from gpuyard.engines.cluster.submission_dir import VOID, ElementStart, ElementTrace, Finish, SubmissionDirs
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.job import OutcomeKind
+from gpuyard.model.lease import Need
+from gpuyard.model.shell_environment import ShellSettings
+from gpuyard.model.stopping import parse_warning
 from gpuyard.ports import Launch
 from tests.integration.engine_fixture import is_gone, launch_of, let_go, wait_for, wait_until_gone
 from tests.scale import size
 from tests.small_disk import mounted_disk
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 Supervisor = subprocess.Popen[str]
 # The exit status of a supervisor that ran nothing: not 0, or the site would report success.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import OutcomeKind
 from tests.integration.driver_fixture import (
     CARD,
     USER,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import Attempt
 from gpuyard.ports import SuspendResult
 from tests.integration.driver_fixture import CARD, Card, card, libraries, one_user, tree_of_users, works_on
 from tests.integration.engine_fixture import wait_for

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.job import Attempt, Started
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.scripting.park_listener import ParkListener
+from gpuyard.model.job import Attempt, Started
+from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.scripting.park_tensors import ParkListener
 from gpuyard.system.park_sockets import path_of
 from tests.fakes.cuda import build_fake_cuda
 from tests.integration.queue_fixture import until

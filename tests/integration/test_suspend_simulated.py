@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.core.job.job import Attempt
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
+from gpuyard.model.job import Attempt
 from gpuyard.probes.simulated_devices import SimulatedDevices
 from tests.integration.engine_fixture import outcomes
 from tests.integration.suspend_fixture import (
@@ -58,7 +58,7 @@ DAEMON = """
 import select, sys
 from pathlib import Path
 import msgspec
-from gpuyard.core.job.job import Attempt
+from gpuyard.model.job import Attempt
 from gpuyard.engines.suspend.suspender import LocalSuspender
 suspender = LocalSuspender(Path(sys.argv[1]) / "suspending", sys.argv[1])
 suspender.suspend(msgspec.json.decode(sys.argv[2], type=Attempt))

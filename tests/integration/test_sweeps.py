@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.client import Client
+from gpuyard.client.client import Client
 from tests.fakes.queue_command import run_here
 from tests.integration.queue_fixture import end_leftovers
 

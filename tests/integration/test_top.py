@@ -14,10 +14,10 @@ import pytest
 from textual import events
 from textual.pilot import Pilot
 
-from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.client.daemon_liveness import running_pid
 from gpuyard.installation import find_installation
 from gpuyard.ui.tui.app import Top
-from gpuyard.ui.tui.glyphs import UNICODE
+from gpuyard.ui.tui.terminal_text import UNICODE
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.terminal import Terminal
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.client.daemon_liveness import running_pid
 from gpuyard.installation import find_installation
 from tests.fakes.queue_command import GPUYARD, run
 from tests.integration.conftest import Script

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.cluster import reach_site
-from gpuyard.engines.cluster.reach_site import unreachable_sites
+from gpuyard.engines.cluster import site_checks as reach_site
 from gpuyard.engines.cluster.site import Site
+from gpuyard.engines.cluster.site_checks import unreachable_sites
 from gpuyard.errors import EnvironmentFault
 from tests.executables import write_executable
 from tests.fakes.queue_command import run

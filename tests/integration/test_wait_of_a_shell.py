@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.client import Client
+from gpuyard.client.client import Client
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, end_leftovers
 

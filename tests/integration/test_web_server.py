@@ -16,7 +16,7 @@ from gpuyard.errors import UserError
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.test_queue_users import ANNE, become
 from tests.integration.web_fixture import WebPage, receive_until
-from tests.unit.leases import as_root, child, wait_for_message
+from tests.unit.ledger import as_root, child, wait_for_message
 
 HEADERS = {
     "content-security-policy": (

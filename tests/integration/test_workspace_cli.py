@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.fast_http import connect
+from gpuyard.client.daemon_liveness import running_pid
+from gpuyard.client.fast_http import connect
 from gpuyard.recipes.workspace.create_workspace import init
 from gpuyard.recipes.workspace.workspace_files import workspace_tag
 from tests.fakes.queue_command import GPUYARD, run, run_here, run_on_terminal

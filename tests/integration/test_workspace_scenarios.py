@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.leases.ledger import open_ledger
+from gpuyard.ledger.ledger import open_ledger
 from tests.integration.queue_fixture import is_gone
 from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
     Workspace,

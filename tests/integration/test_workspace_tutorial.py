@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.daemon_lock import running_pid
+from gpuyard.client.daemon_liveness import running_pid
 from tests.integration.queue_fixture import end_leftovers, processes_of
 from tests.integration.session_fixture import OwnTmux
 from tests.integration.workspace_fixture import BIN, make_tmux  # noqa: F401 - fixtures are found where they are named

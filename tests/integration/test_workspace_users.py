@@ -12,7 +12,7 @@ from gpuyard.recipes.workspace.settings import LoadedSettings, load
 from gpuyard.recipes.workspace.sweep import check
 from tests.hostile.conftest import place  # noqa: F401 - fixtures are found where they are named
 from tests.hostile.users import ANNE, BEN, act_as
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 pytestmark = [as_root, pytest.mark.linux("how users are told apart is Linux's")]
 

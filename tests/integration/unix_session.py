@@ -9,7 +9,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from gpuyard.connect import paths
+from gpuyard.client import paths
 from gpuyard.system import user_sockets
 
 DAEMON = "http://gpuyard"

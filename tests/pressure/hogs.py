@@ -17,8 +17,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.job.lifecycle import FINISHED
-from gpuyard.core.units import format_size, parse_size
+from gpuyard.model.lifecycle import FINISHED
+from gpuyard.model.units import format_size, parse_size
 from tests.pressure.limited_group import LimitedGroup, in_limited_group
 from tests.pressure.watch import MachineWatch
 from tests.torture.evidence import read_runs

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from gpuyard.core.job.lifecycle import FINISHED
-from gpuyard.core.units import parse_size
+from gpuyard.model.lifecycle import FINISHED
+from gpuyard.model.units import parse_size
 from tests.pressure import threshold_checks as thresholds
 from tests.pressure.limited_group import LimitedGroup, in_limited_group
 from tests.pressure.outside import OutsidePressure

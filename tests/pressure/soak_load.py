@@ -13,7 +13,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-from gpuyard.core.job.lifecycle import FINISHED
+from gpuyard.model.lifecycle import FINISHED
 from tests.pressure.hogs import HOG, SCRIPT
 from tests.torture.records import Submission
 from tests.torture.target import GPUYARD, PYTHON, Target

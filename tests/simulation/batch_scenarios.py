@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from gpuyard.core.job.submission import SubmissionRequest
+from gpuyard.model.submission import SubmissionRequest
 from tests.simulation.behaviors import Behavior, BehaviorOf, random_behavior
 from tests.simulation.clients import Operation, operations
 from tests.simulation.scenario import WITHIN_S, Script

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from gpuyard.control.edit_jobs import JobEditor
-from gpuyard.control.fit_to_machine import fit_to_machine
-from gpuyard.control.user_requests import Act, ChangeResult
-from gpuyard.core.job.selection import parse_selection
-from gpuyard.core.job.submission import Submission, SubmissionRequest, parse_submission
-from gpuyard.core.lease import Drain
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.store.job_edits import JobEdits
+from gpuyard.model.lease import Drain
+from gpuyard.model.selection import parse_selection
+from gpuyard.model.submission import Submission, SubmissionRequest, parse_submission
+from gpuyard.queue.edit_jobs import JobEditor, fit_to_machine
+from gpuyard.queue.user_requests import Act, ChangeResult
+from gpuyard.store.delete_and_edit_jobs import JobEdits
 from tests.simulation.behaviors import DECLARED
 from tests.simulation.engine import UNPASSABLE
 from tests.simulation.simulated_daemon import SimulatedDaemon

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from gpuyard.core.cluster.offer import Amount, Offer, gpu_count
-from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterSubmission,
@@ -24,6 +22,8 @@ from gpuyard.engines.cluster.site import (
     SiteState,
     SiteUnreachable,
 )
+from gpuyard.model.cluster_terms import Amount, Offer, gpu_count
+from gpuyard.model.job import SiteRequest
 from tests.simulation.world import World
 
 GPUS = 4

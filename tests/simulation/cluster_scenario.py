@@ -14,12 +14,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job, OutcomeKind
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.engines.cluster import engine as cluster_engine
 from gpuyard.engines.cluster import in_flight
 from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.model.job import Attempt, Job, OutcomeKind
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.submission import SubmissionRequest
 from gpuyard.ports import Engine
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore

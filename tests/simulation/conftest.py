@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.control import add_submission, dependants, user_requests
+from gpuyard.queue import add_submission, dependants, user_requests
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,12 @@ from itertools import chain, takewhile
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt
-from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.engines.common.places_nothing import PlacesNothing
+from gpuyard.engines.common.process_status import is_unbegun
 from gpuyard.engines.common.program_outcome import StartContext, limit_of, outcome_of
-from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, SiteStatus
+from gpuyard.model.job import Attempt
+from gpuyard.model.out_of_memory import Shortage
+from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SiteStatus
 from tests.simulation.keeper import CALM, KeeperHabits, SimulatedKeeper
 from tests.simulation.programs import Program
 from tests.simulation.world import World

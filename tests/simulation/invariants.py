@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.dependencies import DependencyKind, DependencyOutlook, outlook, outlook_of_all
-from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
-from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
-from gpuyard.core.job.retry import REBOOTED
-from gpuyard.core.scheduling.queue_order import current_priority
 from gpuyard.engines.common.program_outcome import BEGAN, StartContext, outcome_of
+from gpuyard.model.dependencies import DependencyKind, DependencyOutlook, outlook, outlook_of_all
+from gpuyard.model.job import Attempt, Job, OutcomeKind, SuspendedBy
+from gpuyard.model.lifecycle import FINISHED, LIVE, JobState
+from gpuyard.model.retry import REBOOTED
+from gpuyard.policy.queue_order import current_priority
+from gpuyard.queue.transitions import JobTransitions
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Drain, Holder, Lease, Need, Share, Ticket, asks_for_the_same
-from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.host_capacity import HostUse
-from gpuyard.core.scheduling.machine import Machine
-from gpuyard.core.scheduling.placement import in_queue_order
-from gpuyard.core.snapshot import Snapshot
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.lease import Drain, Holder, Lease, Need, Share, Ticket, asks_for_the_same
+from gpuyard.model.snapshot import Snapshot
+from gpuyard.policy.fit import choose, in_queue_order
+from gpuyard.policy.foreign_load import ForeignLoad
+from gpuyard.policy.host_room import HostUse
+from gpuyard.policy.machine import Machine
 from gpuyard.ports import WantedClaim
 from tests.simulation.world import Granted, World
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from gpuyard.control.controller import Controller
-from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
-from gpuyard.core.job.job_spec import OnPreempt
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.scheduling.numbers import MOST_RERUNS
+from gpuyard.model.job import Attempt, Job, OutcomeKind, SuspendedBy
+from gpuyard.model.job_spec import OnPreempt
+from gpuyard.model.lifecycle import JobState
+from gpuyard.policy.numbers import MOST_RERUNS
+from gpuyard.queue.step import Controller
 from gpuyard.store.job_store import JobStore
 from tests.simulation.behaviors import EVERYTHING, MEMORY_MB
 from tests.simulation.keeper import REPORT_WITHIN_S

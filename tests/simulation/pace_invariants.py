@@ -6,14 +6,14 @@ All of it is computed again here, from the samples that daemons got and from wha
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpuyard.control.controller import Controller
-from gpuyard.core.job.job import Job
-from gpuyard.core.job.job_spec import BatchPace
-from gpuyard.core.lease import Lease
-from gpuyard.core.scheduling.plan import Plan
-from gpuyard.core.scheduling.queue_order import Lane
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind
-from gpuyard.core.snapshot import Sample, Snapshot
+from gpuyard.model.job import Job
+from gpuyard.model.job_spec import BatchPace
+from gpuyard.model.lease import Lease
+from gpuyard.model.snapshot import Sample, Snapshot
+from gpuyard.policy.queue_order import Lane
+from gpuyard.policy.wait_reasons import Reason, ReasonKind
+from gpuyard.policy.world import Plan
+from gpuyard.queue.step import Controller
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from tests.simulation.behaviors import MEMORY_MB

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpuyard.core.memory.out_of_memory import Shortage
+from gpuyard.model.out_of_memory import Shortage
 from gpuyard.simulator.machine_parts import ScheduledEvent
 from tests.simulation.behaviors import Behavior
 

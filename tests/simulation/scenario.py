@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpuyard.control.step_result import Step
-from gpuyard.core.lease import FixedMemory, Need, WholeDevice
-from gpuyard.core.scheduling.world import SchedulingLimits
 from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.model.lease import FixedMemory, Need, WholeDevice
+from gpuyard.policy.world import SchedulingLimits
+from gpuyard.queue.step import Step
 from gpuyard.simulator.machine_parts import EPOCH
 from gpuyard.store.database import open_database
 from tests.simulation.behaviors import MEMORY_MB, BehaviorOf, random_behavior

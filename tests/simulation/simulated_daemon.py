@@ -2,15 +2,14 @@
 
 import os
 
-from gpuyard.control.controller import Controller
-from gpuyard.control.rules import Rules
-from gpuyard.control.step_result import Step
-from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.job import Attempt
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.world import SchedulingLimits
-from gpuyard.core.snapshot import Sample
+from gpuyard.model.job import Attempt
+from gpuyard.model.lease import Holder
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.snapshot import Sample
+from gpuyard.policy.world import SchedulingLimits
+from gpuyard.queue.configured_rules import Rules
+from gpuyard.queue.step import Controller, Step
+from gpuyard.queue.user_requests import UserRequests
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries

@@ -9,9 +9,9 @@
 
 from typing import Any
 
-from gpuyard.core.job.job import Job
-from gpuyard.core.lease import FixedMemory, Need, WholeDevice
-from gpuyard.core.scheduling.slices import LONGEST_S
+from gpuyard.model.job import Job
+from gpuyard.model.lease import FixedMemory, Need, WholeDevice
+from gpuyard.policy.plan import LONGEST_S
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
 from tests.simulation.programs import Program

@@ -7,8 +7,8 @@ does not fit ruins the program for good, and sometimes a driver does that by its
 
 from collections.abc import Callable, Mapping
 
-from gpuyard.core.job.job import Attempt
-from gpuyard.core.snapshot import Snapshot
+from gpuyard.model.job import Attempt
+from gpuyard.model.snapshot import Snapshot
 from gpuyard.ports import SuspendResult
 from tests.simulation.programs import Program
 from tests.simulation.world import World

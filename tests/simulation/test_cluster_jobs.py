@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.job.submission import SubmissionRequest
 from gpuyard.engines.cluster import engine, in_flight
+from gpuyard.model.submission import SubmissionRequest
 from tests.scale import FULL, seeds
 from tests.simulation.clients import Operation
 from tests.simulation.cluster import FAILURES, MOST_JOBS, ClusterBehavior

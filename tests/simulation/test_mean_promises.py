@@ -10,12 +10,10 @@ from msgspec.structs import replace
 from bench.against_fifo import PassSummary, broken_means, summarize
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import SATURATED
-from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import MeasuredProgram, draw, mean_duration_s
 from gpuyard.simulator.schedule_metrics import SimulatedPass
-from gpuyard.simulator.sharing_slowdown import Sharing
-from gpuyard.simulator.simulation import Simulation
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.simulation import Simulation, find_policy
+from gpuyard.simulator.traces import Sharing, TraceJob
 from tests.scale import some
 
 GB = 1024.0

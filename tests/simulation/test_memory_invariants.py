@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.control import suspend_jobs
-from gpuyard.control.suspend_jobs import SuspendControl
-from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job import retry
-from gpuyard.core.job.lifecycle import JobEvent
-from gpuyard.core.lease import FixedMemory, Need
-from gpuyard.core.memory import sizing
+from gpuyard.model import retry
+from gpuyard.model.lease import FixedMemory, Need
+from gpuyard.model.lifecycle import JobEvent
+from gpuyard.policy import sizing
+from gpuyard.queue import suspend_jobs
+from gpuyard.queue.suspend_jobs import SuspendControl
+from gpuyard.queue.transitions import JobTransitions
 from tests.simulation.test_scenarios import failed_checks
 
 
@@ -62,9 +62,7 @@ def _count_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
     real = retry.judge_shortage
-    monkeypatch.setattr(
-        "gpuyard.control.attempt_ends.judge_shortage", lambda *given: replace(real(*given), counts=True)
-    )
+    monkeypatch.setattr("gpuyard.queue.attempt_ends.judge_shortage", lambda *given: replace(real(*given), counts=True))
 
 
 def _rerun_too_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.job.submission import SubmissionRequest
-from gpuyard.core.scheduling.numbers import AGEING_S
+from gpuyard.model.submission import SubmissionRequest
+from gpuyard.policy.numbers import AGEING_S
 from tests.scale import seeds, size
 from tests.simulation.behaviors import EVERYTHING, Behavior, BehaviorOf
 from tests.simulation.clients import Operation

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from gpuyard.control import planner_input
-from gpuyard.control.batch_gates import BatchGates
-from gpuyard.core.scheduling import batch_pacing, planner, rules
-from gpuyard.core.scheduling.batch_pacing import ExpectedUse
-from gpuyard.core.scheduling.load_gates import SteadyGate, smooth
-from gpuyard.core.scheduling.rules import Stagger
+from gpuyard.policy import batch_pacing, rules
+from gpuyard.policy import plan as planner
+from gpuyard.policy.batch_pacing import ExpectedUse
+from gpuyard.policy.foreign_load import SteadyGate, smooth
+from gpuyard.policy.rules import Stagger
+from gpuyard.queue import collect_world as planner_input
+from gpuyard.queue.batch_gates import BatchGates
 from gpuyard.store.job_store import JobStore
 from tests.simulation.test_batches import simulate_batches
 

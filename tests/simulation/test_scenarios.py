@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.control.controller import Controller
-from gpuyard.control.starts import Starts
-from gpuyard.core.job.submission import SubmissionRequest
-from gpuyard.core.scheduling.backfill import Backfill
-from gpuyard.core.scheduling.numbers import AGEING_S
-from gpuyard.core.scheduling.rules import RunningLimit
+from gpuyard.model.submission import SubmissionRequest
+from gpuyard.policy.numbers import AGEING_S
+from gpuyard.policy.reserve import Backfill
+from gpuyard.policy.rules import RunningLimit
+from gpuyard.queue.decide_starts import Starts
+from gpuyard.queue.step import Controller
 from gpuyard.store.job_store import JobStore
 from tests.scale import seeds, size
 from tests.simulation.behaviors import Behavior, plain_behavior

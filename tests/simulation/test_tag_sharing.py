@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job_spec import TagSharing
-from gpuyard.core.lease import FixedMemory
-from gpuyard.core.scheduling import planner
+from gpuyard.model.job_spec import TagSharing
+from gpuyard.model.lease import FixedMemory
+from gpuyard.policy import plan as planner
 from tests.scale import seeds
 from tests.simulation.behaviors import random_behavior
 from tests.simulation.clients import Operation, operations

@@ -9,11 +9,9 @@ from msgspec.structs import replace
 
 from bench.against_fifo import summarize
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.schedule_metrics import SimulatedPass
-from gpuyard.simulator.sharing_slowdown import Sharing
-from gpuyard.simulator.simulation import Simulation
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.simulation import Simulation, find_policy
+from gpuyard.simulator.traces import Sharing, TraceJob
 
 GB = 1024.0
 

@@ -14,18 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Claim, Drain, Holder, Lease, Ticket, amended
-from gpuyard.core.snapshot import Device, Host, Snapshot
 from gpuyard.engines.common.program_outcome import BEGAN
+from gpuyard.model.lease import Claim, Drain, Holder, Lease, Ticket, amended
+from gpuyard.model.snapshot import Device, Host, Snapshot
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.machine_parts import (
-    EPOCH,
-    EventQueue,
-    ScheduledEvent,
-    VirtualClock,
-    find_shortage,
-    read_device,
-)
+from gpuyard.simulator.machine_parts import EPOCH, EventQueue, ScheduledEvent, VirtualClock, find_shortage, read_device
 from tests.simulation.behaviors import EVERYTHING, MEMORY_MB, BehaviorOf
 from tests.simulation.programs import Program
 

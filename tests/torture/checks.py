@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpuyard.core.job.lifecycle import FINISHED
+from gpuyard.model.lifecycle import FINISHED
 from tests.torture.evidence import Run
 from tests.torture.records import AttemptRecord, Happened, Records, Submission
 

@@ -107,7 +107,7 @@ class Restart(Fault):
 
 HOLD_MUTEX = """
 import os, pathlib, signal, sys
-from gpuyard.leases.ledger_mutex import hold_mutex
+from gpuyard.ledger.ledger_mutex import hold_mutex
 with hold_mutex(pathlib.Path(sys.argv[1]), 20):
     print("held", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuyard.system.owner_locks import try_hold
+from gpuyard.system.file_locks import try_hold
 from tests.torture.faults import NOTHING, Fault
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpuyard.connect.fast_http import Exchange, dial, render_request
+from gpuyard.client.fast_http import Exchange, dial, render_request
 from gpuyard.errors import GpuyardError
 from tests.torture.records import Submission
 from tests.torture.target import GPUYARD, JOB, PYTHON, SCRIPT, Target

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from gpuyard.core.job.lifecycle import FINISHED
-from gpuyard.system.owner_locks import is_held
+from gpuyard.model.lifecycle import FINISHED
+from gpuyard.system.file_locks import is_held
 from tests.torture import checks
 from tests.torture.evidence import read_runs
 from tests.torture.faults import Fault, send

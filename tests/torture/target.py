@@ -14,7 +14,7 @@ import psutil
 from msgspec import Struct
 
 import gpuyard
-from gpuyard.connect.fast_http import DaemonConnection
+from gpuyard.client.fast_http import DaemonConnection
 from gpuyard.errors import GpuyardError
 from tests.torture.evidence import EvidenceFile
 from tests.torture.inject import Injector

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.lifecycle import TRANSITIONS
+from gpuyard.model.lifecycle import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "scripts/state-diagram"

@@ -8,13 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from bench.against_fifo import PassSummary, broken_means, broken_promises, summarize
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.model.job import OutcomeKind
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.schedule_metrics import SimulatedPass, SimulatedRun
-from gpuyard.simulator.sharing_slowdown import Sharing
-from gpuyard.simulator.simulation import Simulation
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.simulation import Simulation, find_policy
+from gpuyard.simulator.traces import Sharing, TraceJob
 from tests.unit.simulator.samples import trace_job
 
 

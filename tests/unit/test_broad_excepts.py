@@ -7,7 +7,7 @@ import gpuyard
 
 SOURCE = Path(gpuyard.__file__).parent
 ALLOWED = {
-    "control/engine_set.py",
+    "queue/engine_set.py",
     "daemon/api/routes.py",
     "daemon/loop.py",
     "daemon/main.py",
@@ -16,7 +16,7 @@ ALLOWED = {
     "engines/cluster/engine.py",
     "engines/registry.py",
     "probes/fallback_chain.py",
-    "residency/tiers/hold_assets.py",
+    "recipes/render/memory/hold_assets.py",
 }
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from gpuyard.config import Config, HostConfig, parse_config
-from gpuyard.core.report.energy import EnergyPrice
-from gpuyard.core.scheduling.host_capacity import HostLimits
-from gpuyard.daemon.read_rules import read_rules
 from gpuyard.errors import UserError
+from gpuyard.model.energy import EnergyPrice
+from gpuyard.policy.host_room import HostLimits
+from gpuyard.queue.configured_rules import read_rules
 
 FILE = Path("/home/ada/config.toml")
 

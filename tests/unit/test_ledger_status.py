@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from gpuyard.core.lease import Need
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_mutex import hold_mutex
-from gpuyard.ledger_status import read_ledger_status
-from tests.unit.leases import DEADLINE_S, ME
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import hold_mutex
+from gpuyard.ledger.ledger_status import read_ledger_status
+from gpuyard.model.lease import Need
+from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from tests.unit.ledger import DEADLINE_S, ME
 
 
 def test_below_the_floor_the_ram_of_the_machine_is_what_processes_wait_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import gpuyard
 from gpuyard import report_progress
-from gpuyard.core.progress.progress_file import VARIABLE, read_progress_line
+from gpuyard.output.line_counts import VARIABLE, read_progress_line
 
 
 @pytest.fixture

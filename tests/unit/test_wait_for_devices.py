@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.lease import Need
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
-from gpuyard.leases.file_watch import FileWatch
-from gpuyard.leases.ledger import Ledger
-from gpuyard.leases.ledger_mutex import hold_mutex
-from gpuyard.leases.lock_file import LockFile
-from gpuyard.wait_for_devices import Acquisition
-from tests.unit.leases import DEADLINE_S, ME, child, take
+from gpuyard.ledger.file_watch import FileWatch
+from gpuyard.ledger.ledger import Ledger
+from gpuyard.ledger.ledger_mutex import hold_mutex
+from gpuyard.ledger.lock_file import LockFile
+from gpuyard.ledger.wait_for_devices import Acquisition
+from gpuyard.model.lease import Need
+from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from tests.unit.ledger import DEADLINE_S, ME, child, take
 
-_WATCHED = ("/leases/", "/wait_for_devices.py", "/system/owner_locks.py", "/system/interrupts.py")
+_WATCHED = ("/gpuyard/ledger/", "/system/file_locks.py")
 
 
 def one_device() -> Snapshot:

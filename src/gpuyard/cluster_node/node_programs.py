@@ -18,14 +18,14 @@ from collections.abc import Collection
 import msgspec
 import psutil
 
-from gpuyard.core.job.job import Usage
-from gpuyard.core.memory.usage_curve import add_sample
-from gpuyard.core.snapshot import Snapshot
-from gpuyard.core.units import MB
+from gpuyard.model.job import Usage
+from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.units import MB
+from gpuyard.policy.usage_curve import add_sample
 from gpuyard.probes.fallback_chain import check_probes
 from gpuyard.probes.local_machine import local_machine, local_probes
 from gpuyard.probes.sampler import SnapshotSource
-from gpuyard.system.atomic_files import write_atomically
+from gpuyard.system.write_files import write_atomically
 
 _FIRST_S, _FIRST_EVERY_S, _EVERY_S = 2.0, 0.25, 1.0
 _REST_FOR_WORK = 50

@@ -24,19 +24,18 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.config import load_config
-from gpuyard.control.add_submission import InPieces
-from gpuyard.control.step_result import Step
-from gpuyard.core.job.code_record import CodeSnapshot
-from gpuyard.core.job.job import PublishedEvent, PublishedEventKind
-from gpuyard.core.job.job_spec import JobSpec
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.bring_results import Brought, bring_results, unbrought_results
 from gpuyard.engines.registry import cluster_folder
 from gpuyard.errors import UserError
-from gpuyard.system.background_thread import BackgroundThread
+from gpuyard.model.job import PublishedEvent, PublishedEventKind
+from gpuyard.model.job_spec import CodeSnapshot, JobSpec
+from gpuyard.queue.add_submission import InPieces
+from gpuyard.queue.step import Step
 from gpuyard.system.folder_tree import remove_tree
 from gpuyard.system.outside_files import SNAPSHOTS, record_outside
 from gpuyard.system.snapshot_files import FOLDER, NEW, REMOVED, TAKEN, TREE
+from gpuyard.system.worker_threads import BackgroundThread
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[0-9a-f]{16}")

@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct, convert
 
-from gpuyard.connect.git_files import has_changes
-from gpuyard.connect.submitted_code import code_of, script_digest
-from gpuyard.control.step_result import Step
-from gpuyard.core.job.code_record import CodeRecord, changed_script_text
-from gpuyard.core.job.job import PublishedEventKind
+from gpuyard.client.git_tree import has_changes
+from gpuyard.client.submitted_code import code_of, script_digest
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.model.job import PublishedEventKind
+from gpuyard.model.job_spec import CodeRecord, changed_script_text
+from gpuyard.queue.step import Step
 from gpuyard.store.database import convert_sqlite_errors
-from gpuyard.system.background_thread import BackgroundThread
+from gpuyard.system.worker_threads import BackgroundThread
 
 _log = logging.getLogger(__name__)
 EVENT = "script-changed"

@@ -15,29 +15,26 @@ from functools import partial
 from msgspec.structs import replace
 
 from gpuyard.config import config_fault, config_stamp, lease_dir
-from gpuyard.control.controller import Controller
-from gpuyard.control.step_result import Step
-from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.job import Attempt, Started
-from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.closed_devices import drain_notice
-from gpuyard.daemon.checkpoint_thread import CheckpointThread
-from gpuyard.daemon.finish_signal import FinishSignal
-from gpuyard.daemon.home_watch import HomeWatch
-from gpuyard.daemon.ledger_watch import LedgerWatch
+from gpuyard.daemon.loop_signals import FinishSignal, HomeWatch, LedgerWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
-from gpuyard.daemon.read_rules import read_rules
 from gpuyard.daemon.step_timer import StepTimer, StepWaits
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault
-from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.model.job import Attempt, Started
+from gpuyard.model.lease import Holder
+from gpuyard.policy.device_health import drain_notice
 from gpuyard.ports import Clock, Engine
+from gpuyard.queue.configured_rules import read_rules
+from gpuyard.queue.step import Controller, Step
+from gpuyard.queue.user_requests import UserRequests
+from gpuyard.store.checkpoints import CheckpointThread
 from gpuyard.store.damaged_rows import KEPT_ROWS, may_be_a_row, set_aside
 from gpuyard.store.database import Database, convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
-from gpuyard.system.passing_errors import passing_limit, remedy_of
+from gpuyard.system.system_limits import passing_limit, remedy_of
 
 _log = logging.getLogger(__name__)
 # A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.

@@ -1,4 +1,6 @@
-"""Run the daemon, one per user: it takes over running jobs, serves until it is stopped, and leaves jobs running."""
+"""Run the daemon, one per user: it takes over running jobs, serves until it is stopped, and leaves jobs running. The
+queue's clock goes on from its record in the store.
+"""
 
 import asyncio
 import contextlib
@@ -8,54 +10,95 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TextIO
 
+import msgspec
+
+from gpuyard.client import paths
+from gpuyard.client.daemon_liveness import hold_daemon_lock, running_pid
+from gpuyard.client.queue_host import hold_queue, refuse_other_machine
 from gpuyard.config import LOCK_DIR, config_fault, load_config, tolerate_faults
-from gpuyard.connect import paths
-from gpuyard.connect.daemon_lock import hold_daemon_lock, running_pid
-from gpuyard.connect.queue_host import hold_queue, refuse_other_machine
-from gpuyard.core.job.lifecycle import WAITING, JobEvent, can
-from gpuyard.core.job.selection import format_ids
-from gpuyard.core.printable_text import printable
 from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
-from gpuyard.daemon.home_watch import HomeWatch
 from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.loop_signals import HomeWatch
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
-from gpuyard.daemon.queue_clock import StoredClock
 from gpuyard.daemon.server.connection import Server, serve
 from gpuyard.engines.common.log_cap import cut_if_over
+from gpuyard.engines.local.attempt_processes import RamMeter, jobs_of_queue
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
-from gpuyard.engines.local.process_tree import jobs_of_queue
-from gpuyard.engines.local.ram_meter import RamMeter
 from gpuyard.engines.registry import Context, log_folders, open_engine
 from gpuyard.engines.suspend.suspender import LocalSuspender
-from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.leases.directory_record import move_in
-from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.neighbours import announce
-from gpuyard.leases.queue_ledger import QueueLedger
+from gpuyard.errors import EnvironmentFault, GpuyardError, StoreFault
+from gpuyard.ledger.directory_record import move_in
+from gpuyard.ledger.ledger import open_ledger
+from gpuyard.ledger.neighbours import announce
+from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.model.lifecycle import WAITING, JobEvent, can
+from gpuyard.model.printable_text import printable
+from gpuyard.model.queue_time import QueueTime, start_queue_time
+from gpuyard.model.selection import format_ids
+from gpuyard.model.units import format_duration
 from gpuyard.ports import Engine
 from gpuyard.probes.disk_watch import DiskWatch
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
 from gpuyard.store.damaged_rows import may_be_a_row, set_aside_in
-from gpuyard.store.database import Database, open_database
+from gpuyard.store.database import Database, convert_sqlite_errors, open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
-from gpuyard.system.kept_from_cleaning import kept_from_cleaning
-from gpuyard.system.memory_limit import spare_address_space
-from gpuyard.system.open_files import raise_open_files_limit
-from gpuyard.system.passing_errors import passing_limit, remedy_of
+from gpuyard.system.clock import QueueClock, boot_name, read_clocks
+from gpuyard.system.file_locks import kept_from_cleaning
 from gpuyard.system.private_files import check_entries, make_folder
-from gpuyard.system.process_identity import this_process
+from gpuyard.system.processes import this_process
+from gpuyard.system.system_limits import passing_limit, raise_open_files_limit, remedy_of, spare_address_space
 from gpuyard.system.user_directories import find_state_directory
 from gpuyard.version import __version__
 
 _log = logging.getLogger("gpuyard")
+_SETTING = "clock"
+
+
+class StoredClock(QueueClock):
+    def __init__(self, store: JobStore, queries: QueueQueries) -> None:
+        """Continue the times in the store."""
+        before, latest = _read(store), queries.latest_time()
+        super().__init__(start_queue_time(before, boot_name(), *read_clocks(time.time), latest), _log_step)
+        self._store = store
+        self._saved = before
+        if before is not None and before.boot == self.record.boot and before.shift != self.record.shift:
+            _log_step(self.record.shift - before.shift)  # it was set while no daemon ran
+        self.save()
+
+    def save(self) -> None:
+        """Notice a step of the wall clock, and store the record if it has changed. If the disk is full, the next call
+        tries again."""
+        self.look()
+        if self.record is not self._saved:
+            with contextlib.suppress(StoreFault), convert_sqlite_errors():
+                with self._store.transaction():
+                    self._store.set_setting(_SETTING, msgspec.json.encode(self.record).decode())
+                self._saved = self.record
+
+
+def _read(store: JobStore) -> QueueTime | None:
+    text = store.setting(_SETTING)
+    try:
+        return None if text is None else msgspec.json.decode(text, type=QueueTime)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _log_step(seconds: float) -> None:
+    way = "forward" if seconds > 0 else "back"
+    by = format_duration(round(abs(seconds)))
+    _log.info("the system clock was set %s by %s; limits and waits do not change", way, by)
+
+
 _CHECK_SOCKET_EVERY_S = 5.0
 _MOST_NAMED = 10
 _LOG_CAP, _CHECK_LOG_EVERY = 16 << 20, 100

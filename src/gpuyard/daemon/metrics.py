@@ -13,23 +13,23 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.control.step_result import Step
-from gpuyard.core.job.job import OutcomeKind, PublishedEvent, PublishedEventKind
-from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.memory.device_breakdown import MemoryParts
-from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.report.energy import EnergyPrice, EnergyUse
-from gpuyard.core.scheduling.device_fit import would_have_run_out
-from gpuyard.core.scheduling.device_health import HealthIssue, first_faults
-from gpuyard.core.scheduling.host_capacity import HostReserved
-from gpuyard.core.scheduling.plan import Plan
-from gpuyard.core.snapshot import Device, Host, Snapshot
-from gpuyard.core.units import MB
 from gpuyard.daemon.api.jobs import SAMPLE_FOR_PEOPLE_S
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.devices import DeviceList, disk_rows
-from gpuyard.daemon.server.http_parser import Response
+from gpuyard.daemon.server.http_messages import Response
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.energy import EnergyPrice, EnergyUse
+from gpuyard.model.job import OutcomeKind, PublishedEvent, PublishedEventKind
+from gpuyard.model.lifecycle import FINISHED, JobState
+from gpuyard.model.out_of_memory import ShortageKind
+from gpuyard.model.snapshot import Device, Host, Snapshot
+from gpuyard.model.units import MB
+from gpuyard.policy.device_health import HealthIssue, first_faults
+from gpuyard.policy.device_state import MemoryParts
+from gpuyard.policy.host_room import HostReserved
+from gpuyard.policy.machine import would_have_run_out
+from gpuyard.policy.world import Plan
+from gpuyard.queue.step import Step
 from gpuyard.schema.machine import DiskRow
 from gpuyard.version import __version__
 

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-from gpuyard.control.batch_gates import BatchGates
-from gpuyard.control.step_result import Step
-from gpuyard.control.transitions import JobTransitions
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.ports import Clock
+from gpuyard.queue.batch_gates import BatchGates
+from gpuyard.queue.step import Step
+from gpuyard.queue.transitions import JobTransitions
 
 # After a job has ended: when to sample again. A driver takes a while to free the memory.
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)

@@ -30,8 +30,8 @@ from msgspec import Struct
 
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND, exit_status
 from gpuyard.errors import EnvironmentFault
-from gpuyard.system.passing_errors import passes, remedy_of
-from gpuyard.system.signal_pipe import open_signal_pipe
+from gpuyard.system.system_limits import passes, remedy_of
+from gpuyard.system.wakeable_poll import open_signal_pipe
 
 _FORWARDED = (
     signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT,

@@ -24,8 +24,8 @@ from gpuyard.system.user_directories import shared_directory, state_directory
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from gpuyard.engines.cluster.node_check import NodeCheck
     from gpuyard.engines.cluster.ray_site import RaySite
+    from gpuyard.engines.cluster.site_checks import NodeCheck
     from gpuyard.engines.cluster.slurm_site import SlurmSite
 
 GROUP = "gpuyard.engines"
@@ -115,7 +115,7 @@ def check_engines() -> Iterator[Checked]:
 def site_to_ask(name: str) -> "SlurmSite | RaySite | None":
     """Return a site that answers within a few seconds, for `SubmissionCheck`; None for an engine of a plugin, and for
     Slurm where it is not installed."""
-    from gpuyard.engines.cluster.reach_site import WITHIN_S
+    from gpuyard.engines.cluster.site_checks import WITHIN_S
 
     return _open_site(_settings(name), WITHIN_S) if name in _installed() else None
 
@@ -126,7 +126,7 @@ def _installed() -> list[str]:
 
 def check_cluster_nodes(name: str, queue: Path, cwd: str) -> "list[NodeCheck]":
     """Run one job on every node of Slurm or Ray, and return what is wrong there."""
-    from gpuyard.engines.cluster.node_check import NODE_WITHIN_S, check_nodes
+    from gpuyard.engines.cluster.site_checks import NODE_WITHIN_S, check_nodes
 
     settings, limit_s = _settings(name), 2 * NODE_WITHIN_S if name == "slurm" else None
     return check_nodes(partial(_open_site, settings, limit_s), cluster_folder(name, queue), cwd, settings.card_mb)
@@ -182,7 +182,7 @@ def _open_site(settings: ClusterConfig, limit_s: float | None = None) -> "SlurmS
 
 def _unreachable() -> dict[str, str]:
     """Return why Slurm or Ray cannot be reached, by name; without Slurm where it is not installed."""
-    from gpuyard.engines.cluster.reach_site import WITHIN_S, unreachable_sites
+    from gpuyard.engines.cluster.site_checks import WITHIN_S, unreachable_sites
 
     return unreachable_sites({name: partial(_open_site, _settings(name), WITHIN_S) for name in _installed()})
 

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from gpuyard.core.scheduling.cpu_sets import CpuLayout, parse_cpus
-from gpuyard.core.snapshot import Device
-from gpuyard.probes.common.device_ids import pci_bus_id
-from gpuyard.probes.common.kernel_files import read_text
+from gpuyard.model.snapshot import Device
+from gpuyard.policy.host_room import CpuLayout, parse_cpus
+from gpuyard.probes.devices_and_processes import pci_bus_id
+from gpuyard.probes.kernel_files import read_text
 
 _ROOT = Path("/")
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from gpuyard.core.scheduling.disk_space import DiskFigure
-from gpuyard.core.units import MB
+from gpuyard.model.units import MB
+from gpuyard.policy.start_delays import DiskFigure
 
 # A figure is read again after FRESH_S, and used until it is STALE_S old.
 FRESH_S, STALE_S = 5.0, 30.0

@@ -1,12 +1,12 @@
 """The probes of one vendor in fallback order: the first that answers wins.
 
-Rules:
 - Never raises, and never exceeds its timeout. A probe that may hang in a driver has its own thread: after a part of the
   time the next probe is started beside it, and the first still wins if it answers before the second.
 - A failed probe backs off, doubling with each failure. Its problem stays unchanged meanwhile, so that it is reported
   once.
 - A device stays listed after it was seen once: when its probe no longer lists it, or no probe answers, it is reported
   as unhealthy with all measurements unknown. Parts of a card may come and go.
+- Readings are made printable: any user can give a process any name, and a tool may print anything.
 """
 
 import shutil
@@ -17,16 +17,44 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
-from gpuyard.probes.common.device_ids import without_number
-from gpuyard.probes.common.printable_reading import printable_problem, printable_reading
-from gpuyard.probes.common.probe_calls import Backoff, Deadline, as_problem
-from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
+from gpuyard.model.printable_text import printable
+from gpuyard.model.snapshot import Device, Problem, Process, Reading, Vendor
+from gpuyard.probes.devices_and_processes import without_number
+from gpuyard.probes.run_tool import Backoff, Deadline, as_problem
 from gpuyard.system.clock import SystemClock
+from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread
 
 if TYPE_CHECKING:
     from gpuyard.ports import Clock
+
+
+def printable_reading(reading: Reading) -> Reading:
+    """Return the reading with printable texts: names of processes and devices, faults, and messages of tools."""
+    devices = tuple(map(_printable_device, reading.devices))
+    return Reading(devices=devices, problems=tuple(map(printable_problem, reading.problems)))
+
+
+def printable_problem(problem: Problem) -> Problem:
+    if problem.message.isprintable() and (problem.hint or "").isprintable():
+        return problem
+    hint = None if problem.hint is None else printable(problem.hint)
+    return replace(problem, message=printable(problem.message), hint=hint)
+
+
+def _printable_device(device: Device) -> Device:
+    texts = {name: getattr(device, name) for name in ("id", "name", "parent", "pci_bus_id", "fault")}
+    if any(text is not None and not text.isprintable() for text in texts.values()):
+        device = replace(device, **{name: text and printable(text) for name, text in texts.items()})
+    processes = device.processes or ()
+    if all(process.name is None or process.name.isprintable() for process in processes):
+        return device
+    return replace(device, processes=tuple(map(_printable_process, processes)))
+
+
+def _printable_process(process: Process) -> Process:
+    return process if process.name is None else replace(process, name=printable(process.name))
+
 
 # The fraction of the timeout that a probe may use before the next one is started. A probe on its own thread continues
 # beside the next one, and a library needs less remaining time than a tool.

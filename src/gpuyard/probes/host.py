@@ -19,9 +19,9 @@ import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Host
-from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.kernel_files import read_text
+from gpuyard.model.snapshot import Host
+from gpuyard.probes import parse_numbers
+from gpuyard.probes.kernel_files import read_text
 
 T = TypeVar("T")
 

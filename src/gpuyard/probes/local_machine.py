@@ -1,19 +1,22 @@
-"""The probes of this machine: real ones, or simulated ones if GPUYARD_SIMULATE is set."""
+"""The probes of this machine, real ones, or simulated ones if GPUYARD_SIMULATE is set; and saved outputs of their
+tools, parsed as the probes would.
+"""
 
+import codecs
 import functools
 import importlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuyard.config import simulated_devices, simulated_host
-from gpuyard.core.simulated_topology import parse_topology
-from gpuyard.core.snapshot import Reading, Snapshot, Vendor
-from gpuyard.probes.common.run_tool import find_any_tool
-from gpuyard.probes.fallback_chain import FallbackChain, Probe
-from gpuyard.probes.links.link_reader import LinkReader, ReadLinks, read_local_links
-from gpuyard.probes.machine_reader import HostProbe, MachineReader
+from gpuyard.model.simulated_topology import parse_topology
+from gpuyard.model.snapshot import Host, Reading, Snapshot, Vendor
+from gpuyard.probes.device_links import LinkReader, ReadLinks, read_local_links
+from gpuyard.probes.fallback_chain import FallbackChain, Probe, printable_reading
+from gpuyard.probes.machine_reader import HostProbe, MachineReader, assemble
+from gpuyard.probes.run_tool import find_any_tool
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.system.clock import SystemClock
 
@@ -33,7 +36,7 @@ def local_machine(deadline_s: float = DEFAULT_DEADLINE_S, clock: "Clock | None" 
 def local_host() -> HostProbe:
     """Return the probe of this machine's CPUs and RAM, which may be simulated."""
     from gpuyard.probes.host import PsutilHost
-    from gpuyard.probes.simulated_host import SimulatedHost
+    from gpuyard.probes.simulated_devices import SimulatedHost
 
     spec = simulated_host()
     return PsutilHost() if spec is None else SimulatedHost(spec, PsutilHost())
@@ -91,7 +94,7 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
             _ToolProbe(Vendor.INTEL, "xpu-smi", "gpuyard.probes.intel.xpu_smi:XpuSmi"),
             IntelSysfs(),
         ],
-        Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "gpuyard.probes.apple.apple_gpu:AppleProbe")],
+        Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "gpuyard.probes.apple_gpu:AppleProbe")],
     }
 
 
@@ -123,3 +126,33 @@ class _ToolProbe:
             self._reader = getattr(importlib.import_module(module), class_name)()
         reading: Reading = self._reader.read(timeout_s)
         return reading
+
+
+_PARSERS = {
+    "nvidia-smi-xml": ("gpuyard.probes.nvidia.nvidia_smi", "parse_xml"),
+    "nvidia-smi-csv": ("gpuyard.probes.nvidia.nvidia_smi_csv", "parse_csv"),
+    "nvidia-smi-apps": ("gpuyard.probes.nvidia.nvidia_smi_csv", "parse_apps"),
+    "rocm-smi": ("gpuyard.probes.amd.rocm_smi", "parse"),
+    "amd-smi": ("gpuyard.probes.amd.amd_smi", "parse"),
+    "radeontop": ("gpuyard.probes.amd.radeontop", "parse"),
+    "intel_gpu_top": ("gpuyard.probes.intel.intel_gpu_top", "parse"),
+    "xpu-smi": ("gpuyard.probes.intel.xpu_smi", "parse"),
+    "powermetrics": ("gpuyard.probes.apple_gpu", "parse_powermetrics"),
+    "ioreg": ("gpuyard.probes.apple_gpu", "parse_ioreg"),
+}
+TOOLS = tuple(_PARSERS)
+# Byte order marks of files written with `>` in PowerShell, or saved by a Windows editor.
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+
+def find_parser(tool: str) -> Callable[[str], Reading]:
+    module, function = _PARSERS[tool]
+    parser: Callable[[str], Reading] = getattr(importlib.import_module(module), function)
+    return parser
+
+
+def replay(tool: str, output: bytes) -> Snapshot:
+    """Return the snapshot in the output. Raise a ProbeError if it is not an output of this tool."""
+    encoding = next((name for mark, name in _MARKS.items() if output.startswith(mark)), "utf-8")
+    reading = find_parser(tool)(output.decode(encoding, "replace"))
+    return assemble(None, Host(), [printable_reading(reading)])

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Host, Problem, Reading, Snapshot, Vendor
-from gpuyard.probes.common.probe_calls import Deadline
-from gpuyard.probes.common.worker_thread import NoAnswerYet, WorkerThread
+from gpuyard.model.snapshot import Device, Host, Problem, Reading, Snapshot, Vendor
+from gpuyard.probes.device_links import LinkReader
 from gpuyard.probes.fallback_chain import FallbackChain
-from gpuyard.probes.links.link_reader import LinkReader
+from gpuyard.probes.run_tool import Deadline
+from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread
 
 if TYPE_CHECKING:
     from gpuyard.ports import Clock

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuyard.core.snapshot import Sample
-from gpuyard.core.snapshot_json import device_as_dict, iso_time
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.system.results_file import UnsafePathError, open_results
+from gpuyard.model.snapshot import Sample, device_as_dict, iso_time
+from gpuyard.system.write_files import UnsafePathError, open_results
 
 COLUMNS = (
     "taken_at", "kind", "id", "index", "vendor", "name", "memory_total_mb", "memory_used_mb", "memory_free_mb",

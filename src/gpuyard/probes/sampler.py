@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from gpuyard.core.scheduling.load_gates import Smoothed, smooth
-from gpuyard.core.snapshot import HOST_RAM, Problem, Sample, Snapshot, find_new_problems
+from gpuyard.model.snapshot import HOST_RAM, Problem, Sample, Snapshot, find_new_problems
+from gpuyard.policy.foreign_load import Smoothed, smooth
 
 if TYPE_CHECKING:
     from gpuyard.ports import Clock

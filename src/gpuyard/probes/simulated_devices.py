@@ -1,26 +1,30 @@
-"""Simulated devices, used by real processes.
+"""Simulated devices and a simulated host, used by real processes.
 
 `GPUYARD_SIMULATE=2x24GB` (or `1x80GB,2x24GB`) gives a machine simulated devices, `nvidia:1x24GB,amd:2x16GB` devices
-that pass for those of two vendors. A real process declares the memory
-and load it uses with a `SimulatedUse`, which ends with the process at the latest (`gpuyard/simulated_usage.py`).
-A suspended process waits at its next call, as a program that calls a driver does.
-The file `health.json` in their folder gives them faults, as figures by device id: `{"SIM-0": {"ecc_uncorrected": 1}}`.
+that pass for those of two vendors. A real process declares the memory and load it uses with a `SimulatedUse`, which
+ends with the process at the latest (`gpuyard/simulated_usage.py`). A suspended process waits at its next call, as a
+program that calls a driver does. The file `health.json` in their folder gives them faults, as figures by device id:
+`{"SIM-0": {"ecc_uncorrected": 1}}`.
+`GPUYARD_SIMULATE_HOST=23GB`, or `23GB,8` for 8 CPUs, gives it RAM. All of it is available, whatever programs use:
+reservations alone decide how many jobs start. A test can say how much is in use.
 """
 
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
-from gpuyard.core.health_figures import HealthFigures
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory, UserError
+from gpuyard.model.snapshot import Device, HealthFigures, Host, Process, Reading, Vendor
+from gpuyard.model.units import parse_size
+from gpuyard.probes.machine_reader import HostProbe
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices, pid_namespace
 
 _IDLE_W, _FULL_W = 25.0, 300.0
@@ -185,3 +189,29 @@ def _loaded(device: Device, taken: Iterable[SimulatedShare]) -> Device:
         temperature_c=_IDLE_C + (_FULL_C - _IDLE_C) * load / 100,
         processes=processes,
     )
+
+
+_EXAMPLE = "write it as 23GB, or as 23GB,8 for 8 CPUs"
+
+
+class SimulatedHost:
+    """The figures of `real`, with simulated RAM and CPUs. `used_mb` returns how much RAM is in use."""
+
+    def __init__(self, spec: str, real: HostProbe, used_mb: Callable[[], float] = lambda: 0.0) -> None:
+        self._used_mb = used_mb
+        size, _, cpus = spec.partition(",")
+        self._real = real
+        try:
+            self._ram_mb, self._cpus = parse_size(size), int(cpus) if cpus else None
+        except (UserError, ValueError):
+            raise UserError(f"GPUYARD_SIMULATE_HOST is '{spec}'", hint=_EXAMPLE) from None
+        if self._ram_mb <= 0 or (self._cpus is not None and self._cpus < 1):
+            raise UserError(f"GPUYARD_SIMULATE_HOST is '{spec}', a machine without RAM or CPUs", hint=_EXAMPLE)
+
+    def read(self) -> Host:
+        host = self._real.read()
+        return self.read_memory(replace(host, cpu_count=host.cpu_count if self._cpus is None else float(self._cpus)))
+
+    def read_memory(self, host: Host) -> Host:
+        available_mb = max(0.0, self._ram_mb - self._used_mb())
+        return replace(host, memory_total_mb=self._ram_mb, memory_available_mb=available_mb)

@@ -20,18 +20,18 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gpuyard.client import paths as daemon_places
+from gpuyard.client.daemon_liveness import await_end, hold_daemon_lock
+from gpuyard.client.fast_http import DaemonConnection, NoDaemon
 from gpuyard.config import config_dir, lease_dir
-from gpuyard.connect import paths as daemon_places
-from gpuyard.connect.daemon_lock import await_end, hold_daemon_lock
-from gpuyard.connect.fast_http import DaemonConnection, NoDaemon
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.leases.ledger import Ledger
+from gpuyard.ledger.ledger import Ledger
 from gpuyard.store.backup import count_unfinished
 from gpuyard.system.folder_tree import FolderTree, LeftAlone, remove_entries
-from gpuyard.system.machine_identity import host_name, machine_name
 from gpuyard.system.outside_files import CLUSTER, LOG, MANIFEST, SNAPSHOTS, WORKSPACE, read_outside
 from gpuyard.system.private_files import MOST_CONFIGURED
+from gpuyard.system.processes import host_name, machine_name
 from gpuyard.system.user_directories import named_state_directory
 
 _UNIT = "gpuyard.service"

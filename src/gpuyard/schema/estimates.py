@@ -4,9 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from gpuyard.core.memory.estimates import KEPT_DURATIONS, KEPT_PEAKS, ProfileKind
-from gpuyard.core.memory.expected_peak import FLAT_S
-from gpuyard.core.scheduling.numbers import KEPT_HOST_USES
+from gpuyard.policy.estimates import FLAT_S, KEPT_DURATIONS, KEPT_PEAKS, ProfileKind
+from gpuyard.policy.numbers import KEPT_HOST_USES
 from gpuyard.schema.queue import Iso
 
 

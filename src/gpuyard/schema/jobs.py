@@ -1,26 +1,58 @@
-"""Answers about jobs: rows, details, why one waits, its history and log; about batches and tasks."""
+"""Answers about jobs: rows, details with their code and progress, why one waits, its history and log; about sweeps,
+batches and tasks.
+"""
 
 from typing import Literal
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.export import ExportedJob
-from gpuyard.core.job.container import Container
-from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import OutcomeKind, SiteRequest, SuspendedBy
-from gpuyard.core.job.job_spec import OnPreempt, OnReboot, RetryCause
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.shell_settings import ShellSettings
-from gpuyard.core.lease import Need
-from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.notify.subscriptions import Event
-from gpuyard.core.progress.job_progress import Figure, FigureCurves
-from gpuyard.core.report.energy import EnergyFigures
-from gpuyard.core.scheduling.wait_reasons import Reason
-from gpuyard.schema.code import JobCode
-from gpuyard.schema.progress import ProgressRow
-from gpuyard.schema.queue import Iso, QueueState
-from gpuyard.schema.sweeps import GroupProgress
+from gpuyard.model.container import Container
+from gpuyard.model.dependencies import DependencyKind
+from gpuyard.model.energy import EnergyFigures
+from gpuyard.model.exported_job import ExportedJob
+from gpuyard.model.job import OutcomeKind, SiteRequest, SuspendedBy
+from gpuyard.model.job_progress import Figure, FigureCurves
+from gpuyard.model.job_spec import OnPreempt, OnReboot, RetryCause
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.out_of_memory import ShortageKind
+from gpuyard.model.shell_environment import ShellSettings
+from gpuyard.model.subscriptions import Event
+from gpuyard.policy.wait_reasons import Reason
+from gpuyard.schema.queue import GroupProgress, Iso, QueueState, SweepColumn
+
+
+class JobCode(Struct, frozen=True, kw_only=True):
+    """What was recorded of the code when the job was submitted, and what became of it.
+
+    `dirty`: the work tree had changes that were not committed. `script_changed`: the script is another one now.
+    `changed_attempts`: those that started with another script than was submitted. `snapshot` is the folder that the
+    job runs in, and `snapshot_exists` whether it is still there. None: there is none, or it is not known."""
+
+    root: str | None
+    commit: str | None
+    dirty: bool | None
+    script: str | None
+    digest: str | None
+    script_changed: bool | None
+    changed_attempts: tuple[int, ...]
+    snapshot: str | None
+    snapshot_exists: bool | None
+    text: str | None
+
+
+class ProgressRow(Struct, frozen=True, kw_only=True):
+    """How much of what is done. `percent` is None if the total is unknown. `left_s` is the time that the job still
+    needs by its own speed, None if that is not known yet. `at_s` is the run time at which it was read; `told`: by
+    `gpuyard.progress` or the file, not from the output."""
+
+    done: float
+    total: float | None
+    unit: str
+    percent: float | None
+    left_s: float | None
+    at_s: float
+    told: bool
 
 
 class JobSummary(Struct, frozen=True, kw_only=True):
@@ -345,3 +377,26 @@ class TaskList(Struct, frozen=True, kw_only=True):
     paused: bool
     now: Iso
     tasks: list[TaskRow]
+
+
+class SweepRun(JobRow, frozen=True, kw_only=True):
+    """`cells` has a value for each column of the table."""
+
+    cells: list[str | float | None]
+
+
+class SweepPage(Struct, frozen=True, kw_only=True):
+    """`command` has its placeholders; `total` counts the runs on all pages, and `next` is the `after` of the next page,
+    None on the last one."""
+
+    id: int
+    name: str | None
+    tag: str | None
+    command: str
+    submitted_at: Iso
+    varies: tuple[str, ...]
+    progress: GroupProgress
+    columns: list[SweepColumn]
+    jobs: list[SweepRun]
+    next: int | None
+    total: int

@@ -1,16 +1,20 @@
-"""Answers about the machine: its devices and their usage over time, the timeline, the report, and the web page."""
+"""Answers about the machine: its devices and their usage over time, the timeline, the report, the summary of a night,
+and the web page.
+"""
 
-from msgspec import Struct, field
+from typing import Annotated
 
-from gpuyard.core.health_figures import HealthFigures, IssueKind
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.lease import Drain
-from gpuyard.core.memory.device_breakdown import MemoryParts
-from gpuyard.core.report.usage_report import GroupBy, UsageReport
-from gpuyard.core.scheduling.device_health import HealthIssue, Severity
-from gpuyard.core.scheduling.host_capacity import HostReserved
-from gpuyard.core.snapshot import Host, Problem, Vendor
-from gpuyard.core.snapshot_json import iso_time
+from msgspec import Meta, Struct, field
+
+from gpuyard.model.energy import EnergyTotals
+from gpuyard.model.job import OutcomeKind
+from gpuyard.model.lease import Drain
+from gpuyard.model.snapshot import HealthFigures, Host, IssueKind, Problem, Vendor, iso_time
+from gpuyard.policy.device_health import HealthIssue, Severity
+from gpuyard.policy.device_state import MemoryParts
+from gpuyard.policy.host_room import HostReserved
+from gpuyard.report.failure_causes import FailureCause, JobsNow
+from gpuyard.report.usage_report import GroupBy, UsageReport
 from gpuyard.schema.queue import Iso
 
 Series = list[float | None]
@@ -214,3 +218,34 @@ class PageSession(Struct, frozen=True, kw_only=True):
     read_only: bool
     user: str
     host: str
+
+
+class SummaryQuery(Struct, frozen=True, kw_only=True):
+    since: Annotated[
+        str,
+        Meta(
+            description="the time of day, date or time ago that it begins at, such as 22:00, 2026-11-18T22:00 or 8h; "
+            "default: the last 18:00 that was at least 6 h ago"
+        ),
+    ] = ""
+
+
+class QueueSummary(Struct, frozen=True, kw_only=True):
+    """`succeeded`, `failed`, `rejected` and `cancelled` count jobs that ended since then, and are still so.
+    `failed_ids` are the failed ones, such as `3-5 9`, which `causes` counts by cause. `energy` is that of the
+    `gpu_hours` since then, with what it cost where a price is configured. `unbrought` has a line for each snapshot with
+    results that could not be brought back to the tree."""
+
+    since: Iso
+    until: Iso
+    host: str | None
+    succeeded: int
+    failed: int
+    rejected: int
+    cancelled: int
+    failed_ids: str
+    causes: list[FailureCause]
+    now: JobsNow
+    gpu_hours: float
+    energy: EnergyTotals
+    unbrought: list[str]

@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.schema import estimates, jobs, machine, queue, requests, summary, sweep_page, sweeps
+from gpuyard.schema import estimates, jobs, machine, queue, requests
+from gpuyard.schema import jobs as sweep_page
+from gpuyard.schema import machine as summary
+from gpuyard.schema import queue as sweeps
 from gpuyard.schema.queue import ErrorBody
 from gpuyard.version import API, __version__
 

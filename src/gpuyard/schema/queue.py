@@ -1,12 +1,14 @@
-"""Answers about the queue as a whole, and the results of submitting, changing and waiting for jobs."""
+"""Answers about the queue as a whole, about many jobs of one submission, and the results of submitting, changing and
+waiting for jobs.
+"""
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.job.lifecycle import JobState
 from gpuyard.errors import CODES
+from gpuyard.model.job import OutcomeKind
+from gpuyard.model.lifecycle import JobState
 
 # A time in coordinated universal time, such as 2026-11-15T04:04:12.623Z.
 Iso = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
@@ -165,3 +167,41 @@ class CleanResult(Struct, frozen=True, kw_only=True):
 class TagState(Struct, frozen=True, kw_only=True):
     tag: str
     stopped: bool
+
+
+class PreviewedJob(Struct, frozen=True, kw_only=True):
+    """`values` are those of its placeholders."""
+
+    command: str
+    index: int | None
+    values: dict[str, str]
+
+
+class SubmissionPreview(Struct, frozen=True, kw_only=True):
+    """What would be submitted: `count` jobs, of which `jobs` has the first 1,000. `varies` are the names of the values
+    that differ between them."""
+
+    count: int
+    varies: tuple[str, ...]
+    jobs: list[PreviewedJob]
+    notes: list[str]
+
+
+class GroupProgress(Struct, frozen=True, kw_only=True):
+    """The jobs of a sweep or an array: their ids, such as `"17-56"`, how many there are in which state, and the same as
+    a text, such as `12/40 done, 2 failed, 4 running`."""
+
+    ids: str
+    first: int
+    last: int
+    count: int
+    counts: dict[str, int]
+    text: str
+
+
+class SweepColumn(Struct, frozen=True, kw_only=True):
+    """A column of the table of a sweep. `kind` is how its cells are shown: text, seconds or figure."""
+
+    name: str
+    title: str
+    kind: str

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from msgspec import Meta, Struct
 
-from gpuyard.core.job.command_line import read_line
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.shell_settings import Submitters
-from gpuyard.core.job.submission import SubmissionRequest
-from gpuyard.core.job.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
-from gpuyard.core.option import Option
-from gpuyard.core.report.usage_report import GroupBy
+from gpuyard.model.command_line import read_line
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.option import Option
+from gpuyard.model.shell_environment import Submitters
+from gpuyard.model.submission import SubmissionRequest
+from gpuyard.model.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
+from gpuyard.report.usage_report import GroupBy
 from gpuyard.schema.estimates import LearnedProfile
 
 _STATE = "|".join(JobState)

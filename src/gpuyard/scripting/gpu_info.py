@@ -20,18 +20,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import banned_ids, choose_vendor, find_devices
-from gpuyard.core.lease import Need, WholeDevice
-from gpuyard.core.scheduling.choose_devices import choose
-from gpuyard.core.scheduling.closed_devices import closed_devices
-from gpuyard.core.scheduling.device_fit import tiny_mb
-from gpuyard.core.scheduling.device_memory import capacity
-from gpuyard.core.scheduling.machine import Machine
-from gpuyard.core.snapshot import Device, Snapshot, Vendor
-from gpuyard.core.units import format_count
 from gpuyard.errors import EnvironmentFault
-from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.measured_usage import LEASE_VARIABLE
+from gpuyard.ledger.ledger import open_ledger
+from gpuyard.ledger.measured_usage import LEASE_VARIABLE
+from gpuyard.model.lease import Need, WholeDevice
+from gpuyard.model.snapshot import Device, Snapshot, Vendor
+from gpuyard.model.units import format_count
+from gpuyard.policy.device_health import closed_devices
+from gpuyard.policy.device_names import banned_ids, choose_vendor, find_devices
+from gpuyard.policy.device_state import capacity
+from gpuyard.policy.fit import choose
+from gpuyard.policy.machine import Machine, tiny_mb
 from gpuyard.probes.local_machine import snapshot as read_machine
 from gpuyard.visible_devices import process_numbers
 

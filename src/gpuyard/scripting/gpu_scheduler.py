@@ -21,16 +21,17 @@ from typing import Never, ParamSpec, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
-from gpuyard.core.job.submit_options import MAX_PRIORITY
-from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
-from gpuyard.core.scheduling.host_capacity import check_host
-from gpuyard.core.snapshot import Device, Snapshot, Vendor
-from gpuyard.core.units import parse_size
 from gpuyard.errors import UserError
-from gpuyard.held_ram import warn_about_own_ram
-from gpuyard.leases.ledger import HeldLease, open_ledger
-from gpuyard.leases.neighbours import announce
+from gpuyard.ledger.ledger import HeldLease, open_ledger
+from gpuyard.ledger.ledger_status import warn_about_own_ram
+from gpuyard.ledger.neighbours import announce
+from gpuyard.ledger.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
+from gpuyard.model.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
+from gpuyard.model.snapshot import Device, Snapshot, Vendor
+from gpuyard.model.submit_options import MAX_PRIORITY
+from gpuyard.model.units import parse_size
+from gpuyard.policy.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
+from gpuyard.policy.host_room import check_host
 from gpuyard.scripting.gpu_info import (
     MEMORY_FREE_GB,
     POWER_W,
@@ -47,7 +48,6 @@ from gpuyard.scripting.gpu_info import (
 )
 from gpuyard.scripting.torch_device import TorchDeviceSelection
 from gpuyard.visible_devices import process_numbers
-from gpuyard.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 
 # The lease is None if this process was started with it.
 _Reservation: TypeAlias = tuple[HeldLease | None, TorchDeviceSelection]

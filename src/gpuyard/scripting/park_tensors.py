@@ -1,4 +1,14 @@
-"""Moves the GPU memory of PyTorch tensors to pinned host memory, and back.
+"""The side of a program that can park its GPU memory: it answers requests (`system/park_sockets.py`) in a thread, and
+fulfils them where the program calls `point`.
+
+- The thread never touches the GPU. `point` takes a lock and counts while nothing is asked.
+- A program that has parked stays in `point` until it is asked to return, and until that is kept.
+- A connection that is closed too early is undone: the program does again what it did before.
+- A signal handler of the program may raise an exception in `point`. If memory is out then, it stays in RAM for good,
+  and the exception leaves `point`: the driver may have frozen the process, so that calls of CUDA wait for ever, and the
+  memory on the device may belong to others.
+
+Moves the GPU memory of PyTorch tensors to pinned host memory, and back.
 
 What moves is the storage behind each tensor: it is copied, and its GPU memory is given back to the driver. Tensors,
 parameters and views of them stay the same objects, so every reference to them holds afterwards, and all bytes are the
@@ -10,12 +20,224 @@ same. Only their addresses on the GPU may differ.
   ended there, `stay_in_ram` makes them tensors of the CPU.
 """
 
+import contextlib
 import gc
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any
 
 from gpuyard.scripting.pinned_memory import PinnedMemory
+from gpuyard.system import user_sockets
+from gpuyard.system.park_sockets import HOLD, KEEP, LONGEST_LINE, NEXT, PARK, PARKED, REFUSED, RETURN, RETURNED
+
+_FIRST_REQUEST_WITHIN_S = 5.0
+# A signal that comes just before a wait begins does not interrupt it: its handler runs when the wait is over.
+_SIGNALS_WITHIN_S = 0.5
+_LEFT = "a signal ended its step while its memory was parked"
+
+
+class ParkListener:
+    """`park` moves the GPU memory out and returns how many bytes that were; `bring_back` moves it back. Both are called
+    in the thread that calls `point`. If one raises RuntimeError, OSError or MemoryError, the memory stays where it
+    was. `stay_in_ram` is called there when another exception leaves `point`. It lets the program use in RAM what is
+    out, without a call of the device, and returns whether anything was out."""
+
+    def __init__(
+        self,
+        path: str,
+        park: Callable[[], int],
+        bring_back: Callable[[], None],
+        stay_in_ram: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Raises OSError or GpuyardError if the socket cannot be made."""
+        self._park = park
+        self._bring_back = bring_back
+        self._stay_in_ram = stay_in_ram
+        self._path = path
+        self._pid = os.getpid()
+        # Guards what follows. It is entered itself, not by its condition: that is Python code, which a signal may
+        # interrupt before it has released the lock.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._reached = 0  # the number of the point where the program is, or was last
+        self._is_at_point = False
+        self._stop_at: int | None = None  # the point that the program shall not leave
+        self._shall_park = False  # there
+        self._is_parked = self._is_moving = False
+        self._is_over = False  # it has left a point while its memory was out, and parks no more
+        self._parked_bytes = 0
+        self._refusal: str | None = None  # why the last move failed; it is not repeated before the next request
+        self._wake = socket.socketpair()
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        self._socket = user_sockets.bind(path)
+        self._socket.listen()
+        threading.Thread(target=self._serve, name="gpuyard-park", daemon=True).start()
+
+    def point(self) -> None:
+        """Count a point. Park now if that was asked for, and return when the memory is back."""
+        if os.getpid() != self._pid or self._is_over:  # a forked child has no GPU memory of its own
+            return
+        with self._lock:
+            self._reached += 1
+            if self._stop_at is None and not self._is_parked:
+                return
+            self._is_at_point = True
+        try:
+            while (shall_park := self._next_move()) is not None:
+                self._move(shall_park=shall_park)
+        except BaseException:  # a signal handler raised it
+            try:
+                self._interrupt()
+            finally:  # a second signal may have interrupted that
+                self._interrupt()
+            raise
+        finally:
+            with self._lock:
+                self._is_at_point = False
+
+    def close(self) -> None:
+        """Withdraw the registration. Nothing happens in a forked child."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def _interrupt(self) -> None:
+        """If memory is out, let it stay in RAM, and withdraw the registration: there is nothing left to park."""
+        if self._stay_in_ram():
+            self._is_over = True
+            self.close()
+        self._is_parked = False
+        self._end_move("interrupted")
+
+    def _next_move(self) -> bool | None:
+        """Wait until there is something to do. Return whether to park or to bring back; None: leave the point."""
+        with self._lock:
+            while not self._changed.wait_for(lambda: self._has_to_move() or self._may_leave(), _SIGNALS_WITHIN_S):
+                pass
+            if self._has_to_move():
+                self._is_moving = True
+                return not self._is_parked
+            self._is_at_point = False
+            return None
+
+    def _has_to_move(self) -> bool:
+        shall_be_parked = self._shall_park and self._stop_at == self._reached
+        return self._is_parked != shall_be_parked and self._refusal is None
+
+    def _may_leave(self) -> bool:
+        return self._stop_at != self._reached and not self._is_parked
+
+    def _move(self, *, shall_park: bool) -> None:
+        refusal = None
+        try:
+            if shall_park:
+                self._parked_bytes = self._park()
+            else:
+                self._bring_back()
+        except (RuntimeError, OSError, MemoryError) as error:  # no training ends for this
+            refusal = str(error) or type(error).__name__
+        with self._lock:
+            self._is_parked = self._is_parked if refusal is not None else shall_park
+        self._end_move(refusal)
+
+    def _end_move(self, refusal: str | None) -> None:
+        with self._lock:
+            self._is_moving, self._refusal = False, refusal
+        self._wake[1].send(b"x")
+
+    # The thread
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            with connection, contextlib.suppress(OSError):
+                if user_sockets.is_same_user(connection):
+                    self._handle(connection)
+
+    def _handle(self, connection: socket.socket) -> None:
+        """Fulfil the requests of a connection, and undo them if it ends without `keep`."""
+        with self._lock:
+            before = (self._stop_at, self._shall_park)
+        try:
+            connection.settimeout(_FIRST_REQUEST_WITHIN_S)
+            with connection.makefile("rb") as lines:
+                request = _read_request(lines)
+                connection.settimeout(None)
+                while request != [KEEP]:
+                    answer = self._fulfil(request, connection)
+                    connection.sendall(f"{' '.join(answer.split())[:LONGEST_LINE]}\n".encode())
+                    request = _read_request(lines)
+        except OSError:
+            self._undo(before)
+            return
+        if not self._shall_park:
+            self._ask(None, shall_park=False)
+
+    def _fulfil(self, request: list[bytes], connection: socket.socket) -> str:
+        """Return the answer, once the program has done what it is asked."""
+        if self._is_over:
+            return RETURNED if request == [RETURN] else f"{REFUSED} {_LEFT}"
+        if request == [HOLD]:
+            return f"{NEXT} {self._hold()}"
+        if request == [RETURN]:
+            self._ask(self._hold(), shall_park=False)
+            self._wait(connection, lambda: not (self._is_parked or self._is_moving))
+            return f"{REFUSED} {self._refusal}" if self._is_parked else RETURNED
+        if request[:1] == [PARK] and len(request) > 1 and request[1].isdigit():
+            return self._park_at(int(request[1]), connection)
+        return f"{REFUSED} an unknown request"
+
+    def _park_at(self, number: int, connection: socket.socket) -> str:
+        if number < self._hold():
+            return f"{REFUSED} it has passed point {number}"
+        self._ask(number, shall_park=True)
+        self._wait(connection, lambda: self._is_parked and self._reached == number)
+        is_parked = self._is_parked and self._reached == number
+        return f"{PARKED} {self._parked_bytes}" if is_parked else f"{REFUSED} {self._refusal or _LEFT}"
+
+    def _hold(self) -> int:
+        """Let the program not leave the point where it is, or its next. Return the number of that."""
+        with self._lock:
+            self._stop_at = self._reached if self._is_at_point else self._reached + 1
+            return self._stop_at
+
+    def _ask(self, stop_at: int | None, *, shall_park: bool) -> None:
+        with self._lock:
+            self._stop_at, self._shall_park, self._refusal = stop_at, shall_park, None
+            self._changed.notify_all()
+
+    def _undo(self, before: tuple[int | None, bool]) -> None:
+        """Let a program that was parked before, and has not left that point, park again; let any other go on."""
+        with self._lock:
+            is_there = self._is_at_point and before[0] == self._reached
+        self._ask(before[0] if is_there else None, shall_park=before[1] and is_there)
+
+    def _wait(self, connection: socket.socket, is_done: Callable[[], bool]) -> None:
+        """Wait until it is done, refused or no longer possible. Raises ConnectionAbortedError if the other side closes
+        the connection."""
+        ready = select.poll()  # a program may have more files open than `select` can watch
+        for each in (connection, self._wake[0]):
+            ready.register(each, select.POLLIN)
+        while True:
+            with self._lock:
+                if is_done() or self._is_over or (self._refusal is not None and not self._is_moving):
+                    return
+            if self._wake[0].fileno() not in dict(ready.poll()):
+                raise ConnectionAbortedError
+            self._wake[0].recv(LONGEST_LINE)
+
+
+def _read_request(lines: IO[bytes]) -> list[bytes]:
+    """Return the words of the next request. Raises ConnectionAbortedError at the end of the connection."""
+    line = lines.readline(LONGEST_LINE)
+    if not line.endswith(b"\n"):
+        raise ConnectionAbortedError
+    return line.split()
+
 
 _ALIGNED = 64  # where each storage begins in host memory, so that the CPU can compute with it
 

@@ -1,24 +1,57 @@
-"""Compare policies: read or draw a trace, run it under each policy, and measure it against the lower bound."""
+"""Decide an exported world again (`gpuyard why --export`), and say what the plan is and why.
+
+Compare policies: read or draw a trace, run it under each policy, and measure it against the lower bound.
+"""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gpuyard.core.simulated_topology import split_spec
-from gpuyard.core.snapshot import Device
 from gpuyard.errors import UserError
+from gpuyard.model.simulated_topology import split_spec
+from gpuyard.model.snapshot import Device
+from gpuyard.model.units import format_count
+from gpuyard.policy.plan import WorldFile
+from gpuyard.policy.wait_reasons import group_by_device
+from gpuyard.policy.world import Plan, WaitingJob
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.program_mixes import draw, is_pod_list, mean_duration_s, read_pods, read_programs
 from gpuyard.simulator.schedule_metrics import MakespanBound, PolicyMetrics, SimulatedPass, lower_bound, measure_pass
-from gpuyard.simulator.sharing_slowdown import PAIRS_FILE, Sharing, read_sharing
-from gpuyard.simulator.simulation import Simulation
+from gpuyard.simulator.simulation import Simulation, find_policy
 from gpuyard.simulator.timeline_picture import Panel
-from gpuyard.simulator.trace_file import TraceJob, read_trace
+from gpuyard.simulator.traces import PAIRS_FILE, Sharing, TraceJob, read_sharing, read_trace
+
+
+def plan_lines(file: WorldFile, plan: Plan) -> Iterator[str]:
+    """Yield the plan: the job that the file is about first, with all of its reasons."""
+    labels = file.world.machine.snapshot.labels
+    about = next((each for each in plan.waiting if each.lane.id == file.lane), None)
+    if about is not None:
+        yield from _waiting_lines(file, about)
+    for start in plan.starts:
+        where = ", ".join(labels.get(share.device_id, share.device_id) for share in start.claim.shares)
+        yield f"job {start.job_id} {'resumes' if start.lane.resumes else 'starts'}{f' on GPU {where}' if where else ''}"
+    for preempt in plan.preempts:
+        yield f"job {preempt.job_id} makes way for job {preempt.for_job}"
+    if plan.head is not None:
+        yield f"job {plan.head.job_id} is the first that waits"
+    others = len(plan.waiting) - (about is not None)
+    if others:
+        yield f"{format_count(others, 'other lane')} {'waits' if others == 1 else 'wait'}"
+
+
+def _waiting_lines(file: WorldFile, about: WaitingJob) -> Iterator[str]:
+    behind = f": job {file.job_id} comes later in its lane" if about.job_id != file.job_id else ""
+    yield f"job {about.job_id} waits{behind}"
+    labels = file.world.machine.snapshot.labels
+    yield from (f"  {text}" for text in group_by_device(about.reasons, labels))
+    for remedy in dict.fromkeys(filter(None, (reason.remedy for reason in about.reasons))):
+        yield f"  to change that: {remedy}"
+
 
 # A drawn trace arrives twice as fast as one job per device could run: otherwise all policies have the same makespan.
 SATURATED = 2.0

@@ -1,4 +1,4 @@
-"""Parts of simulated machines: clock, event queue, cards, and the programs on them. Tests use them too."""
+"""The parts of a simulated machine: cards, programs and their clock."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -8,13 +8,12 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Outcome
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.load_gates import Smoothed, smooth
-from gpuyard.core.snapshot import Device, Process
+from gpuyard.model.job import Outcome
+from gpuyard.model.out_of_memory import Shortage, ShortageKind
+from gpuyard.model.snapshot import Device, Process
+from gpuyard.policy.foreign_load import Smoothed, smooth
 from gpuyard.simulated_usage import ROUNDING_MB, out_of_memory_message
-from gpuyard.simulator.sharing_slowdown import Member, utilization_percent
-from gpuyard.simulator.trace_file import TraceJob, phases_of
+from gpuyard.simulator.traces import Member, TraceJob, phases_of, utilization_percent
 
 EPOCH = 1_763_000_000.0
 # Measured load is smoothed as in the daemon; after four half-lives it counts as steady.

@@ -23,8 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import UserError
-from gpuyard.simulator.sharing_slowdown import CONFIGURATION, SINGLE_FILE, configuration
-from gpuyard.simulator.trace_file import TraceJob, number, open_text, table
+from gpuyard.simulator.traces import CONFIGURATION, SINGLE_FILE, TraceJob, configuration, number, open_text, table
 
 CARMA_FILE, PODS_FILE = "carma-summary.csv", "alibaba-openb_pod_list_default.csv"
 _BATCH = re.compile(r"--batch_size_(\d+)")

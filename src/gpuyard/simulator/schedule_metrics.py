@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.simulator.sharing_slowdown import Sharing
-from gpuyard.simulator.trace_file import TraceJob, phases_of
+from gpuyard.model.job import OutcomeKind
+from gpuyard.simulator.traces import Sharing, TraceJob, phases_of
 
 # Parts of a device: 0 weighs by share, 0.5 by halves.
 _THRESHOLDS = (0.0, 0.125, 0.25, 0.375, 0.5)

@@ -6,16 +6,15 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
-from gpuyard.core.lease import Drain, Holder, Lease, Need, Ticket, amended
-from gpuyard.core.scheduling.foreign_load import ForeignLoad
-from gpuyard.core.scheduling.host_capacity import HostUse
-from gpuyard.core.snapshot import Snapshot
-from gpuyard.engines.common.places_nothing import PlacesNothing
-from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, SuspendResult, WantedClaim
+from gpuyard.model.job import Attempt, Outcome, OutcomeKind
+from gpuyard.model.lease import Drain, Holder, Lease, Need, Ticket, amended
+from gpuyard.model.snapshot import Snapshot
+from gpuyard.policy.foreign_load import ForeignLoad
+from gpuyard.policy.host_room import HostUse
+from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
 from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
 from gpuyard.simulator.schedule_metrics import SimulatedRun
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.traces import TraceJob
 from gpuyard.simulator.virtual_machine import VirtualMachine
 
 ME = Holder(uid=0, user="sim", pid=1, boot_id="sim")

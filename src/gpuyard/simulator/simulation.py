@@ -1,4 +1,4 @@
-"""Run the jobs of a trace through the real controller and store, on a simulated machine.
+"""Run the jobs of a trace through the real controller and store, on a simulated machine, by a policy.
 
 A step follows every event: an arrival, an end, a change of memory, a time that the controller asked for. One step
 covers all events within `quantum_s`.
@@ -11,26 +11,113 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.control.add_submission import InPieces
-from gpuyard.control.controller import Controller
-from gpuyard.control.step_result import Step
-from gpuyard.control.user_requests import UserRequests
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.placeholders import ArrayElement
-from gpuyard.core.job.submission import Submission
-from gpuyard.core.snapshot import Device, Sample
+from gpuyard import config
+from gpuyard.errors import UserError
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import FixedMemory, Need, UnknownMemory, WholeDevice
+from gpuyard.model.placeholders import ArrayElement
+from gpuyard.model.snapshot import Device, Sample
+from gpuyard.model.submission import Submission
+from gpuyard.policy.estimates import sureness_of
+from gpuyard.policy.machine import Packing
+from gpuyard.policy.world import SchedulingLimits
+from gpuyard.queue.add_submission import InPieces
+from gpuyard.queue.configured_rules import Rules
+from gpuyard.queue.step import Controller, Step
+from gpuyard.queue.user_requests import UserRequests
 from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S
-from gpuyard.simulator.policies import Policy
 from gpuyard.simulator.schedule_metrics import SimulatedPass
-from gpuyard.simulator.sharing_slowdown import Sharing
 from gpuyard.simulator.simulated_ports import ME, SimulatedEngine, SimulatedLedger, SimulatedSuspender
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.traces import Sharing, TraceJob
 from gpuyard.simulator.virtual_machine import VirtualMachine
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
+
+_OPTIONS = ("load", "jobs", "quantile", "gain")
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """`need_of` returns the need of a job, given the size of the largest device."""
+
+    name: str
+    need_of: Callable[[TraceJob, float], Need]
+    rules: Rules = Rules(limits=SchedulingLimits(cpu_jobs=1))
+
+    @property
+    def learns(self) -> bool:
+        """Whether memory is learned from earlier runs."""
+        return self.need_of is _learned
+
+
+def _alone(job: TraceJob, _: float) -> Need:
+    return Need(devices=job.gpus)
+
+
+def _learned(job: TraceJob, _: float) -> Need:
+    return Need(devices=job.gpus, memory=UnknownMemory() if job.gpus else WholeDevice())
+
+
+def _as_declared(job: TraceJob, card_mb: float) -> Need:
+    """Return the declared need, at most a whole device: users know how large the devices are."""
+    if job.declared_mb is None:
+        return Need(devices=job.gpus)
+    return Need(devices=job.gpus, memory=FixedMemory(min(card_mb, job.declared_mb)))
+
+
+# The rules of a daemon without a configuration file.
+_CONFIG = config.PackingConfig()
+_LEARNING = Rules(
+    limits=SchedulingLimits(cpu_jobs=1),
+    packing=Packing(
+        max_jobs_per_device=_CONFIG.max_jobs_per_device,
+        max_load_percent=_CONFIG.max_load_percent or None,
+        min_gain_percent=_CONFIG.min_gain_percent,
+    ),
+    shares_first_runs=_CONFIG.first_run == "share",
+)
+POLICIES = {
+    "fifo": Policy(name="fifo", need_of=_alone),
+    "declared": Policy(name="declared", need_of=_as_declared),
+    "gpuyard": Policy(name="gpuyard", need_of=_learned, rules=_LEARNING),
+}
+
+
+def find_policy(text: str) -> Policy:
+    """Return the policy with this name and these options."""
+    name, *options = text.split(":")
+    if name not in POLICIES:
+        raise UserError(f"there is no policy '{name}'", hint=f"there are: {', '.join(POLICIES)}")
+    policy = replace(POLICIES[name], name=text)
+    for option in options:
+        policy = replace(policy, rules=_apply_option(policy.rules, option))
+    return policy
+
+
+def _apply_option(rules: Rules, text: str) -> Rules:
+    option, _, value = text.partition("=")
+    if option not in _OPTIONS:
+        raise UserError(
+            f"'{text}' is not an option of a policy", hint=f"options: {', '.join(_OPTIONS)}, as in load=100"
+        )
+    if value != "none" and not value.replace(".", "", 1).isdecimal():
+        raise UserError(f"'{text}' needs a number of 0 or more, or none", hint="as in load=100 or load=none")
+    number = None if value == "none" else float(value)
+    if option == "load":
+        return replace(rules, packing=replace(rules.packing, max_load_percent=number))
+    if option == "quantile":
+        if number is not None and not 0.5 <= number < 1.0:
+            raise UserError(f"'{text}' is not a quantile", hint="a number from 0.5 up to 0.999, or none")
+        sureness = rules.packing.sureness if number is None else sureness_of(number)
+        return replace(rules, shares_first_runs=number is not None, packing=replace(rules.packing, sureness=sureness))
+    if option == "gain":
+        return replace(rules, packing=replace(rules.packing, min_gain_percent=number))
+    most = None if number is None else max(1, int(number))
+    return replace(rules, packing=replace(rules.packing, max_jobs_per_device=most))
+
 
 # After this many steps without a start and without time passing, nothing will change any more.
 _MAX_IDLE_STEPS = 100

@@ -10,10 +10,10 @@ from html import escape
 
 from msgspec import Struct
 
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.units import format_duration, format_size
+from gpuyard.model.job import OutcomeKind
+from gpuyard.model.units import format_duration, format_size
 from gpuyard.simulator.schedule_metrics import PolicyMetrics, SimulatedPass, SimulatedRun
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.traces import TraceJob
 
 _WIDTH, _LEFT, _RIGHT = 1280.0, 92.0, 28.0
 _HEADER, _PANEL_HEAD, _AXIS, _GAP = 58.0, 34.0, 40.0, 6.0

@@ -10,8 +10,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.snapshot import Device, Host, Snapshot
+from gpuyard.model.job import Outcome, OutcomeKind
+from gpuyard.model.snapshot import Device, Host, Snapshot
 from gpuyard.simulator.machine_parts import (
     EventQueue,
     MemoryLocation,
@@ -20,8 +20,7 @@ from gpuyard.simulator.machine_parts import (
     VirtualClock,
     find_shortage,
 )
-from gpuyard.simulator.sharing_slowdown import Sharing
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.traces import Sharing, TraceJob
 
 HOST_MEMORY_MB = 2_097_152.0
 # Measured on an H200 with driver 580.

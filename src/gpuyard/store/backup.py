@@ -19,11 +19,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.store.copy_database import NEW_FILE, copy_database
+from gpuyard.model.lifecycle import FINISHED, LIVE, WAITING
 from gpuyard.store.damaged_rows import set_aside_in
-from gpuyard.store.database import SCHEMA_VERSION, are_pages_sound, convert_sqlite_errors, open_reader
+from gpuyard.store.database import (
+    NEW_FILE,
+    SCHEMA_VERSION,
+    are_pages_sound,
+    convert_sqlite_errors,
+    copy_database,
+    open_reader,
+)
 from gpuyard.store.queue_record import QueueProgress, QueueRecord
 from gpuyard.system.private_files import open_trusted
 

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Growth, MemoryLack, Outcome, OutcomeKind, SiteRequest, SuspendedBy, Usage
-from gpuyard.core.job.job_spec import UNREADABLE, JobSpec
-from gpuyard.core.job.lifecycle import FINISHED, LIVE, WAITING, JobState
-from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import Profile
-from gpuyard.core.units import format_count
 from gpuyard.errors import EnvironmentFault, GpuyardError, UnreadableRow
+from gpuyard.model.job import Growth, MemoryLack, Outcome, OutcomeKind, SiteRequest, SuspendedBy, Usage
+from gpuyard.model.job_spec import UNREADABLE, JobSpec
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import FINISHED, LIVE, WAITING, JobState
+from gpuyard.model.units import format_count
+from gpuyard.policy.estimates import Profile
 from gpuyard.store import row_codec
 from gpuyard.store.database import Database, convert_sqlite_errors
 from gpuyard.store.job_store import JobStore

@@ -1,6 +1,7 @@
 """Open the queue's database. A damaged file is set aside, never deleted; another schema is refused and left alone.
 
-A record beside it (`queue_record.py`) shows whether the database is older than the queue was.
+A record beside it (`queue_record.py`) shows whether the database is older than the queue was. A copy is kept before a
+migration changes anything.
 """
 
 import contextlib
@@ -13,8 +14,63 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuyard.errors import EnvironmentFault, StoreFault, UnreadableRow
-from gpuyard.store.migrations import can_migrate, migrate
 from gpuyard.store.queue_record import SET_GENERATION, QueueProgress, QueueRecord, compare
+from gpuyard.system.write_files import sync
+
+NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def copy_database(connection: sqlite3.Connection, target: Path) -> None:
+    """Copy the database of a connection while others use it; it needs no write-ahead log. The target has its name once
+    it is complete and on disk, and that name is on disk at the end.
+
+    Not with VACUUM INTO: SQLite 3.40 fails for generated columns of a table without row ids.
+    """
+    draft = target.with_name(f".{os.urandom(8).hex()}.copy")
+    try:
+        os.close(os.open(draft, NEW_FILE, 0o600))
+    except OSError as error:
+        raise EnvironmentFault(f"{target} cannot be written: {error.strerror}") from error
+    try:
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+            connection.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")
+            copy.execute("PRAGMA secure_delete = ON")
+            copy.execute("BEGIN")
+            copy.execute("INSERT OR IGNORE INTO dropped_secrets SELECT spec FROM secrets")
+            copy.execute("DELETE FROM secrets")
+            copy.execute("COMMIT")
+        sync(draft)
+        os.replace(draft, target)
+    except BaseException:
+        os.unlink(draft)
+        raise
+    sync(target.parent)
+
+
+# By the version of the schema that it starts from.
+STEPS: dict[int, str] = {}
+
+
+def can_migrate(version: int, to: int) -> bool:
+    return all(each in STEPS for each in range(version, to))
+
+
+def migrate(connection: sqlite3.Connection, database: Path, version: int, to: int) -> None:
+    """Bring the database to version `to` in one transaction, if `can_migrate`.
+
+    The copy beside it is named after the version that it has.
+    """
+    steps = [STEPS[each] for each in range(version, to)]
+    aside = database.with_name(f"{database.name}.schema-{version}")
+    if not aside.exists():  # it does after a migration that failed: that changed nothing
+        copy_database(connection, aside)
+    try:
+        connection.executescript(f"BEGIN IMMEDIATE; {' '.join(steps)} PRAGMA user_version = {to}; COMMIT;")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
 
 # Rows that one transaction writes, or one query returns, before other requests are served: a few milliseconds of work.
 PIECE = 200

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from gpuyard.core.job.dependencies import Dependency, DependencyKind, DependencyOutlook, DependencyState, outlook
-from gpuyard.core.job.lifecycle import FINISHED, JobState
+from gpuyard.model.dependencies import Dependency, DependencyKind, DependencyOutlook, DependencyState, outlook
+from gpuyard.model.lifecycle import FINISHED, JobState
 from gpuyard.store.database import Database
 
 

@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpuyard.system import owner_locks, user_sockets
+from gpuyard.system import file_locks as owner_locks
+from gpuyard.system import user_sockets
 from gpuyard.system.file_locks import try_lock, unlock
 
 _BUSY = "PRAGMA busy_timeout = 0"

@@ -8,21 +8,44 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+import msgspec
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Growth, Job, Outcome
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.placeholders import ArrayElement
-from gpuyard.core.scheduling.queue_order import Candidate, Lane, LaneQueue
+from gpuyard.model.job import Attempt, Growth, Job, Outcome
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.placeholders import ArrayElement
+from gpuyard.policy.estimates import Profile
+from gpuyard.policy.queue_order import Candidate, Lane, LaneQueue, Party, WeightedUse
 from gpuyard.store import row_codec
 from gpuyard.store.database import PIECE, Database
 from gpuyard.store.dependency_store import DependencyStore
-from gpuyard.store.ended_job import END_JOB, EndedJob
-from gpuyard.store.learned_store import LearnedStore
-from gpuyard.store.refused_submissions import RefusedSubmissions
-from gpuyard.store.specs import StoredSpecs
-from gpuyard.store.submitters import Submitters
+from gpuyard.store.row_codec import END_JOB, EndedJob
+from gpuyard.store.specs_and_code import StoredSpecs
+from gpuyard.store.submission_senders import RefusedSubmissions, Submitters
+
+
+class LearnedStore:
+    def __init__(self, database: Database) -> None:
+        self._execute = database.execute
+        self._value = database.value
+
+    def recent_use(self) -> dict[Party, WeightedUse]:
+        """Return the recent device time of users and tags."""
+        rows = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
+        return {(user, tag): WeightedUse(seconds=seconds, at=at) for user, tag, seconds, at in rows}
+
+    def set_recent_use(self, party: Party, use: WeightedUse) -> None:
+        self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
+
+    def profile(self, fingerprint: str) -> Profile | None:
+        body = self._value("SELECT body FROM profiles WHERE fingerprint = ?", (fingerprint,))
+        return None if body is None else msgspec.json.decode(body, type=Profile)
+
+    def set_profile(self, fingerprint: str, profile: Profile) -> None:
+        row = (fingerprint, row_codec.to_json(profile), profile.seen_at)
+        self._execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", row)
+
 
 # Steps from one lane with ready jobs to the next through the index jobs_ready.
 _READY_LANES = """

@@ -1,4 +1,4 @@
-"""Read past attempts for the timeline and for reports.
+"""Read past attempts and jobs for the timeline, reports and summaries.
 
 A report may read very many rows: only the columns that it needs, and what attempts of one lane or tag have in common
 only once.
@@ -12,12 +12,30 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import Need, WholeDevice
-from gpuyard.core.report.energy import EnergyUse
-from gpuyard.core.report.timeline_rows import suspensions
-from gpuyard.core.report.usage_report import GroupBy, PastAttempt
+from gpuyard.model.energy import EnergyUse
+from gpuyard.model.job import Outcome, OutcomeKind
+from gpuyard.model.lease import Need, WholeDevice
+from gpuyard.model.lifecycle import JobState
+from gpuyard.report.chart_rows import suspensions
+from gpuyard.report.failure_causes import FailedJob, FinishedJobs
+from gpuyard.report.usage_report import GroupBy, PastAttempt
+
+_ENDED_SINCE = "FROM jobs INDEXED BY jobs_finished WHERE ended_at IS NOT NULL AND ended_at > ?"
+_COUNTS = f"SELECT state, count(*) {_ENDED_SINCE} GROUP BY state"
+_FAILED = (
+    "SELECT id, json_extract(outcome, '$.error_line'), json_extract(outcome, '$.reason'), reason "
+    f"{_ENDED_SINCE} AND state = ? ORDER BY id"
+)
+
+
+def finished_since(connection: sqlite3.Connection, since: float) -> FinishedJobs:
+    counts = {JobState(state): count for state, count in connection.execute(_COUNTS, (since,))}
+    failed = tuple(
+        FailedJob(id=job_id, error_line=error, outcome_reason=outcome, reason=reason)
+        for job_id, error, outcome, reason in connection.execute(_FAILED, (since, JobState.FAILED))
+    )
+    return FinishedJobs(counts=counts, failed=failed)
+
 
 UNKNOWN = "-"
 _MOVES = "SELECT at, kind FROM events WHERE job = ? AND kind IN ('suspending', 'resumed') ORDER BY id"

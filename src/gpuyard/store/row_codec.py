@@ -11,11 +11,12 @@ import msgspec
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.placeholders import ArrayElement, fill_in
-from gpuyard.core.scheduling.disk_space import writes_files
-from gpuyard.core.scheduling.queue_order import Lane
+from gpuyard.model.job import Attempt, Job, OutcomeKind
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.placeholders import ArrayElement, fill_in
+from gpuyard.policy.queue_order import Lane
+from gpuyard.policy.start_delays import writes_files
 
 JOB_COLUMNS = (
     "id, spec, state, priority, user, submitted_at, group_id, group_limit, array_index, details, attempts, failures, "
@@ -168,3 +169,34 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         # Options besides the need for which an engine may refuse one job and accept another.
         demands=(*spec.engine_options, f"cpus={spec.cpus}", f"limit={spec.time_limit_s}") if spec.engine else (),
     )
+
+
+# Of an attempt in a slice, the start may be stored with its end alone.
+END_JOB = (
+    "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, failures = ?, "
+    "queued_at = coalesce(?, queued_at), started_at = coalesce(?, started_at) "
+    "WHERE id = ?"
+)
+
+
+class EndedJob(Struct, frozen=True, kw_only=True):
+    """`attempt` is over. `queued_at` is set if the job waits again, and not in its old place."""
+
+    attempt: Attempt
+    state: JobState
+    reason: str | None
+    due_at: float | None
+    ended_at: float | None
+    failures: int
+    queued_at: float | None
+
+    @property
+    def never_started(self) -> bool:
+        outcome = self.attempt.outcome
+        return outcome is not None and outcome.kind is OutcomeKind.NEVER_STARTED
+
+    def to_row(self) -> tuple[Any, ...]:
+        """Return the values of END_JOB."""
+        attempt, outcome = self.attempt, to_json(self.attempt.outcome)
+        columns = (self.state, printable(self.reason), self.due_at, self.ended_at, outcome, self.failures)
+        return (*columns, self.queued_at, attempt.started_at, attempt.job_id)

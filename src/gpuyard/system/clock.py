@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gpuyard.system.machine_identity import boot_id
+from gpuyard.system.processes import boot_id
 
 if TYPE_CHECKING:
-    from gpuyard.core.queue_time import QueueTime
+    from gpuyard.model.queue_time import QueueTime
 
 # Without CLOCK_BOOTTIME, on macOS, CLOCK_MONOTONIC is the one that counts the time asleep.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -79,7 +79,7 @@ class SystemClock:
 
 
 class QueueClock(SystemClock):
-    """The clock of a queue: `now` is queue time (core/queue_time.py)."""
+    """The clock of a queue: `now` is queue time (model/queue_time.py)."""
 
     def __init__(self, record: "QueueTime", on_step: Callable[[float], None] = lambda _: None) -> None:
         """`on_step` is called with the seconds by which the wall clock was stepped."""

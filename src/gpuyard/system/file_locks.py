@@ -1,19 +1,101 @@
-"""Locks on open files (flock).
+"""Locks on open files: flock, write locks that say "a process of the owner holds this file", and a lock that keeps
+`systemd-tmpfiles` from emptying a folder in /var/tmp.
 
 - A lock belongs to the open file, not to the process: it lasts until the last copy of the descriptor is closed, also in
   forked children. Open files with O_CLOEXEC, so that started programs do not keep their locks.
 - `unlock` before closing: a thread may just have forked, and closing alone would leave the lock with the child.
 - A lock counts only while its file has a name: a process that waited may have locked a file that was removed meanwhile.
+
+Owner locks are open-file-description locks on Linux (F_OFD_SETLK):
+- A write lock needs a descriptor that is open for writing. So only users who may write to the file, its owner and root,
+  can hold one. The test (`is_held`) takes no lock, and read locks of others do not count.
+- Byte 0 is the lock. A holder that shows that it is not stopped (`beat`) also locks the byte of the present second; a
+  lock changes neither the file nor its times, and wakes up no process that watches the directory.
+- Elsewhere flock is used. There any user who can read the file can hold it, and there are no beats.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import signal
+import stat
+import struct
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, TypeAlias
 
 from gpuyard.errors import EnvironmentFault
+
+_Handler: TypeAlias = Callable[[int, FrameType | None], object]
+_SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGALRM))
+# The C module below `signal`: without its conversions to enums, which take longer than all the rest.
+_fast_signal: Any = sys.modules.get("_signal", signal)
+
+
+class _Deferred:
+    """The handler in place of another one: keeps the signal while a block defers it, and passes it on otherwise."""
+
+    def __init__(self, handler: _Handler, block: "DeferInterrupts") -> None:
+        self.handler = handler
+        self._block = block
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._block.is_active:
+            self._block.pending[number] = self.handler
+        else:
+            self.handler(number, frame)
+
+
+class DeferInterrupts:
+    """Defer signals with a Python handler until the block is left. Blocks may be nested; the outermost one defers.
+
+    Keep the block short and without waiting. In other threads than the main thread there is nothing to defer.
+    """
+
+    _outermost: "DeferInterrupts | None" = None
+
+    def __init__(self) -> None:
+        self.is_active = False
+        self.pending: dict[int, _Handler] = {}
+        self._replaced: list[tuple[int, _Deferred]] = []
+
+    def __enter__(self) -> None:
+        if DeferInterrupts._outermost is not None or threading.get_ident() != threading.main_thread().ident:
+            return
+        self.is_active = True
+        try:
+            for number in _SIGNALS:
+                handler = _fast_signal.getsignal(number)
+                if callable(handler):
+                    deferred = _Deferred(handler, self)
+                    self._replaced.append((number, deferred))
+                    _fast_signal.signal(number, deferred)
+            DeferInterrupts._outermost = self
+        except BaseException:
+            self._restore()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if DeferInterrupts._outermost is self:
+            DeferInterrupts._outermost = None
+            self._restore()
+
+    def _restore(self) -> None:
+        try:
+            for number, deferred in self._replaced:
+                present = _fast_signal.getsignal(number)
+                if present is deferred:
+                    _fast_signal.signal(number, deferred.handler)
+        finally:  # a handler that was restored may have raised: those that were not pass their signals on
+            self.is_active = False
+        for number, handler in self.pending.items():
+            handler(number, None)
+
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
 _IN_TIME_S = 60.0
@@ -116,3 +198,93 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+_HAS_OWNER_LOCKS = hasattr(fcntl, "F_OFD_SETLK")
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length (0: to the end), pid
+_FIRST_BEAT = 1
+_CLOCK_SLACK_S = 2
+
+
+def try_hold(descriptor: int) -> bool:
+    """Hold the file. Return False if another open file holds a lock on it. Needs a descriptor open for writing."""
+    if not _HAS_OWNER_LOCKS:
+        return try_lock(descriptor)
+    try:
+        _set(descriptor, fcntl.F_WRLCK, 0, 1)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def is_held(descriptor: int) -> bool:
+    """Return whether another open file holds it. Reading is enough."""
+    if not _HAS_OWNER_LOCKS:
+        # Shared: readers that test at the same time do not take each other for a holder.
+        if not try_lock(descriptor, shared=True):
+            return True
+        unlock(descriptor)
+        return False
+    return _is_write_locked(descriptor, 0, 1)
+
+
+def unhold(descriptor: int) -> None:
+    """Release the lock for all processes that share the open file."""
+    if _HAS_OWNER_LOCKS:
+        _set(descriptor, fcntl.F_UNLCK, 0, 0)
+    else:
+        unlock(descriptor)
+
+
+def beat(descriptor: int) -> None:
+    """Record that a holder of the file is running now."""
+    if _HAS_OWNER_LOCKS:
+        now = _FIRST_BEAT + int(time.monotonic())
+        _set(descriptor, fcntl.F_WRLCK, now, 1)
+        _set(descriptor, fcntl.F_UNLCK, _FIRST_BEAT, now - _FIRST_BEAT)
+
+
+def has_beaten(descriptor: int, within_s: int) -> bool:
+    """Return whether a holder has called `beat` in the last `within_s` seconds; True if that cannot be known.
+
+    The seconds are those of CLOCK_MONOTONIC, which all processes of the machine share, and which stands still while the
+    machine sleeps. In a container with a clock of its own (a time namespace) the seconds differ.
+    """
+    if not _HAS_OWNER_LOCKS:
+        return True
+    first = max(0, int(time.monotonic()) - within_s)
+    return _is_write_locked(descriptor, _FIRST_BEAT + first, within_s + _CLOCK_SLACK_S)
+
+
+def _set(descriptor: int, kind: int, start: int, length: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+
+
+def _is_write_locked(descriptor: int, start: int, length: int) -> bool:
+    asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
+
+
+@contextlib.contextmanager
+def kept_from_cleaning(folder: str) -> Iterator[None]:
+    """Lock the folder in this block. Mark the files in it, at first and in the end, so that they stay until the next
+    time. Folders in it, such as that of the logs, are kept only while a process is in this block."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try_lock(descriptor, shared=True)
+        _mark_files(descriptor)
+        yield
+        _mark_files(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _mark_files(folder: int) -> None:
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISREG(mode):
+                os.chmod(name, stat.S_IMODE(mode) | stat.S_ISVTX, dir_fd=folder)

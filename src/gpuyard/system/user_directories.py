@@ -1,13 +1,200 @@
-"""The directories of a user's files. It imports little, because every command imports it."""
+"""The directories of a user's files, on disks that only this machine sees. Every command imports it: it imports little.
+
+The queue's database, its locks and its sockets work on one machine only. Where a folder is on a network file system, or
+on an unknown one (such as FUSE) that fails a test of locks and of SQLite, a folder on a local disk takes its place:
+
+    /var/lib/gpuyard/UID/NAME       if an administrator made /var/lib/gpuyard with mode 1777
+    /var/tmp/gpuyard-UID/NAME       which all systems have, and which is kept when the machine restarts
+
+NAME is a digest of the path that it stands for. The name of the machine is no part of it: a machine that is renamed
+would get a second queue for the same GPUs. A folder that exists is used before a new one is made, so a queue stays
+where it is. Other users can write to the folders above, so all of it is checked (`private_files`). An unknown file
+system is tested once for each machine; the result is kept in the folder. A test that succeeds does not show that no
+other machine sees the folder: `client/queue_host.py` guards against that.
+"""
 
 import os
 import sys
 
-from gpuyard.system.file_systems import LOCAL, file_system
+from gpuyard.errors import EnvironmentFault
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpuyard.system.local_folder import LocalFolder
+
+MOUNTS = "/proc/self/mountinfo"
+LOCAL = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "rootfs", "overlay", "overlayfs", "aufs", "f2fs",
+     "bcachefs", "jfs", "reiserfs", "nilfs2", "ecryptfs", "squashfs", "erofs"}
+)  # fmt: skip
+NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
+     "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "ocfs2", "gfs2"}
+)  # fmt: skip
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+
+
+def file_system(folder: str) -> str | None:
+    """Return the type of the folder's file system, or None if the system does not list mounts. The folder need not
+    exist."""
+    device = _device(folder)  # before the list is read: an automounter mounts what is on the way
+    mounts = _read_mounts()
+    if mounts is None:
+        return None
+    at = mounts.find(b" %d:%d " % (os.major(device), os.minor(device)))
+    if at >= 0:
+        line = mounts[at : mounts.find(b"\n", at)]
+        return line.partition(b" - ")[2].partition(b" ")[0].decode()
+    return _by_path(os.path.realpath(folder), mounts)
+
+
+def _device(folder: str) -> int:
+    """Return the device of the folder, or of the nearest one above that exists."""
+    while True:
+        try:
+            return os.stat(folder).st_dev
+        except OSError:
+            if folder in ("/", ""):
+                return 0
+            folder = os.path.dirname(folder)
+
+
+def _read_mounts() -> bytes | None:
+    try:
+        file = os.open(MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        content = b""
+        while part := os.read(file, 1 << 16):
+            content += part
+        return content
+    finally:
+        os.close(file)
+
+
+def _by_path(path: str, mounts: bytes) -> str | None:
+    """Return the type by the longest mount point on the path: btrfs gives each subvolume a device of its own."""
+    best, kind = "", None
+    for line in mounts.decode("utf-8", "surrogateescape").splitlines():
+        head, _, tail = line.partition(" - ")
+        fields = head.split(" ", 5)
+        mount = fields[4] if len(fields) > 5 else ""
+        for escape, character in _ESCAPES:
+            mount = mount.replace(escape, character)
+        if len(mount) >= len(best) and mount and (path == mount or path.startswith(mount.rstrip("/") + "/")):
+            best, kind = mount, tail.partition(" ")[0]
+    return kind
+
+
+_BASES = ("/var/lib/gpuyard/{uid}", "/var/tmp/gpuyard-{uid}")  # noqa: S108 - checked as described above
+_TEST = "gpuyard.store.folder_check"
+_TEST_S = 60.0
+_PASSED = "passed"
+_found: "dict[str, LocalFolder]" = {}
+
+
+class LocalFolder:
+    """`path` is used in place of `wanted`, which is on a file system of the type `kind`. `problem` is the reason, None
+    if both are the same."""
+
+    def __init__(self, wanted: str, path: str, kind: str | None, problem: str | None) -> None:
+        self.wanted, self.path, self.kind, self.problem = wanted, path, kind, problem
+
+
+def find_local_folder(wanted: str) -> LocalFolder:
+    """Return the folder to use. It stays the same for this process. Raises EnvironmentFault if there is none."""
+    found = _found.get(wanted)
+    if found is None:
+        kind = file_system(wanted)
+        problem = sharing_problem(wanted, kind)
+        path = wanted if problem is None else _make_instead(wanted, problem)
+        found = _found[wanted] = LocalFolder(wanted, path, kind, problem)
+    return found
+
+
+def sharing_problem(folder: str, kind: str | None = None) -> str | None:
+    """Return why the folder, on a file system of this type, must not hold what one machine locks; None if it may."""
+    kind = kind or file_system(folder)
+    if kind is None or kind in LOCAL:
+        return None
+    if kind in NETWORK:
+        return f"it is on a network file system ({kind})"
+    verdict = _test(folder, kind)
+    return None if verdict == _PASSED else f"its file system ({kind}) may be shared: {verdict}"
+
+
+def _test(folder: str, kind: str) -> str:
+    """Return `passed`, or why the folder cannot be used. The result of an earlier test counts."""
+    from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
+    from gpuyard.system.processes import host_name
+
+    record = f"{folder}/file-system.{host_name()}"
+    try:
+        with open(open_own(record, os.O_RDONLY), encoding="utf-8") as file:
+            tested, _, verdict = file.read().strip().partition(": ")
+        if tested == kind and verdict:
+            return verdict
+    except (OSError, PrivateFileError):
+        pass
+    try:
+        make_folder(folder)
+        verdict = _run_test(folder)
+        with open(open_own(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+            file.write(f"{kind}: {verdict}\n")
+    except OSError:
+        return _PASSED  # it cannot be written, which the caller will find and report
+    except PrivateFileError as error:
+        return _PASSED if isinstance(error.__cause__, OSError) else error.message
+    return verdict
+
+
+def _run_test(folder: str) -> str:
+    import subprocess
+
+    command = [sys.executable, "-P", "-m", _TEST, folder]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TEST_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"a test of its locks did not end within {_TEST_S:g} s"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return lines[-1] if lines else "a test of its locks failed"
+
+
+def _make_instead(wanted: str, problem: str) -> str:
+    from gpuyard.system.private_files import PrivateFileError, check_folder, make_folder
+
+    name = _name(wanted)
+    tops, problems = [], []
+    for base in _BASES:
+        top = base.format(uid=os.geteuid())
+        above = os.path.dirname(top)
+        kind = file_system(above)
+        if not os.path.isdir(above):
+            continue
+        if kind is not None and kind not in LOCAL:
+            problems.append(f"{above} is on {kind}")
+        else:
+            tops.append(top)
+    tops.sort(key=lambda top: not os.path.isdir(f"{top}/{name}"))  # a folder that exists first
+    for top in tops:
+        try:
+            check_folder(top)
+            make_folder(f"{top}/{name}")
+        except PrivateFileError as error:
+            problems.append(error.message)
+        else:
+            return f"{top}/{name}"
+    raise EnvironmentFault(
+        f"{wanted} cannot hold a queue: {problem}; and there is no folder on a local disk: "
+        f"{'; '.join(problems) or 'there is no /var/tmp'}",
+        hint="set XDG_STATE_HOME to a folder on a local disk that is yours alone",
+    )
+
+
+def _name(wanted: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]
+
 
 # Directories on local disks, which are used as they are named. That stays the same for this process.
 _local: set[str] = set()
@@ -45,7 +232,6 @@ def state_directory() -> str:
 
 
 def find_state_directory() -> "LocalFolder":
-    from gpuyard.system.local_folder import find_local_folder
 
     return find_local_folder(named_state_directory())
 

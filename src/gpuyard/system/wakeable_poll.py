@@ -1,7 +1,8 @@
-"""Watches several descriptors through one, for an event loop, and can wake that loop itself."""
+"""What an event loop can watch: several descriptors through one, and signals through a pipe."""
 
 import os
 import select
+import signal
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -51,3 +52,15 @@ class WakeablePoll:
         if self._poll is not None:
             self._poll.close()
             os.close(self._wakeup)
+
+
+def open_signal_pipe() -> tuple[int, int]:
+    """Return both ends of a non-blocking pipe to which Python writes the number of every signal that has a handler.
+
+    Only for the main thread. A full pipe loses numbers silently.
+    """
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading, writing

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.model.lifecycle import JobState
 from gpuyard.ui.tui.job_actions import APPLIES
 from tests.integration.web.page_fixture import Shown, shown  # noqa: F401 - fixtures are found where they are named
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpuyard.daemon import checkpoint_thread
-from gpuyard.daemon.checkpoint_thread import CheckpointThread
 from gpuyard.errors import StoreFault
-from gpuyard.store.checkpoints import WalCheckpoints
+from gpuyard.store import checkpoints as checkpoint_thread
+from gpuyard.store.checkpoints import CheckpointThread, WalCheckpoints
 from gpuyard.store.database import Database, open_database, open_reader
 
 _DEADLINE_S = 30.0

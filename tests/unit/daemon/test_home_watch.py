@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.daemon_lock import hold_daemon_lock
-from gpuyard.daemon.home_watch import HomeWatch
+from gpuyard.client.daemon_liveness import hold_daemon_lock
+from gpuyard.daemon.loop_signals import HomeWatch
 
 
 @pytest.mark.parametrize("harm", ["removed", "renamed", "replaced", "folder replaced"])

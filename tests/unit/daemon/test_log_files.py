@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.daemon import log_files
-from gpuyard.daemon.log_files import LogFile, list_logs, remove_logs, surplus
+from gpuyard.daemon import retention as log_files
+from gpuyard.daemon.retention import LogFile, list_logs, remove_logs, surplus
 from gpuyard.errors import EnvironmentFault
 
 

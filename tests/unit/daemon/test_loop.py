@@ -13,21 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.connect import paths
-from gpuyard.connect.fast_http import render_request
-from gpuyard.control.step_result import Step
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import JobSelection
-from gpuyard.core.job.submission import SubmissionRequest, parse_submission
-from gpuyard.core.lease import Holder
-from gpuyard.core.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
-from gpuyard.daemon import checkpoint_thread
+from gpuyard.client import paths
+from gpuyard.client.fast_http import render_request
 from gpuyard.daemon import loop as loop_module
 from gpuyard.daemon.api.routes import Routes
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
-from gpuyard.daemon.api.wait_for_jobs import JobWaits
-from gpuyard.daemon.checkpoint_thread import CheckpointThread
+from gpuyard.daemon.api.wait import JobWaits
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
@@ -37,14 +29,21 @@ from gpuyard.daemon.step_timer import StepTimer
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault
-from gpuyard.leases.ledger import open_ledger
-from gpuyard.leases.ledger_mutex import hold_mutex
-from gpuyard.leases.queue_ledger import QueueLedger
-from gpuyard.store.checkpoints import WalCheckpoints
+from gpuyard.ledger.ledger import open_ledger
+from gpuyard.ledger.ledger_mutex import hold_mutex
+from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.model.lease import Holder
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.selection import JobSelection
+from gpuyard.model.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
+from gpuyard.model.submission import SubmissionRequest, parse_submission
+from gpuyard.queue.step import Step
+from gpuyard.store import checkpoints as checkpoint_thread
+from gpuyard.store.checkpoints import CheckpointThread, WalCheckpoints
 from gpuyard.store.database import open_database
-from gpuyard.system.process_identity import this_process
+from gpuyard.system.processes import this_process
 from tests.fakes.clock import FakeClock
-from tests.unit.leases import take
+from tests.unit.ledger import take
 
 DEADLINE_S = 30.0
 CARD = Device(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuyard.daemon import queue_clock
-from gpuyard.daemon.queue_clock import StoredClock
+from gpuyard.daemon import main as queue_clock
+from gpuyard.daemon.main import StoredClock
 from gpuyard.system.clock import since_boot
 from tests.unit.store import QueueDb
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from gpuyard.config import KeepConfig
-from gpuyard.core.job.lifecycle import JobState
 from gpuyard.daemon import retention as retention_module
 from gpuyard.daemon.retention import Retention
 from gpuyard.errors import StoreFault
+from gpuyard.model.lifecycle import JobState
 from tests.unit.daemon.test_loop import DEADLINE_S, LoopFixture, open_loop
 
 DAY_S = 86_400.0

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.memory.host_guard import HostWatch
-from gpuyard.core.snapshot import HOST_RAM, Host, Sample, Snapshot
 from gpuyard.daemon.monitor.sampling import SamplingThread
+from gpuyard.model.snapshot import HOST_RAM, Host, Sample, Snapshot
+from gpuyard.policy.guards import HostWatch
 from gpuyard.probes.sampler import Sampler
 from tests.fakes.clock import FakeClock
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.engines.suspend.ask_to_park import NotDone, RegisteredProcesses, agree_on_points
-from gpuyard.scripting.park_listener import ParkListener
+from gpuyard.scripting.park_tensors import ParkListener
 from gpuyard.system import user_sockets
 from gpuyard.system.park_sockets import Registration, path_of, registered, why_incomplete
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.engines.registry import log_folders
-from gpuyard.system import local_folder
+from gpuyard.system import user_directories as local_folder
 from gpuyard.system.user_directories import state_directory
 
 
@@ -15,7 +15,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "shared"
     (tmp_path / "mounts").write_text(f"1 1 4095:1 / / rw - ext4 x rw\n2 1 4095:2 / {home} rw - nfs4 server:/home rw\n")
     (tmp_path / "var-tmp").mkdir(mode=0o700)
-    monkeypatch.setattr("gpuyard.system.file_systems.MOUNTS", str(tmp_path / "mounts"))
+    monkeypatch.setattr("gpuyard.system.user_directories.MOUNTS", str(tmp_path / "mounts"))
     monkeypatch.setattr(local_folder, "_BASES", (f"{tmp_path}/var-tmp/gpuyard-{{uid}}",))
     monkeypatch.setattr(local_folder, "_found", {})
     monkeypatch.delenv("GPUYARD_HOME")

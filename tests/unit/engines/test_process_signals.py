@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from gpuyard.core.job.job import Attempt, Started
-from gpuyard.engines.local.process_signals import ProcessSignals
+from gpuyard.engines.local.attempt_processes import ProcessSignals
+from gpuyard.model.job import Attempt, Started
 
 DEADLINE_S = 60.0
 ATTEMPT = Attempt(job_id=7, number=1, phase=Started(at=1.0, keeper_pid=9))

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from gpuyard.config import load_config
-from gpuyard.core.job.job import Job
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import Need
 from gpuyard.engines.registry import check_engines, check_name, log_folders
 from gpuyard.errors import UserError
+from gpuyard.model.job import Job
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import JobState
 from gpuyard.store.row_codec import lane_of
 
 

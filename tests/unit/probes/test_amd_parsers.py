@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
+from gpuyard.model.snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes.amd import amd_smi, radeontop, rocm_smi
 from tests.unit.probes.samples_amd import (
     AMD_SMI_LIST,

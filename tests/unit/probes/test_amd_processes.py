@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from gpuyard.core.snapshot import Process
+from gpuyard.model.snapshot import Process
 from gpuyard.probes.amd import amd_smi
-from gpuyard.probes.replay_output import replay
+from gpuyard.probes.local_machine import replay
 
 
 def processes_of(text: str) -> list[tuple[Process, ...] | None]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Vendor
-from gpuyard.probes.apple.ioreg import parse_ioreg as parse
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.probes.apple_gpu import parse_ioreg as parse
 
 M3 = (
     "+-o AGXAcceleratorG15X  <class AGXAcceleratorG15X, id 0x10000047b, registered, matched, active, retain 88>\n"

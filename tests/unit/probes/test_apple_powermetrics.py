@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Vendor
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes.apple.powermetrics import parse_powermetrics as parse
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.probes.apple_gpu import parse_powermetrics as parse
 
 
 def plist(idle: str = "0.25", energy: str = "500", extra: str = "") -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.scheduling.cpu_sets import CpuLayout
-from gpuyard.core.snapshot import Device, Vendor
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.policy.host_room import CpuLayout
 from gpuyard.probes.cpu_layout import node_of, read_cpu_layout
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeMissing, ProbeTimeout
+from gpuyard.model.snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes.fallback_chain import FallbackChain
 from tests.fakes.clock import FakeClock
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuyard.core.snapshot import Reading
-from gpuyard.core.snapshot_json import snapshot_as_dict
 from gpuyard.errors import ProbeError, ProbeGarbled
-from gpuyard.probes.replay_output import TOOLS, find_parser, replay
+from gpuyard.model.snapshot import Reading, snapshot_as_dict
+from gpuyard.probes.local_machine import TOOLS, find_parser, replay
 from tests.scale import size
 from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeMissing
+from gpuyard.model.snapshot import Device, Process
 from gpuyard.probes.intel.sysfs import IntelSysfs, parse_fdinfo
 
 ARC = "0000:03:00.0"

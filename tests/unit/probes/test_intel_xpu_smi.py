@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Process
 from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing, ProbeTimeout
+from gpuyard.model.snapshot import Device, Process
 from gpuyard.probes.intel.xpu_smi import XpuSmi, parse
 from tests.executables import write_executable
 from tests.unit.probes.samples_intel import (

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Host, Problem, Reading, Vendor
 from gpuyard.errors import ProbeCrashed
+from gpuyard.model.snapshot import Device, Host, Problem, Reading, Vendor
 from gpuyard.probes.fallback_chain import FallbackChain
 from gpuyard.probes.machine_reader import MachineReader, assemble
 from tests.fakes.clock import FakeClock

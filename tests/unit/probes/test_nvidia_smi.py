@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.snapshot import Process
 from gpuyard.errors import ProbeCrashed
+from gpuyard.model.snapshot import Process
+from gpuyard.probes.nvidia.lost_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
-from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
 from tests.unit.probes.samples_nvidia import APPS, CSV, LOST_LINE, XML
 
 Tools = Callable[[str, str], Path]

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gpuyard.core.health_figures import HealthFigures, Throttle
-from gpuyard.core.snapshot import Device
-from gpuyard.probes.nvidia.nvidia_smi_xml import parse_xml
+from gpuyard.model.snapshot import Device, HealthFigures, Throttle
+from gpuyard.probes.nvidia.nvidia_smi import parse_xml
 
 CARD = """<nvidia_smi_log><gpu id="00000000:3B:00.0"><uuid>GPU-1</uuid>
 <pci><pci_gpu_link_info><link_widths><max_link_width>16x</max_link_width>

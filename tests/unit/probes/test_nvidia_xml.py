@@ -1,8 +1,8 @@
 import pytest
 
-from gpuyard.core.snapshot import Process, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.probes.nvidia.nvidia_smi_xml import parse_xml
+from gpuyard.model.snapshot import Process, Vendor
+from gpuyard.probes.nvidia.nvidia_smi import parse_xml
 from tests.unit.probes.samples_nvidia import LOST_FIELD_XML, LOST_LINE, MIG_XML, XML
 
 

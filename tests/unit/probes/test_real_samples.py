@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.snapshot import Device
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes.replay_output import TOOLS, replay
+from gpuyard.model.snapshot import Device
+from gpuyard.probes.local_machine import TOOLS, replay
 from tests.unit.probes import expected_amd, expected_apple, expected_intel, expected_nvidia
 
 FOLDER = Path(os.environ.get("GPUYARD_SAMPLES", "/nonexistent"))

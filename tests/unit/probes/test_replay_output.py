@@ -4,7 +4,7 @@ import codecs
 
 import pytest
 
-from gpuyard.probes.replay_output import replay
+from gpuyard.probes.local_machine import replay
 from tests.unit.probes.samples_nvidia import CSV, XML
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.probes.sample_log import COLUMNS, RowLog, SampleLog
 
 DEVICES = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import SimulatedOutOfMemory, UserError
+from gpuyard.model.snapshot import Vendor
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 from gpuyard.simulated_usage import parse_devices
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpuyard.core.snapshot import Host
 from gpuyard.errors import UserError
-from gpuyard.probes.simulated_host import SimulatedHost
+from gpuyard.model.snapshot import Host
+from gpuyard.probes.simulated_devices import SimulatedHost
 
 
 class Real:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Process, Vendor
+from gpuyard.model.snapshot import Device, Process, Vendor
 from gpuyard.probes.nvidia import nvml_health
 from gpuyard.probes.nvidia.nvml_health import NvmlHealth
 

@@ -5,14 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from gpuyard.config import RayConfig, SlurmConfig
-from gpuyard.core.cluster.export import ExportedDependency, ExportedJob, NotExported
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import FixedMemory, Need
-from gpuyard.recipes.export.ray_script import ray_script
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.dependencies import DependencyKind
+from gpuyard.model.exported_job import ExportedDependency, ExportedJob, NotExported
+from gpuyard.model.lease import FixedMemory, Need
+from gpuyard.model.lifecycle import JobState
 from gpuyard.recipes.export.script_text import Script
-from gpuyard.recipes.export.slurm_script import slurm_script
+from gpuyard.recipes.export.site_scripts import ray_script, slurm_script
 
 SHARED = Need(memory=FixedMemory(6000.0))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.daemon_lock import hold_daemon_lock
+from gpuyard.client.daemon_liveness import hold_daemon_lock
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.common import job_logs
 from gpuyard.errors import EnvironmentFault, UserError
@@ -18,7 +18,7 @@ from gpuyard.recipes.uninstall import FoundFiles, KeptFile, find, measure, remov
 from gpuyard.store.database import open_database
 from gpuyard.system.outside_files import CLUSTER, LOG, SNAPSHOTS, WORKSPACE, record_outside
 from tests.fakes.deep_folders import deep_folders
-from tests.unit.leases import as_root
+from tests.unit.ledger import as_root
 
 pytestmark = pytest.mark.linux("the folders of a user by the conventions of Linux")
 

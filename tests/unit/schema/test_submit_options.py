@@ -7,7 +7,7 @@ from typing import Any, Literal, get_type_hints
 
 import pytest
 
-from gpuyard.core.job.job_spec import (
+from gpuyard.model.job_spec import (
     DEFAULT_GRACE_S,
     DEFAULT_LOG_CAP_MB,
     DEFAULT_SMOOTHING_S,
@@ -15,10 +15,10 @@ from gpuyard.core.job.job_spec import (
     OnPreempt,
     OnReboot,
 )
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
-from gpuyard.core.option import Option
-from gpuyard.core.option_values import Options
-from gpuyard.core.snapshot import Vendor
+from gpuyard.model.option import Option
+from gpuyard.model.option_values import Options
+from gpuyard.model.snapshot import Vendor
+from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.schema import requests
 from gpuyard.schema.requests import SubmitKwargs
 from gpuyard.ui.cli.jobs.submit import VERB
@@ -69,7 +69,7 @@ def test_the_form_of_the_web_page_is_generated_from_the_table() -> None:
 
 def test_importing_the_table_imports_nothing_slow() -> None:
     slow = {"click", "enum", "json", "msgspec", "re", "typing"}
-    code = f"import sys, gpuyard.core.job.submit_options; print(sorted(set(sys.modules) & {slow}))"
+    code = f"import sys, gpuyard.model.submit_options; print(sorted(set(sys.modules) & {slow}))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", f"import sys; sys.path = {sys.path!r}; {code}"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     assert done.stdout == "[]\n"

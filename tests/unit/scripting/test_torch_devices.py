@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpuyard import GPUScheduler, get_gpu_info, get_total_num_gpus
-from gpuyard.core.snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.scripting import gpu_info
 
 UUIDS = ("11111111-2222-3333-4444-555555555555", "66666666-7777-8888-9999-000000000000")

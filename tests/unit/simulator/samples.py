@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.traces import TraceJob
 
 SINGLES = """\
 model,dataset,batchsize,amp,speed,gpu_util,gmem_util,gmem,label

@@ -4,14 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.model.job import OutcomeKind
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import sizes_mb
-from gpuyard.simulator.policies import find_policy
 from gpuyard.simulator.schedule_metrics import lower_bound, measure_pass
-from gpuyard.simulator.sharing_slowdown import Sharing
-from gpuyard.simulator.simulation import Simulation
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.simulation import Simulation, find_policy
+from gpuyard.simulator.traces import Sharing, TraceJob
 from tests.scale import size
 from tests.unit.simulator.samples import trace_job
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpuyard.core.lease import FixedMemory
 from gpuyard.errors import UserError
-from gpuyard.simulator.policies import find_policy
+from gpuyard.model.lease import FixedMemory
+from gpuyard.simulator.simulation import find_policy
 from tests.unit.simulator.samples import trace_job
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.model.job import OutcomeKind
 from gpuyard.simulator.schedule_metrics import MakespanBound, SimulatedPass, SimulatedRun, measure_pass, percentile
 from tests.unit.simulator.samples import trace_job
 

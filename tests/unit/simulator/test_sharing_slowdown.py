@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.errors import UserError
-from gpuyard.simulator.sharing_slowdown import Sharing, curve, fit_demands, read_sharing, utilization_percent
+from gpuyard.simulator.traces import Sharing, curve, fit_demands, read_sharing, utilization_percent
 from tests.unit.simulator.samples import write_traces
 
 members = st.lists(

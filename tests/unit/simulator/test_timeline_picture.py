@@ -2,10 +2,10 @@
 
 from xml.etree import ElementTree as ET
 
-from gpuyard.core.job.job import OutcomeKind
+from gpuyard.model.job import OutcomeKind
 from gpuyard.simulator.schedule_metrics import MakespanBound, SimulatedPass, SimulatedRun, measure_pass
 from gpuyard.simulator.timeline_picture import Panel, draw_timeline, program_name
-from gpuyard.simulator.trace_file import TraceJob
+from gpuyard.simulator.traces import TraceJob
 from tests.unit.simulator.samples import trace_job
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.simulator.trace_file import TraceJob, parse_trace, phases_of, read_trace, write_trace
+from gpuyard.simulator.traces import TraceJob, parse_trace, phases_of, read_trace, write_trace
 from tests.unit.simulator.samples import trace_job
 
 HEADER = "at_s,program,duration_s,peak_mb,load_percent"

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Job, Outcome, Over, Started
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.placeholders import ArrayElement
-from gpuyard.core.lease import Need
+from gpuyard.model.job import Attempt, Job, Outcome, Over, Started
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.placeholders import ArrayElement
 from gpuyard.store.database import Database, open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries

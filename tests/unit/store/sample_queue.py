@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.dependencies import Dependency, DependencyKind
-from gpuyard.core.job.job import (
+from gpuyard.model.dependencies import Dependency, DependencyKind
+from gpuyard.model.job import (
     Attempt,
     Growth,
     HandedOver,
@@ -18,14 +18,14 @@ from gpuyard.core.job.job import (
     SuspendedBy,
     Usage,
 )
-from gpuyard.core.job.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.placeholders import ArrayElement
-from gpuyard.core.lease import FixedMemory, Need, UnknownMemory
-from gpuyard.core.memory.estimates import Profile
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.queue_order import WeightedUse
-from gpuyard.core.snapshot import Vendor
+from gpuyard.model.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
+from gpuyard.model.lease import FixedMemory, Need, UnknownMemory
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.out_of_memory import Shortage, ShortageKind
+from gpuyard.model.placeholders import ArrayElement
+from gpuyard.model.snapshot import Vendor
+from gpuyard.policy.estimates import Profile
+from gpuyard.policy.queue_order import WeightedUse
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import lane_of
 from tests.unit.store import end_attempt

@@ -3,8 +3,8 @@
 from contextlib import closing
 from pathlib import Path
 
-from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.model.job import Outcome, OutcomeKind
+from gpuyard.model.lifecycle import JobState
 from gpuyard.store.backup import back_up, checked_backup, restore
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, Started
-from gpuyard.core.job.job_spec import BatchPace
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.model.job import Attempt, Outcome, OutcomeKind, Started
+from gpuyard.model.job_spec import BatchPace
+from gpuyard.model.lifecycle import JobState
 from gpuyard.store.job_store import JobStore
 from tests.unit.store import QueueDb, end_attempt
 

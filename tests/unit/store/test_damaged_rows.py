@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.job.lifecycle import FINISHED, LIVE, JobState
-from gpuyard.core.report.usage_report import GroupBy
 from gpuyard.errors import UnreadableRow
+from gpuyard.model.lifecycle import FINISHED, LIVE, JobState
+from gpuyard.report.usage_report import GroupBy
+from gpuyard.store.arrays_and_sweeps import read_folded
 from gpuyard.store.backup import back_up, checked_backup, restore
 from gpuyard.store.damaged_rows import KEPT_ROWS, set_aside
 from gpuyard.store.database import Database, convert_sqlite_errors, open_database
-from gpuyard.store.folded_queue import read_folded
-from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.past_attempts import attempts_since, runs_between
 from gpuyard.store.queue_queries import QueueQueries
+from gpuyard.store.search_jobs import JobFilter, PageRange, Search
 from tests.unit.store.sample_queue import SPEC, fill, like, submit
 
 SECRET = "do-not-show-me"

@@ -11,23 +11,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.control.batch_gates import BatchGates, BatchGateState
-from gpuyard.control.transitions import JobTransitions
-from gpuyard.core.job.dependencies import DependencyKind
-from gpuyard.core.job.job import Growth, HandedOver, Outcome, OutcomeKind, Started, SuspendedBy
-from gpuyard.core.job.job_spec import BatchPace, OnPreempt, OnReboot
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import JobSelection
-from gpuyard.core.lease import FixedMemory, Need
-from gpuyard.core.memory.estimates import Profile
-from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.core.scheduling.queue_order import WeightedUse
-from gpuyard.core.snapshot import Vendor
 from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.model.dependencies import DependencyKind
+from gpuyard.model.job import Growth, HandedOver, Outcome, OutcomeKind, Started, SuspendedBy
+from gpuyard.model.job_spec import BatchPace, OnPreempt, OnReboot
+from gpuyard.model.lease import FixedMemory, Need
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.out_of_memory import ShortageKind
+from gpuyard.model.selection import JobSelection
+from gpuyard.model.snapshot import Vendor
+from gpuyard.policy.estimates import Profile
+from gpuyard.policy.queue_order import WeightedUse
+from gpuyard.queue.batch_gates import BatchGates, BatchGateState
+from gpuyard.queue.transitions import JobTransitions
 from gpuyard.store.database import SCHEMA_VERSION, Database, convert_sqlite_errors, open_database, open_reader
-from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
+from gpuyard.store.search_jobs import JobFilter, PageRange, Search
 from tests.unit.store.sample_queue import fill
 
 

@@ -11,18 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Usage
-from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.placeholders import ArrayElement
-from gpuyard.core.progress.job_progress import Figure, JobProgress
 from gpuyard.errors import UserError
+from gpuyard.model.job import Usage
+from gpuyard.model.job_progress import Figure, JobProgress
+from gpuyard.model.lifecycle import FINISHED, JobState
+from gpuyard.model.placeholders import ArrayElement
+from gpuyard.store.arrays_and_sweeps import FoldedPage, Present, SweepTable, TableOrder, find_group, read_folded
 from gpuyard.store.database import Database, open_database, open_reader
-from gpuyard.store.folded_queue import FoldedPage, find_group, read_folded
-from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.store.row_codec import lane_of, to_json
-from gpuyard.store.sweep_table import Present, SweepTable, TableOrder
+from gpuyard.store.search_jobs import JobFilter, PageRange, Search
 from tests.unit.store.sample_queue import SPEC, like, submit
 
 NOW = 1_000_000.0

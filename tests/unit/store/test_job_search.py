@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.placeholders import ArrayElement
-from gpuyard.core.scheduling.numbers import AGEING_S
-from gpuyard.core.scheduling.queue_order import QueueOrder
+from gpuyard.model.job import Outcome, OutcomeKind
+from gpuyard.model.lifecycle import FINISHED, JobState
+from gpuyard.model.placeholders import ArrayElement
+from gpuyard.policy.numbers import AGEING_S
+from gpuyard.policy.queue_order import QueueOrder
 from gpuyard.store.database import Database, open_database, open_reader
-from gpuyard.store.job_search import JobFilter, PageRange, Search
 from gpuyard.store.job_store import JobStore
+from gpuyard.store.search_jobs import JobFilter, PageRange, Search
 from tests.unit.store.sample_queue import SPEC, like, submit
 
 NOW = 1_000_000.0

@@ -4,11 +4,10 @@ from typing import get_args
 
 import pytest
 
-from gpuyard.core.job.job import Attempt, Started
-from gpuyard.core.job.lifecycle import JobState
+from gpuyard.model.job import Attempt, Started
+from gpuyard.model.lifecycle import JobState
 from gpuyard.schema.requests import JobOrder
-from gpuyard.store.job_search import JobFilter, PageRange
-from gpuyard.store.job_sort import SORT_VALUES
+from gpuyard.store.search_jobs import SORT_VALUES, JobFilter, PageRange
 from tests.unit.store.test_job_search import ALL, NOW, Queue, queue  # noqa: F401 - fixtures are found where they are named
 
 

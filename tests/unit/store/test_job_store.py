@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuyard.core.job.dependencies import Dependency, DependencyKind
-from gpuyard.core.job.job import Growth, MemoryLack, Outcome, OutcomeKind, Over, Started, SuspendedBy, Usage
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.placeholders import ArrayElement
-from gpuyard.core.lease import Need
-from gpuyard.core.memory.estimates import Profile
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.queue_order import Lane, WeightedUse
 from gpuyard.errors import StoreFault
+from gpuyard.model.dependencies import Dependency, DependencyKind
+from gpuyard.model.job import Growth, MemoryLack, Outcome, OutcomeKind, Over, Started, SuspendedBy, Usage
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.out_of_memory import Shortage, ShortageKind
+from gpuyard.model.placeholders import ArrayElement
+from gpuyard.policy.estimates import Profile
+from gpuyard.policy.queue_order import Lane, WeightedUse
 from gpuyard.store.job_store import JobStore
 from tests.unit.store import QueueDb, end_attempt, full_scans
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import StoreFault
-from gpuyard.store import migrations
+from gpuyard.store import database as migrations
 from gpuyard.store.database import SCHEMA_VERSION, open_database
 
 BEFORE = SCHEMA_VERSION - 2

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import HandedOver, Outcome, OutcomeKind, Started, SuspendedBy
-from gpuyard.core.job.placeholders import ArrayElement
+from gpuyard.model.job import HandedOver, Outcome, OutcomeKind, Started, SuspendedBy
+from gpuyard.model.placeholders import ArrayElement
 from gpuyard.store.database import open_database, open_reader
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.past_attempts import PastRun, runs_between

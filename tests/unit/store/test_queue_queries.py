@@ -5,10 +5,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.dependencies import Dependency
-from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.selection import JobSelection
+from gpuyard.model.dependencies import Dependency
+from gpuyard.model.job import Outcome, OutcomeKind
+from gpuyard.model.lifecycle import FINISHED, JobState
+from gpuyard.model.selection import JobSelection
 from tests.unit.store import QueueDb, end_attempt, full_scans
 
 # Selecting

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, HandedOver, MemoryLack, Outcome, OutcomeKind, Over, Started, Usage
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.report.usage_report import GroupBy, PastAttempt
+from gpuyard.model.job import Attempt, HandedOver, MemoryLack, Outcome, OutcomeKind, Over, Started, Usage
+from gpuyard.model.job_spec import Task
+from gpuyard.model.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.out_of_memory import Shortage, ShortageKind
+from gpuyard.report.usage_report import GroupBy, PastAttempt
 from gpuyard.store.past_attempts import attempts_since
 from tests.unit.store import QueueDb, full_scans
 

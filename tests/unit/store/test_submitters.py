@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.store.submitters import _join_nearest
+from gpuyard.model.lifecycle import JobState
+from gpuyard.store.submission_senders import _join_nearest
 from tests.unit.store import QueueDb
 
 

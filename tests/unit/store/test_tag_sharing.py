@@ -1,8 +1,7 @@
 """Tag sharing in the store: the rule in the lane, the last start of a tag, and stopped tags."""
 
-from gpuyard.core.job.job import Attempt, Started
-from gpuyard.core.job.job_spec import TagSharing
-from gpuyard.core.job.workspace_task import Task
+from gpuyard.model.job import Attempt, Started
+from gpuyard.model.job_spec import TagSharing, Task
 from gpuyard.store.job_store import JobStore
 from tests.unit.store import QueueDb
 

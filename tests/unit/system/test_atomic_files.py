@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.system.atomic_files import write_atomically, write_whole
+from gpuyard.system.write_files import write_atomically, write_whole
 
 
 def test_a_failed_write_keeps_the_previous_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

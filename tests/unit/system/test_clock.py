@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.core.queue_time import start_queue_time
+from gpuyard.model.queue_time import start_queue_time
 from gpuyard.system import clock
 from gpuyard.system.clock import QueueClock, asleep, read_clocks, wall_time_of
 

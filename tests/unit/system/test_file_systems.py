@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.system.file_systems import file_system
+from gpuyard.system.user_directories import file_system
 
 MOUNTS = """\
 22 1 4095:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -21,7 +21,7 @@ garbage
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mountinfo"
     path.write_text(MOUNTS)
-    monkeypatch.setattr("gpuyard.system.file_systems.MOUNTS", str(path))
+    monkeypatch.setattr("gpuyard.system.user_directories.MOUNTS", str(path))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_nearest_and_last_mount_decides_the_file_system(folder: str, kind: s
 
 
 def test_without_a_list_of_mounts_the_type_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuyard.system.file_systems.MOUNTS", str(tmp_path / "missing"))
+    monkeypatch.setattr("gpuyard.system.user_directories.MOUNTS", str(tmp_path / "missing"))
     assert file_system(str(tmp_path)) is None
 
 

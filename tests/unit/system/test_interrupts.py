@@ -5,7 +5,7 @@ from types import FrameType
 
 import pytest
 
-from gpuyard.system.interrupts import DeferInterrupts
+from gpuyard.system.file_locks import DeferInterrupts
 
 
 class Stopped(BaseException):

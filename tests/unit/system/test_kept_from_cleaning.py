@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.system.file_locks import try_lock
-from gpuyard.system.kept_from_cleaning import kept_from_cleaning
+from gpuyard.system.file_locks import kept_from_cleaning, try_lock
 
 
 @pytest.mark.linux("systemd-tmpfiles and the sticky bit of files are Linux's")

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.system import local_folder
-from gpuyard.system.local_folder import find_local_folder
+from gpuyard.system import user_directories as local_folder
+from gpuyard.system.user_directories import find_local_folder
 
 
 @pytest.fixture
 def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """The folders that stand for /var/lib/gpuyard and /var/tmp."""
     monkeypatch.setattr(local_folder, "_found", {})
-    monkeypatch.setattr("gpuyard.system.file_systems.MOUNTS", str(tmp_path / "mounts"))
+    monkeypatch.setattr("gpuyard.system.user_directories.MOUNTS", str(tmp_path / "mounts"))
     lib, tmp = tmp_path / "lib", tmp_path / "tmp"
     monkeypatch.setattr(local_folder, "_BASES", (f"{lib}/{{uid}}", f"{tmp}/gpuyard-{{uid}}"))
     tmp.mkdir()
@@ -53,7 +53,7 @@ def test_a_machine_that_is_renamed_keeps_its_folder(
     wanted = str(tmp_path / "home" / "gpuyard")
     before = find_local_folder(wanted).path
     local_folder._found.clear()
-    monkeypatch.setattr("gpuyard.system.machine_identity.host_name", lambda: "renamed")
+    monkeypatch.setattr("gpuyard.system.processes.host_name", lambda: "renamed")
     assert find_local_folder(wanted).path == before
 
 

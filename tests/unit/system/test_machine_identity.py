@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpuyard.system import machine_identity
-from gpuyard.system.machine_identity import is_this_machine, machine_id, machine_name
+from gpuyard.system import processes as machine_identity
+from gpuyard.system.processes import is_this_machine, machine_id, machine_name
 
 ID, OTHER_ID = "1" * 12, "2" * 12
 BOOT, OTHER_BOOT = "boot-1", "boot-2"

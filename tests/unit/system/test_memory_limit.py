@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.system.memory_limit import watch_thread_starts
+from gpuyard.system.system_limits import watch_thread_starts
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def _own_timer() -> Iterator[None]:
 
 _STARTS_A_THREAD = """
 import threading
-from gpuyard.system.memory_limit import watch_thread_starts
-from gpuyard.system.passing_errors import passing_limit, remedy_of
+from gpuyard.system.system_limits import watch_thread_starts
+from gpuyard.system.system_limits import passing_limit, remedy_of
 threading._start_new_thread = lambda *_: 0
 watch_thread_starts(0.05)
 try:

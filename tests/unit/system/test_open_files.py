@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuyard.system.open_files import first_reserved_descriptor, open_files_limit, raise_open_files_limit
+from gpuyard.system.system_limits import first_reserved_descriptor, open_files_limit, raise_open_files_limit
 
 SOFT, HARD = resource.getrlimit(resource.RLIMIT_NOFILE)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.system import owner_locks
-from gpuyard.system.owner_locks import beat, has_beaten, is_held, try_hold, unhold
+from gpuyard.system import file_locks as owner_locks
+from gpuyard.system.file_locks import beat, has_beaten, is_held, try_hold, unhold
 
 linux_only = pytest.mark.linux("only Linux has locks of open files that need the right to write")
 

@@ -4,7 +4,7 @@ import subprocess
 import msgspec
 import pytest
 
-from gpuyard.system.process_identity import is_alive, start_time, this_process, tidy_label, user_name
+from gpuyard.system.processes import is_alive, start_time, this_process, tidy_label, user_name
 
 
 def test_this_process_is_alive_and_identified_by_more_than_its_pid() -> None:
@@ -47,7 +47,7 @@ def test_a_label_is_shortened_and_loses_control_characters() -> None:
 
 
 def test_without_a_boot_id_the_rest_identifies_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuyard.system.process_identity.boot_id", lambda: None)
+    monkeypatch.setattr("gpuyard.system.processes.boot_id", lambda: None)
     assert this_process().boot_id is None
     assert is_alive(this_process())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.system.results_file import UnsafePathError, open_results, write_results
+from gpuyard.system.write_files import UnsafePathError, open_results, write_results
 
 
 def append(path: Path | str, text: bytes) -> None:

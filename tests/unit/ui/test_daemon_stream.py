@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gpuyard.ui.tui import daemon_stream
-from gpuyard.ui.tui.daemon_stream import DaemonStream
+from gpuyard.ui.tui import streams as daemon_stream
+from gpuyard.ui.tui.streams import DaemonStream
 
 
 def test_a_connection_that_is_made_after_its_request_was_cancelled_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.snapshot import Device, Host, Problem, Process, Snapshot, Vendor
-from gpuyard.probes.common.process_info import ProcessInfo
+from gpuyard.model.snapshot import Device, Host, Problem, Process, Snapshot, Vendor
+from gpuyard.probes.devices_and_processes import ProcessInfo
 from gpuyard.ui.views import Frame
-from gpuyard.ui.views.device_tables import snapshot_lines
+from gpuyard.ui.views.machine_tables import snapshot_lines
 
 CARD = Device(
     id="GPU-a", vendor=Vendor.NVIDIA, index=0, name="NVIDIA Test", memory_total_mb=24576.0, memory_used_mb=12288.0,

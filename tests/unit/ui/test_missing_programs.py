@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
+from gpuyard.ui.cli.command_grammar import Typed
 from gpuyard.ui.cli.jobs.missing_programs import find_mistake, refuse_unit
-from gpuyard.ui.cli.verb_options import Typed
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.recipes.render.manifest import ManifestMistake
-from gpuyard.residency.running.status_file import RenderReport, RenderStatus, Skip
+from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, Skip
 from gpuyard.ui.cli.text_table import cut_line
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.render_view import PlainRenderScreen, RenderRate, line_of, picture_of, summary_lines

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuyard.core.report.hourly import HOUR_S, TimeWindow
-from gpuyard.core.report.usage_report import PastAttempt, Reporter
-from gpuyard.core.snapshot import Device, Vendor
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.report.chart_rows import HOUR_S, TimeWindow
+from gpuyard.report.usage_report import PastAttempt, Reporter
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.report_html import report_page
 from gpuyard.ui.views.report_sentences import group_cells

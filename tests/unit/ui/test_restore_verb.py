@@ -7,8 +7,8 @@ import pytest
 
 from gpuyard.errors import UserError
 from gpuyard.store.backup import back_up, count_unfinished
+from gpuyard.ui.cli.command_grammar import Typed
 from gpuyard.ui.cli.service import backup
-from gpuyard.ui.cli.verb_options import Typed
 from tests.unit.store import QueueDb
 
 

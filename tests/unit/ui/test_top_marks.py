@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.ui.cli.text_table import cell_width, cut_middle
-from gpuyard.ui.tui.glyphs import ASCII
 from gpuyard.ui.tui.job_actions import describe_refusal, name_rows
 from gpuyard.ui.tui.queue_view import arguments_text
+from gpuyard.ui.tui.terminal_text import ASCII
 from tests.unit.ui.test_top_view import a_row, a_screen, an_answer, plain
 
 

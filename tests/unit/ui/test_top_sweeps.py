@@ -2,8 +2,7 @@
 
 from gpuyard.ui.cli.jobs.job_text import row_ids
 from gpuyard.ui.tui.job_actions import count_for
-from gpuyard.ui.tui.listed_rows import ids_text
-from gpuyard.ui.tui.queue_view import job_title
+from gpuyard.ui.tui.queue_view import ids_text, job_title
 from tests.unit.ui.test_top_view import a_row, a_screen, an_answer, plain
 
 SWEEP = a_row(

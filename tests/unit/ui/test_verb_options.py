@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.option import Option
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
 from gpuyard.ui.cli import JOB_VERBS, SERVICE_VERBS, VERBS, import_verb
-from gpuyard.ui.cli.help_text import verb_help
-from gpuyard.ui.cli.verb_options import Arguments, Command, Typed, Verb, parse, run_verb
+from gpuyard.ui.cli.command_grammar import Arguments, Command, Typed, Verb, parse, run_verb
+from gpuyard.ui.cli.help_and_overview import verb_help
 
 TABLE = (
     Option("flag", "flag", None, "A flag.", short="f"),
@@ -30,21 +30,18 @@ BELOW = Verb("Some below.", TABLE[:1], commands={"one": Command(SINGLE, lambda _
 HEAVY = {"rich", "msgspec", "psutil", "asyncio", "socket", "subprocess", "json"}
 # Modules of gpuyard that a command imports before it sends its request.
 TO_CONNECT = {
-    "gpuyard.connect.fast_http",
-    "gpuyard.connect.fast_json",
-    "gpuyard.connect.paths",
-    "gpuyard.core.option",
+    "gpuyard.client.fast_http",
+    "gpuyard.client.paths",
+    "gpuyard.model.option",
     "gpuyard.errors",
-    "gpuyard.system.file_systems",
-    "gpuyard.system.private_files",
     "gpuyard.system.user_directories",
+    "gpuyard.system.private_files",
     "gpuyard.system.user_sockets",
-    "gpuyard.ui.cli.verb_options",
+    "gpuyard.ui.cli.command_grammar",
     "gpuyard.version",
 }
 TO_SUBMIT = {
-    "gpuyard.connect.git_folder",
-    "gpuyard.connect.submitted_code",
+    "gpuyard.client.submitted_code",
     "gpuyard.system.submitting_shell",
     "gpuyard.ui.cli.jobs.submit",
 }
@@ -160,7 +157,7 @@ def test_the_help_of_every_verb_starts_with_its_line_in_the_overview(verb: str) 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_queue_verb_is_imported_without_slow_modules(verb: str) -> None:
     program = (
-        "import sys, gpuyard.ui.cli.verb_options\n"
+        "import sys, gpuyard.ui.cli.command_grammar\n"
         f"gpuyard.ui.cli.import_verb('{verb}')\n"
         f"print(sorted({HEAVY!r} & sys.modules.keys()))"
     )
@@ -182,7 +179,7 @@ def test_a_request_is_sent_before_further_modules_are_imported(
     """Whatever prints the answer is imported while the daemon works (`meanwhile`)."""
     program = (
         "import os, sys\n"
-        "from gpuyard.connect import fast_http\n"
+        "from gpuyard.client import fast_http\n"
         "from gpuyard.ui.cli import main\n"
         "def show(exchange, message):\n"
         "    late = ('_json', 'gpuyard.')\n"

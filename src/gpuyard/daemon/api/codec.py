@@ -1,16 +1,20 @@
-"""Decodes requests into Structs of `gpuyard.schema`, makes answers of other Structs, and encodes them."""
+"""Decodes requests into Structs of `gpuyard.schema`, makes answers of other Structs, and encodes them, with times of
+the queue as times of day.
+"""
 
 import json
 import math
 import re
 from enum import EnumType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints, overload
 
 import msgspec
 from msgspec import Struct
 
-from gpuyard.daemon.server.http_parser import Request
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.server.http_messages import Request
 from gpuyard.errors import UserError
+from gpuyard.model.snapshot import iso_time
 
 T = TypeVar("T", bound=Struct)
 MOST_ROWS = 10_000
@@ -77,3 +81,16 @@ def _allowed_values(kind: type[Struct], key: str | None) -> str | None:
     allowed = get_type_hints(kind).get(key or "")
     values = list(allowed) if isinstance(allowed, EnumType) else get_args(allowed)
     return f"it can be {', '.join(values)}" if values and all(isinstance(each, str) for each in values) else None
+
+
+@overload
+def wall_time(scheduler: SchedulerLoop, at: float) -> str: ...
+
+
+@overload
+def wall_time(scheduler: SchedulerLoop, at: float | None) -> str | None: ...
+
+
+def wall_time(scheduler: SchedulerLoop, at: float | None) -> str | None:
+    """Return a time of the queue as a time of day: in UTC, with milliseconds."""
+    return None if at is None else iso_time(scheduler.clock.to_wall(at))

@@ -5,20 +5,20 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.control.live_jobs import Live
-from gpuyard.control.preallocation_watch import EVENT as PREALLOCATES
-from gpuyard.core.job.dependencies import DependencyKind, DependencyState, awaited
-from gpuyard.core.job.job import Attempt, Job, OutcomeKind, SuspendedBy
-from gpuyard.core.job.lifecycle import FINISHED, IN_SUSPENSION, JobState
-from gpuyard.core.job.selection import format_ids
-from gpuyard.core.lease import Holder
-from gpuyard.core.scheduling.wait_reasons import Reason, ReasonKind, brief_of, describe_holder, group_by_device, job_of
-from gpuyard.core.scheduling.world_file import write_world
-from gpuyard.core.units import format_count, format_due, format_duration, format_time
-from gpuyard.daemon.api.job_rows import labels_by_id
-from gpuyard.daemon.api.wall_time import wall_time
+from gpuyard.daemon.api.codec import wall_time
+from gpuyard.daemon.api.job_details import labels_by_id
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
+from gpuyard.model.dependencies import DependencyKind, DependencyState, awaited
+from gpuyard.model.job import Attempt, Job, OutcomeKind, SuspendedBy
+from gpuyard.model.lease import Holder
+from gpuyard.model.lifecycle import FINISHED, IN_SUSPENSION, JobState
+from gpuyard.model.selection import format_ids
+from gpuyard.model.units import format_count, format_due, format_duration, format_time
+from gpuyard.policy.plan import write_world
+from gpuyard.policy.wait_reasons import Reason, ReasonKind, brief_of, describe_holder, group_by_device, job_of
+from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.measure_usage import EVENT as PREALLOCATES
 from gpuyard.schema.jobs import ExportedWorld, HistoryEvent, JobHistory, WaitExplanation
 
 _LONGEST_COMMAND = 40

@@ -7,35 +7,26 @@ from itertools import chain, islice
 
 from msgspec.structs import asdict, replace
 
-from gpuyard.control.add_submission import batched
-from gpuyard.control.user_requests import Act, Supply
-from gpuyard.core.cluster.export import pack
-from gpuyard.core.job.job import Job
-from gpuyard.core.job.lifecycle import FINISHED, WAITING, JobState
-from gpuyard.core.job.selection import JobSelection, format_ids
-from gpuyard.core.scheduling.queue_order import full_order
 from gpuyard.daemon.api.codec import EXPORT_PAGE, MOST_LISTED, MOST_ROWS
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, export_world, job_history
-from gpuyard.daemon.api.folded_jobs import ROWS_AT_ONCE, FoldedJobs
-from gpuyard.daemon.api.job_code import code_of
-from gpuyard.daemon.api.job_rows import all_attempts, make_details, make_row
+from gpuyard.daemon.api.job_details import all_attempts, code_of, make_details, make_row
 from gpuyard.daemon.api.select_jobs import SelectionReader, read_filter
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
+from gpuyard.daemon.api.sweeps import ROWS_AT_ONCE, FoldedJobs
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.http_parser import HttpError
+from gpuyard.daemon.server.http_messages import HttpError
+from gpuyard.model.exported_job import pack
+from gpuyard.model.job import Job
+from gpuyard.model.lifecycle import FINISHED, WAITING, JobState
+from gpuyard.model.selection import JobSelection, format_ids
+from gpuyard.policy.queue_order import full_order
+from gpuyard.queue.add_submission import batched
+from gpuyard.queue.user_requests import Act, Supply
 from gpuyard.schema import requests
-from gpuyard.schema.jobs import (
-    ExportedWorld,
-    ExportPage,
-    JobDetails,
-    JobHistory,
-    JobPage,
-    JobRow,
-    WaitExplanation,
-)
+from gpuyard.schema.jobs import ExportedWorld, ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
 from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, UnchangedJob
-from gpuyard.store.job_search import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
+from gpuyard.store.search_jobs import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
 
 SAMPLE_FOR_PEOPLE_S = 0.5
 # Pages up to this length are found without a thread.

@@ -14,43 +14,35 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from gpuyard.client import paths
 from gpuyard.config import load_config
-from gpuyard.connect import paths
-from gpuyard.core.job.job import SuspendedBy
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.units import parse_duration
-from gpuyard.daemon.api.batches import batch_runs, batch_status, task_list
-from gpuyard.daemon.api.codec import decode_body, decode_query, encode
-from gpuyard.daemon.api.edit import EditHandler
-from gpuyard.daemon.api.job_logs import JobLogs
+from gpuyard.daemon.api.codec import decode_body, decode_query, encode, wall_time
+from gpuyard.daemon.api.estimates import estimate_list, export_estimates, forget_estimates, import_estimates
 from gpuyard.daemon.api.jobs import JobHandler, queue_state
-from gpuyard.daemon.api.learned_estimates import (
-    estimate_list,
-    export_estimates,
-    forget_estimates,
-    import_estimates,
-)
+from gpuyard.daemon.api.logs import JobLogs
+from gpuyard.daemon.api.reports import ReportHandler, SummaryHandler
 from gpuyard.daemon.api.slow_requests import ThreadedReader
-from gpuyard.daemon.api.submit import SubmissionHandler
-from gpuyard.daemon.api.summary import SummaryHandler
-from gpuyard.daemon.api.usage_report import ReportHandler
-from gpuyard.daemon.api.wait_routes import WaitHandler
-from gpuyard.daemon.api.wall_time import wall_time
+from gpuyard.daemon.api.submit import EditHandler, SubmissionHandler
+from gpuyard.daemon.api.sweeps import batch_runs, batch_status, task_list
+from gpuyard.daemon.api.timeline import Timeline
+from gpuyard.daemon.api.wait import WaitHandler
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList
-from gpuyard.daemon.monitor.progress_watch import ProgressWatch
-from gpuyard.daemon.monitor.timeline import Timeline
+from gpuyard.daemon.monitor.job_progress_watch import ProgressWatch
 from gpuyard.daemon.monitor.usage_history import UsageHistory
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
-from gpuyard.daemon.server.http_parser import HttpError, Request, Response
+from gpuyard.daemon.server.http_messages import HttpError, Request, Response
 from gpuyard.daemon.server.router import EVENTS, Route, RouteKey, Router
 from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.registry import log_folders
 from gpuyard.errors import StoreFault, UserError
+from gpuyard.model.job import SuspendedBy
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.units import parse_duration
 from gpuyard.schema.operations import OPERATIONS, document
 from gpuyard.schema.queue import CleanResult, DaemonStatus, PauseResult, StopResult, TagState
 from gpuyard.schema.requests import CleanRequest, StopRequest, TagRequest

@@ -7,14 +7,14 @@ import asyncio
 
 from msgspec.structs import replace
 
-from gpuyard.control.selected_jobs import refuse_empty_range, refuse_no_match
-from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.job.selection import MOST_RANGES, JobSelection, merge_ranges, parse_selection, parse_state
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
+from gpuyard.model.lifecycle import FINISHED, JobState
+from gpuyard.model.selection import MOST_RANGES, JobSelection, merge_ranges, parse_selection, parse_state
+from gpuyard.queue.selected_jobs import refuse_empty_range, refuse_no_match
 from gpuyard.schema import requests
-from gpuyard.store.job_search import JobFilter
+from gpuyard.store.search_jobs import JobFilter
 
 _LONGEST_SEARCH = 1000
 # Ranges of ids that are looked up before other requests are served.

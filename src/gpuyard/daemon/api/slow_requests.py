@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from gpuyard.control.add_submission import InPieces
+from gpuyard.queue.add_submission import InPieces
 from gpuyard.store.database import open_reader
-from gpuyard.store.job_search import Search
+from gpuyard.store.search_jobs import Search
 
 T = TypeVar("T")
 # A request of a new client takes this many turns of the event loop, from the connection to the response. They are short

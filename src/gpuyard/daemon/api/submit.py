@@ -1,6 +1,9 @@
-"""Routes that submit jobs. A submission with a token is stored once, however often it is sent."""
+"""Routes that submit jobs, and that give waiting jobs other options. A submission with a token is stored once, however
+often it is sent.
+"""
 
 import asyncio
+import contextlib
 import os
 import shlex
 import time
@@ -12,41 +15,40 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.control.fit_to_machine import fit_to_machine
-from gpuyard.control.start_time import read_start_time
-from gpuyard.core.device_names import silent_probe
-from gpuyard.core.job.container import bare_container_tool
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.placeholders import ArrayElement, fill_in
-from gpuyard.core.job.resubmit import resubmission
-from gpuyard.core.job.secret_variables import secret_variables
-from gpuyard.core.job.shell_settings import ShellSettings, unattainable
-from gpuyard.core.job.submission import Submission, parse_submission
-from gpuyard.core.notify.subscriptions import is_url
-from gpuyard.core.scheduling.closed_devices import closed_devices
-from gpuyard.core.scheduling.device_fit import check_suitable
-from gpuyard.core.scheduling.host_capacity import check_host
-from gpuyard.core.scheduling.wait_reasons import REMEDIES, Reason, ReasonKind
-from gpuyard.core.snapshot import Device, Snapshot
 from gpuyard.daemon.api.codec import decode_body
-from gpuyard.daemon.api.jobs import find_job
+from gpuyard.daemon.api.jobs import JobHandler, find_job
 from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.notify.send_message import apprise_missing, has_apprise
-from gpuyard.daemon.server.http_parser import Request
-from gpuyard.engines.cluster.check_submission import SubmissionCheck
-from gpuyard.engines.containers.installed_tools import choose_tool, has_podman_init
+from gpuyard.daemon.notify.delivery import apprise_missing, has_apprise
+from gpuyard.daemon.server.http_messages import Request
+from gpuyard.engines.cluster.site_checks import SubmissionCheck, terms_of
+from gpuyard.engines.containers.container_commands import choose_tool, has_podman_init
 from gpuyard.engines.registry import LOCAL, check_name, site_to_ask
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.leases.neighbour_note import due_note
-from gpuyard.probes.common.kernel_files import vendors_on_pci
-from gpuyard.schema.queue import SubmitResult
-from gpuyard.schema.requests import ResubmitBody, SubmissionBody
-from gpuyard.schema.sweeps import PreviewedJob, SubmissionPreview
-from gpuyard.system.process_identity import user_name
+from gpuyard.ledger.neighbours import due_note
+from gpuyard.model.container import bare_container_tool
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.placeholders import ArrayElement, fill_in
+from gpuyard.model.resubmit import edited, resubmission
+from gpuyard.model.shell_environment import ShellSettings, secret_variables, unattainable
+from gpuyard.model.snapshot import Device, Snapshot
+from gpuyard.model.submission import Submission, parse_submission
+from gpuyard.model.subscriptions import is_url
+from gpuyard.policy.device_health import closed_devices
+from gpuyard.policy.device_names import silent_probe
+from gpuyard.policy.host_room import check_host
+from gpuyard.policy.machine import check_suitable
+from gpuyard.policy.wait_reasons import REMEDIES, Reason, ReasonKind
+from gpuyard.probes.kernel_files import vendors_on_pci
+from gpuyard.queue.add_submission import read_start_time
+from gpuyard.queue.edit_jobs import JobEditor, fit_to_machine
+from gpuyard.schema.queue import ChangeSummary, PreviewedJob, SubmissionPreview, SubmitResult
+from gpuyard.schema.requests import EditRequest, ResubmitBody, SubmissionBody
+from gpuyard.store.delete_and_edit_jobs import JobEdits
+from gpuyard.system.processes import user_name
 from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 
 _MOST_SHOWN = 1000
@@ -309,3 +311,54 @@ def _preview_job(submission: Submission, element: ArrayElement) -> PreviewedJob:
     command = submission.spec.command if element.command is None else element.command
     filled = fill_in(command, values) if values else command
     return PreviewedJob(command=shlex.join(filled), index=element.index, values=element.values)
+
+
+class EditHandler:
+    def __init__(self, scheduler: SchedulerLoop, jobs: JobHandler, submissions: SubmissionHandler) -> None:
+        self._scheduler, self._jobs, self._submissions = scheduler, jobs, submissions
+
+    async def edit(self, body: EditRequest) -> ChangeSummary:
+        snapshot = await self._submissions.read_devices()
+        scheduler = self._scheduler
+        edits = JobEdits(scheduler.database, scheduler.store)
+        await self._check_clusters(body, edits)
+        editor = JobEditor(
+            scheduler.controller.transitions,
+            edits,
+            scheduler.clock,
+            body.options,
+            lambda submission: self._fit(submission, snapshot),
+        )
+        result = await self._jobs.change(editor.edit, body, takes_back=True)
+        await scheduler.checkpoints.may_write()
+        with scheduler.store.transaction():
+            editor.finish()
+        return result
+
+    async def _check_clusters(self, body: EditRequest, edits: JobEdits) -> None:
+        """Raise UserError, before any job is changed, if no node of its cluster could ever take one of the jobs then.
+        An option that is wrong is left to the editor."""
+        new_specs = list[JobSpec]()
+        for selection in await self._jobs.selection.pieces(body):
+            for job in edits.one_of_each_spec(selection.ranges):
+                with contextlib.suppress(UserError):
+                    spec = edited(job, body.options).spec
+                    check_name(spec.engine or LOCAL)
+                    if spec.engine and (spec.engine, terms_of(spec)) != (job.spec.engine, terms_of(job.spec)):
+                        new_specs.append(spec)
+        for spec in new_specs:
+            await asyncio.get_running_loop().run_in_executor(None, self._submissions.cluster_check.check, spec)
+
+    def _fit(self, submission: Submission, snapshot: Snapshot) -> Submission:
+        """Fit an edited job to this machine, as a submission. UserError if it could never run."""
+        check_name(submission.spec.engine or LOCAL)
+        submission = with_container_tool(submission)
+        config = load_config()
+        if submission.spec.need.host is not None and not submission.spec.engine:
+            check_host(submission.spec.need, snapshot.host, config.host.limits)
+        if submission.spec.need.devices:
+            devices = config.devices
+            submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
+        spec = submission.spec
+        names = secret_variables(spec.environment, self._scheduler.controller.rules.secret_names)
+        return replace(submission, spec=replace(spec, secrets=names))

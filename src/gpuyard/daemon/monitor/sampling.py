@@ -9,14 +9,14 @@ from pathlib import Path
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from gpuyard.control.batch_gates import GateSample
-from gpuyard.core.memory.host_guard import HostWatch
-from gpuyard.core.memory.watch_rate import READ_OFTEN_EVERY_S
-from gpuyard.core.snapshot import Host, Sample, Snapshot
 from gpuyard.errors import GpuyardError
+from gpuyard.model.snapshot import Host, Sample, Snapshot
+from gpuyard.policy.guards import HostWatch
+from gpuyard.policy.usage_curve import READ_OFTEN_EVERY_S
 from gpuyard.ports import Clock
 from gpuyard.probes.sample_log import RowLog
 from gpuyard.probes.sampler import Sampler
+from gpuyard.queue.batch_gates import GateSample
 
 _log = logging.getLogger(__name__)
 # Of a sample log: the values that the gates of a batch saw.

@@ -17,17 +17,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.control.step_result import Step
-from gpuyard.core.snapshot import Device
 from gpuyard.daemon.api.codec import encode
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.devices import DeviceList, DeviceUsers
-from gpuyard.daemon.server.http_parser import Response
+from gpuyard.daemon.server.http_messages import Response
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.snapshot import Device
+from gpuyard.queue.step import Step
 from gpuyard.schema.machine import DeviceHistory, DeviceSeries, HostSeries
 from gpuyard.schema.requests import DeviceHistoryQuery
-from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.private_files import PrivateFileError, read_own
+from gpuyard.system.write_files import write_atomically
 
 NAME = "usage-history"
 MAX_POINTS = 300

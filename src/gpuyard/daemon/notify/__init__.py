@@ -1,1 +1,1 @@
-"""Notifications: `publish` picks what to report, `delivery` queues it, a child process sends each message."""
+"""Pure: who is notified of which events, and the text of messages."""

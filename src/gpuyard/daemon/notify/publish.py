@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gpuyard.config import NotifyConfig, load_config
-from gpuyard.control.step_result import Step
-from gpuyard.core.job.job import PublishedEventKind
-from gpuyard.core.job.lifecycle import FINISHED, JobState
-from gpuyard.core.lease import Lease
-from gpuyard.core.notify.messages import (
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.notify.delivery import Delivery
+from gpuyard.daemon.notify.messages import (
     FreedDevices,
     Occurrence,
     device_title,
@@ -23,11 +21,13 @@ from gpuyard.core.notify.messages import (
     queue_summary,
     targets_of,
 )
-from gpuyard.core.notify.subscriptions import Event
-from gpuyard.core.scheduling.device_health import HealthIssue
-from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.notify.delivery import Delivery
 from gpuyard.errors import EnvironmentFault, StoreFault
+from gpuyard.model.job import PublishedEventKind
+from gpuyard.model.lease import Lease
+from gpuyard.model.lifecycle import FINISHED, JobState
+from gpuyard.model.subscriptions import Event
+from gpuyard.policy.device_health import HealthIssue
+from gpuyard.queue.step import Step
 from gpuyard.store.database import convert_sqlite_errors
 
 _log = logging.getLogger(__name__)

@@ -22,11 +22,18 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.daemon.server import http_parser as http
-from gpuyard.daemon.server.error_answers import failure
-from gpuyard.daemon.server.stranger_limit import StrangerLimit, network_of
-from gpuyard.daemon.server.unix_socket import COMMON_HEADERS, bind, file_identity, refuse_if_too_old, refuse_other_users
-from gpuyard.system.open_files import open_files_limit
+from gpuyard.daemon.server import http_messages as http
+from gpuyard.daemon.server.client_admission import (
+    COMMON_HEADERS,
+    StrangerLimit,
+    bind,
+    file_identity,
+    network_of,
+    refuse_if_too_old,
+    refuse_other_users,
+)
+from gpuyard.daemon.server.http_messages import failure
+from gpuyard.system.system_limits import open_files_limit
 
 HttpAnswer = http.Response | http.ResponseStream
 Handler = Callable[[http.Request], Awaitable[HttpAnswer]]

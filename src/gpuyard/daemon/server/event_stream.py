@@ -9,13 +9,12 @@ import asyncio
 import json
 from collections.abc import Callable
 
-from gpuyard.control.step_result import Step
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.connection import Handler, HttpAnswer, answer_of
-from gpuyard.daemon.server.error_answers import failure
-from gpuyard.daemon.server.http_parser import Request, ResponseStream, StreamClient
+from gpuyard.daemon.server.http_messages import Request, ResponseStream, StreamClient, failure
 from gpuyard.daemon.server.router import target_request, watched_targets
 from gpuyard.errors import UserError
+from gpuyard.queue.step import Step
 
 _EVERY_S = 0.5
 _SAMPLE_EVERY_S = 1.0

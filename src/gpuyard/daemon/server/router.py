@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
 
-from gpuyard.daemon.server.http_parser import HttpError, Request
+from gpuyard.daemon.server.http_messages import HttpError, Request
 from gpuyard.version import API
 
 EVENTS = "/events"

@@ -20,14 +20,13 @@ from msgspec import Struct
 
 from gpuyard.config import load_config
 from gpuyard.daemon.server.connection import ConnectionLimits, Handler, Server
-from gpuyard.daemon.web.access_rules import LOOPBACK, AccessRules
-from gpuyard.daemon.web.page_server import HEADERS, PageServer, load_files
+from gpuyard.daemon.web.page_server import HEADERS, LOOPBACK, AccessRules, PageServer, load_files
 from gpuyard.daemon.web.peer_user import plain, refuse_other_users
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.schema.machine import PageState, PageStopResult
 from gpuyard.schema.requests import PageRequest
-from gpuyard.system.atomic_files import write_atomically
 from gpuyard.system.private_files import PrivateFileError, open_own
+from gpuyard.system.write_files import write_atomically
 
 LOCAL = "127.0.0.1"
 _log = logging.getLogger(__name__)

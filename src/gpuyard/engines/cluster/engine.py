@@ -14,16 +14,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed, subtract
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind
-from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.engines.cluster.in_flight import InFlightJobs, split_launches
 from gpuyard.engines.cluster.site import Site, SiteUnreachable
 from gpuyard.engines.cluster.submission_dir import SubmissionDirs
 from gpuyard.engines.common import job_logs
+from gpuyard.engines.common.bring_results import SnapshotResults
 from gpuyard.engines.common.program_outcome import check_arguments
-from gpuyard.engines.common.snapshot_results import SnapshotResults
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.cluster_terms import ClusterTerms, Offer, amount_needed, subtract
+from gpuyard.model.job import Attempt, Outcome, OutcomeKind
+from gpuyard.output.line_counts import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 
 _log = logging.getLogger(__name__)

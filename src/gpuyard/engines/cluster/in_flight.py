@@ -13,15 +13,11 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import LEAVE_OUT_S, ClusterTerms, most_of, without_learned
-from gpuyard.core.job.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
-from gpuyard.core.memory.out_of_memory import Shortage
-from gpuyard.core.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.engines.cluster import node_supervisor
-from gpuyard.engines.cluster.outcome import ElementOutcome, decide, out_of_ram
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterSubmission,
+    ElementOutcome,
     ElementRef,
     Sighting,
     Site,
@@ -29,15 +25,21 @@ from gpuyard.engines.cluster.site import (
     SiteReport,
     SiteState,
     SiteUnreachable,
+    decide,
+    out_of_ram,
 )
 from gpuyard.engines.cluster.submission_dir import VOID, ElementTrace, SubmissionDirs
-from gpuyard.engines.common import oom_evidence
+from gpuyard.engines.common import program_outcome as oom_evidence
 from gpuyard.engines.common.job_logs import Outputs, name_of, outputs_of
 from gpuyard.engines.common.program_outcome import StartContext
-from gpuyard.engines.session.runner_command import start_command
+from gpuyard.engines.session.task_files import start_command
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.cluster_terms import LEAVE_OUT_S, ClusterTerms, most_of, without_learned
+from gpuyard.model.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
+from gpuyard.model.out_of_memory import Shortage
+from gpuyard.model.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.ports import Ended, Launch, SiteStatus
-from gpuyard.system.results_file import UnsafePathError, open_results
+from gpuyard.system.write_files import UnsafePathError, open_results
 
 _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()

@@ -30,8 +30,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuyard.engines.common.handled_signals import handles
 from gpuyard.engines.common.log_cap import cut_if_over, watch_log
+from gpuyard.engines.common.process_status import handles
 from gpuyard.engines.common.spawn_program import (
     BY_SIGNAL,
     NotBegun,
@@ -41,10 +41,10 @@ from gpuyard.engines.common.spawn_program import (
     open_above,
     spawn,
 )
-from gpuyard.system.atomic_files import write_atomically
-from gpuyard.system.passing_errors import passes
-from gpuyard.system.python_command import python_command
-from gpuyard.system.signal_pipe import open_signal_pipe
+from gpuyard.system.processes import python_command
+from gpuyard.system.system_limits import passes
+from gpuyard.system.wakeable_poll import open_signal_pipe
+from gpuyard.system.write_files import write_atomically
 
 _METER = "gpuyard.cluster_node.node_programs"
 _METER_AFTER_S = 2.0

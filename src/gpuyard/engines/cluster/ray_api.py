@@ -19,11 +19,6 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.config import RayConfig
-from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, amount_needed, impossible, whole_gpu_basis
-from gpuyard.core.job.job import SiteRequest
-from gpuyard.core.job.job_spec import DEFAULT_GRACE_S
-from gpuyard.core.printable_text import LONGEST_MESSAGE, printable
-from gpuyard.core.units import MB
 from gpuyard.engines.cluster.site import (
     ClusterNode,
     ClusterSubmission,
@@ -35,6 +30,11 @@ from gpuyard.engines.cluster.site import (
 )
 from gpuyard.engines.common.spawn_program import BY_SIGNAL
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.cluster_terms import Amount, Basis, ClusterTerms, amount_needed, impossible, whole_gpu_basis
+from gpuyard.model.job import SiteRequest
+from gpuyard.model.job_spec import DEFAULT_GRACE_S
+from gpuyard.model.printable_text import LONGEST_MESSAGE, printable
+from gpuyard.model.units import MB
 
 T = TypeVar("T")
 

@@ -21,8 +21,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpuyard.config import RayConfig
-from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed
-from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import ray_api
 from gpuyard.engines.cluster.ray_api import Capacity, gist, id_of
 from gpuyard.engines.cluster.site import (
@@ -33,6 +31,8 @@ from gpuyard.engines.cluster.site import (
     SiteReport,
     SiteUnreachable,
 )
+from gpuyard.model.cluster_terms import ClusterTerms, Offer, amount_needed
+from gpuyard.model.job import SiteRequest
 
 # For connecting, for the start of a response, for the whole of it, and for many requests. So no call takes a minute.
 _ANSWER_WITHIN_S = 12.0

@@ -1,14 +1,34 @@
-"""A site: what the cluster engine needs from a cluster, such as Slurm or Ray. Calls may take a while."""
+"""A site, such as Slurm or Ray: what the cluster engine needs from it, and how the outcome of an element follows
+from the site's report and the files of its supervisor. Calls of a site may take a while.
 
+- The supervisor's files count most. But a program that the site ended has ended by a signal, and only the site knows
+  why. So a failure waits for the site's report, for 3 reports at most, or until the site no longer knows the element.
+- An element that the site does not know and that has not started is voided: it never started.
+- An element that the site ran, but whose supervisor could not start, never started either: its node may not see our
+  files. Its node is left out for a while.
+- An element that started and left no status is lost. Its files may be late, as on network file systems, so this too
+  takes 3 reports. It is also lost if the site saw its supervisor killed: the program's outcome is unknown. But if it
+  used nearly all of the RAM that it had asked for, or its site wrote so into its output, it ran out of that.
+- A site that lost an element may not have ended its supervisor. Its next attempt waits until that has stopped.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gpuyard.core.cluster.offer import ClusterTerms, Offer
-from gpuyard.core.job.job import SiteRequest
+from gpuyard.engines.cluster.node_supervisor import GIVEN_UP, NOT_BEGUN
+from gpuyard.engines.cluster.submission_dir import VOID, ElementTrace
+from gpuyard.engines.common.program_outcome import StartContext, outcome_of
+from gpuyard.engines.common.spawn_program import BY_SIGNAL
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.cluster_terms import ClusterTerms, Offer
+from gpuyard.model.job import Outcome, OutcomeKind, SiteRequest
+from gpuyard.model.out_of_memory import KILLED, Shortage, ShortageKind
+from gpuyard.model.units import format_size
 
 # The submission's token, and the element's number in it.
 ElementRef = tuple[str, int]
@@ -118,3 +138,121 @@ class Site(Protocol):
 
     def output(self, sighting: Sighting) -> bytes | None:
         """Return the element's output if the site keeps it, for elements that left no log."""
+
+
+# For how many reports files may be late that must exist by now.
+LATE_REPORTS = 3
+# The meter measures once a second, and sees only what the program's own processes use.
+_NEARLY_ALL = 0.8
+# As Slurm writes it where it polls the use itself: it may end a job before the meter has measured it.
+_EXCEEDED = re.compile(rb"exceeded (?:job |step )?memory limit", re.IGNORECASE)
+
+
+class ElementOutcome(Struct, frozen=True, kw_only=True):
+    """`outcome` is None until the element is over. `is_to_be_voided`: it never started if it can be kept from that."""
+
+    outcome: Outcome | None = None
+    shortage: Shortage | None = None
+    is_to_be_voided: bool = False
+    was_killed: bool = False  # by SIGKILL, and nothing says why
+    is_fault_of_node: bool = False  # it never started, because its supervisor could not
+    may_still_run: bool = False  # its supervisor has to be stopped first
+
+
+_NOT_YET = ElementOutcome()
+
+
+def decide(
+    site: str, sighting: Sighting | None, trace: ElementTrace, context: StartContext, *, waited: int
+) -> ElementOutcome:
+    """`waited` is for how many reports the element has been as it is now: unknown to the site, or over there."""
+    if trace.started is VOID:
+        return _over(OutcomeKind.NEVER_STARTED, "it was withdrawn before it started")
+    if trace.ended is not None and trace.ended.word == GIVEN_UP:
+        return _over(OutcomeKind.LOST, f"{site} had lost it, and its supervisor has stopped it")
+    if trace.ended is not None:
+        return _by_supervisor(site, sighting, outcome_of(trace.ended.word, context), waited)
+    if sighting is None:
+        return _unknown(site, trace, waited)
+    if sighting.at not in OVER:
+        return _NOT_YET
+    return _by_site(site, sighting, trace, waited)
+
+
+def out_of_ram(
+    site: str, decided: ElementOutcome, limit_mb: float, used_mb: float, output: bytes = b""
+) -> ElementOutcome:
+    """Return the outcome of an element that was killed, where its RAM was limited and it was measured to use this much.
+    `output` is what its supervisor, or the site, wrote."""
+    if not decided.was_killed or (used_mb < _NEARLY_ALL * limit_mb and not _EXCEEDED.search(output)):
+        return decided
+    used = f"{format_size(used_mb)} of RAM measured, " if used_mb else ""
+    says = f"{site} ended it: out of memory ({used}{format_size(limit_mb)} requested)"
+    outcome = Outcome(kind=OutcomeKind.FAILED, status=KILLED, reason=says)
+    shortage = Shortage(where=ShortageKind.HOST, says=says, held_mb=max(used_mb, limit_mb), total_mb=limit_mb)
+    return ElementOutcome(outcome=outcome, shortage=shortage)
+
+
+def _over(kind: OutcomeKind, reason: str, status: int | None = None) -> ElementOutcome:
+    return ElementOutcome(outcome=Outcome(kind=kind, status=status, reason=reason))
+
+
+def _by_supervisor(site: str, sighting: Sighting | None, outcome: Outcome, waited: int) -> ElementOutcome:
+    decided = ElementOutcome(outcome=outcome, was_killed=outcome.status == KILLED)
+    if outcome.kind is not OutcomeKind.FAILED:
+        return decided
+    if sighting is None:
+        return decided if waited else _NOT_YET
+    if sighting.at not in OVER:
+        return _NOT_YET if waited < LATE_REPORTS else decided
+    if sighting.at in (SiteState.SUCCEEDED, SiteState.FAILED):
+        return decided
+    return _ended_by_site(site, sighting, outcome.status)
+
+
+def _unknown(site: str, trace: ElementTrace, waited: int) -> ElementOutcome:
+    if trace.started is None:
+        return ElementOutcome(is_to_be_voided=waited > 0)
+    if waited < LATE_REPORTS:
+        return _NOT_YET
+    outcome = Outcome(kind=OutcomeKind.LOST, reason=f"{site} no longer knows it, and it left no status")
+    return ElementOutcome(outcome=outcome, may_still_run=True)
+
+
+def _by_site(site: str, sighting: Sighting, trace: ElementTrace, waited: int) -> ElementOutcome:
+    if sighting.at not in (SiteState.SUCCEEDED, SiteState.FAILED):
+        may_still_run = trace.started is not None and sighting.at in (SiteState.LOST, SiteState.OUT_OF_MEMORY)
+        return replace(_ended_by_site(site, sighting, sighting.status), may_still_run=may_still_run)
+    if waited < LATE_REPORTS:
+        return _NOT_YET
+    if sighting.at is SiteState.SUCCEEDED:  # its supervisor could not write the end, but exited with this status
+        return ElementOutcome(outcome=Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
+    if trace.started is None:
+        return _without_a_start(site, sighting)
+    if 0 < (sighting.status or 0) < BY_SIGNAL:
+        return ElementOutcome(outcome=outcome_of(str(sighting.status), StartContext()))
+    outcome = Outcome(kind=OutcomeKind.LOST, reason=f"over at {site} without a status: its supervisor was killed")
+    return ElementOutcome(outcome=outcome, was_killed=True, may_still_run=True)
+
+
+def _without_a_start(site: str, sighting: Sighting) -> ElementOutcome:
+    if sighting.status == NOT_BEGUN:
+        return _over(OutcomeKind.NEVER_STARTED, "a limit of its node kept it from starting: see its log")
+    reason = f"its supervisor could not start on {sighting.place or f'a node of {site}'}"
+    outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
+    return ElementOutcome(outcome=outcome, is_fault_of_node=True)
+
+
+def _ended_by_site(site: str, sighting: Sighting, status: int | None) -> ElementOutcome:
+    why = f" ({sighting.reason})" if sighting.reason and sighting.at is not SiteState.CANCELLED else ""
+    if sighting.at is SiteState.OUT_OF_MEMORY:
+        says = f"{site} ended it: out of memory{why}"
+        outcome = Outcome(kind=OutcomeKind.FAILED, status=status or KILLED, reason=says)
+        return ElementOutcome(outcome=outcome, shortage=Shortage(where=ShortageKind.HOST, says=says))
+    kind, reason = {
+        SiteState.TIMED_OUT: (OutcomeKind.TIMED_OUT, f"over its time limit at {site}"),
+        SiteState.CANCELLED: (OutcomeKind.CANCELLED, f"cancelled at {site}"),
+        SiteState.PREEMPTED: (OutcomeKind.PREEMPTED, f"preempted at {site}"),
+        SiteState.LOST: (OutcomeKind.LOST, f"{site} lost the node it ran on"),
+    }[sighting.at]
+    return _over(kind, f"{reason}{why}", status)

@@ -18,11 +18,6 @@ from itertools import accumulate, groupby, pairwise
 from msgspec import Struct
 
 from gpuyard.config import SlurmConfig
-from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, whole_gpu_basis
-from gpuyard.core.job.job import SiteRequest
-from gpuyard.core.job.stop_warning import signal_name
-from gpuyard.core.lease import FixedMemory, Need, PartOfDevice
-from gpuyard.core.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.engines.cluster.site import (
     OVER,
     ClusterNode,
@@ -33,6 +28,11 @@ from gpuyard.engines.cluster.site import (
     SiteUnreachable,
 )
 from gpuyard.engines.common.spawn_program import BY_SIGNAL
+from gpuyard.model.cluster_terms import Amount, Basis, ClusterTerms, whole_gpu_basis
+from gpuyard.model.job import SiteRequest
+from gpuyard.model.lease import FixedMemory, Need, PartOfDevice
+from gpuyard.model.printable_text import LONGEST_MESSAGE, printable
+from gpuyard.model.stopping import signal_name
 
 _OURS = "gpuyard:"
 _CONFIGURED = "configured"

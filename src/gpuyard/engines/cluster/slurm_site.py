@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuyard.config import SlurmConfig
-from gpuyard.core.cluster.offer import ClusterTerms, Offer, amount_needed, impossible
-from gpuyard.core.job.job import SiteRequest
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import (
     OVER,
@@ -24,6 +22,8 @@ from gpuyard.engines.cluster.site import (
     SiteUnreachable,
 )
 from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits
+from gpuyard.model.cluster_terms import ClusterTerms, Offer, amount_needed, impossible
+from gpuyard.model.job import SiteRequest
 from gpuyard.system.run_command import NotInTime, run_command
 
 _LIMIT_S = 30.0

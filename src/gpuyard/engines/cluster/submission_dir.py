@@ -24,17 +24,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import Usage
 from gpuyard.engines.cluster.node_supervisor import CHECK_LOST_EVERY_S, digest_of
 from gpuyard.engines.common import output_relay
 from gpuyard.engines.common.job_logs import Outputs, outputs_of
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.job import Usage
 from gpuyard.ports import Launch
-from gpuyard.system.file_systems import LOCAL, file_system
 from gpuyard.system.folder_tree import remove_tree
 from gpuyard.system.private_files import check_folder, make_folder
+from gpuyard.system.user_directories import LOCAL, file_system
 
 _TRACE = re.compile(r"([0-9]+)\.(started|ended)")
 _CONTENT, _SUBMITTED, _VOID = "submission.json", "submitted", b"void"

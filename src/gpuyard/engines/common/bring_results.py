@@ -1,4 +1,4 @@
-"""Brings what jobs wrote in a snapshot back to the tree that it was made of.
+"""Brings what jobs wrote in a snapshot back to the tree that it was made of, before their ends are reported.
 
 - A result is a file or link that was not copied from the tree, or that has changed since. `__pycache__` is none, and
   nothing that is mounted in the snapshot.
@@ -7,6 +7,7 @@
   behind its own, such as `results.csv.job-17`.
 - Nothing is written through a symbolic link of the tree. Each file appears whole, and a crash loses none.
 - It may be called again at any time: `brought` in the snapshot's folder lists what is in the tree already.
+- An end is held back for 30 s at most: the disk of the tree may hang. The daemon tries again later what failed.
 """
 
 import contextlib
@@ -15,13 +16,16 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from gpuyard.system.atomic_files import write_atomically
+from gpuyard.ports import Launch
 from gpuyard.system.folder_tree import FOLDER, Entry, FolderTree, Mounted, mount_of
 from gpuyard.system.snapshot_files import BROUGHT, FILES, TREE, UNBROUGHT, listing_text, read_listing
+from gpuyard.system.write_files import write_atomically
 
 _log = logging.getLogger(__name__)
 # Size and time of change.
@@ -238,3 +242,82 @@ def _copy(entry: Entry, name: str, folder: int) -> None:
             target.flush()  # a later write would change the time again
             os.fchmod(writing, stat.S_IMODE(found.st_mode))
             os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+_HOLD_S = 30.0
+
+
+class _Pass(Struct):
+    """One look through a snapshot, for all attempts that ended before it began."""
+
+    label: str
+    done: threading.Event
+    problem: str | None = None
+
+
+class SnapshotResults:
+    """For one thread. Keys are those of attempts, such as `17.1`."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, from any thread, when `holds` should be called again."""
+        self._wake = wake
+        self._snapshots: dict[str, str] = {}  # by key
+        self._passes: dict[str, tuple[_Pass, float]] = {}  # by key, and how long an end waits for it
+        self._next: dict[str, _Pass] = {}  # by snapshot: the pass that has not begun
+        self._mutex = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._problems: dict[str, str] = {}  # by key, of ends that are not held back any more
+
+    def note(self, launch: Launch) -> None:
+        if launch.snapshot is not None:
+            self._snapshots[launch.key] = os.path.dirname(launch.snapshot.folder)
+
+    def holds(self, key: str) -> bool:
+        """Return whether the end of this attempt is held back; then call it again later."""
+        snapshot = self._snapshots.get(key)
+        if snapshot is None:
+            return False
+        if key not in self._passes:
+            self._passes[key] = self._join(snapshot, f"job-{key.partition('.')[0]}"), time.monotonic() + _HOLD_S
+        each, until = self._passes[key]
+        if not each.done.is_set() and time.monotonic() < until:
+            return True
+        del self._passes[key], self._snapshots[key]
+        if each.problem is not None:
+            self._problems[key] = each.problem
+        return False
+
+    def take_problem(self, key: str) -> str | None:
+        """Return why results of this attempt could not be brought back."""
+        return self._problems.pop(key, None)
+
+    def _join(self, snapshot: str, label: str) -> _Pass:
+        with self._mutex:
+            if (waiting := self._next.get(snapshot)) is not None:
+                return waiting
+            self._next[snapshot] = each = _Pass(label, threading.Event())
+            lock = self._locks.setdefault(snapshot, threading.Lock())
+        try:
+            threading.Thread(target=self._run, args=(snapshot, each, lock), daemon=True).start()
+        except RuntimeError:  # no more threads: the daemon brings them back later
+            self._next.pop(snapshot, None)
+            each.done.set()
+        return each
+
+    def _run(self, snapshot: str, each: _Pass, lock: threading.Lock) -> None:
+        try:
+            with lock:
+                with self._mutex:
+                    del self._next[snapshot]
+                brought = bring_results(snapshot, each.label)
+            each.problem = brought.problem
+            if brought.problem is not None:
+                _log.warning("results of %s stay in %s for now: %s", each.label, snapshot, brought.problem)
+            for path in brought.renamed:
+                _log.warning("a result of %s is %s: the file has changed in the tree, too", each.label, path)
+        finally:
+            each.done.set()
+            try:
+                self._wake()
+            except (OSError, ValueError):  # the daemon ends
+                _log.debug("no daemon waits for the results of %s", each.label)

@@ -17,8 +17,8 @@ import time
 
 from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, EVERY_SIGNAL, exit_status
-from gpuyard.system.python_command import python_command
-from gpuyard.system.signal_pipe import open_signal_pipe
+from gpuyard.system.processes import python_command
+from gpuyard.system.wakeable_poll import open_signal_pipe
 
 _CHUNK = 1 << 14
 # A line end at the end of a chunk is not among them: the time comes with the first byte of the next line.

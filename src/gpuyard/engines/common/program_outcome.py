@@ -1,17 +1,28 @@
-"""Checks that a program can be started, and derives its outcome from the word of its keeper or supervisor. Pure."""
+"""How an attempt ended and why: from the last word of its keeper or supervisor, the end of its logs, and the
+kernel's count of processes killed for lack of memory. Nothing that reads evidence raises: what cannot be read is
+an empty text or None.
+"""
 
 import os
 import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Self
 
 from msgspec import Struct
 
-from gpuyard.core.job.container import CONTAINER_TOOLS
-from gpuyard.core.job.job import Outcome, OutcomeKind
-from gpuyard.core.scheduling.start_backoff import ResourceLimit
-from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure
-from gpuyard.engines.common.unbegun_words import describe, is_unbegun
+from gpuyard.engines.common.job_logs import open_log
+from gpuyard.engines.common.process_status import describe, is_unbegun
+from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure, headline
 from gpuyard.errors import UserError
+from gpuyard.model.container import CONTAINER_TOOLS
+from gpuyard.model.error_line import explain_failure, find_device_fault
+from gpuyard.model.job import Outcome, OutcomeKind
+from gpuyard.model.out_of_memory import KILLED, Shortage, killed_by_kernel, recognise
+from gpuyard.policy.start_delays import ResourceLimit
 from gpuyard.ports import Launch
 
 BEGAN = "began"
@@ -93,3 +104,150 @@ def _start_failure(word: str, context: StartContext) -> Outcome:
     }.get(word, context.stdin or "of the job")
     reason = START_FAILURES[word].format(subject)
     return Outcome(kind=OutcomeKind.CANNOT_START, status=StartFailure(word).status, reason=reason)
+
+
+_ROOT = Path("/")
+_MOST_BYTES = 1 << 16
+_COUNT_EVERY_S = 1.0
+_MOST_S, _LEAVE_ALONE_S = 5.0, 60.0
+_hung: dict[Path, float] = {}  # folders that are not read, and until when
+
+
+class FailureEvidence(Struct, frozen=True, kw_only=True):
+    """The outcome with the line that says why the attempt failed; which memory it ran out of, and what its logs say
+    about a fault of its GPU, None where that is not the cause."""
+
+    outcome: Outcome
+    shortage: Shortage | None = None
+    device_fault: str | None = None
+
+
+def read_outputs(outcome: Outcome, logs: Sequence[str | None], key: str, *, is_local: bool = False) -> list[str]:
+    """Return the ends of the logs of a failed attempt, that of standard error first; nothing for any other. `key` is
+    that of the attempt: what a file of the user held before it does not count. `is_local`: no disk of them can hang."""
+    if outcome.kind is not OutcomeKind.FAILED:
+        return []
+    read = partial(_read_tail, most_bytes=_MOST_BYTES) if is_local else read_tail
+    return [_own_part(read(Path(log)), key) for log in reversed(logs) if log is not None]
+
+
+def _own_part(text: str, key: str) -> str:
+    before, begins, after = text.rpartition(headline(*key.split(".")))
+    return after.partition("\n")[2] if begins else before + after
+
+
+def evidence_of(outcome: Outcome, texts: Sequence[str], kills_before: int | None) -> FailureEvidence:
+    """Return the evidence in the ends of an attempt's logs (`read_outputs`), and in the kernel's count."""
+    if not texts:
+        return FailureEvidence(outcome=outcome)
+    outcome = explain_failure(outcome, texts)
+    shortage = next(filter(None, map(recognise, texts)), None)
+    if shortage is None and kills_before is not None and outcome.status == KILLED:
+        shortage = killed_by_kernel(outcome.status, kills_before, oom_kills(), None, None)
+    fault = next(filter(None, map(find_device_fault, texts)), None) if shortage is None else None
+    return FailureEvidence(outcome=outcome, shortage=shortage, device_fault=fault)
+
+
+def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:
+    """Return the last bytes of a log, from the place where it was cut at most.
+
+    A file that the user named may be on a network disk that hangs: it is waited for for 5 s, and then nothing in its
+    folder is read for a minute."""
+    if time.monotonic() < _hung.get(log.parent, 0.0):
+        return ""
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(_read_tail(log, most_bytes)), daemon=True)
+    try:
+        reader.start()
+    except RuntimeError:  # no more threads
+        return _read_tail(log, most_bytes)
+    reader.join(_MOST_S)
+    if not found:
+        _hung[log.parent] = time.monotonic() + _LEAVE_ALONE_S
+    return "".join(found)
+
+
+def _read_tail(log: Path, most_bytes: int) -> str:
+    try:
+        with open_log(log) as opened:
+            end = opened.end
+            return b"".join(opened.read_all(max(opened.first, end - most_bytes), end)).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def oom_kills(pid: int | None = None, root: Path = _ROOT) -> int | None:
+    """Return how many processes of this process's cgroup (default: ours) the kernel has killed for lack of memory.
+
+    It counts every such kill, whether the group or the whole machine was full. Compare only counts of the same process:
+    another daemon may be in another group.
+    """
+    for path in _event_files(root, "self" if pid is None else str(pid)):
+        for line in _read(path).splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.strip().isdecimal():
+                return int(value)
+    return None
+
+
+class OomKillCount:
+    """Our count of killed processes, read at most once per second: a thousand jobs may start in that time."""
+
+    def __init__(self) -> None:
+        self._read_at = float("-inf")
+        self._kills: int | None = None
+
+    def now(self) -> int | None:
+        now = time.monotonic()
+        if now >= self._read_at + _COUNT_EVERY_S:
+            self._read_at, self._kills = now, oom_kills()
+        return self._kills
+
+
+def loaded_libraries(pid: int, root: Path = _ROOT) -> str:
+    """Return the shared libraries that a process has loaded, one path per line: they show which framework it uses."""
+    lines = _read(root / "proc" / str(pid) / "maps").splitlines()
+    paths = {line[line.index("/") :] for line in lines if "/" in line and ".so" in line}
+    return "\n".join(sorted(paths))
+
+
+def _event_files(root: Path, process: str) -> Iterator[Path]:
+    """Yield files to try, the nearest group first. In a container the group is the mount itself, and the path in /proc
+    exists only on the host.
+
+    A cgroup of version 2 counts for its descendants too. In version 1 only the group itself and the mount are useful.
+    """
+    top = root / "sys/fs/cgroup"
+    groups = _groups(root, process)
+    if "" in groups:
+        for mount in (top, top / "unified"):
+            yield from (folder / "memory.events" for folder in reversed(_lineage(mount, groups[""])))
+    if "memory" in groups:
+        lineage = _lineage(top / "memory", groups["memory"])
+        yield from (folder / "memory.oom_control" for folder in (lineage[-1], lineage[0]))
+
+
+def _groups(root: Path, process: str) -> dict[str, str]:
+    """Return the process's group by controller; version 2 has the empty name."""
+    found: dict[str, str] = {}
+    for line in _read(root / "proc" / process / "cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        found.update(dict.fromkeys(controllers.split(","), path))
+    return found
+
+
+def _lineage(mount: Path, path: str) -> list[Path]:
+    folders = [mount]
+    for part in path.split("/"):
+        if part == "..":
+            break
+        if part:
+            folders.append(folders[-1] / part)
+    return folders
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return ""

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpuyard.engines.common.unbegun_words import unbegun_word
-from gpuyard.system.passing_errors import passes
-from gpuyard.system.results_file import UnsafePathError, open_results
+from gpuyard.engines.common.process_status import unbegun_word
+from gpuyard.system.system_limits import passes
+from gpuyard.system.write_files import UnsafePathError, open_results
 
 LEASE_AT = 8
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128

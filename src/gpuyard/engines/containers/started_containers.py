@@ -1,43 +1,109 @@
 """Runs attempts in containers, and removes each container at the end, however it ends.
 
-A record, a small file, is written before a container can exist and removed when the container is gone. So a daemon that
-takes over removes what an earlier one left. The tool removes the container itself when the program ends (`--rm`);
-`TOOL rm` runs only after other ends: the tool was killed, or could not start it.
+A record, a small file, is written before a container can exist and removed when the container is gone. So a daemon
+that takes over removes what an earlier one left. The tool removes the container itself when the program ends
+(`--rm`); `TOOL rm` runs only after other ends: the tool was killed, or could not start it. The tool may fail or hang,
+as its daemon does: each removal has a thread, kills a tool that has not ended after 30 s, and is tried again until it
+has succeeded.
 
-Until its container is gone the end of an attempt is held back, and with it its lease: the container may go on under its
-daemon, with the GPU. Not for longer than 10 s: that daemon may hang.
+Until its container is gone the end of an attempt is held back, and with it its lease: the container may go on under
+its daemon, with the GPU. Not for longer than 10 s: that daemon may hang.
 """
 
 import contextlib
 import logging
 import os
+import shlex
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.container import Container, Mount, variables_to_pass
-from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
-from gpuyard.core.units import MB
 from gpuyard.engines.common.program_outcome import TOOL_FAILED
-from gpuyard.engines.containers.container_removal import ContainerRemoval, RemoveCommand
-from gpuyard.engines.containers.device_options import device_options
-from gpuyard.engines.containers.installed_tools import has_podman_init
-from gpuyard.engines.containers.tool_commands import (
+from gpuyard.engines.containers.container_commands import (
     ContainedProgram,
     HostUser,
     container_command,
     container_name,
+    device_options,
+    has_podman_init,
     remove_command,
 )
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.container import Container, Mount, variables_to_pass
+from gpuyard.model.units import MB
+from gpuyard.output.line_counts import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.ports import Launch
-from gpuyard.system.passing_errors import remedy_of
 from gpuyard.system.private_files import make_folder
+from gpuyard.system.run_command import NotInTime, run_command
+from gpuyard.system.system_limits import remedy_of
 
 _log = logging.getLogger(__name__)
+_LIMIT_S = 30.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 10.0, 600.0
+_WARN_AGAIN_S = 3600.0
+_NOT_THERE = b"no such container"
+
+
+class RemoveCommand(Struct, frozen=True):
+    """The command that removes a container, whose name is the last argument."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class ContainerRemoval:
+    """The removal of one container, from the first attempt until it has succeeded. `problem` is why the container is
+    still there, and what to do; None before the first failure."""
+
+    def __init__(self, removal: RemoveCommand, wake: Callable[[], None]) -> None:
+        """`wake` is called, by the thread, when the container is gone."""
+        self.since = time.monotonic()
+        self.container = removal.command[-1]
+        self.problem: str | None = None
+        self.has_succeeded = False
+        self._removal, self._wake = removal, wake
+        self._has_begun = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Call it again later: the system may have no thread for it now."""
+        if not self._has_begun:
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._run, name="gpuyard-container", daemon=True).start()
+                self._has_begun = True
+
+    def _run(self) -> None:
+        delay_s, warn_at = _FIRST_RETRY_S, 0.0
+        while (problem := _try_to_remove(self._removal)) is not None:
+            command = shlex.join(self._removal.command)
+            self.problem = f"the container {self.container} cannot be removed ({problem}): try `{command}`"
+            if time.monotonic() >= warn_at:
+                warn_at = time.monotonic() + _WARN_AGAIN_S
+                _log.warning("the container %s was not removed, which is tried again: %s", self.container, problem)
+            time.sleep(delay_s)
+            delay_s = min(_LONGEST_RETRY_S, delay_s * 2)
+        self.has_succeeded = True
+        self._wake()
+
+
+def _try_to_remove(removal: RemoveCommand) -> str | None:
+    """Return why the container is still there, or None if it is gone."""
+    try:
+        status, _, said = run_command(removal.command, removal.environment, _LIMIT_S)
+    except OSError as error:
+        return str(error)
+    except NotInTime:
+        return f"it did not end within {_LIMIT_S:g} s"
+    if status == 0 or _NOT_THERE in said.lower():
+        return None
+    return said.decode(errors="replace").strip() or f"exit status {status}"
+
+
 # What the tool needs to find the container again.
 _TOOL_VARIABLES = ("PATH", "HOME", "TMPDIR")
 _TOOL_PREFIXES = ("XDG_", "DOCKER_", "CONTAINER", "PODMAN_", "STORAGE_")

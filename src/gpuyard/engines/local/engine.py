@@ -26,31 +26,29 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Attempt, OutcomeKind
-from gpuyard.engines.common.places_nothing import PlacesNothing
+from gpuyard.engines.common.process_status import is_unbegun
 from gpuyard.engines.common.program_outcome import BEGAN
-from gpuyard.engines.common.unbegun_words import is_unbegun
-from gpuyard.engines.local import process_tree
-from gpuyard.engines.local.journal import Journal
+from gpuyard.engines.local import attempt_processes as process_tree
+from gpuyard.engines.local.attempt_processes import ProcessSignals
 from gpuyard.engines.local.keeper_connection import (
     HELLO,
+    Journal,
     JournalEntry,
     KeeperConnection,
     not_taken,
     remove_dead_sockets,
     remove_socket,
 )
+from gpuyard.engines.local.keeper_messages import frame, slice_message
 from gpuyard.engines.local.keeper_set import KeeperSet
-from gpuyard.engines.local.kept_job import frame, slice_message
 from gpuyard.engines.local.launch_builder import LaunchBuilder
-from gpuyard.engines.local.log_reads import LogReads
-from gpuyard.engines.local.process_signals import ProcessSignals
-from gpuyard.engines.local.watched_attempt import WatchedAttempt
+from gpuyard.engines.local.watched_attempt import LogReads, WatchedAttempt
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ports import Ended, IsCutOff, Launch, Prepared, Signalling, SiteStatus
+from gpuyard.model.job import Attempt, OutcomeKind
+from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, Signalling, SiteStatus
 from gpuyard.system.clock import wall_time_of
-from gpuyard.system.open_files import open_files_limit
 from gpuyard.system.private_files import make_folder
+from gpuyard.system.system_limits import open_files_limit
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 # Ends of attempts that one step records: some 10 ms of work.

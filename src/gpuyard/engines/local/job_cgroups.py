@@ -18,8 +18,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from gpuyard.core.memory.out_of_memory import RamLimit
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.out_of_memory import RamLimit
 
 _log = logging.getLogger(__name__)
 _ROOT = Path("/")

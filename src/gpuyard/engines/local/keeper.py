@@ -42,10 +42,9 @@ import time
 from collections.abc import Callable, Collection
 
 from gpuyard.engines.common.log_cap import LogCaps
+from gpuyard.engines.common.process_status import RETURNED, is_unbegun
 from gpuyard.engines.common.spawn_program import LEASE_AT, NotBegun, StartFailure, exit_status, open_above, spawn
-from gpuyard.engines.common.unbegun_words import RETURNED, is_unbegun
-from gpuyard.engines.local.daemon_link import DaemonLink
-from gpuyard.engines.local.kept_job import KeptJob, KeptLaunch, Message, Slice
+from gpuyard.engines.local.keeper_messages import DaemonLink, KeptJob, KeptLaunch, Message, Slice
 from gpuyard.system import user_sockets
 
 CONNECTION, JOURNAL = 3, 4

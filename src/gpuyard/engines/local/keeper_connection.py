@@ -1,4 +1,5 @@
-"""The daemon's end of a connection to a keeper, and the lines that keepers send and write to the journal.
+"""The daemon's end of a connection to a keeper, and the journal: one file to which all keepers of a queue append what
+they start and what ends.
 
 Lines look like `17.1 4242 began .` and `17.1 4242 0 4301 86400.123 .`: the attempt's key, the keeper's pid, and a word
 or the program's exit status with its pid and the time, in seconds since the machine booted. An attempt that follows
@@ -19,20 +20,20 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.scheduling.start_backoff import ResourceLimit
+from gpuyard.engines.common.process_status import is_unbegun
 from gpuyard.engines.common.spawn_program import spawn_in_session
-from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper, system_processes
-from gpuyard.engines.local.kept_job import frame
+from gpuyard.engines.local.keeper_messages import frame
 from gpuyard.errors import EnvironmentFault
+from gpuyard.policy.start_delays import ResourceLimit
 from gpuyard.system import user_sockets
 from gpuyard.system.private_files import PrivateFileError, open_own
-from gpuyard.system.python_command import python_command
+from gpuyard.system.processes import python_command
 
 HELLO = "hello"
 _CHUNK = 1 << 13
@@ -268,3 +269,32 @@ def not_taken(pid: int, folder: str) -> ResourceLimit:
     """Return the limit for an attempt that its keeper did not take."""
     text = f"the keeper of jobs (process {pid}) ended or does not answer"
     return ResourceLimit(text=text, remedy=f"see {folder}/log, and whether disk or memory is full")
+
+
+_LONG = 1 << 20
+_PART = 1 << 16
+
+
+class Journal:
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self.descriptor = open_own(path)
+        os.fchmod(self.descriptor, 0o600)
+
+    def entries(self) -> Iterator[JournalEntry]:
+        """Yield all entries, in order. Only needed after a daemon or a keeper has died."""
+        at = 0
+        while text := os.pread(self.descriptor, _PART, at):
+            entries, length = parse_journal(text)
+            yield from entries
+            if not length:
+                return
+            at += length
+
+    def empty_if_long(self) -> None:
+        """Call it only when all that it says is recorded."""
+        if os.fstat(self.descriptor).st_size > _LONG:
+            os.ftruncate(self.descriptor, 0)
+
+    def close(self) -> None:
+        os.close(self.descriptor)

@@ -17,7 +17,7 @@ from gpuyard.engines.local.keeper_connection import (
     spawn_keeper,
 )
 from gpuyard.errors import EnvironmentFault
-from gpuyard.system.passing_errors import remedy_of
+from gpuyard.system.system_limits import remedy_of
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 _log = logging.getLogger(__name__)

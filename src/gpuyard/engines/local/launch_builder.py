@@ -1,22 +1,56 @@
-"""Turns a Launch into what a keeper gets, and what the engine watches."""
+"""Turns a Launch into what a keeper gets, and what the engine watches. A program gets the umask, the niceness and the
+limits of the shell that submitted it. Most jobs come from a shell that has what the daemon has: then nothing is
+changed, and starting them costs nothing more.
+"""
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
-from gpuyard.core.progress.progress_file import VARIABLE as PROGRESS_VARIABLE
-from gpuyard.engines.common import job_logs, oom_evidence, output_relay
+from msgspec import convert
+
+from gpuyard.engines.common import job_logs, output_relay
+from gpuyard.engines.common import program_outcome as oom_evidence
+from gpuyard.engines.common.bring_results import SnapshotResults
 from gpuyard.engines.common.program_outcome import StartContext, check_arguments
-from gpuyard.engines.common.snapshot_results import SnapshotResults
-from gpuyard.engines.common.spawn_program import SpawnSpec
+from gpuyard.engines.common.spawn_program import LEASE_AT, ShellChange, SpawnSpec
 from gpuyard.engines.containers.started_containers import StartedContainers
-from gpuyard.engines.local import kept_job, process_tree
+from gpuyard.engines.local import attempt_processes as process_tree
+from gpuyard.engines.local import keeper_messages as kept_job
 from gpuyard.engines.local.job_cgroups import JobCgroups
-from gpuyard.engines.local.own_shell import OwnShell
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
-from gpuyard.engines.session.runner_command import start_command
+from gpuyard.engines.session.task_files import start_command
+from gpuyard.model.shell_environment import UNLIMITED, ShellSettings, differences
+from gpuyard.output.line_counts import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.ports import Launch
+from gpuyard.system.submitting_shell import limit_number, read_shell_settings
 from gpuyard.system.wakeable_poll import WakeablePoll
+
+# A program gets its lease with this number, which has to be below its limit.
+_FEWEST_OPEN_FILES = LEASE_AT + 1
+
+
+class OwnShell:
+    """The settings of this process, which its keeper inherits; `open_files` is the limit of jobs that have none."""
+
+    def __init__(self, open_files: int) -> None:
+        own = read_shell_settings()
+        own["limits"]["NOFILE"] = UNLIMITED if open_files == sys.maxsize else open_files
+        self._settings = convert(own, ShellSettings)
+        self._open_files = open_files
+
+    def changes(self, wanted: ShellSettings | None) -> tuple[int, ShellChange | None]:
+        """Return the limit on open files, which the keeper sets for each program, and the other changes."""
+        if wanted is None or wanted == self._settings:
+            return self._open_files, None
+        changed = differences(wanted, self._settings)
+        limits = {number: soft for name, soft in changed.limits.items() if (number := limit_number(name)) is not None}
+        nofile = limits.pop(limit_number("NOFILE") or 0, self._open_files)
+        open_files = sys.maxsize if nofile == UNLIMITED else max(nofile, _FEWEST_OPEN_FILES)
+        if changed.umask is None and changed.niceness is None and not limits:
+            return open_files, None
+        return open_files, (changed.umask, changed.niceness, limits)
 
 
 class LaunchBuilder:

@@ -1,10 +1,18 @@
-"""A program on a pseudo-terminal, with the runner at the other end."""
+"""A program on a pseudo-terminal, with the runner at the other end.
+
+The hook of a workspace: a user's command that the runner runs before and after a task's program.
+
+- The hook is a child of the runner, like the program. It outlives the daemon, and its output goes to the task's session
+  and log.
+- A hook that exceeds its time limit gets SIGTERM, and SIGKILL 10 s later.
+"""
 
 import contextlib
 import errno
 import fcntl
 import os
 import pty
+import re
 import shutil
 import signal
 import struct
@@ -14,7 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, EVERY_SIGNAL, NOT_FOUND, exit_status
-from gpuyard.system.passing_errors import passes, remedy_of
+from gpuyard.engines.session.viewer import Loop
+from gpuyard.system.system_limits import passes, remedy_of
 
 T = TypeVar("T")
 _ROWS, _COLUMNS = 24, 80
@@ -161,3 +170,54 @@ def _report(text: str, status: int) -> int:
     with contextlib.suppress(OSError):  # the disk may be full
         os.write(2, os.fsencode(f"gpuyard: {text}\n"))
     return status
+
+
+BEFORE, AFTER = "before", "after"
+# The exit status of timeout(1).
+TIMED_OUT = 124
+KILL_AFTER_S = 10.0
+_GPU_PLACE = re.compile(r"gpu((?:x|[0-9]+)(?:_(?:x|[0-9]+))*)", re.ASCII)
+
+
+class Hook(PtyProgram):
+    """One run of the hook, which starts at once. After a timeout its status is 124."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float, loop: Loop) -> None:
+        super().__init__(command, environment)
+        self._timeout_s = timeout_s
+        self._loop = loop
+        self._is_late = False
+        self.start()
+        loop.after(timeout_s, self._end_late)
+
+    def status(self) -> int | None:
+        status = super().status()
+        return TIMED_OUT if self._is_late and status is not None else status
+
+    @property
+    def problem(self) -> str | None:
+        """Why a hook that has ended failed, as the rest of a sentence about it; None if it succeeded."""
+        if self._is_late:
+            return f"did not end within {self._timeout_s:g} s"
+        return f"failed with status {self.status()}" if self.status() else None
+
+    def _end_late(self) -> None:
+        if self.status() is None:
+            self._is_late = True
+            self.signal(signal.SIGTERM)
+            self._loop.after(KILL_AFTER_S, lambda: self.signal(signal.SIGKILL))
+
+
+def hook_variables(
+    phase: str, place: str, log: str | None, outcome: str | None = None, status: int | None = None
+) -> dict[str, str]:
+    """Return the environment variables that a hook gets in addition to those of the program."""
+    found = _GPU_PLACE.fullmatch(place)
+    variables = {
+        "GPUYARD_PHASE": phase,
+        "GPUYARD_GPUS": found[1].replace("_", ",") if found else "",
+        "GPUYARD_LOG": log,
+        "GPUYARD_OUTCOME": outcome,
+        "GPUYARD_EXIT_STATUS": None if status is None else str(status),
+    }
+    return {name: value for name, value in variables.items() if value is not None}

@@ -25,16 +25,26 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpuyard.engines.session import viewer
-from gpuyard.engines.session.poll_loop import Loop
-from gpuyard.engines.session.pty_program import PtyProgram
-from gpuyard.engines.session.task_files import Output, append_event, open_log, owner_line, printable, write_whole
-from gpuyard.engines.session.task_hook import AFTER, BEFORE, KILL_AFTER_S, Hook, hook_variables
-from gpuyard.engines.session.task_outcome import COMPLETED, FAILED, HUNG_UP, TERMINATED, Conclusion, conclude
+from gpuyard.engines.session.pty_program import AFTER, BEFORE, KILL_AFTER_S, Hook, PtyProgram, hook_variables
+from gpuyard.engines.session.task_files import (
+    COMPLETED,
+    FAILED,
+    HUNG_UP,
+    TERMINATED,
+    Conclusion,
+    Output,
+    append_event,
+    conclude,
+    open_log,
+    owner_line,
+    printable,
+    write_whole,
+)
 from gpuyard.engines.session.tmux import Tmux, TmuxError
-from gpuyard.engines.session.viewer_sockets import Handlers, ViewerSockets
+from gpuyard.engines.session.viewer import Handlers, Loop, ViewerSockets
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.private_files import PrivateFileError
-from gpuyard.system.signal_pipe import open_signal_pipe
+from gpuyard.system.wakeable_poll import open_signal_pipe
 
 _REOPEN_AFTER_S = 1.0
 _MOST_REOPENED = 3

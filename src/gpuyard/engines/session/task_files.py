@@ -4,16 +4,29 @@ A file that cannot be opened or written is reported, and never ends the task; a 
 
 Several workspaces may write logs of the same name to one folder. The first line of such a log names the workspace that
 owns it. Other workspaces never write to it and use another name.
+
+Decides the result of a task. Pure: the marker counts first, then how and why the program ended.
+
+The command that starts a task's runner in place of its program.
 """
 
 import contextlib
+import json
 import os
+import signal
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from msgspec import to_builtins
 
 from gpuyard.engines.common.log_cap import cut_if_over
-from gpuyard.system.atomic_files import write_atomically
+from gpuyard.model.job_spec import session_on
+from gpuyard.ports import Launch
 from gpuyard.system.file_locks import lock_in_time, try_lock
 from gpuyard.system.private_files import PrivateFileError, open_in_shared, open_private
+from gpuyard.system.processes import python_command
+from gpuyard.system.write_files import write_atomically
 
 
 class Output:
@@ -131,3 +144,61 @@ def write_whole(path: str, content: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(place)  # without parents: a workspace that was moved away must not be created again
     write_atomically(path, content.encode("utf-8", "surrogateescape"))
+
+
+COMPLETED, FAILED, STOPPED = "completed", "failed", "stopped"
+TERMINATED, HUNG_UP = 128 + signal.SIGTERM, 128 + signal.SIGHUP
+
+
+class Conclusion(NamedTuple):
+    """The result of a task. The runner exits with `status`, so the queue treats a task like any other job."""
+
+    result: str
+    status: int
+    note: str | None = None
+    writes_marker: bool = False
+
+
+def conclude(status: int, *, has_marker: bool, overstayed: bool, was_stopped: bool, was_closed: bool) -> Conclusion:
+    """Return the result of a program that exited with `status`.
+
+    overstayed: it kept running after its marker, and the runner ended it.
+    was_stopped: it got SIGTERM, as from `gpuyard cancel`. Exit status 0 after that does not mean completed.
+    was_closed: a person closed its session.
+    """
+    if has_marker and overstayed:
+        return Conclusion(COMPLETED, 0, "ended by gpuyard: it went on after its marker")
+    if has_marker:
+        return Conclusion(COMPLETED, 0, f"it ended with status {status} after its marker" if status else None)
+    if was_stopped:
+        return Conclusion(STOPPED, status or TERMINATED)
+    if was_closed:
+        return Conclusion(FAILED, status or HUNG_UP, "its session was closed")
+    if status:
+        return Conclusion(FAILED, status)
+    return Conclusion(COMPLETED, 0, writes_marker=True)  # the marker's text says that gpuyard wrote it
+
+
+def start_command(launch: Launch, sockets: str) -> tuple[str, ...]:
+    """Return the launch's command, or for a task that of its runner. `sockets` is the folder of its socket."""
+    task = launch.task
+    if task is None:
+        return launch.command
+    spec = {
+        **to_builtins(task),
+        "command": list(launch.command),
+        "key": launch.key,
+        "job": launch.job_id,
+        "attempt": launch.attempt,
+        "sockets": sockets,
+        "gpu": launch.place,
+        "retried": launch.retried,
+        "session": session_on(task, launch.place),
+        "log_cap": launch.log_cap,
+    }
+    return runner_command(spec)
+
+
+def runner_command(spec: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the command that starts a runner. `spec` has the fields of a RunnerSpec."""
+    return python_command("gpuyard.engines.session.runner", json.dumps(spec))

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
-from gpuyard.core.snapshot import Device, Vendor
-from gpuyard.core.units import MB
 from gpuyard.engines.suspend.prefault import Prefault
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.units import MB
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 
 LIBRARY = "libcuda.so.1"

@@ -19,11 +19,11 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.config import simulated_devices
-from gpuyard.core.job.job import Attempt
-from gpuyard.engines.local import process_tree
+from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.suspend.ask_to_park import find_registered
 from gpuyard.engines.suspend.drivers import CannotSuspend, Cuda, DriverError, NoDriver, Simulated
 from gpuyard.engines.suspend.move_memory import Driver, MemoryMover, Trouble
+from gpuyard.model.job import Attempt
 from gpuyard.ports import SuspendResult
 from gpuyard.system.file_locks import hold_lock_file
 

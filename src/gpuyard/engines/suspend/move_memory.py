@@ -26,11 +26,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
-from gpuyard.core.units import MB, format_size
 from gpuyard.engines.local import system_processes
 from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses
 from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, NoDriver, Simulated
+from gpuyard.model.units import MB, format_size
 from gpuyard.system.file_locks import lock_within
 
 _MOST_ROUNDS = 50

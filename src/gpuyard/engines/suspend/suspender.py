@@ -15,16 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from gpuyard.core.job.job import Attempt
-from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.engines.common.spawn_program import spawn_in_session
-from gpuyard.engines.local import process_tree
+from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.suspend.ask_to_park import PARKS_WITHIN_S
 from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
 from gpuyard.engines.suspend.helper_process import Order
+from gpuyard.model.job import Attempt
+from gpuyard.model.snapshot import Device, Snapshot, Vendor
 from gpuyard.ports import SuspendResult
 from gpuyard.system.park_sockets import registered, remove_dead, why_incomplete
-from gpuyard.system.passing_errors import passes
+from gpuyard.system.system_limits import passes
 from gpuyard.system.wakeable_poll import WakeablePoll
 
 _HELPER = (sys.executable, "-P", "-m", "gpuyard.engines.suspend.helper_process")

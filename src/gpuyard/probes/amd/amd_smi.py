@@ -12,12 +12,20 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.probes.amd.card_fields import SECTIONS, Record, device_of, process_of, without_repeated_memory
-from gpuyard.probes.amd.tool_output import garbled, json_documents, parse_output
-from gpuyard.probes.common.device_ids import with_distinct_ids
-from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, run_until
+from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.probes.amd.card_fields import (
+    SECTIONS,
+    Record,
+    device_of,
+    garbled,
+    json_documents,
+    parse_output,
+    process_of,
+    without_repeated_memory,
+)
+from gpuyard.probes.devices_and_processes import with_distinct_ids
+from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
 
 NAME = "amd-smi"
 _SECTIONS = ("--usage", "--power", "--temperature", "--mem-usage", "--ecc")

@@ -1,24 +1,27 @@
-"""Fields that all AMD probes fill in the same way, so that a card keeps its id with every probe.
+"""Fields that all AMD probes fill in the same way, so that a card keeps its id with every probe, and the JSON of AMD's
+tools, which print it among warnings and exit with misleading codes.
 
-Ids:
-- "GPU-" and the 16 hexadecimal digits of the card's unique id, as ROCR_VISIBLE_DEVICES accepts it; without a unique
-  id (APUs, many consumer cards), the PCI bus id; if that is unknown too, "amd-" and the card's number.
+- An id is "GPU-" and the 16 hexadecimal digits of the card's unique id, as ROCR_VISIBLE_DEVICES accepts it; without a
+  unique id (APUs, many consumer cards), the PCI bus id; if that is unknown too, "amd-" and the card's number.
 - Partitions of one card (CPX, DPX) share its unique id under most drivers. ROCr accepts only their index, so each
   partition, including the first, gets the id with "#0", "#1", ... appended, in list order. They have no `parent`: a
   partitioned card is not listed as a whole.
 """
 
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.health_figures import HealthFigures
-from gpuyard.core.snapshot import Device, Process, Vendor
-from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.device_ids import pci_bus_id
+from gpuyard.errors import ProbeGarbled
+from gpuyard.model.snapshot import Device, HealthFigures, Process, Reading, Vendor
+from gpuyard.probes import parse_numbers
+from gpuyard.probes.devices_and_processes import pci_bus_id
+from gpuyard.probes.run_tool import ToolOutput
 
 # A card as AMD SMI's JSON describes it.
 Record = dict[str, Any]
@@ -168,3 +171,38 @@ def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
         ]
         found.append(replace(device, processes=tuple(processes)) if processes else device)
     return tuple(found)
+
+
+# Only at the start of a line: indented text belongs to a document, and a part of a truncated one is no answer.
+_DOCUMENT_START = re.compile(r"(?:\A\s*|^)(?=[\[{])", re.MULTILINE)
+_MOST_STARTS = 64
+
+
+def json_documents(text: str) -> Iterator[Any]:
+    """Return the JSON arrays and objects in `text`, which may have warnings before, between and after them."""
+    decoder = json.JSONDecoder()
+    end = 0
+    for start in islice((match.end() for match in _DOCUMENT_START.finditer(text)), _MOST_STARTS):
+        if start < end:
+            continue
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            continue
+        yield value
+
+
+def garbled(source: str, text: str) -> ProbeGarbled:
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    said = f"no cards in its output: {first[:100]!r}" if first else "it printed nothing"
+    return ProbeGarbled(source, said, hint=f"run `{source}` yourself to see why")
+
+
+def parse_output(output: ToolOutput, parse: Callable[[str], Reading]) -> Reading:
+    """Parse the output even if the tool failed: AMD's tools fail if a single figure is not supported."""
+    try:
+        return parse(output.stdout)
+    except ProbeGarbled:
+        if output.status not in (0, None):
+            raise output.failure() from None
+        raise

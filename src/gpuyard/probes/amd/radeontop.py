@@ -9,12 +9,12 @@ Rules:
 
 import re
 
-from gpuyard.core.snapshot import Device, Reading, Vendor
+from gpuyard.model.snapshot import Device, Reading, Vendor
+from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd import card_fields
-from gpuyard.probes.amd.tool_output import garbled
-from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.run_tool import run_tool
+from gpuyard.probes.amd.card_fields import garbled
+from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
+from gpuyard.probes.run_tool import run_tool
 
 NAME = "radeontop"
 _SAMPLE = re.compile(r"^\d+\.\d+: (?:bus ([0-9a-fA-F]{1,2}), )?gpu ([\d.]+%)(.*)$", re.MULTILINE)

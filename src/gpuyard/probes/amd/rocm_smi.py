@@ -14,13 +14,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
+from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd import card_fields
-from gpuyard.probes.amd.tool_output import garbled, json_documents, parse_output
-from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.probe_calls import Deadline, run_until
+from gpuyard.probes.amd.card_fields import garbled, json_documents, parse_output
+from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
+from gpuyard.probes.run_tool import Deadline, run_until
 
 NAME = "rocm-smi"
 _FIGURES = "--showid --showuniqueid --showproductname --showbus --showtemp --showuse --showpower --showmaxpower"

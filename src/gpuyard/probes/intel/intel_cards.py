@@ -22,11 +22,10 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from gpuyard.core.snapshot import Device, Process
-from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.kernel_files import read_text
-from gpuyard.probes.common.process_info import one_per_pid
+from gpuyard.model.snapshot import Device, Process
+from gpuyard.probes import parse_numbers
+from gpuyard.probes.devices_and_processes import one_per_pid, pci_bus_id, with_distinct_ids
+from gpuyard.probes.kernel_files import read_text
 
 _NODE = re.compile(r"card\d+", re.ASCII)
 _INTEL = "0x8086"

@@ -21,12 +21,11 @@ from typing import Any
 
 from msgspec import structs
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
-from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.probe_calls import Deadline, problem_beside, run_until
-from gpuyard.probes.common.run_tool import find_tool
+from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.probes import parse_numbers
 from gpuyard.probes.intel.intel_cards import IntelCard, list_cards, processes_of
+from gpuyard.probes.run_tool import Deadline, find_tool, problem_beside, run_until
 
 NAME = "intel_gpu_top"
 _PERIOD_MS = 250

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeMissing
-from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.kernel_files import read_text, sees_all_processes
-from gpuyard.probes.common.probe_calls import Deadline
+from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.probes import parse_numbers
+from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
 from gpuyard.probes.intel.intel_cards import DRIVERS, IntelCard, find_files, list_cards, processes_of
+from gpuyard.probes.kernel_files import read_text, sees_all_processes
+from gpuyard.probes.run_tool import Deadline
 
 NAME = "sysfs"
 _DEVICE_MEMORY = re.compile(r"drm-(resident|total)-(?:stolen-)?(?:local|vram)\d*", re.ASCII)

@@ -18,12 +18,12 @@ from typing import Any
 
 from msgspec import structs
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing, ProbeTimeout
-from gpuyard.probes.common import parse_numbers
-from gpuyard.probes.common.device_ids import pci_bus_id
-from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, run_until
+from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.probes import parse_numbers
+from gpuyard.probes.devices_and_processes import pci_bus_id
 from gpuyard.probes.intel.intel_cards import device_id, processes_of, within_used, without_shared_uuids
+from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
 
 NAME = "xpu-smi"
 # By their numbers in `xpu-smi dump -h`: utilisation, power, core temperature, used memory. Every release knows them.

@@ -1,12 +1,23 @@
-"""Recognise a lost card in any output of `nvidia-smi`: in lines of text and in fields."""
+"""NVIDIA cards that do not answer: what `nvidia-smi` prints about them, what the kernel module lists under /proc, and
+Xids in the kernel's log.
 
+Only Xids written after the first call count: an earlier one may have been repaired since. Where this user may not read
+`/dev/kmsg`, no Xid is known from there.
+"""
+
+import contextlib
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from gpuyard.core.snapshot import Device, Reading, Vendor
+from msgspec import Struct
+
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.parse_numbers import words
+from gpuyard.model.snapshot import Device, Reading, Vendor
+from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
+from gpuyard.probes.kernel_files import read_text
+from gpuyard.probes.parse_numbers import words
 
 _HANDLE = re.compile(r"unable to determine the device handle for (.*)", re.IGNORECASE)
 _BUS_ID = re.compile(r"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
@@ -50,3 +61,80 @@ def only_lost_devices(text: str, expected: str) -> Reading:
     if lost or _NO_DEVICES.search(text):
         return Reading(devices=lost)
     raise ProbeGarbled("nvidia-smi", f"this is not the {expected} prints")
+
+
+class KernelCard(Struct, frozen=True, kw_only=True):
+    pci_bus_id: str | None
+    uuid: str | None = None
+    name: str | None = None
+
+
+def list_kernel_cards(root: Path = Path("/")) -> tuple[KernelCard, ...]:
+    """Return the cards in PCI bus order, which is NVIDIA's numbering."""
+    folder = root / "proc/driver/nvidia/gpus"
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return ()
+    return tuple(_read_card(folder / name) for name in names)
+
+
+def _read_card(folder: Path) -> KernelCard:
+    lines = (read_text(folder / "information") or "").splitlines()
+    facts = {key.strip(): words(value) for key, _, value in (line.partition(":") for line in lines)}
+    uuid = facts.get("GPU UUID")
+    return KernelCard(
+        pci_bus_id=pci_bus_id(folder.name),
+        # A card that was never initialised has question marks in its UUID.
+        uuid=None if not uuid or "?" in uuid else uuid,
+        name=facts.get("Model"),
+    )
+
+
+# `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.`; older drivers leave out `PCI:`.
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\): (\d{1,4})\b")
+_LONGEST_RECORD = 8192
+# What is left for the next call, so that a flood of messages does not delay a reading.
+_MOST_RECORDS = 1000
+# Xids of one card.
+MOST_REMEMBERED = 32
+
+
+def find_xids(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the PCI bus id of the card and the number of each Xid in a text of the kernel's log."""
+    for found in _XID.finditer(text):
+        bus_id = pci_bus_id(f"{found[1]}.0")
+        if bus_id is not None:
+            yield bus_id, int(found[2])
+
+
+class KernelLog:
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._path = root / "dev/kmsg"
+        self._descriptor: int | None = None
+        self._is_open = False
+
+    def new_xids(self) -> list[tuple[str, int]]:
+        """Return the cards and Xids of messages since the last call; none at the first call. Never blocks."""
+        if not self._is_open:
+            self._open()
+            return []
+        return [] if self._descriptor is None else list(find_xids("\n".join(self._records(self._descriptor))))
+
+    def _open(self) -> None:
+        self._is_open = True
+        with contextlib.suppress(OSError):  # not on this system, or not for this user
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+
+    def _records(self, descriptor: int) -> Iterator[str]:
+        for _ in range(_MOST_RECORDS):
+            try:
+                record = os.read(descriptor, _LONGEST_RECORD)
+            except BrokenPipeError:  # messages were overwritten before we read them: the next call gets the oldest
+                continue
+            except OSError:  # nothing more
+                return
+            if not record:
+                return
+            yield record.decode("utf-8", "replace")

@@ -5,13 +5,12 @@ A row without a process id is left out, and a problem says so; a card with no ot
 
 from collections.abc import Iterator, Mapping
 
-from gpuyard.core.snapshot import Device, Process, Reading, Vendor
 from gpuyard.errors import ProbeGarbled
-from gpuyard.probes.common.device_ids import pci_bus_id, with_distinct_ids
-from gpuyard.probes.common.parse_numbers import celsius, megabytes, percent, watts, whole, words
-from gpuyard.probes.common.probe_calls import as_problem
-from gpuyard.probes.common.process_info import larger_mb, one_per_pid
+from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.probes.devices_and_processes import larger_mb, one_per_pid, pci_bus_id, with_distinct_ids
 from gpuyard.probes.nvidia.lost_cards import fault_in, lost_devices, only_lost_devices, own_words
+from gpuyard.probes.parse_numbers import celsius, megabytes, percent, watts, whole, words
+from gpuyard.probes.run_tool import as_problem
 
 _CARD_COLUMNS = frozenset({"index", "uuid", "gpu_uuid", "name", "gpu_name", "pci.bus_id", "gpu_bus_id"})
 

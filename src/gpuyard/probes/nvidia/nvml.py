@@ -26,17 +26,14 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.scheduling.numbers import IDLE_PERCENT
-from gpuyard.core.snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
-from gpuyard.probes.common.device_ids import pci_bus_id
-from gpuyard.probes.common.parse_numbers import megabytes
-from gpuyard.probes.common.probe_calls import as_problem
-from gpuyard.probes.common.process_info import larger_mb, one_per_pid
-from gpuyard.probes.nvidia.energy_counter import ASK_RARELY_S, EnergyCounters
-from gpuyard.probes.nvidia.nvml_health import NvmlHealth
-from gpuyard.probes.nvidia.proc_cards import KernelCard, list_kernel_cards
-from gpuyard.probes.nvidia.process_loads import window_start, with_loads
+from gpuyard.model.snapshot import Device, Problem, Process, Reading, Vendor
+from gpuyard.policy.numbers import IDLE_PERCENT
+from gpuyard.probes.devices_and_processes import larger_mb, one_per_pid, pci_bus_id
+from gpuyard.probes.nvidia.lost_cards import KernelCard, list_kernel_cards
+from gpuyard.probes.nvidia.nvml_health import ASK_RARELY_S, EnergyCounters, NvmlHealth, window_start, with_loads
+from gpuyard.probes.parse_numbers import megabytes
+from gpuyard.probes.run_tool import as_problem
 
 SETUP_AGAIN_AFTER_S = 30.0
 _HINT_MISSING = "it comes with NVIDIA's driver"

@@ -1,19 +1,21 @@
-"""The health of NVIDIA cards as NVML reports it: Xid events, ECC errors, remapped rows, throttling, the PCIe link.
+"""What NVML reports about an NVIDIA card beside its present figures: health, energy, and the load of each process.
 
-- Most figures change seldom and may take long to read: they are asked for every 10 s, and at once after an event.
-  Reasons for throttling are asked for every 2 s.
-- Events are collected at each reading, without waiting: from the first reading on the driver keeps them until then.
-  There is no thread that would have to end before the library is closed, or that a stuck driver could keep from ending.
-- The kernel's log replaces events that the driver does not send.
-- A PCIe link counts as narrow only while the card is busy; a wide one always counts.
-- Memory counts as unreleased when it was in use for 10 s without any process. In a PID namespace the driver hides
-  processes, so nothing is concluded there.
+- Most figures of health change seldom and may take long to read: they are asked for every 10 s, and at once after an
+  event; reasons for throttling every 2 s. Events are collected at each reading, without waiting and without a thread
+  that a stuck driver could keep from ending. The kernel's log replaces events that the driver does not send.
+- A PCIe link counts as narrow only while the card is busy. Memory counts as unreleased when it was in use for 10 s
+  without any process; nothing is concluded in a PID namespace, where the driver hides processes.
+- The driver of an H200 takes 3 ms to answer for the energy counter, so the card's power continues it for 10 s. A
+  reading never falls, unless the counter itself has started again.
+- The load of a process is that of its newest sample; without one in the last two seconds it was idle. Samples are
+  compared with each other and never with our clock. If no sample belongs to a listed process, all loads are unknown: in
+  a container pids differ, and the first samples of a process come late.
 """
 
 import contextlib
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -21,12 +23,58 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.core.health_figures import HealthFigures, Throttle, XidEvent
-from gpuyard.core.scheduling.numbers import IDLE_PERCENT
-from gpuyard.core.snapshot import UNEXPLAINED_MB, Device
-from gpuyard.probes.common.kernel_files import sees_all_processes
-from gpuyard.probes.nvidia.energy_counter import ASK_RARELY_S
-from gpuyard.probes.nvidia.kernel_log import MOST_REMEMBERED, KernelLog
+from gpuyard.model.snapshot import UNEXPLAINED_MB, Device, HealthFigures, Process, Throttle, XidEvent
+from gpuyard.policy.numbers import IDLE_PERCENT
+from gpuyard.probes.kernel_files import sees_all_processes
+from gpuyard.probes.nvidia.lost_cards import MOST_REMEMBERED, KernelLog
+
+# Figures that the driver takes long to answer for, or that change seldom.
+ASK_RARELY_S = 10.0
+
+
+class _Counter(Struct):
+    """Times are of the monotonic clock. `expected_j` is the counter as last answered, continued by power."""
+
+    asked_at: float
+    answered_j: float
+    at: float
+    power_w: float | None
+    expected_j: float
+    returned_j: float
+
+
+class EnergyCounters:
+    def __init__(self) -> None:
+        self._cards: dict[str, _Counter] = {}
+
+    def read(self, card_id: str, power_w: float | None, now: float, ask: Callable[[], float | None]) -> float | None:
+        """Return the joules that the card has used. `ask` asks the driver, and returns None if it has no counter."""
+        card = self._cards.get(card_id)
+        is_due = card is None or now - card.asked_at >= ASK_RARELY_S
+        if card is None or is_due or power_w is None or card.power_w is None:
+            return self._ask(card_id, power_w, now, ask())
+        card.expected_j += (card.power_w + power_w) / 2 * (now - card.at)
+        card.at, card.power_w = now, power_w
+        card.returned_j = max(card.returned_j, card.expected_j)
+        return card.returned_j
+
+    def _ask(self, card_id: str, power_w: float | None, now: float, answered_j: float | None) -> float | None:
+        before = self._cards.pop(card_id, None)
+        if answered_j is None:
+            return None
+        returned_j = answered_j
+        if before is not None and answered_j >= before.answered_j:
+            returned_j = max(answered_j, before.returned_j)
+        self._cards[card_id] = _Counter(
+            asked_at=now,
+            answered_j=answered_j,
+            at=now,
+            power_w=power_w,
+            expected_j=answered_j,
+            returned_j=returned_j,
+        )
+        return returned_j
+
 
 ASK_THROTTLE_AGAIN_AFTER_S = 2.0
 UNRELEASED_AFTER_S = 10.0
@@ -185,3 +233,27 @@ def _with_rare_figures(before: HealthFigures, driver: AsksDriver, handle: Any, *
 
 def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+_WINDOW_US = 2_000_000
+_WHOLE = 100
+
+
+def window_start(samples: Iterable[Any]) -> int:
+    """Return the time in microseconds since which samples count, given these samples of NVML."""
+    return max(0, max((sample.timeStamp for sample in samples), default=0) - _WINDOW_US)
+
+
+def with_loads(processes: Sequence[Process], samples: Sequence[Any]) -> tuple[Process, ...]:
+    """Return the processes with their utilization. `samples` are NVML's since the last window began."""
+    begins = window_start(samples)
+    newest: dict[int, Any] = {}
+    for sample in samples:
+        known = newest.get(sample.pid)
+        is_newer = sample.timeStamp > (begins if known is None else known.timeStamp)
+        if is_newer and sample.smUtil <= _WHOLE:
+            newest[sample.pid] = sample
+    if newest.keys().isdisjoint(process.pid for process in processes):
+        return tuple(processes)
+    loads = {pid: float(sample.smUtil) for pid, sample in newest.items()}
+    return tuple(replace(process, utilization_percent=loads.get(process.pid, 0.0)) for process in processes)

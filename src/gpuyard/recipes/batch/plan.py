@@ -26,18 +26,18 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect.fast_http import NotThere, connect
-from gpuyard.connect.retrying import RetryingClient
-from gpuyard.connect.submitted_code import RemovedIfRefused, submission_facts
-from gpuyard.core.job.container import parse_mount
-from gpuyard.core.job.placeholders import fill_in
-from gpuyard.core.job.selection import format_ids
+from gpuyard.client.fast_http import NotThere, connect
+from gpuyard.client.retrying import RetryingClient
+from gpuyard.client.submitted_code import RemovedIfRefused, submission_facts
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.container import parse_mount
+from gpuyard.model.placeholders import fill_in
+from gpuyard.model.selection import format_ids
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, make_roots
-from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
 from gpuyard.system.private_files import PrivateFileError, read_own
 from gpuyard.system.user_directories import named_state_directory
+from gpuyard.system.write_files import write_whole
 
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
 MOST_RUNS = 100_000

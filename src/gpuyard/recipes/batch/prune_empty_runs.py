@@ -25,9 +25,9 @@ from msgspec import Struct, convert, to_builtins
 from msgspec.structs import asdict
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.system.atomic_files import sync
 from gpuyard.system.folder_tree import Entry, FolderTree, raise_it
 from gpuyard.system.private_files import PrivateFileError, open_to_append, read_own
+from gpuyard.system.write_files import sync
 
 ANY_FILE = "*"
 

@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from gpuyard.core.cluster.export import ExportedJob, NotExported
-from gpuyard.core.job.job_spec import DEFAULT_GRACE_S
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.selection import format_ids
+from gpuyard.model.exported_job import ExportedJob, NotExported
+from gpuyard.model.job_spec import DEFAULT_GRACE_S
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.selection import format_ids
 
 _INDEX = "{index}"
 _LONGEST_LIST = 60

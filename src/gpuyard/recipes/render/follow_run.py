@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import msgspec
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.residency.running.status_file import RenderStatus, as_json
+from gpuyard.recipes.render.status_file import RenderStatus, as_json
 
 INTERVAL_S = 1.0
 DEFAULT_NAME, DEFAULT_AFTER_S = "status.json", 60.0

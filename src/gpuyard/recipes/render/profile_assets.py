@@ -13,15 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from gpuyard.core.units import MB
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
-from gpuyard.recipes.render.default_budgets import Budget
-from gpuyard.residency.loading.asset_loader import Loader, Source
-from gpuyard.residency.memory.device_memory import DeviceMemory
-from gpuyard.residency.memory.open_memory import open_device
-from gpuyard.residency.memory.page_pool import PagePool, Pages, page_size
-from gpuyard.residency.planning.assets import WORKING_PART, Asset, Kind
-from gpuyard.residency.planning.render_units import Unit
+from gpuyard.model.units import MB
+from gpuyard.recipes.render.memory.asset_loader import Loader, Source
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory
+from gpuyard.recipes.render.memory.open_memory import Budget, open_device
+from gpuyard.recipes.render.memory.page_pool import PagePool, Pages, page_size
+from gpuyard.recipes.render.planning.render_units import WORKING_PART, Asset, Kind, Unit
 
 _FOR_ASSETS = 1 - 1 / WORKING_PART
 OVERHEAD_NBYTES = 64 * MB  # memory of a GPU's allocator beside a buffer

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, SETTING_TYPES, LoadedSettings, default_task_name, load
-from gpuyard.system.atomic_files import write_atomically
+from gpuyard.system.write_files import write_atomically
 
 SCRIPT = "scheduler.sh"
 CONFIG_TEMPLATE = Path(__file__).with_name("scheduler_config_template.yml")

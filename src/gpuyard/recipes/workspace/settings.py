@@ -17,12 +17,12 @@ from typing import Annotated, Any, get_type_hints
 import yaml
 from msgspec import Struct
 
-from gpuyard.core.units import format_size
 from gpuyard.errors import UserError
+from gpuyard.model.units import format_size
 from gpuyard.recipes.workspace import yaml_settings as types
 from gpuyard.recipes.workspace.yaml_settings import SettingType, cannot_read, closest_key, read_mapping
 from gpuyard.system.private_files import MOST_CONFIGURED
-from gpuyard.system.process_identity import user_name
+from gpuyard.system.processes import user_name
 
 CONFIG_FILE = "scheduler_config.yml"
 DEFAULT = "default"

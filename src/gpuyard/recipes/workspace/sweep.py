@@ -17,23 +17,22 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect.fast_http import DaemonConnection, connect
-from gpuyard.connect.paths import state_folder
-from gpuyard.connect.submitted_code import code_of
-from gpuyard.core.job.job_spec import TagSharing
-from gpuyard.core.job.workspace_task import Task
+from gpuyard.client.fast_http import DaemonConnection, connect
+from gpuyard.client.paths import state_folder
+from gpuyard.client.submitted_code import code_of
 from gpuyard.engines.registry import LOCAL, check_name
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
+from gpuyard.model.job_spec import TagSharing, Task
 from gpuyard.recipes.workspace import prepare_sweep
 from gpuyard.recipes.workspace import workspace_files as files
-from gpuyard.recipes.workspace.config_arguments import arguments_of
+from gpuyard.recipes.workspace.prepare_sweep import arguments_of
 from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, WorkspaceSettings, load_task_options
 from gpuyard.recipes.workspace.yaml_settings import cannot_read
-from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
 from gpuyard.system.outside_files import LOG, WORKSPACE, record_outside
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
+from gpuyard.system.write_files import write_whole
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
 # Variables with these prefixes locate the queue and the package; those that mark a job's process are left out.
@@ -271,7 +270,7 @@ class _Sweep:
 
     def _submit_notify_job(self, queue: DaemonConnection, jobs: list[int]) -> None:
         """Submit a job that runs the `notify` command when all of `jobs` have finished."""
-        module = "gpuyard.recipes.workspace.notify_command"
+        module = "gpuyard.recipes.workspace.sweep_status"
         command = [sys.executable, "-P", "-m", module, str(self._workspace), self._config_file]
         options = {
             "gpus": 0,

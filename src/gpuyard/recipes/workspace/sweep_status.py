@@ -1,16 +1,25 @@
-"""The status of a sweep: the state of each config, from its marker first and then its job, and the time left."""
+"""The status of a sweep: the state of each config, from its marker first and then its job, and the time left.
+
+Run a workspace's `notify` command when all submitted tasks have finished. This module runs as a job of the queue.
+
+The command gets GPUYARD_WORKSPACE, GPUYARD_TASK_NAME, and GPUYARD_SUMMARY, a sentence, in its environment.
+"""
 
 import heapq
 import os
+import subprocess
+import sys
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.connect.retrying import RetryingClient
+from gpuyard.client.retrying import RetryingClient
+from gpuyard.errors import GpuyardError
 from gpuyard.recipes.workspace import workspace_files as files
 from gpuyard.recipes.workspace.prepare_sweep import find_configs
-from gpuyard.recipes.workspace.settings import LoadedSettings
+from gpuyard.recipes.workspace.settings import LoadedSettings, load
 
 _TAIL_BYTES = 4096
 _MIN_LEFT_FRACTION = 0.1
@@ -208,3 +217,33 @@ def estimate_left_s(rows: Sequence[ConfigStatus]) -> float | None:
     for row in waiting:
         heapq.heapreplace(ends, ends[0] + (row.likely_s or 0.0))
     return max(ends)
+
+
+def _summarize(status: SweepStatus) -> str:
+    facts = [f"{status.completed} of {status.total} completed"]
+    if status.failed:
+        facts.append(f"{status.failed} failed")
+    if status.not_started:
+        facts.append(f"{status.not_started} not done")
+    return ", ".join(facts)
+
+
+def main() -> None:
+    workspace, config_file = map(Path, sys.argv[1:3])
+    try:
+        loaded = load(workspace, config_file)
+        with RetryingClient() as queue:
+            summary = _summarize(read_sweep_status(loaded, queue))
+    except GpuyardError as error:
+        sys.exit(f"gpuyard: {error}")
+    environment = {
+        **os.environ,
+        "GPUYARD_WORKSPACE": str(workspace),
+        "GPUYARD_TASK_NAME": loaded.settings.task_name,
+        "GPUYARD_SUMMARY": summary,
+    }
+    sys.exit(subprocess.run(loaded.settings.notify or ("true",), env=environment, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gpuyard.core.job.job_spec import RetryCause
-from gpuyard.core.job.stop_warning import parse_warning
-from gpuyard.core.job.submit_options import MAX_PRIORITY
-from gpuyard.core.snapshot import Vendor
-from gpuyard.core.units import parse_duration, parse_size
 from gpuyard.errors import UserError
+from gpuyard.model.job_spec import RetryCause
+from gpuyard.model.snapshot import Vendor
+from gpuyard.model.stopping import parse_warning
+from gpuyard.model.submit_options import MAX_PRIORITY
+from gpuyard.model.units import parse_duration, parse_size
 from gpuyard.system.private_files import PrivateFileError, read_small
 
 # The C parser is about ten times faster, but PyYAML may be built without it.

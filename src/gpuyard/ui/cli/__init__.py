@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuyard.ui.cli.verb_options import Command
+    from gpuyard.ui.cli.command_grammar import Command
 
 EXIT_FAULT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 EXIT_NOT_FOUND, EXIT_IMPOSSIBLE, EXIT_JOB_FAILED, EXIT_JOB_CANCELLED, EXIT_TIMED_OUT = 3, 4, 5, 6, 124
@@ -163,7 +163,7 @@ def _run(arguments: list[str]) -> int:
     if name in VERBS:
         if name in JOB_VERBS:
             gc.set_threshold(_OBJECTS)
-        from gpuyard.ui.cli.verb_options import run_verb
+        from gpuyard.ui.cli.command_grammar import run_verb
 
         return run_verb(name, import_verb(name), arguments[1:])
     if not arguments and "_GPUYARD_COMPLETE" in os.environ:
@@ -172,10 +172,10 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.write(answer_shell(os.environ["_GPUYARD_COMPLETE"]))
         return 0
     if not arguments and sys.stdout.isatty():
-        from gpuyard.ui.cli.overview import show_overview
+        from gpuyard.ui.cli.help_and_overview import show_overview
 
         return show_overview()
-    from gpuyard.ui.cli.help_text import run_without_verb
+    from gpuyard.ui.cli.help_and_overview import run_without_verb
 
     return run_without_verb(arguments)
 
@@ -194,7 +194,7 @@ def _open_closed_streams() -> None:
 
 
 def _print_error(text: str) -> None:
-    from gpuyard.core.printable_text import printable_lines
+    from gpuyard.model.printable_text import printable_lines
 
     sys.stderr.write(f"gpuyard: {printable_lines(text)}\n")
     sys.stderr.flush()

@@ -1,9 +1,9 @@
 """Requests to the daemon: one request, one about each job that IDS select, and how an answer is printed."""
 
-from gpuyard.connect.fast_http import connect
+from gpuyard.client.fast_http import connect
 from gpuyard.errors import UserError
+from gpuyard.ui.cli.command_grammar import IDS, Answer, Typed
 from gpuyard.ui.cli.terminal import say, say_json
-from gpuyard.ui.cli.verb_options import IDS, Answer, Typed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

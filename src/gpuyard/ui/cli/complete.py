@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from gpuyard.connect.fast_http import connect
-from gpuyard.core.option import Option
+from gpuyard.client.fast_http import connect
 from gpuyard.errors import GpuyardError
+from gpuyard.model.option import Option
 from gpuyard.ui.cli import ALIASES, VERBS, import_verb
+from gpuyard.ui.cli.command_grammar import HELP, Arguments, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import STATES, job_name
-from gpuyard.ui.cli.verb_options import HELP, Arguments, Typed, Verb
 
 _TIMEOUT_S = 0.5
 # The newest jobs are completed, and their tags and names.

@@ -2,9 +2,9 @@
 
 from datetime import datetime, timedelta
 
-from gpuyard.core.job.moments import last_moment, next_moment, parse_moment
-from gpuyard.core.units import parse_duration
 from gpuyard.errors import UserError
+from gpuyard.model.selection import last_moment, next_moment, parse_moment
+from gpuyard.model.units import parse_duration
 
 
 def with_offset(text: str, *, is_next: bool = False) -> str:

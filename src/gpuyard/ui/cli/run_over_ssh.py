@@ -8,8 +8,8 @@ import os
 import shlex
 import sys
 
+from gpuyard.client.queue_host import QueueElsewhere, QueueHost
 from gpuyard.config import load_config
-from gpuyard.connect.queue_host import QueueElsewhere, QueueHost
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.ui.cli.terminal import note
 

@@ -1,14 +1,18 @@
-"""Printing to a terminal or a pipe: colours, size, encoding."""
+"""Printing to a terminal or a pipe: colours, size, encoding; and paths as users type them."""
 
 import os
 import sys
+
+from gpuyard.errors import UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, TextIO
 
+    from gpuyard.model.snapshot import Snapshot
     from gpuyard.ui.cli.text_table import Column, Line
+    from gpuyard.ui.views import Frame
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _CODES = frozenset({"0", *STYLES.values()})
@@ -65,7 +69,7 @@ def say(*lines: str) -> None:
 
 def note(text: str) -> None:
     """Print lines to standard error, without control characters. It escapes characters that its encoding lacks."""
-    from gpuyard.core.printable_text import printable_lines
+    from gpuyard.model.printable_text import printable_lines
 
     sys.stderr.write(f"{printable_lines(text)}\n")
     sys.stderr.flush()
@@ -84,7 +88,7 @@ def tolerate_config_faults() -> None:
 
 def _without_controls(line: str) -> str:
     """Return the line with escapes for control characters, except for ends of lines and the codes of `paint`."""
-    from gpuyard.core.printable_text import printable_lines
+    from gpuyard.model.printable_text import printable_lines
 
     first, *others = line.split("\x1b[")
     parts = [printable_lines(first)]
@@ -116,3 +120,22 @@ def say_json(value: "Any") -> None:
     import json
 
     sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
+
+
+def absolute(path: str) -> str:
+    if not path:
+        raise UserError("a path is empty", hint="name a folder, or leave the option out")
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise UserError("the current directory no longer exists", hint="change to another one") from None
+
+
+def frame() -> "Frame":
+    from gpuyard.ui.views import Frame
+
+    return Frame(width=terminal_size()[0], is_unicode=is_unicode())
+
+
+def pids_of(snapshot: "Snapshot") -> set[int]:
+    return {process.pid for device in snapshot.devices for process in device.processes or ()}

@@ -15,13 +15,11 @@ from textual.containers import Horizontal
 from textual.widgets import Input, Static
 from textual.worker import Worker
 
-from gpuyard.connect.supply_secrets import merge, second_request
+from gpuyard.client.supply_secrets import merge, second_request
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.jobs.job_text import row_ids
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui import job_pages as pages
-from gpuyard.ui.tui.daemon_stream import Answer
-from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import (
     ActionNotice,
     describe_pause,
@@ -31,11 +29,10 @@ from gpuyard.ui.tui.job_actions import (
     name_rows,
     rows_for,
 )
-from gpuyard.ui.tui.listed_rows import RowKey, ids_text
-from gpuyard.ui.tui.queue_view import job_title
-from gpuyard.ui.tui.row_window import Row, choose, move
+from gpuyard.ui.tui.queue_view import Row, RowKey, choose, ids_text, job_title, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
-from gpuyard.ui.tui.subscriptions import MOST_MARKED, Subscriptions, Work
+from gpuyard.ui.tui.streams import MOST_MARKED, Answer, Subscriptions, Work
+from gpuyard.ui.tui.terminal_text import Glyphs
 from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog, question_width
 
 _NOTICE_S = 15.0

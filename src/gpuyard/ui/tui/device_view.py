@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.text import Text
 
-from gpuyard.core.units import format_gigabytes
+from gpuyard.model.units import format_gigabytes
 from gpuyard.ui.cli.text_table import cell_width, clean, cut
-from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.views.device_tables import figure_text, memory_text, power_text
+from gpuyard.ui.tui.terminal_text import Glyphs
+from gpuyard.ui.views.machine_tables import figure_text, memory_text, power_text
 
 Device = Mapping[str, Any]
 Memory = Mapping[str, float]

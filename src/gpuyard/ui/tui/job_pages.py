@@ -6,12 +6,12 @@ from typing import Any
 from rich.cells import chop_cells
 from rich.text import Text
 
-from gpuyard.core.units import format_time
+from gpuyard.model.units import format_time
 from gpuyard.ui.cli.jobs.explain import detailed_lines
 from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines, memory_lines
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui.device_view import legend
-from gpuyard.ui.tui.glyphs import Glyphs
+from gpuyard.ui.tui.terminal_text import Glyphs
 
 _LAST = "environment:"
 _KEYS = (

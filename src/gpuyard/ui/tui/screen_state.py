@@ -12,13 +12,12 @@ from rich.text import Text
 
 from gpuyard.ui.cli.jobs.job_text import STATES, UNFINISHED, row_ids
 from gpuyard.ui.cli.text_table import clean, cut
-from gpuyard.ui.tui import device_view, header_view, queue_view
+from gpuyard.ui.tui import device_view, queue_view
+from gpuyard.ui.tui import job_actions as header_view
 from gpuyard.ui.tui.device_view import DevicePast
-from gpuyard.ui.tui.glyphs import Glyphs
 from gpuyard.ui.tui.job_actions import ActionNotice, verbs_for
-from gpuyard.ui.tui.listed_rows import RowKey, count_jobs
-from gpuyard.ui.tui.log_text import LogText
-from gpuyard.ui.tui.row_window import Page, Row, RowWindow, page_of, settle, wanted
+from gpuyard.ui.tui.queue_view import Page, Row, RowKey, RowWindow, count_jobs, page_of, settle, wanted
+from gpuyard.ui.tui.terminal_text import Glyphs, LogText
 
 Answer = Mapping[str, Any]
 FINISHED_SHOWN = ("the last ones", "all", "none")

@@ -14,9 +14,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
-from gpuyard.ui.tui.glyphs import Glyphs
-from gpuyard.ui.tui.header_view import rule
-from gpuyard.ui.tui.log_text import LogText
+from gpuyard.ui.tui.job_actions import rule
+from gpuyard.ui.tui.terminal_text import Glyphs, LogText
 
 Heard = Callable[[int], None]
 

@@ -14,10 +14,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.connect.retrying import RetryingClient
-from gpuyard.core.job.lifecycle import LIVE
-from gpuyard.core.scheduling.batch_pacing import why_unread
-from gpuyard.core.units import format_count, format_duration
+from gpuyard.client.retrying import RetryingClient
+from gpuyard.model.lifecycle import LIVE
+from gpuyard.model.units import format_count, format_duration
+from gpuyard.policy.batch_pacing import why_unread
 from gpuyard.recipes.batch.finish import Summary, UnsuccessfulRun
 from gpuyard.recipes.batch.plan import BatchPart, BatchPlan
 from gpuyard.ui.cli.terminal import is_terminal

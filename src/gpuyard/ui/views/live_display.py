@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TextIO
 
-from gpuyard.core.units import format_duration
+from gpuyard.model.units import format_duration
 from gpuyard.ui.cli.terminal import note, styled, window_size
 from gpuyard.ui.cli.text_table import Line, clean, cut_line
 from gpuyard.ui.views import Frame, bar

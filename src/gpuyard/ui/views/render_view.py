@@ -8,9 +8,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from gpuyard.core.units import format_bytes, format_count, format_duration
+from gpuyard.model.units import format_bytes, format_count, format_duration
 from gpuyard.recipes.render.manifest import ManifestMistake
-from gpuyard.residency.running.status_file import RenderReport, RenderStatus, TierStatus
+from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, TierStatus
 from gpuyard.ui.cli.terminal import is_terminal
 from gpuyard.ui.cli.text_table import GAP, Line, Span, clean, lay_out_facts
 from gpuyard.ui.views import Frame, bar

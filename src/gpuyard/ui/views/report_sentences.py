@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import date, datetime
 from typing import Any
 
-from gpuyard.core.units import UNKNOWN, format_co2e, format_count, format_duration, format_energy, format_money
+from gpuyard.model.units import UNKNOWN, format_co2e, format_count, format_duration, format_energy, format_money
 from gpuyard.ui.cli.text_table import clean
 
 Answer = dict[str, Any]

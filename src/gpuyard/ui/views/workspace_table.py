@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpuyard.core.units import UNKNOWN, format_duration, format_size
+from gpuyard.model.units import UNKNOWN, format_duration, format_size
 from gpuyard.recipes.workspace.sweep_status import NO_MARKER, ConfigStatus, SweepStatus
 from gpuyard.ui.cli.text_table import (
     Column,

@@ -19,7 +19,7 @@ const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
 // An address ends before a space, quote or bracket, and before punctuation; round brackets belong to it in pairs.
 const ADDRESS = /(\bhttps?:\/\/(?:\([^\s()<>"'`]*\)|[^\s()<>"'`])*(?:\([^\s()<>"'`]*\)|[^\s()<>"'`.,;:!?\]}]))/i;
 
-/** A line as a terminal would show it: the rule of core/terminal_line.py, without colours. */
+/** A line as a terminal would show it: the rule of model/terminal_line.py, without colours. */
 export function asShown(line) {
   const {cells} = draw(line);
   return (MOVES.test(line) ? cells.replace(/ +$/, "") : cells).replace(CONTROLS, "");

@@ -8,16 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpuyard.config import RayConfig
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.ray_site import RaySite
-from gpuyard.engines.cluster.site import (
-    ClusterSubmission,
-    Sighting,
-    SiteRefused,
-    SiteReport,
-    SiteState,
-)
+from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteReport, SiteState
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.lease import FixedMemory, Need
 from tests.ray_cluster import CPUS, GPUS, RayCluster
 
 WITHIN_S = 90.0

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpuyard.config import SlurmConfig
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.lease import Need
 from gpuyard.engines.cluster.site import ClusterSubmission, Sighting, SiteRefused, SiteState, SiteUnreachable
 from gpuyard.engines.cluster.slurm_commands import list_command
 from gpuyard.engines.cluster.slurm_site import SlurmSite
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.lease import Need
 from tests.slurm_cluster import MAX_ARRAY_SIZE, SlurmCluster, needs_slurm
 
 LIMIT_S = 60.0

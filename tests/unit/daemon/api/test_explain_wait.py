@@ -2,13 +2,12 @@
 
 from msgspec.structs import replace
 
-from gpuyard.core.job.job import Job
-from gpuyard.core.job.job_spec import BatchPace, JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.job.workspace_task import Task
-from gpuyard.core.lease import Need
-from gpuyard.core.scheduling.wait_reasons import REMEDIES, START_WITH
 from gpuyard.daemon.api.explain_wait import remedy_for
+from gpuyard.model.job import Job
+from gpuyard.model.job_spec import BatchPace, JobSpec, Task
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import JobState
+from gpuyard.policy.wait_reasons import REMEDIES, START_WITH
 
 SPEC = JobSpec(command=("train",), cwd="/", environment={}, need=Need())
 JOB = Job(id=17, spec=SPEC, state=JobState.QUEUED, priority=0, user="ada", submitted_at=0.0)

@@ -4,7 +4,7 @@ import fcntl
 import threading
 from pathlib import Path
 
-from gpuyard.daemon.api.job_logs import LogChunk, read_piece
+from gpuyard.daemon.api.logs import LogChunk, read_piece
 from gpuyard.engines.common.log_cap import cut_if_over
 
 

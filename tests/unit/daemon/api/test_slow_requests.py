@@ -3,10 +3,10 @@
 import asyncio
 from pathlib import Path
 
-from gpuyard.control.add_submission import InPieces
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.server.connection import serve
-from gpuyard.daemon.server.http_parser import Request, Response
+from gpuyard.daemon.server.http_messages import Request, Response
+from gpuyard.queue.add_submission import InPieces
 
 
 def test_a_new_client_is_answered_within_one_piece(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.control.step_result import Step
-from gpuyard.core.job.job import (
+from gpuyard.daemon.metrics import EventCounters, Histogram
+from gpuyard.model.job import (
     Attempt,
     HandedOver,
     Job,
@@ -18,17 +18,17 @@ from gpuyard.core.job.job import (
     PublishedEventKind,
     Started,
 )
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import Need
-from gpuyard.core.memory.out_of_memory import Shortage, ShortageKind
-from gpuyard.core.scheduling.plan import Plan
-from gpuyard.core.scheduling.planner import decide
-from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.daemon.metrics import EventCounters, Histogram
-from tests.unit.core.scheduling.test_placement import GB, card, lease, machine, shared
-from tests.unit.core.scheduling.test_planner import queue, view
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.out_of_memory import Shortage, ShortageKind
+from gpuyard.model.snapshot import Host, Snapshot
+from gpuyard.policy.plan import decide
+from gpuyard.policy.world import Plan
+from gpuyard.queue.step import Step
 from tests.unit.daemon.metrics.test_prometheus_text import series_of_counters
+from tests.unit.policy.test_placement import GB, card, lease, machine, shared
+from tests.unit.policy.test_planner import queue, view
 
 SPEC = JobSpec(command=("true",), cwd="/", environment={}, need=Need())
 JOB = Job(id=1, spec=SPEC, state=JobState.RUNNING, priority=0, user="me", submitted_at=100.0)

@@ -14,12 +14,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.memory.device_breakdown import break_down
-from gpuyard.core.scheduling.device_memory import PromisedShare
-from gpuyard.core.snapshot import Host, Snapshot
 from gpuyard.daemon.metrics import EventCounters, Scrape, write_metrics
-from tests.unit.core.scheduling.test_placement import ALICE, BOB, GB, card, lease, machine
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.snapshot import Host, Snapshot
+from gpuyard.policy.device_state import PromisedShare, break_down
+from tests.unit.policy.test_placement import ALICE, BOB, GB, card, lease, machine
 
 DASHBOARD = Path(__file__).parents[4] / "docs/grafana.json"
 BYTES = 1024**2

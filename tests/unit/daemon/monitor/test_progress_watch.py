@@ -9,17 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from gpuyard.control.live_jobs import Live, LiveJobs
-from gpuyard.control.track_progress import ProgressTracker
-from gpuyard.core.job.job import Attempt, Job, PublishedEvent, Started
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.job.lifecycle import JobState
-from gpuyard.core.lease import Need
-from gpuyard.core.progress.job_progress import ProgressReading, WorkDone
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.monitor import progress_watch
-from gpuyard.daemon.monitor.progress_watch import ProgressWatch
-from gpuyard.daemon.monitor.read_progress import AttemptProgress, ProgressSource
+from gpuyard.daemon.monitor import job_progress_watch as progress_watch
+from gpuyard.daemon.monitor.job_progress_watch import AttemptProgress, ProgressSource, ProgressWatch
+from gpuyard.model.job import Attempt, Job, PublishedEvent, Started
+from gpuyard.model.job_progress import ProgressReading, WorkDone
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import Need
+from gpuyard.model.lifecycle import JobState
+from gpuyard.queue.live_jobs import Live, LiveJobs
+from gpuyard.queue.measure_usage import ProgressTracker
 
 DEADLINE_S = 30.0
 READING = ProgressReading(amount=WorkDone(done=1, total=2, unit=""))

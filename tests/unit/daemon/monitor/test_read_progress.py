@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.progress.job_progress import ProgressReading
-from gpuyard.daemon.monitor.read_progress import FIRST_BYTES, NEXT_BYTES, AttemptProgress, ProgressSource
+from gpuyard.daemon.monitor.job_progress_watch import FIRST_BYTES, NEXT_BYTES, AttemptProgress, ProgressSource
 from gpuyard.engines.common.spawn_program import headline
+from gpuyard.model.job_progress import ProgressReading
 
 
 @pytest.fixture

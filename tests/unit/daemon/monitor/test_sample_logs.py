@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.control.batch_gates import GateSample
 from gpuyard.daemon.monitor.sampling import COLUMNS, SampleLogs
+from gpuyard.queue.batch_gates import GateSample
 
 LAUNCH = GateSample(
     taken_at="2026-01-01T00:00:00.000Z",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuyard.daemon.server.connection import ConnectionLimits, Server, serve
-from gpuyard.daemon.server.http_parser import Request, Response
+from gpuyard.daemon.server.http_messages import Request, Response
 
 CLIENTS = 200
 

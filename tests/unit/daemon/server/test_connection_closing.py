@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.daemon.server.connection import serve
-from gpuyard.daemon.server.http_parser import Request, Response
+from gpuyard.daemon.server.http_messages import Request, Response
 
 REQUEST = b"GET /v1/status HTTP/1.1\r\nHost: gpuyard\r\nContent-Length: 0\r\n\r\n"
 

@@ -7,8 +7,7 @@ import os
 import msgspec
 import pytest
 
-from gpuyard.daemon.server.error_answers import failure
-from gpuyard.daemon.server.http_parser import Request
+from gpuyard.daemon.server.http_messages import Request, failure
 
 REQUEST = Request(method="GET", path="/v1/jobs")
 

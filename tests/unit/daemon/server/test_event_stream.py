@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.event_stream import EventStreams
-from gpuyard.daemon.server.http_parser import Request, Response
+from gpuyard.daemon.server.http_messages import Request, Response
 
 WATCHED = 16
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.daemon.server.http_parser import HttpError, Request, RequestReader
+from gpuyard.daemon.server.http_messages import HttpError, Request, RequestReader
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /b%20c?x=1 HTTP/1.1\r\nHost: x\r\nX: 1\r\nX: 2\r\nContent-Length: 7\r\n\r\nGET / x"

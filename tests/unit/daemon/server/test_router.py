@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.daemon.server.http_parser import HttpError, Request
+from gpuyard.daemon.server.http_messages import HttpError, Request
 from gpuyard.daemon.server.router import RouteKey, Router
 
 ROUTER = Router(

@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.daemon.server.http_parser import HttpError, Request
-from gpuyard.daemon.web.access_rules import (
-    LOOPBACK,
-    AccessRules,
-    Credential,
-    check_rights,
-    check_source,
-    credential_of,
-)
+from gpuyard.daemon.server.http_messages import HttpError, Request
+from gpuyard.daemon.web.page_server import LOOPBACK, AccessRules, Credential, check_rights, check_source, credential_of
 
 HOST = "127.0.0.1:8765"
 RULES = AccessRules(token="the-token-of-this-page")

@@ -3,14 +3,14 @@
 import pytest
 
 from gpuyard.config import SlurmConfig
-from gpuyard.core.cluster.offer import Amount, Basis, ClusterTerms, impossible
-from gpuyard.core.job.job_spec import JobSpec
-from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster import slurm_commands as commands
-from gpuyard.engines.cluster.check_submission import SubmissionCheck
 from gpuyard.engines.cluster.in_flight import split_launches
 from gpuyard.engines.cluster.site import SiteRefused, SiteUnreachable
+from gpuyard.engines.cluster.site_checks import SubmissionCheck
 from gpuyard.errors import UserError
+from gpuyard.model.cluster_terms import Amount, Basis, ClusterTerms, impossible
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import FixedMemory, Need
 from gpuyard.ports import Launch
 
 LISTED = "".join(

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.engines.cluster import node_check
-from gpuyard.engines.cluster.node_check import NodeReport, check_nodes
+from gpuyard.engines.cluster import site_checks as node_check
 from gpuyard.engines.cluster.site import ClusterNode, SiteUnreachable
+from gpuyard.engines.cluster.site_checks import NodeReport, check_nodes
 
 GOOD = ClusterNode(name="n0", place="n0")
 

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.job import OutcomeKind
-from gpuyard.core.memory.out_of_memory import ShortageKind
-from gpuyard.engines.cluster.outcome import LATE_REPORTS, ElementOutcome, decide, out_of_ram
-from gpuyard.engines.cluster.site import OVER, Sighting, SiteState
+from gpuyard.engines.cluster.site import LATE_REPORTS, OVER, ElementOutcome, Sighting, SiteState, decide, out_of_ram
 from gpuyard.engines.cluster.submission_dir import VOID, ElementStart, ElementTrace, Finish
 from gpuyard.engines.common.program_outcome import StartContext
+from gpuyard.model.job import OutcomeKind
+from gpuyard.model.out_of_memory import ShortageKind
 
 NOTHING = ElementTrace()
 BEGAN = ElementTrace(started=ElementStart(at=1.0, node="n0", pid=42))

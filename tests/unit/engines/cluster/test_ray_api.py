@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.config import RayConfig
-from gpuyard.core.cluster.offer import Amount, ClusterTerms
-from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.ray_api import (
     DEFAULT_ADDRESS,
     Capacity,
@@ -31,6 +29,8 @@ from gpuyard.engines.cluster.ray_api import (
 )
 from gpuyard.engines.cluster.site import ClusterSubmission, SiteRefused, SiteState, SiteUnreachable
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.cluster_terms import Amount, ClusterTerms
+from gpuyard.model.lease import FixedMemory, Need
 
 NOW = 1_794_780_900.0
 PENDING: dict[str, Any] = {

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from gpuyard.config import SlurmConfig
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.stop_warning import parse_warning
-from gpuyard.core.lease import FixedMemory, Need, PartOfDevice, UncertainMemory, WholeDevice
 from gpuyard.engines.cluster import slurm_commands as commands
 from gpuyard.engines.cluster.site import ClusterNode, ClusterSubmission, Sighting, SiteState
 from gpuyard.engines.cluster.slurm_commands import SlurmJobRow, SlurmLimits
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.lease import FixedMemory, Need, PartOfDevice, UncertainMemory, WholeDevice
+from gpuyard.model.stopping import parse_warning
 
 SHARED = Need(memory=FixedMemory(5000.0))
 SHARDS = SlurmConfig(shard_mb=1024.0, gpu_memory="24000M")

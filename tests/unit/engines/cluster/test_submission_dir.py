@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.cluster.offer import ClusterTerms
-from gpuyard.core.job.job import Usage
-from gpuyard.core.job.job_spec import DEFAULT_LOG_CAP_MB
-from gpuyard.core.lease import FixedMemory, Need
 from gpuyard.engines.cluster.submission_dir import (
     VOID,
     ElementStart,
@@ -24,6 +20,10 @@ from gpuyard.engines.cluster.submission_dir import (
 )
 from gpuyard.engines.common.program_outcome import StartContext
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.job import Usage
+from gpuyard.model.job_spec import DEFAULT_LOG_CAP_MB
+from gpuyard.model.lease import FixedMemory, Need
 from gpuyard.ports import Launch
 
 TERMS = ClusterTerms(need=Need(devices=1, memory=FixedMemory(512.0)), name="job", options=("--hold",))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.connect.code_snapshot import SnapshotLimits, take_snapshot
+from gpuyard.client.code_snapshot import SnapshotLimits, take_snapshot
 from gpuyard.engines.common.bring_results import Brought, bring_results, unbrought_results
 from tests.fakes.deep_folders import deep_folders
 

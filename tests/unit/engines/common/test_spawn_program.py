@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.common import spawn_program
 from gpuyard.engines.common.program_outcome import StartContext, limit_of, outcome_of
 from gpuyard.engines.common.spawn_program import SpawnSpec, StartFailure, spawn
+from gpuyard.model.job import OutcomeKind
 
 PASSING = [
     errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS,

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.engines.containers import container_removal, started_containers
+from gpuyard.engines.containers import started_containers
+from gpuyard.engines.containers import started_containers as container_removal
 from gpuyard.engines.containers.started_containers import StartedContainers
 
 _DEADLINE_S = 90.0

@@ -5,14 +5,14 @@ import shlex
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.job.container import Container, Mount
-from gpuyard.engines.containers.tool_commands import (
+from gpuyard.engines.containers.container_commands import (
     ContainedProgram,
     HostUser,
     container_command,
     container_name,
     remove_command,
 )
+from gpuyard.model.container import Container, Mount
 
 PROGRAM = ContainedProgram(
     container=Container(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.memory.out_of_memory import RamLimit
 from gpuyard.engines.local.job_cgroups import JobCgroups, find_delegated
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.out_of_memory import RamLimit
 
 OWN = "sys/fs/cgroup/user.slice/gpuyard.service/gpuyard-daemon"
 

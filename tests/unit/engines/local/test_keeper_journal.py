@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.job.job import OutcomeKind
 from gpuyard.engines.common.program_outcome import StartContext, outcome_of
 from gpuyard.engines.local.keeper import _line
 from gpuyard.engines.local.keeper_connection import JournalEntry, begun_attempts, parse_journal
+from gpuyard.model.job import OutcomeKind
 
 CONTEXT = StartContext(directory="/data", program="train", stdin="/data/in")
 entries = st.builds(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.engines.session.task_outcome import Conclusion, conclude
+from gpuyard.engines.session.task_files import Conclusion, conclude
 
 SIGTERM, SIGHUP, SIGKILL = 143, 129, 137
 

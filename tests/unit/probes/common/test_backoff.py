@@ -1,4 +1,4 @@
-from gpuyard.probes.common.probe_calls import Backoff
+from gpuyard.probes.run_tool import Backoff
 
 
 def test_each_consecutive_failure_doubles_the_pause_up_to_a_minute() -> None:

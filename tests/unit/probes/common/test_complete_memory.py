@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Host, Process, Reading, Vendor
+from gpuyard.model.snapshot import Device, Host, Process, Reading, Vendor
+from gpuyard.probes.local_machine import replay
 from gpuyard.probes.machine_reader import assemble
 from gpuyard.probes.nvidia import nvml as nvml_probe
+from gpuyard.probes.nvidia.nvidia_smi import parse_xml
 from gpuyard.probes.nvidia.nvidia_smi_csv import parse_csv
-from gpuyard.probes.nvidia.nvidia_smi_xml import parse_xml
 from gpuyard.probes.nvidia.nvml import Nvml
-from gpuyard.probes.replay_output import replay
 from tests.unit.probes.samples_nvidia import GB10_CSV, GB10_XML
 
 HOST = Host(memory_total_mb=124610.11, memory_available_mb=115787.47)

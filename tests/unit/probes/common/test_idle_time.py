@@ -1,7 +1,7 @@
 import pytest
 
-from gpuyard.core.snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.probes.common.idle_time import idle_seconds, longest_idle
+from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.probes.devices_and_processes import idle_seconds, longest_idle
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 
 

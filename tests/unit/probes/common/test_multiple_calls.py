@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Reading, Vendor
 from gpuyard.errors import ProbeCrashed, ProbeTimeout
-from gpuyard.probes.common.probe_calls import Deadline, OptionalCall, problem_beside, run_until
+from gpuyard.model.snapshot import Device, Reading, Vendor
+from gpuyard.probes.run_tool import Deadline, OptionalCall, problem_beside, run_until
 from tests.fakes.clock import FakeClock
 
 Tools = Callable[[str, str], Path]

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from gpuyard.core.snapshot import Vendor
-from gpuyard.probes.common.kernel_files import gpus_on_pci, vendors_on_pci
+from gpuyard.model.snapshot import Vendor
+from gpuyard.probes.kernel_files import gpus_on_pci, vendors_on_pci
 
 
 def plug_in(root: Path, slot: str, vendor: str, device_class: str) -> None:

@@ -1,10 +1,9 @@
 """Whatever a driver or a tool says about devices and processes enters gpuyard as printable text."""
 
-from gpuyard.core.snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.errors import ProbeCrashed
-from gpuyard.probes.common.printable_reading import printable_reading
-from gpuyard.probes.fallback_chain import FallbackChain, check_probes
-from gpuyard.probes.replay_output import replay
+from gpuyard.model.snapshot import Device, Problem, Process, Reading, Vendor
+from gpuyard.probes.fallback_chain import FallbackChain, check_probes, printable_reading
+from gpuyard.probes.local_machine import replay
 from gpuyard.system.clock import SystemClock
 
 NASTY = "\x1b]0;x\x07\n\u202e"

@@ -2,7 +2,7 @@ import os
 import subprocess
 import sys
 
-from gpuyard.probes.common.process_info import describe_processes
+from gpuyard.probes.devices_and_processes import describe_processes
 
 
 def test_a_process_has_its_user_and_its_command_in_one_line() -> None:

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeMissing, ProbeTimeout
-from gpuyard.probes.common.run_tool import run_tool
+from gpuyard.probes.run_tool import run_tool
 from tests.in_time import wait_until_gone
 
 Tools = Callable[[str, str], Path]
@@ -97,7 +97,7 @@ def test_an_endless_tool_is_stopped_after_enough_output(tools: Tools, tmp_path: 
 
 
 def test_endless_output_is_cut_off(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuyard.probes.common.run_tool.MAX_OUTPUT_BYTES", 100_000)
+    monkeypatch.setattr("gpuyard.probes.run_tool.MAX_OUTPUT_BYTES", 100_000)
     tools("smi", "while True: print('x' * 10_000)")
     assert len(run_tool(["smi"], 30).stdout) < 1_000_000
 
@@ -122,8 +122,8 @@ def test_a_tool_that_cannot_be_killed_is_not_started_a_second_time(
     starts = tmp_path / "starts"
     tools("stubborn-smi", f"{SHELL}echo x >> {starts}; exec sleep 600\n")
     with monkeypatch.context() as powerless:
-        powerless.setattr("gpuyard.probes.common.run_tool.os.killpg", lambda *_: None)
-        powerless.setattr("gpuyard.probes.common.run_tool._kill_descendants", lambda *_: None)
+        powerless.setattr("gpuyard.probes.run_tool.os.killpg", lambda *_: None)
+        powerless.setattr("gpuyard.probes.run_tool._kill_descendants", lambda *_: None)
         with pytest.raises(ProbeTimeout, match="no answer"):
             run_tool(["stubborn-smi"], 1)
     with pytest.raises(ProbeTimeout, match=r"process \d+ of an earlier call hangs") as refusal:

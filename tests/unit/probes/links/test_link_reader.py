@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.core.snapshot import Device, Vendor
-from gpuyard.core.topology import Link, LinkKind, Topology
 from gpuyard.errors import ProbeMissing
-from gpuyard.probes.links import nvml_links
-from gpuyard.probes.links.link_reader import LinkReader, read_local_links
-from gpuyard.probes.links.pci_tree import read_pci_tree
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.topology import Link, LinkKind, Topology
+from gpuyard.probes import vendor_links as nvml_links
+from gpuyard.probes.device_links import LinkReader, read_local_links, read_pci_tree
 from tests.executables import write_executable
 from tests.unit.probes.links.test_link_tools import OLD, ROCM, amd_smi, cards
 

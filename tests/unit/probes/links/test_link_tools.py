@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.snapshot import Device, Vendor
-from gpuyard.core.topology import Topology
 from gpuyard.errors import ProbeError, ProbeGarbled
-from gpuyard.probes.links.amd_topology import parse_amd_smi, parse_rocm_smi
-from gpuyard.probes.links.nvidia_smi_topo import parse_topo
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.topology import Topology
+from gpuyard.probes.vendor_links import parse_amd_smi, parse_rocm_smi, parse_topo
 
 # The header is underlined, its columns do not line up, and there are network adapters.
 WITH_ADAPTERS = (

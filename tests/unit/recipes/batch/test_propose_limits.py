@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpuyard.control.batch_gates import GateSample
-from gpuyard.core.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.probes.sample_log import SampleLog
+from gpuyard.queue.batch_gates import GateSample
 from gpuyard.recipes.batch.propose_limits import ProposedLimit, propose_limits, read_sample_log
 
 

@@ -16,7 +16,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, has_frame, make_roots
 from tests.scale import size
 from tests.small_disk import mounted_disk
-from tests.unit.leases import as_root, child
+from tests.unit.ledger import as_root, child
 from tests.unit.recipes import OTHER_UID, RUN, tree_of, write
 
 # The roots

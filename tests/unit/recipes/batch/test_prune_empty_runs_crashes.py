@@ -12,7 +12,7 @@ import pytest
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.batch.prune_empty_runs import read_record
-from tests.unit.leases import child
+from tests.unit.ledger import child
 from tests.unit.recipes import RUN, Roots, make_run, prune_and_die, tree_of, write
 
 

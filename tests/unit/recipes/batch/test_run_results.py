@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpuyard.recipes.batch.finish import RunResult, RunResults, classify_runs
 from gpuyard.recipes.batch.plan import BatchPlan, RunRecord
-from gpuyard.recipes.batch.run_results import RunResult, RunResults, classify_runs
 
 AT = "2026-01-02T03:04:05Z"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.residency.running.status_file import (
+from gpuyard.recipes.render.status_file import (
     AssetReferences,
     CountsStatus,
     MovedStatus,

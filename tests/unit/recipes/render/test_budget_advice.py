@@ -3,11 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.core.units import parse_size
+from gpuyard.model.units import parse_size
+from gpuyard.recipes.render.memory.page_pool import PagePool, page_size
+from gpuyard.recipes.render.planning.render_units import (
+    Asset,
+    Budgets,
+    Kind,
+    Label,
+    Unit,
+    cannot_fit,
+    key_of,
+    limits_of,
+)
 from gpuyard.recipes.render.profile_assets import AssetProfile, advise, assets_of, size_option
-from gpuyard.residency.memory.page_pool import PagePool, page_size
-from gpuyard.residency.planning.assets import Asset, Budgets, Kind, cannot_fit, key_of, limits_of
-from gpuyard.residency.planning.render_units import Label, Unit
 
 _MB = 1 << 20
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpuyard.core.snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.errors import EnvironmentFault
-from gpuyard.recipes.render import default_budgets
-from gpuyard.recipes.render.default_budgets import choose_ram, choose_vram
+from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.recipes.render.memory import open_memory as default_budgets
+from gpuyard.recipes.render.memory.open_memory import choose_ram, choose_vram
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.render import follow_run
 from gpuyard.recipes.render.follow_run import Follower, StatusFile
-from gpuyard.residency.running.status_file import RenderStatus
+from gpuyard.recipes.render.status_file import RenderStatus
 from tests.integration.queue_fixture import until
 from tests.unit.recipes.render.example_status import STATUS, status
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from gpuyard.recipes.render.default_budgets import Budget
+from gpuyard.recipes.render.memory.asset_loader import Loader
+from gpuyard.recipes.render.memory.open_memory import Budget
+from gpuyard.recipes.render.planning.render_units import Kind
 from gpuyard.recipes.render.profile_assets import AssetProfile, Profiler
-from gpuyard.residency.loading.asset_loader import Loader
-from gpuyard.residency.planning.assets import Kind
 from tests.residency_files import splats, write_ply
 
 NBYTES = 1000 * 62 * 4

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.config_arguments import arguments_of
+from gpuyard.recipes.workspace.prepare_sweep import arguments_of
 from gpuyard.recipes.workspace.settings import load
 
 PARSERS = """\

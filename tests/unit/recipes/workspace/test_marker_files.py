@@ -8,8 +8,8 @@ import pytest
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.workspace.workspace_files import without_marker
-from gpuyard.system.atomic_files import write_whole
 from gpuyard.system.file_locks import locked
+from gpuyard.system.write_files import write_whole
 
 
 def refuse(marker: Path) -> None:

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace.workspace_files import (
-    check_config_names,
-    session_name,
-    slug,
-    tmux_name,
-    workspace_tag,
-)
+from gpuyard.recipes.workspace.workspace_files import check_config_names, session_name, slug, tmux_name, workspace_tag
 
 HOSTILE = [
     "a b",

@@ -1,14 +1,14 @@
 """`gpuyard cancel`, `hold`, `release`, `resume`, `retry`, `suspend` and `priority`: change jobs of the queue."""
 
-from gpuyard.connect.supply_secrets import VERBS, decided, merge, second_request
-from gpuyard.core.option import Option
-from gpuyard.core.units import format_count
+from gpuyard.client.supply_secrets import VERBS, decided, merge, second_request
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_count
 from gpuyard.ui.cli import JOB_VERBS
 from gpuyard.ui.cli.ask_daemon import request, say_answer, selection_text
+from gpuyard.ui.cli.command_grammar import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import FINISHED, left_alone_text, revived_text
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Typed, Verb
 
 _MOST_SHOWN = 20
 _ALLOW_MISSING = Option(

@@ -1,14 +1,14 @@
 """`gpuyard why` and `gpuyard history`: why a job has not started, and what happened to it."""
 
-from gpuyard.connect.fast_http import connect
-from gpuyard.core.option import Option
-from gpuyard.core.units import format_time
+from gpuyard.client.fast_http import connect
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_time
 from gpuyard.ui.cli.ask_daemon import say_answer, select, show_each
+from gpuyard.ui.cli.command_grammar import IDS_HELP, JSON, SEVERAL, Answer, Command, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import gpu_text
 from gpuyard.ui.cli.terminal import table_lines
 from gpuyard.ui.cli.text_table import Column, clean
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Command, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _run_why(typed: Typed) -> int:
 
 
 def _export(typed: Typed, path: str) -> int:
-    from gpuyard.system.results_file import write_results
+    from gpuyard.system.write_files import write_results
 
     with connect(start=True) as daemon:
         ids = select(daemon.request, typed.arguments) if typed.arguments else []

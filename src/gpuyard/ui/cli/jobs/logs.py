@@ -4,14 +4,14 @@ import os
 import sys
 import time
 
-from gpuyard.connect.retrying import RetryingClient
-from gpuyard.core.option import Option
-from gpuyard.core.printable_text import printable
+from gpuyard.client.retrying import RetryingClient
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.model.option import Option
+from gpuyard.model.printable_text import printable
 from gpuyard.ui.cli.ask_daemon import select, select_one, selection_text
+from gpuyard.ui.cli.command_grammar import IDS, IDS_HELP, SEVERAL, Answer, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import FINISHED, job_name
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, SEVERAL, Answer, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class _LogPrinter:
 
     def _shown(self, chunks: "Iterable[tuple[LogCursor, bytes]]", *, is_live: bool = False) -> "Iterator[bytes]":
         """Yield what a terminal would show of each line. With `is_live`, what is written from now on is unchanged."""
-        from gpuyard.core.terminal_line import ShownLines
+        from gpuyard.model.terminal_line import ShownLines
 
         lines: dict[LogCursor, ShownLines | None] = {}
         for cursor, chunk in chunks:

@@ -7,7 +7,7 @@ works on it; if nothing is missing, it looks for a few files and imports nothing
 import os
 
 from gpuyard.errors import GpuyardError, UserError
-from gpuyard.ui.cli.verb_options import Answer, Typed
+from gpuyard.ui.cli.command_grammar import Answer, Typed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _path(variables: "Iterable[str]") -> str:
 
 def _read_lines(text: str) -> "Iterator[Sequence[str]]":
     """Yield a line of a file of commands for each different beginning, without those that a shell runs."""
-    from gpuyard.core.job.command_line import SHELL, read_line
+    from gpuyard.model.command_line import SHELL, read_line
 
     seen = set()
     for line in map(str.strip, text.split("\n")):

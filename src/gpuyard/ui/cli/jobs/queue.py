@@ -2,10 +2,10 @@
 
 import sys
 
-from gpuyard.connect.fast_http import connect
-from gpuyard.core.option import Option
+from gpuyard.client.fast_http import connect
 from gpuyard.errors import UserError
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Typed, Verb
+from gpuyard.model.option import Option
+from gpuyard.ui.cli.command_grammar import IDS_HELP, JSON, Answer, Arguments, Typed, Verb
 
 VERB = Verb(
     "Show running, waiting and finished jobs, and why jobs wait.\n\n"
@@ -56,7 +56,7 @@ def run(typed: Typed) -> int:
     if typed.flag("json"):
         say_json(answer)
         return 0
-    from gpuyard.ui.cli.jobs.queue_text import say_page
+    from gpuyard.ui.cli.jobs.job_text import say_page
 
     say_page(answer, query)
     return 0
@@ -98,4 +98,4 @@ def _request(query: dict[str, str], limit: int) -> Answer:
 
 def _import_text() -> None:
     """Import what prints the answer, while the daemon works on it."""
-    import gpuyard.ui.cli.jobs.queue_text  # noqa: F401
+    import gpuyard.ui.cli.jobs.job_text  # noqa: F401

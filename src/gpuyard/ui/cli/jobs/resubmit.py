@@ -2,16 +2,16 @@
 
 import os
 
-from gpuyard.connect.fast_http import connect
-from gpuyard.core.job.submit_options import NOT_EDITED, SUBMIT_OPTIONS
-from gpuyard.core.option import Option
+from gpuyard.client.fast_http import connect
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.model.submit_options import NOT_EDITED, SUBMIT_OPTIONS
 from gpuyard.system.submitting_shell import starting_processes
 from gpuyard.ui.cli.ask_daemon import say_answer, select, selection_text
+from gpuyard.ui.cli.command_grammar import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.jobs.change_verbs import change
 from gpuyard.ui.cli.jobs.submit import HEADINGS, read_command, sent_options
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Command, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _run_resubmit(typed: Typed) -> int:
             for line in answer["notes"]:
                 note(f"gpuyard: {line}")
             answers.append(answer)
-    from gpuyard.core.job.selection import format_ids  # it takes milliseconds, and `--help` does not need it
+    from gpuyard.model.selection import format_ids  # it takes milliseconds, and `--help` does not need it
 
     ids = format_ids(answer["first"] for answer in answers)
     return say_answer(typed, answers[0] if len(answers) == 1 else answers, ids)

@@ -1,7 +1,7 @@
 """`gpuyard show`: all details of a job."""
 
-from gpuyard.core.option import Option
-from gpuyard.core.units import (
+from gpuyard.model.option import Option
+from gpuyard.model.units import (
     UNKNOWN,
     format_co2e,
     format_count,
@@ -13,15 +13,25 @@ from gpuyard.core.units import (
     format_time,
 )
 from gpuyard.ui.cli.ask_daemon import show_each
-from gpuyard.ui.cli.jobs.code_text import code_facts
+from gpuyard.ui.cli.command_grammar import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import figures_text, gpu_text, progress_text, result_text, where_text
 from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+
+def code_facts(code: "Mapping[str, Any] | None") -> "list[tuple[str, str | None]]":
+    """Return the facts about a job's code; none from a daemon that does not know them."""
+    if code is None:
+        return []
+    snapshot = code["snapshot"]
+    is_gone = snapshot is not None and not code["snapshot_exists"]
+    return [("code", code["text"]), ("script", code["script"]), ("snapshot", "removed" if is_gone else snapshot)]
+
 
 VERB = Verb(
     "Show all details of a job: its command, its needs, and each attempt with the memory it used.\n\n"

@@ -3,12 +3,12 @@
 import os
 import sys
 
-from gpuyard.connect.fast_http import connect_early
-from gpuyard.connect.submitted_code import RemovedIfRefused, command_words, submission_facts
-from gpuyard.core.option import Option
+from gpuyard.client.fast_http import connect_early
+from gpuyard.client.submitted_code import RemovedIfRefused, command_words, submission_facts
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.option import Option
 from gpuyard.ui.cli import EXIT_USAGE
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
+from gpuyard.ui.cli.command_grammar import JSON, Answer, Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _options() -> "Sequence[Option]":
-    from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
+    from gpuyard.model.submit_options import SUBMIT_OPTIONS
 
     return (
         *(each for each in SUBMIT_OPTIONS.values() if not each.is_for_batch),
@@ -93,7 +93,7 @@ def run(typed: Typed) -> int:
         raise UserError("--name is empty", hint="give a name, or leave it out")
     stays = typed.flag("wait") or typed.flag("follow")
     if stays:
-        from gpuyard.ui.cli.jobs import await_submission
+        from gpuyard.ui.cli.jobs import wait as await_submission
 
         await_submission.check(typed)
     text = None if source is None else _read(source)
@@ -136,7 +136,7 @@ def _make_body(typed: Typed, text: str | None, directory: str) -> Answer:
 
 def _import_text() -> None:
     """Import what prints the answer, while the daemon works on it."""
-    import gpuyard.core.printable_text
+    import gpuyard.model.printable_text
     import gpuyard.ui.cli.ask_daemon
     import gpuyard.ui.cli.jobs.missing_programs
     import gpuyard.ui.cli.terminal  # noqa: F401
@@ -173,7 +173,7 @@ def read_command(words: list[str], directory: str) -> list[str]:
     """Return the arguments of the program, and say in a terminal if a shell runs them."""
     command = command_words(words, directory)
     if command != words:
-        from gpuyard.core.job.command_line import SHELL
+        from gpuyard.model.command_line import SHELL
         from gpuyard.ui.cli.terminal import is_terminal, note
 
         if command[:2] == [*SHELL] and is_terminal(sys.stderr):

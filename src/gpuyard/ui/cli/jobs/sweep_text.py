@@ -2,13 +2,13 @@
 
 import sys
 
-from gpuyard.connect.fast_http import connect
-from gpuyard.core.units import UNKNOWN, format_count, format_duration
+from gpuyard.client.fast_http import connect
 from gpuyard.errors import UserError
+from gpuyard.model.units import UNKNOWN, format_count, format_duration
+from gpuyard.ui.cli.command_grammar import Answer, Typed
 from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, result_text, running_text, value_text
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
-from gpuyard.ui.cli.verb_options import Answer, Typed
 
 _MOST_PREVIEWED = 50
 # How the numbers of a column are shown, by its kind.

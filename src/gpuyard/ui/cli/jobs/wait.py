@@ -1,16 +1,19 @@
-"""`gpuyard wait`: waits until jobs have finished, across restarts of the daemon."""
+"""`gpuyard wait`, which waits until jobs have finished, across restarts of the daemon; and `submit --wait` and
+`--follow`, which stay until the submitted jobs have finished.
+"""
 
 import sys
 import time
 
-from gpuyard.connect.retrying import RetryingClient
-from gpuyard.core.option import Option
-from gpuyard.core.units import format_count, parse_duration
+from gpuyard.client.retrying import RetryingClient
+from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_count, parse_duration
 from gpuyard.system.submitting_shell import starting_processes
 from gpuyard.ui.cli import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_STUCK, EXIT_TIMED_OUT
 from gpuyard.ui.cli.ask_daemon import request, selection_text
+from gpuyard.ui.cli.command_grammar import IDS_HELP, JSON, Answer, Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
-from gpuyard.ui.cli.verb_options import IDS_HELP, JSON, Answer, Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,8 +106,11 @@ def _report(answer: Answer) -> int:
         return EXIT_STUCK
     if not answer["failed_count"]:
         return 0
-    is_cancelled = all(job["state"] == "cancelled" for job in answer["failed"])
-    return EXIT_JOB_CANCELLED if is_cancelled else EXIT_JOB_FAILED
+    return _failed_status(answer["failed"])
+
+
+def _failed_status(jobs: "Sequence[Answer]") -> int:
+    return EXIT_JOB_CANCELLED if all(job["state"] == "cancelled" for job in jobs) else EXIT_JOB_FAILED
 
 
 def _note_stuck(answer: Answer) -> None:
@@ -114,3 +120,62 @@ def _note_stuck(answer: Answer) -> None:
         note(f"  {job['id']} is {job['state']}: {job['reason']}")
     if count > _MOST_NAMED:
         note(f"  and {count - _MOST_NAMED} more; `gpuyard queue --state held,blocked,suspended` lists them")
+
+
+_MAKE_MANY = ("array", "sweep", "from")
+
+
+def check(typed: Typed) -> None:
+    given = "--follow" if typed.flag("follow") else "--wait" if typed.flag("wait") else ""
+    if given and typed.flag("hold"):
+        raise UserError(f"{given} and --hold do not go together", hint="a held job starts after `gpuyard release`")
+    if given == "--follow" and typed.flag("json"):
+        raise UserError("--follow and --json do not go together", hint="use --wait --json")
+    if given == "--follow" and (many := [name for name in _MAKE_MANY if name in typed.options]):
+        raise UserError(f"--follow is for one job, and --{many[0]} makes many", hint="use --wait")
+
+
+def stay(typed: Typed, answer: Answer) -> int:
+    """Wait for the submitted jobs, and with --follow print the output. Return the exit status of a single job; of many
+    0, 5 if one failed, or 6 if one was cancelled and none failed."""
+    ids = answer["ids"]
+    try:
+        with RetryingClient() as queue:
+            if typed.flag("follow"):
+                _follow(queue, ids)
+            waited = _wait(queue, ids)
+            return _status(queue, answer, waited)
+    except KeyboardInterrupt:
+        note(f"\ngpuyard: {ids} stays in the queue: `gpuyard queue {ids}` shows it, `gpuyard cancel {ids}` stops it")
+        raise
+
+
+def _follow(queue: RetryingClient, ids: str) -> None:
+    from gpuyard.ui.cli.jobs.logs import VERB, follow_job
+
+    try:
+        follow_job(queue, ids, Typed({"follow": True}, [ids], verbs=(VERB,)))
+    except UserError:  # it finished without having run: its state says why
+        return
+
+
+def _wait(queue: RetryingClient, ids: str) -> Answer:
+    sys.stdout.flush()
+    query = {"ids": ids, "timeout": f"{_LONGEST_REQUEST_S:.3f}"}
+    while not (waited := queue.get("/wait", query, _LONGEST_REQUEST_S))["done"]:
+        pass  # the daemon answers when they have finished, or after 30 s
+    return waited
+
+
+def _status(queue: RetryingClient, answer: Answer, waited: Answer) -> int:
+    if not waited["failed_count"]:
+        return 0
+    for job in waited["failed"][:1]:
+        note(f"gpuyard: {job['id']} {job['state']}: {job['reason'] or job['outcome']}")
+    if waited["failed_count"] > 1:
+        note(f"gpuyard: {waited['failed_count']} of {answer['count']} did not succeed: `gpuyard queue {answer['ids']}`")
+    if answer["count"] == 1:
+        status = queue.get(f"/jobs/{answer['first']}")["status"]
+        if status is not None and 0 < status < 256:
+            return int(status)
+    return _failed_status(waited["failed"])

@@ -7,31 +7,32 @@ from typing import Any
 from msgspec import to_builtins
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import choose_vendor
-from gpuyard.core.lease import Drain, Need
-from gpuyard.core.option import Option
-from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain, drain_of
-from gpuyard.core.scheduling.device_health import HealthIssue, describe_issue, device_issues
-from gpuyard.core.scheduling.host_capacity import describe_reserved
-from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.snapshot import Device, Snapshot
-from gpuyard.core.snapshot_json import device_as_dict, snapshot_as_dict
-from gpuyard.core.topology import topology_as_dict
-from gpuyard.core.units import format_count
-from gpuyard.leases.clear_devices import clear_devices
-from gpuyard.leases.drain_devices import drain_devices, undrain_devices
-from gpuyard.leases.ledger import open_ledger
-from gpuyard.ledger_status import read_host_reserved
-from gpuyard.probes.common.kernel_files import vendors_on_pci
-from gpuyard.probes.common.process_info import describe_processes
+from gpuyard.ledger.ledger import clear_devices, drain_devices, open_ledger, undrain_devices
+from gpuyard.ledger.ledger_status import read_host_reserved
+from gpuyard.model.lease import Drain, Need
+from gpuyard.model.option import Option
+from gpuyard.model.snapshot import Device, Snapshot, device_as_dict, snapshot_as_dict
+from gpuyard.model.topology import topology_as_dict
+from gpuyard.model.units import format_count
+from gpuyard.policy.device_health import (
+    HealthIssue,
+    closed_devices,
+    describe_drain,
+    describe_issue,
+    device_issues,
+    drain_of,
+)
+from gpuyard.policy.device_names import choose_vendor
+from gpuyard.policy.host_room import describe_reserved
+from gpuyard.policy.wait_reasons import ReasonKind
+from gpuyard.probes.devices_and_processes import describe_processes
+from gpuyard.probes.kernel_files import vendors_on_pci
 from gpuyard.probes.local_machine import snapshot as take_snapshot
 from gpuyard.schema.machine import drain_row, issue_row
 from gpuyard.ui.cli.ask_daemon import say_answer
-from gpuyard.ui.cli.rich_output import frame, pids_of
-from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, tolerate_config_faults
-from gpuyard.ui.cli.verb_options import DEADLINE, JSON, Arguments, Command, Typed, Verb
-from gpuyard.ui.views.device_tables import snapshot_lines
-from gpuyard.ui.views.topology_table import topology_lines
+from gpuyard.ui.cli.command_grammar import DEADLINE, JSON, Arguments, Command, Typed, Verb
+from gpuyard.ui.cli.terminal import frame, paint, pids_of, say, say_json, say_lines, tolerate_config_faults
+from gpuyard.ui.views.machine_tables import snapshot_lines, topology_lines
 
 
 def run(typed: Typed) -> int:

@@ -12,44 +12,38 @@ from typing import Any
 from msgspec import to_builtins
 
 from gpuyard import __version__
+from gpuyard.client import paths
+from gpuyard.client.daemon_liveness import running_pid
+from gpuyard.client.queue_host import QueueElsewhere, known_hosts, refuse_other_machine
 from gpuyard.config import config_dir, config_fault, lease_dir, load_config
-from gpuyard.connect import paths
-from gpuyard.connect.daemon_lock import running_pid
-from gpuyard.connect.queue_host import QueueElsewhere, known_hosts, refuse_other_machine
-from gpuyard.core.device_names import banned_ids
-from gpuyard.core.health_figures import HealthMark, IssueKind
-from gpuyard.core.lease import Drain
-from gpuyard.core.option import Option
-from gpuyard.core.scheduling.closed_devices import closed_devices, describe_drain
-from gpuyard.core.scheduling.device_health import device_issues
-from gpuyard.core.scheduling.disk_space import CONFIGURED, disk_reason
-from gpuyard.core.scheduling.wait_reasons import ReasonKind
-from gpuyard.core.snapshot import Host, Snapshot, Vendor
-from gpuyard.core.snapshot_json import snapshot_as_dict
-from gpuyard.core.units import format_count, format_size
-from gpuyard.engines.cluster.node_check import NodeCheck
-from gpuyard.engines.containers.installed_tools import installed_tools
+from gpuyard.engines.cluster.site_checks import NodeCheck
+from gpuyard.engines.containers.container_commands import installed_tools
 from gpuyard.engines.local.job_cgroups import find_delegated
 from gpuyard.engines.registry import Checked, check_cluster_nodes, check_engines
 from gpuyard.errors import EnvironmentFault, GpuyardError, ProbeError, UserError
-from gpuyard.leases.directory_record import check_directory
-from gpuyard.leases.ledger import Ledger, LedgerContents
-from gpuyard.leases.ledger_mutex import hold_mutex
-from gpuyard.leases.neighbours import describe, find_neighbours
-from gpuyard.probes.common.kernel_files import gpus_on_pci
+from gpuyard.ledger.directory_record import check_directory
+from gpuyard.ledger.ledger import Ledger, LedgerContents
+from gpuyard.ledger.ledger_mutex import hold_mutex
+from gpuyard.ledger.neighbours import describe, find_neighbours
+from gpuyard.model.lease import Drain
+from gpuyard.model.option import Option
+from gpuyard.model.snapshot import HealthMark, Host, IssueKind, Snapshot, Vendor, snapshot_as_dict
+from gpuyard.model.units import format_count, format_size
+from gpuyard.policy.device_health import closed_devices, describe_drain, device_issues
+from gpuyard.policy.device_names import banned_ids
+from gpuyard.policy.start_delays import CONFIGURED, disk_reason
+from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.probes.disk_watch import read_disk_in_time
 from gpuyard.probes.fallback_chain import Checkup, check_probes
-from gpuyard.probes.local_machine import local_probes
-from gpuyard.probes.replay_output import TOOLS, replay
+from gpuyard.probes.kernel_files import gpus_on_pci
+from gpuyard.probes.local_machine import TOOLS, local_probes, replay
 from gpuyard.schema.machine import drain_row
 from gpuyard.system.user_directories import find_state_directory
+from gpuyard.ui.cli.command_grammar import DEADLINE, JSON, Arguments, Command, Typed, Verb, unknown_word
 from gpuyard.ui.cli.machine.devices import health_lines
-from gpuyard.ui.cli.rich_output import frame
-from gpuyard.ui.cli.terminal import paint, say, say_json, say_lines, terminal_size, tolerate_config_faults
+from gpuyard.ui.cli.terminal import frame, paint, say, say_json, say_lines, terminal_size, tolerate_config_faults
 from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import DEADLINE, JSON, Arguments, Command, Typed, Verb, unknown_word
-from gpuyard.ui.views.device_tables import snapshot_lines
-from gpuyard.ui.views.lease_tables import ignored_texts
+from gpuyard.ui.views.machine_tables import ignored_texts, snapshot_lines
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MUTEX_TIMEOUT_S = 2.0

@@ -7,21 +7,19 @@ from typing import Any
 from msgspec import to_builtins
 
 from gpuyard.config import load_config
-from gpuyard.core.lease import Lease
-from gpuyard.core.option import Option
-from gpuyard.core.scheduling.host_capacity import HostUse
-from gpuyard.core.snapshot_json import iso_time
 from gpuyard.errors import UserError
-from gpuyard.leases.ledger import Ledger, open_ledger
-from gpuyard.leases.ledger_directory import find_closed_parent, make_shared_directory
-from gpuyard.ledger_status import LedgerStatus, read_ledger_status
-from gpuyard.probes.common.idle_time import idle_seconds
-from gpuyard.probes.common.process_info import ProcessInfo, describe_processes
+from gpuyard.ledger.ledger import Ledger, open_ledger
+from gpuyard.ledger.ledger_mutex import find_closed_parent, make_shared_directory
+from gpuyard.ledger.ledger_status import LedgerStatus, read_ledger_status
+from gpuyard.model.lease import Lease
+from gpuyard.model.option import Option
+from gpuyard.model.snapshot import iso_time
+from gpuyard.policy.host_room import HostUse
+from gpuyard.probes.devices_and_processes import ProcessInfo, describe_processes, idle_seconds
 from gpuyard.probes.local_machine import snapshot
-from gpuyard.ui.cli.rich_output import frame
-from gpuyard.ui.cli.terminal import note, say, say_json, say_lines
-from gpuyard.ui.cli.verb_options import DEADLINE, JSON, Arguments, Command, Typed, Verb
-from gpuyard.ui.views.lease_tables import lease_lines
+from gpuyard.ui.cli.command_grammar import DEADLINE, JSON, Arguments, Command, Typed, Verb
+from gpuyard.ui.cli.terminal import frame, note, say, say_json, say_lines
+from gpuyard.ui.views.machine_tables import lease_lines
 
 
 def run(typed: Typed) -> int:

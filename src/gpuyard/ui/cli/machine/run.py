@@ -10,28 +10,27 @@ import sys
 from msgspec.structs import replace
 
 from gpuyard.config import load_config
-from gpuyard.core.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
-from gpuyard.core.job.thread_variables import thread_variables
-from gpuyard.core.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
-from gpuyard.core.memory.preallocation import growth_variables
-from gpuyard.core.option import Option
-from gpuyard.core.option_values import Options
-from gpuyard.core.scheduling.host_capacity import check_host
-from gpuyard.core.snapshot import Device, Snapshot, Vendor
 from gpuyard.engines import foreground
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, NOT_FOUND
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.held_ram import ProgramRamWatch
-from gpuyard.leases.ledger import HeldLease, Ledger, open_ledger
-from gpuyard.leases.measured_usage import LEASE_VARIABLE
-from gpuyard.leases.neighbour_note import due_note
-from gpuyard.leases.neighbours import announce
+from gpuyard.ledger.ledger import HeldLease, Ledger, open_ledger
+from gpuyard.ledger.ledger_status import ProgramRamWatch
+from gpuyard.ledger.measured_usage import LEASE_VARIABLE
+from gpuyard.ledger.neighbours import announce, due_note
+from gpuyard.ledger.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
+from gpuyard.model.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
+from gpuyard.model.option import Option
+from gpuyard.model.option_values import Options
+from gpuyard.model.shell_environment import thread_variables
+from gpuyard.model.snapshot import Device, Snapshot, Vendor
+from gpuyard.model.submit_options import SUBMIT_OPTIONS
+from gpuyard.policy.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
+from gpuyard.policy.host_room import check_host
+from gpuyard.policy.preallocation import growth_variables
 from gpuyard.probes.local_machine import snapshot
+from gpuyard.ui.cli.command_grammar import Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import is_terminal, note
-from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
 from gpuyard.visible_devices import visible_devices, visible_variables
-from gpuyard.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 
 # Ends of leases are noticed at once; memory and load of other processes only when polled.
 _POLL_S = 1.0

@@ -6,14 +6,14 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from gpuyard.core.device_names import find_devices
-from gpuyard.core.option import Option
-from gpuyard.core.snapshot import Host, Snapshot
-from gpuyard.core.units import format_size, parse_duration, parse_size
 from gpuyard.errors import SimulatedOutOfMemory, UserError
+from gpuyard.model.option import Option
+from gpuyard.model.snapshot import Host, Snapshot
+from gpuyard.model.units import format_size, parse_duration, parse_size
+from gpuyard.policy.device_names import find_devices
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
+from gpuyard.ui.cli.command_grammar import Typed, Verb
 from gpuyard.ui.cli.terminal import note, say
-from gpuyard.ui.cli.verb_options import Typed, Verb
 
 _STEP_S = 0.1
 _UNIT_S = 0.01

@@ -9,19 +9,18 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from gpuyard.core.option import Option
-from gpuyard.core.scheduling.world_file import read_world
-from gpuyard.core.units import format_duration
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.simulator.compare_policies import Compared, ComparisonRequest, compare
-from gpuyard.simulator.replay import plan_lines
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_duration
+from gpuyard.policy.plan import read_world
+from gpuyard.simulator.compare_policies import Compared, ComparisonRequest, compare, plan_lines
 from gpuyard.simulator.schedule_metrics import PolicyMetrics
 from gpuyard.simulator.timeline_picture import draw_timeline
-from gpuyard.simulator.trace_file import write_trace
-from gpuyard.system.results_file import write_results
+from gpuyard.simulator.traces import write_trace
+from gpuyard.system.write_files import write_results
+from gpuyard.ui.cli.command_grammar import JSON, Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import say, say_json
 from gpuyard.ui.cli.text_table import Column, clean, join_cells, lay_out
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
 
 VERB = Verb(
     """Run a trace of jobs through the queue in simulated time, and compare policies.

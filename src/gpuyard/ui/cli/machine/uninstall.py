@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from msgspec import to_builtins
 
-from gpuyard.core.option import Option
-from gpuyard.core.units import format_bytes, format_count
 from gpuyard.errors import UserError
 from gpuyard.installation import find_installation
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_bytes, format_count
 from gpuyard.recipes.uninstall import (
     InstalledFiles,
     KeptFile,
@@ -18,9 +18,9 @@ from gpuyard.recipes.uninstall import (
     measure,
     uninstall,
 )
+from gpuyard.ui.cli.command_grammar import JSON, Typed, Verb
 from gpuyard.ui.cli.terminal import note, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column
-from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
 
 _COLUMNS = (Column("SIZE", is_right=True), Column("FILES", is_right=True), Column("WHERE"), Column("WHAT"))
 _NAMED_BY_USER = "Files that you named yourself (output roots, sample logs, reports, exported scripts) stay as well."

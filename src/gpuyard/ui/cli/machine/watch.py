@@ -8,22 +8,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuyard.core.option import Option
-from gpuyard.core.snapshot import Device, Sample
-from gpuyard.core.snapshot_json import iso_time
-from gpuyard.core.units import UNKNOWN
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.probes.common.kernel_files import vendors_on_pci
-from gpuyard.probes.common.process_info import describe_processes
+from gpuyard.model.option import Option
+from gpuyard.model.snapshot import Device, Sample, iso_time
+from gpuyard.model.units import UNKNOWN
+from gpuyard.probes.devices_and_processes import describe_processes
+from gpuyard.probes.kernel_files import vendors_on_pci
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sample_log import SampleLog
 from gpuyard.probes.sampler import Sampler
 from gpuyard.system.clock import SystemClock
 from gpuyard.ui.cli.ask_daemon import request
-from gpuyard.ui.cli.rich_output import pids_of
-from gpuyard.ui.cli.terminal import is_terminal, note, say
-from gpuyard.ui.cli.verb_options import DEADLINE, Command, Typed, Verb
-from gpuyard.ui.views import device_tables as tables
+from gpuyard.ui.cli.command_grammar import DEADLINE, Command, Typed, Verb
+from gpuyard.ui.cli.terminal import is_terminal, note, pids_of, say
+from gpuyard.ui.views import machine_tables as tables
 
 _HISTORY = 24
 
@@ -130,7 +128,7 @@ def _run_top(_: Typed) -> int:
             "`gpuyard top` needs textual, which gpuyard's extra `top` installs",
             hint=f"install it with: {find_installation().with_extra('top')}",
         ) from error
-    from gpuyard.ui.tui.glyphs import glyphs_for, has_colour
+    from gpuyard.ui.tui.terminal_text import glyphs_for, has_colour
 
     request("GET", "/status")  # restarts or reports an older daemon before the screen opens
     if not has_colour(os.environ):

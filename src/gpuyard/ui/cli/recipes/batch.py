@@ -10,10 +10,10 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from gpuyard.core.job.submission import SubmissionRequest, parse_submission
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
-from gpuyard.core.option import Option
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.option import Option
+from gpuyard.model.submission import SubmissionRequest, parse_submission
+from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.probes.sample_log import RowLog
 from gpuyard.recipes.batch.finish import read_summary
 from gpuyard.recipes.batch.plan import (
@@ -25,14 +25,13 @@ from gpuyard.recipes.batch.plan import (
     read_part_status,
     run_command,
 )
-from gpuyard.recipes.batch.run_sizes import disk_warning
+from gpuyard.recipes.batch.propose_limits import disk_warning
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.ask_daemon import request
+from gpuyard.ui.cli.command_grammar import Arguments, Typed, Verb
 from gpuyard.ui.cli.recipes.batch_options import RunMode, batch_options, make_plan, run_mode, to_name
-from gpuyard.ui.cli.rich_output import absolute
-from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json
-from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
+from gpuyard.ui.cli.terminal import absolute, is_terminal, note, paint, say, say_json
 
 _TERMINATED = 128 + signal.SIGTERM
 

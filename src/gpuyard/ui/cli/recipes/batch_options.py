@@ -9,14 +9,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpuyard.core.job.submit_options import SUBMIT_OPTIONS
-from gpuyard.core.option import Option
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
 from gpuyard.recipes.batch.start_or_continue import ExistingBatch
-from gpuyard.ui.cli.rich_output import absolute
-from gpuyard.ui.cli.verb_options import JSON, Typed
+from gpuyard.ui.cli.command_grammar import JSON, Typed
+from gpuyard.ui.cli.terminal import absolute
 
 _LONGEST_NAME = 60
 # Options of the submission that follow from the plan, or that have another meaning in a batch.

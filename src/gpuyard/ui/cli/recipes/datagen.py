@@ -4,13 +4,12 @@ from pathlib import Path
 
 from msgspec import to_builtins
 
-from gpuyard.core.option import Option
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.ui.cli.command_grammar import Arguments, Typed, Verb
 from gpuyard.ui.cli.recipes.batch import run_batch
 from gpuyard.ui.cli.recipes.batch_options import batch_options, make_plan, run_mode
-from gpuyard.ui.cli.rich_output import absolute
-from gpuyard.ui.cli.terminal import say, say_json
-from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
+from gpuyard.ui.cli.terminal import absolute, say, say_json
 
 _NAME = "datagen"
 

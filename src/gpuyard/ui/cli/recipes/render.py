@@ -15,28 +15,27 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from msgspec import to_builtins
 
-from gpuyard.core.option import Option
-from gpuyard.core.option_values import Options
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.option import Option
+from gpuyard.model.option_values import Options
 from gpuyard.recipes.render.follow_run import Follower, StatusFile
 from gpuyard.recipes.render.load_function import RENDERER, find_function
 from gpuyard.recipes.render.manifest import Manifest
-from gpuyard.residency.memory.open_memory import need_numpy
-from gpuyard.residency.planning.assets import DEFAULT_WORKERS
-from gpuyard.residency.running.output_folders import SkipsUnwritten, check_outputs
-from gpuyard.residency.running.status_file import RenderReport
+from gpuyard.recipes.render.memory.open_memory import need_numpy
+from gpuyard.recipes.render.output_folders import SkipsUnwritten, check_outputs
+from gpuyard.recipes.render.planning.render_units import DEFAULT_WORKERS
+from gpuyard.recipes.render.status_file import RenderReport
 from gpuyard.ui.cli import EXIT_FAULT
-from gpuyard.ui.cli.recipes import render_options
+from gpuyard.ui.cli.command_grammar import JSON, Typed, Verb
+from gpuyard.ui.cli.recipes import render_profile as render_options
 from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
 from gpuyard.ui.cli.recipes.render_profile import PROFILE
-from gpuyard.ui.cli.rich_output import absolute
-from gpuyard.ui.cli.terminal import note, paint, say, say_json
+from gpuyard.ui.cli.terminal import absolute, note, paint, say, say_json
 from gpuyard.ui.cli.text_table import clean
-from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
 
 if TYPE_CHECKING:
-    from gpuyard.residency.loading.asset_loader import Loader
-    from gpuyard.residency.running.coordinator import Coordinator
+    from gpuyard.recipes.render.coordinator import Coordinator
+    from gpuyard.recipes.render.memory.asset_loader import Loader
 
 _NOTE_WAIT_AFTER_S = 4.0  # longer than the initialisation of CUDA
 
@@ -148,7 +147,7 @@ def _status_file(typed: Options, out: str) -> StatusFile | None:
 @contextlib.contextmanager
 def _opened(typed: Options, loader: "Loader") -> "Iterator[Coordinator]":
     """Open the coordinator; print a note after 4 s of waiting for the VRAM budget."""
-    from gpuyard.residency.running.coordinator import Coordinator
+    from gpuyard.recipes.render.coordinator import Coordinator
 
     vram, ram = render_options.choose_budgets(typed["vram-budget"], typed["ram-budget"], typed["device"])
     coordinator = Coordinator(
@@ -225,7 +224,7 @@ def _print(ran: _Ran, typed: Options) -> bool:
 
 
 def _problem(ran: _Ran) -> str | None:
-    """Return the first error, on one line: the job's reason if this is a job (`core/job/error_line.py`)."""
+    """Return the first error, on one line: the job's reason if this is a job (`model/error_line.py`)."""
     skipped, bad = ran.report.skipped, ran.manifest.bad
     if skipped:
         return clean(f"{len(skipped):,} of {ran.report.status.labels:,} labels skipped: {skipped[0].reason}")

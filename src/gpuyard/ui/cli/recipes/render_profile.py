@@ -1,4 +1,6 @@
-"""`gpuyard render profile`: memory and load time of each asset of a manifest, and recommended budgets."""
+"""`gpuyard render profile`: memory and load time of each asset of a manifest, and recommended budgets; with the
+options that it shares with `gpuyard render`.
+"""
 
 import os
 import shlex
@@ -8,19 +10,69 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from gpuyard.core.units import UNKNOWN, format_bytes
-from gpuyard.recipes.render.manifest import Manifest
-from gpuyard.residency.memory.open_memory import need_numpy
-from gpuyard.residency.planning.assets import DEFAULT_WORKERS
+from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import UNKNOWN, format_bytes
+from gpuyard.recipes.render.load_function import LOADER as LOADER_CONTRACT
+from gpuyard.recipes.render.load_function import find_function
+from gpuyard.recipes.render.manifest import Manifest, read
+from gpuyard.recipes.render.memory.open_memory import Budget, choose_ram, choose_vram, missing_gpu_advice, need_numpy
+from gpuyard.recipes.render.planning.render_units import DEFAULT_WORKERS
 from gpuyard.ui.cli import EXIT_FAULT
+from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
-from gpuyard.ui.cli.recipes.render_options import DEVICE, LOADER, MANIFEST, choose_budgets, make_loader, read_manifest
 from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
-from gpuyard.ui.cli.verb_options import JSON, Command, Typed, Verb
 
 if TYPE_CHECKING:
+    from gpuyard.recipes.render.memory.asset_loader import Loader
     from gpuyard.recipes.render.profile_assets import Advice, AssetProfile, Profiler
+
+_MOST_SHOWN = 20
+
+MANIFEST = Arguments("MANIFEST")
+LOADER = Option("loader", "text", "MOD:FN", "Reads files that are not PLY: FN(path) returns arrays by name.")
+DEVICE = Option(
+    "device", "choice", "[auto|cuda|host]", "A GPU through PyTorch, or a simulated one in RAM (host).",
+    choices=("auto", "cuda", "host"), default="auto",
+)  # fmt: skip
+
+
+def read_manifest(path: str, *, is_strict: bool = False) -> Manifest:
+    """Read it and print its errors. UserError if no label is left, or for any error with `is_strict`."""
+    manifest = read(path)
+    errors = [f"{clean(path)}, {bad.place}: {clean(bad.reason)}" for bad in manifest.bad]
+    if errors and is_strict:
+        raise UserError("\n  ".join(["the manifest has errors:", *errors]), hint="nothing was rendered")
+    for line in errors[:_MOST_SHOWN]:
+        note(f"gpuyard: {line}")
+    if len(errors) > _MOST_SHOWN:
+        note(f"gpuyard: and {len(errors) - _MOST_SHOWN:,} more; --strict lists them all")
+    if not manifest.units:
+        first = f": {manifest.bad[0].place}: {manifest.bad[0].reason}" if manifest.bad else ""
+        raise UserError(f"nothing to render in {path}{first}", hint="`gpuyard render --help` describes its format")
+    return manifest
+
+
+def make_loader(text: str | None) -> "Loader":
+    from gpuyard.recipes.render.memory.asset_loader import Loader
+
+    return Loader(None if text is None else find_function("--loader", text, LOADER_CONTRACT))
+
+
+def choose_budgets(vram_mb: float | None, ram_mb: float | None, device: str) -> tuple[Budget, Budget]:
+    """Return the budgets of VRAM and RAM as given, or a part of the free memory; a default is printed."""
+    vram = choose_vram(device) if vram_mb is None else Budget(mb=vram_mb)
+    ram = choose_ram() if ram_mb is None else Budget(mb=ram_mb)
+    if (advice := missing_gpu_advice(device)) is not None:
+        why, remedy = advice
+        note(f"gpuyard: {why}\n  {remedy}; --device host asks for RAM, without this note")
+    budgets = {"--vram-budget": vram, "--ram-budget": ram}
+    chosen = [f"{option} is {budget.text()}" for option, budget in budgets.items() if budget.why is not None]
+    if chosen:
+        note(f"gpuyard: {', '.join(chosen)}")
+    return vram, ram
+
 
 _SCENE_SLOTS = 5
 _ASSETS = (

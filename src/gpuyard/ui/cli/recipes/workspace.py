@@ -14,18 +14,27 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from gpuyard.connect.retrying import RetryingClient
-from gpuyard.core.option import Option
-from gpuyard.core.units import format_count
+from gpuyard.client.retrying import RetryingClient
 from gpuyard.errors import GpuyardError, UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_count
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, field_name, keys_in, load
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
+from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
-from gpuyard.ui.cli.rich_output import absolute
-from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, say_lines, terminal_size
+from gpuyard.ui.cli.terminal import (
+    absolute,
+    is_terminal,
+    is_unicode,
+    note,
+    paint,
+    say,
+    say_json,
+    say_lines,
+    terminal_size,
+)
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.workspace_table import changes_of, describe_logs, picture_of, summary_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.recipes.workspace.settings import CONFIG_FILE
-from gpuyard.ui.cli.rich_output import absolute
+from gpuyard.ui.cli.terminal import absolute
 
 _SCRIPT = "scheduler.sh"
 

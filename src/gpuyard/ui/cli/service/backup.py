@@ -1,12 +1,12 @@
 """`gpuyard backup`, `restore` and `clean`: a copy of the queue's history, estimates and waiting jobs, its return, and
 what is deleted."""
 
-from gpuyard.connect.fast_http import NoDaemon, connect
-from gpuyard.core.option import Option
-from gpuyard.core.units import format_bytes, format_count, parse_duration
+from gpuyard.client.fast_http import NoDaemon, connect
 from gpuyard.errors import StoreFault, UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_bytes, format_count, parse_duration
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Command, Typed, Verb
+from gpuyard.ui.cli.command_grammar import JSON, Answer, Arguments, Command, Typed, Verb
 
 _FILE = Arguments("FILE")
 
@@ -27,7 +27,7 @@ class BackupVerb:
 
         from msgspec import to_builtins
 
-        from gpuyard.connect.paths import state_folder
+        from gpuyard.client.paths import state_folder
         from gpuyard.store.backup import back_up
 
         _write_estimates()
@@ -57,8 +57,8 @@ class RestoreVerb:
 
         from msgspec import to_builtins
 
-        from gpuyard.connect.daemon_lock import hold_daemon_lock
-        from gpuyard.connect.paths import lock_path, state_folder
+        from gpuyard.client.daemon_liveness import hold_daemon_lock
+        from gpuyard.client.paths import lock_path, state_folder
         from gpuyard.engines.local.keeper_connection import begun_attempts
         from gpuyard.engines.registry import log_folders
         from gpuyard.store.backup import checked_backup, count_unfinished, restore
@@ -101,7 +101,7 @@ def _restored_lines(source: object, answer: Answer) -> list[str]:
             "the unfinished jobs are held: `gpuyard queue --state held` lists them, `gpuyard release` runs them"
         )
     if answer["begun"]:
-        from gpuyard.core.job.selection import format_ids
+        from gpuyard.model.selection import format_ids
 
         begun = format_ids(answer["begun"])
         lines.append(f"! jobs that have started since the backup: {begun}; `gpuyard show` says more")
@@ -126,8 +126,8 @@ def _write_estimates() -> None:
 
 
 def _stop_daemon() -> None:
-    from gpuyard.connect.daemon_lock import await_end
-    from gpuyard.connect.paths import lock_path
+    from gpuyard.client.daemon_liveness import await_end
+    from gpuyard.client.paths import lock_path
 
     try:
         with connect(start=False, on_notice=lambda _: None) as daemon:

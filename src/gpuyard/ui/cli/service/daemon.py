@@ -1,13 +1,13 @@
 """`gpuyard daemon`: starts, stops and shows the daemon that runs the queue."""
 
-from gpuyard.connect.fast_http import DaemonConnection, NoDaemon, connect
-from gpuyard.core.option import Option
-from gpuyard.core.units import format_bytes, format_count, format_duration
+from gpuyard.client.fast_http import DaemonConnection, NoDaemon, connect
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_bytes, format_count, format_duration
 from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.command_grammar import JSON, Answer, Arguments, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import FINISHED
 from gpuyard.ui.cli.terminal import note, say_json
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
 from gpuyard.version import __version__
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ def run(typed: Typed) -> int:
 
 
 def _start(typed: Typed) -> int:
-    from gpuyard.connect.autostart import start_daemon
+    from gpuyard.client.autostart import start_daemon
 
     is_new = start_daemon()
     try:
@@ -65,8 +65,8 @@ def _ask_status() -> Answer:
 
 
 def _adopt(typed: Typed) -> int:
-    from gpuyard.connect.paths import state_folder
-    from gpuyard.connect.queue_host import adopt_queue
+    from gpuyard.client.paths import state_folder
+    from gpuyard.client.queue_host import adopt_queue
 
     host = typed.text("from")
     if host is None:
@@ -79,8 +79,8 @@ def _adopt(typed: Typed) -> int:
 
 
 def _stop(typed: Typed) -> int:
-    from gpuyard.connect.daemon_lock import await_end
-    from gpuyard.connect.paths import lock_path
+    from gpuyard.client.daemon_liveness import await_end
+    from gpuyard.client.paths import lock_path
 
     client = _connect_if_running()
     if client is None:
@@ -94,8 +94,8 @@ def _stop(typed: Typed) -> int:
 
 
 def _restart(typed: Typed) -> int:
-    from gpuyard.connect.paths import socket_path
-    from gpuyard.connect.restart_daemon import replace_daemon, status_of
+    from gpuyard.client.paths import socket_path
+    from gpuyard.client.restart_daemon import replace_daemon, status_of
 
     before = status_of(socket_path())
     notes: list[str] = []
@@ -119,7 +119,7 @@ def _still_running(jobs: int) -> str:
 
 def _refuse_older(version: str) -> None:
     """Raise if the running daemon is newer than this command: an older daemon may not be able to read its files."""
-    from gpuyard.core.version_mismatch import is_newer
+    from gpuyard.model.version_order import is_newer
 
     if is_newer(version, __version__):
         from gpuyard.installation import find_installation

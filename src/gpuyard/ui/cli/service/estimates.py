@@ -1,13 +1,13 @@
 """`gpuyard estimates`: lists, deletes, exports and imports learned estimates of memory and time."""
 
-from gpuyard.core.option import Option
-from gpuyard.core.units import UNKNOWN, format_count, format_duration, format_size, format_time
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import UNKNOWN, format_count, format_duration, format_size, format_time
 from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.command_grammar import JSON, Answer, Arguments, Typed, Verb
 from gpuyard.ui.cli.jobs.queue import read_limit
 from gpuyard.ui.cli.terminal import paint, table_lines
 from gpuyard.ui.cli.text_table import Column
-from gpuyard.ui.cli.verb_options import JSON, Answer, Arguments, Typed, Verb
 
 VERB = Verb(
     """List, delete, export or import learned estimates of the memory and time that programs need.
@@ -94,7 +94,7 @@ def _export(typed: Typed, name: str) -> int:
     import json
     import sys
 
-    from gpuyard.system.results_file import write_results
+    from gpuyard.system.write_files import write_results
 
     answer = request("GET", "/estimates/export")
     found = answer["estimates"]

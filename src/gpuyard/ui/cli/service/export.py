@@ -2,16 +2,16 @@
 
 import sys
 
-from gpuyard.core.option import Option
-from gpuyard.core.units import format_count
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
+from gpuyard.model.units import format_count
 from gpuyard.ui.cli.ask_daemon import request
+from gpuyard.ui.cli.command_grammar import Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuyard.core.cluster.export import ExportedJob
+    from gpuyard.model.exported_job import ExportedJob
     from gpuyard.recipes.export.script_text import Script
 
 VERB = Verb(
@@ -48,7 +48,7 @@ def run(typed: Typed) -> int:
 def _request(ids: str) -> "list[ExportedJob]":
     import msgspec
 
-    from gpuyard.core.cluster.export import ExportedJob
+    from gpuyard.model.exported_job import ExportedJob
 
     page = request("GET", "/exports", {"ids": ids})
     found = page["jobs"]
@@ -65,10 +65,10 @@ def _script(site: str, jobs: "list[ExportedJob]") -> "Script":
 
     config = load_config()
     if site == "slurm":
-        from gpuyard.recipes.export.slurm_script import slurm_script
+        from gpuyard.recipes.export.site_scripts import slurm_script
 
         return slurm_script(jobs, config.slurm, config.queue.tags)
-    from gpuyard.recipes.export.ray_script import ray_script
+    from gpuyard.recipes.export.site_scripts import ray_script
 
     return ray_script(jobs, config.ray, config.queue.tags)
 
@@ -80,7 +80,7 @@ def _write(path: str, text: str, *, is_forced: bool) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
         return
-    from gpuyard.system.results_file import write_results
+    from gpuyard.system.write_files import write_results
 
     try:
         write_results(path, content, exact_mode=0o755, is_new=not is_forced)
@@ -89,8 +89,8 @@ def _write(path: str, text: str, *, is_forced: bool) -> None:
 
 
 def _advice(path: str, jobs: "list[ExportedJob]") -> "list[str]":
-    from gpuyard.core.job.lifecycle import FINISHED, LIVE
-    from gpuyard.core.job.selection import format_ids
+    from gpuyard.model.lifecycle import FINISHED, LIVE
+    from gpuyard.model.selection import format_ids
 
     waiting = [job.id for job in jobs if job.state not in FINISHED | LIVE]
     live = [job.id for job in jobs if job.state in LIVE]

@@ -2,7 +2,7 @@
 
 from gpuyard.errors import UserError
 from gpuyard.ui.cli.ask_daemon import say_answer
-from gpuyard.ui.cli.verb_options import JSON, Arguments, Typed, Verb
+from gpuyard.ui.cli.command_grammar import JSON, Arguments, Typed, Verb
 
 VERB = Verb(
     """Send a test notification, and print for each target whether it was delivered.
@@ -29,9 +29,9 @@ def run(typed: Typed) -> int:
     import socket
 
     from gpuyard.config import config_dir, load_config
-    from gpuyard.core.notify.messages import Message, at_host
-    from gpuyard.core.notify.subscriptions import check_target, redacted_target
-    from gpuyard.daemon.notify.send_message import send
+    from gpuyard.daemon.notify.delivery import send
+    from gpuyard.daemon.notify.messages import Message, at_host
+    from gpuyard.model.subscriptions import check_target, redacted_target
 
     targets = [check_target(target) for target in named] or list(load_config().notify.to)
     if not targets:

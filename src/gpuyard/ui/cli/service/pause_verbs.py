@@ -2,11 +2,11 @@
 
 import time
 
-from gpuyard.connect.retrying import RetryingClient
-from gpuyard.core.option import Option
+from gpuyard.client.retrying import RetryingClient
 from gpuyard.errors import UserError
+from gpuyard.model.option import Option
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.verb_options import JSON, Typed, Verb
+from gpuyard.ui.cli.command_grammar import JSON, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

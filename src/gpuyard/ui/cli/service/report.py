@@ -1,9 +1,9 @@
 """`gpuyard report` and `gpuyard summary`: totals of a week with a chart, and what a night has brought."""
 
-from gpuyard.core.option import Option
+from gpuyard.model.option import Option
 from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.command_grammar import JSON, Answer, Command, Typed, Verb
 from gpuyard.ui.cli.terminal import say_json, say_lines
-from gpuyard.ui.cli.verb_options import JSON, Answer, Command, Typed, Verb
 
 _BY = ("user", "workspace", "name")
 
@@ -29,7 +29,7 @@ def _run_report(typed: Typed) -> int:
         _write(path, answer)
     if path is not None or typed.flag("json"):
         return say_answer(typed, answer, f"wrote {path}")
-    from gpuyard.ui.cli.rich_output import frame
+    from gpuyard.ui.cli.terminal import frame
     from gpuyard.ui.views.report_terminal import report_lines
 
     say_lines(report_lines(answer, frame()))
@@ -37,7 +37,7 @@ def _run_report(typed: Typed) -> int:
 
 
 def _write(path: str, answer: Answer) -> None:
-    from gpuyard.system.results_file import write_results
+    from gpuyard.system.write_files import write_results
     from gpuyard.ui.views.report_html import report_page
 
     page = report_page(answer).encode("utf-8", "replace")
@@ -68,8 +68,8 @@ def _run_summary(typed: Typed) -> int:
     if typed.flag("json"):
         say_json(answer)
         return 0
-    from gpuyard.ui.cli.rich_output import frame
-    from gpuyard.ui.views.summary_text import summary_lines
+    from gpuyard.ui.cli.terminal import frame
+    from gpuyard.ui.views.report_terminal import summary_lines
 
     say_lines(summary_lines(answer, frame()))
     return 0

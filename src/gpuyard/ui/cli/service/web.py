@@ -2,11 +2,11 @@
 
 import os
 
-from gpuyard.connect.fast_http import NoDaemon, connect
-from gpuyard.core.option import Option
+from gpuyard.client.fast_http import NoDaemon, connect
+from gpuyard.model.option import Option
 from gpuyard.ui.cli.ask_daemon import request, say_answer
+from gpuyard.ui.cli.command_grammar import JSON, Answer, Typed, Verb
 from gpuyard.ui.cli.terminal import note
-from gpuyard.ui.cli.verb_options import JSON, Answer, Typed, Verb
 
 VERB = Verb(
     """Open the queue's web page, and print its address.

@@ -1,0 +1,180 @@
+"""Starts a daemon that outlives its caller, and waits until it accepts connections.
+
+    the caller ── the starter ── the daemon
+
+The starter is a shell that ends at once, so the daemon is no child of the caller, and has none of its descriptors and
+no terminal. The daemon starts with default signal handling, even if the caller ignores or blocks signals; a shell makes
+programs in the background ignore SIGINT and SIGQUIT, and the daemon restores these itself (`daemon/__main__.py`). The
+caller itself must not fork, because it may have threads.
+
+Several callers may start a daemon at the same time. One daemon gets the lock, the others end, and all callers connect
+to the one with the lock.
+"""
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from gpuyard.client import paths
+from gpuyard.client.fast_http import dial
+from gpuyard.errors import EnvironmentFault
+from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
+from gpuyard.system.user_directories import named_state_directory
+
+DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
+# Prints the pid of the program that it starts. A Python that does this takes 20 ms.
+_STARTER = ("/bin/sh", "-c", 'cd / || exit; "$@" >&2 & echo $!', "sh")
+# A daemon may lose the lock to another that is just ending: then a second start is needed.
+_MOST_STARTS = 2
+_OF_A_JOB = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
+_POLL_S = 0.005
+_LAST_LINES = 10
+
+
+def start_daemon(
+    command: Sequence[str] | None = None, *, timeout_s: float = 60.0, wait_for_other_s: float = 0.0
+) -> bool:
+    """Return when a daemon accepts connections; True if this call started it.
+
+    Starts none before `wait_for_other_s` have passed, so that a service manager can start it instead.
+    """
+    from gpuyard.client.daemon_liveness import running_pid
+    from gpuyard.client.queue_host import refuse_other_machine
+
+    refuse_other_machine(paths.state_folder())
+    paths.check_state_folder()
+    not_before = time.monotonic() + wait_for_other_s
+    deadline = not_before + timeout_s
+    log_start = _log_size()
+    pid, starts = None, 0
+    while not _accepts():
+        if time.monotonic() > deadline:
+            raise _failure(f"the daemon did not answer within {timeout_s:g} s of its start", log_start)
+        is_due = time.monotonic() >= not_before and (pid is None or _has_ended(pid))
+        if is_due and running_pid(paths.lock_path()) is None:
+            if starts == _MOST_STARTS:
+                raise _failure("the daemon ended as soon as it was started", log_start)
+            pid, starts = _start(command or DAEMON), starts + 1
+        time.sleep(_POLL_S)
+    return starts > 0
+
+
+def _accepts() -> bool:
+    connection = dial(paths.socket_path())
+    if connection is not None:
+        connection.close()
+    return connection is not None
+
+
+def _start(command: Sequence[str]) -> int:
+    try:
+        with open(_open_log(), "ab") as log:
+            return int(_run_starter([*_STARTER, *command], log.fileno()))
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(f"the daemon cannot be started: {error}", hint=f"see {paths.log_path()}") from error
+
+
+def _run_starter(command: list[str], log: int) -> bytes:
+    """Run the starter in a session of its own, and return what it prints. Importing subprocess would take longer."""
+    ours, its = os.pipe()
+    # Descriptors that others gave us to inherit. Those that Python opened close themselves.
+    others = [each for each in map(int, os.listdir("/dev/fd")) if each > 2 and _is_inherited(each)]
+    # `ulimit -n` may be lower than the number of a descriptor that is open already, and then these cannot be named.
+    limit = os.sysconf("SC_OPEN_MAX")
+    above = [each for each in others if each >= limit]
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, its, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
+        *((os.POSIX_SPAWN_CLOSE, each) for each in others if each < limit),
+    ]
+    for each in above:
+        fcntl.fcntl(each, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    try:
+        pid = os.posix_spawn(
+            command[0], command, _environment(), file_actions=actions, setsid=True, setsigmask=(), setsigdef=_signals()
+        )
+    except OSError:
+        os.close(ours)
+        raise
+    finally:
+        os.close(its)
+        for each in above:
+            fcntl.fcntl(each, fcntl.F_SETFD, 0)
+    with open(ours, "rb") as output:
+        printed = output.read()
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:  # the caller ignores SIGCHLD
+        return printed
+    return printed
+
+
+def _is_inherited(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:  # closed meanwhile, as that of the listing
+        return False
+
+
+def _signals() -> set[int]:
+    import _signal  # type: ignore[import-not-found] # `signal` imports enum, which takes 5 ms
+
+    valid: set[int] = _signal.valid_signals()
+    return valid - {_signal.SIGKILL, _signal.SIGSTOP}
+
+
+def _open_log() -> int:
+    make_folder(paths.state_folder())
+    return open_own(paths.log_path())
+
+
+def _environment() -> dict[str, str]:
+    """Return the caller's environment, with absolute paths: the daemon has another working directory.
+
+    A daemon that a job starts is no process of that job, which would keep the job's GPU.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_JOB}
+    if environment.get("GPUYARD_HOME"):
+        environment["GPUYARD_HOME"] = named_state_directory()
+    if environment.get("PYTHONPATH"):
+        folders = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders)
+    return environment
+
+
+def _log_size() -> int:
+    try:
+        return os.lstat(paths.log_path()).st_size
+    except OSError:
+        return 0
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether the process has ended. A zombie counts as ended: in some containers no process reaps it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"Z"]
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.isdir("/proc/self"):
+            return True
+    import psutil  # on a system without /proc
+
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _failure(message: str, log_start: int) -> EnvironmentFault:
+    path = paths.log_path()
+    try:
+        with open(open_own(path, os.O_RDONLY), "rb") as log:
+            log.seek(log_start)
+            lines = log.read().decode("utf-8", "replace").splitlines()
+    except (OSError, PrivateFileError):
+        lines = []
+    last = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
+    return EnvironmentFault(f"{message}:{last}" if last else message, hint=f"see its log, {path}")

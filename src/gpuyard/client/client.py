@@ -1,0 +1,404 @@
+"""`gpuyard.Client`: the queue for scripts, with the verbs of the command line.
+
+Answers are Structs of `gpuyard.schema`; `docs/reference/json.md` explains their fields. Errors are raised: `UserError`
+for a mistake in the request, `EnvironmentFault` for a problem on the machine, each with a `message` and a `hint`.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.client.fast_http import Closeable
+from gpuyard.client.request_values import (
+    Ids,
+    SubmissionSource,
+    convert,
+    id_text,
+    join_ids,
+    log_texts,
+    option_values,
+    program_arguments,
+    submission_body,
+)
+from gpuyard.client.submitted_code import RemovedIfRefused
+from gpuyard.client.supply_secrets import decided, merge, second_request
+from gpuyard.client.transports import SocketTransport, WebTransport
+from gpuyard.errors import UserError
+from gpuyard.model.units import parse_duration
+from gpuyard.schema import estimates as learned
+from gpuyard.schema import jobs
+from gpuyard.schema.jobs import SweepPage
+from gpuyard.schema.machine import (
+    ClearResult,
+    DeviceHistory,
+    DrainResult,
+    JobTimeline,
+    MachineState,
+    QueueSummary,
+    ReportAnswer,
+)
+from gpuyard.schema.queue import (
+    ChangeSummary,
+    CleanResult,
+    DaemonStatus,
+    PauseResult,
+    ReportedResult,
+    StopResult,
+    SubmissionPreview,
+    SubmitResult,
+    WaitResult,
+)
+from gpuyard.schema.requests import JobOrder, SubmitKwargs
+from gpuyard.system.submitting_shell import starting_processes
+
+# Which jobs: by `state`, `search`, `tag` or `user`.
+Where: TypeAlias = Mapping[str, str]
+T = TypeVar("T", bound=Struct)
+
+_LONGEST_TAIL = 4 * 1024 * 1024
+_LONGEST_REQUEST_S = 25.0
+_POLL_S = 0.5
+_IMPORTED_AT_ONCE = 500
+
+
+class Client(Closeable):
+    """`with Client() as client:` talks to your own daemon, and starts it if none runs.
+
+    With the `url` that `gpuyard web` prints, it uses the web page's port, on this machine or forwarded from another.
+    """
+
+    def __init__(self, url: str | None = None, *, token: str | None = None, start: bool = True) -> None:
+        self._transport = SocketTransport(may_start=start) if url is None else WebTransport(url, token)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # Submit
+
+    def submit(
+        self,
+        *command: str | Sequence[str],
+        cwd: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        commands: Iterable[str] | None = None,
+        table: str | None = None,
+        snapshot: bool | None = None,
+        **options: Unpack[SubmitKwargs],
+    ) -> SubmitResult:
+        """Submit a command, or several: `submit("python", "train.py")`, `submit(["python", "train.py"])`, or a line as
+        typed in a shell, `submit("make && python train.py")`.
+
+        Options are those of `gpuyard submit`, with underscores: `vram="8G"`, `time_limit="4h"`, `hold=True`,
+        `sweep=["lr=1e-3,1e-4"]`. `commands` are command lines; `table` is the text of a CSV file whose columns fill in
+        the command's {NAMES}. Default of `cwd` and `environment`: those of this process, whose umask, niceness and
+        soft limits the job gets, too; over the page's port, your home and what the daemon has. With `snapshot` the jobs
+        run the code as it is now; default: as `[submit]` says.
+        """
+        source = SubmissionSource(command, cwd, environment, commands, table, snapshot)
+        body = submission_body(source, option_values(options), is_local=self._transport.is_local)
+        with RemovedIfRefused(body.get("code", {})):
+            return self._post("/submissions", body, SubmitResult)
+
+    def preview(
+        self,
+        *command: str | Sequence[str],
+        cwd: str | os.PathLike[str] | None = None,
+        commands: Iterable[str] | None = None,
+        table: str | None = None,
+        **options: Unpack[SubmitKwargs],
+    ) -> SubmissionPreview:
+        """Check a submission, as `gpuyard submit --dry-run` does, and return what it would submit."""
+        source = SubmissionSource(command, cwd, None, commands, table, snapshot=False)
+        body = submission_body(source, option_values(options), is_local=self._transport.is_local)
+        return self._post("/submissions/preview", body, SubmissionPreview)
+
+    def resubmit(self, job: int | str, *command: str | Sequence[str], **options: Unpack[SubmitKwargs]) -> SubmitResult:
+        """Submit a job like this one, with another command or other options."""
+        body = {"options": option_values(options), **({"command": program_arguments(command, None)} if command else {})}
+        return self._post(f"/jobs/{self._find_id(job)}/resubmit", body, SubmitResult)
+
+    def edit(self, *ids: Ids, where: Where | None = None, **options: Unpack[SubmitKwargs]) -> ChangeSummary:
+        """Change these options of waiting jobs."""
+        return self._change("edit", ids, where, options=option_values(options))
+
+    # Read
+
+    def queue(  # noqa: PLR0913 - the parameters of the query
+        self,
+        ids: Ids | None = None,
+        *,
+        all: bool = False,  # noqa: A002 - as on the command line
+        state: str | None = None,
+        search: str | None = None,
+        tag: str | None = None,
+        user: str | None = None,
+        order: JobOrder | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+        fold: bool = False,
+    ) -> jobs.JobPage:
+        """Return a page of jobs; `after` is the `next` of the page before. With `fold`, each sweep and array is one
+        row."""
+        query = {
+            "ids": join_ids(ids), "all": "1" if all else None, "state": state, "search": search, "tag": tag,
+            "user": user, "order": order, "limit": limit, "after": after, "fold": "1" if fold else None,
+        }  # fmt: skip
+        return self._get("/jobs", jobs.JobPage, query)
+
+    def sweep(
+        self,
+        job: int | str,
+        *,
+        sort: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+        after: int | None = None,
+    ) -> SweepPage:
+        """Return a page of the runs of the sweep or array that a job belongs to; `sort="-lr"` sorts by a column, from
+        the last to the first."""
+        query = {"sort": sort, "state": state, "limit": limit, "after": after}
+        return self._get(f"/sweeps/{self._find_id(job)}", SweepPage, query)
+
+    def show(self, job: int | str, *, environment: bool = False) -> jobs.JobDetails:
+        """Return all details of a job; with `environment`, the values of its variables, which may be secrets."""
+        return self._get(f"/jobs/{self._find_id(job)}", jobs.JobDetails, {"environment": "1" if environment else None})
+
+    def why(self, job: int | str) -> jobs.WaitExplanation:
+        """Return why a job does not start, or how it ended."""
+        return self._get(f"/jobs/{self._find_id(job)}/why", jobs.WaitExplanation)
+
+    def history(self, job: int | str) -> jobs.JobHistory:
+        """Return everything that happened to a job."""
+        return self._get(f"/jobs/{self._find_id(job)}/history", jobs.JobHistory)
+
+    @overload
+    def logs(
+        self, job: int | str, *, attempt: int | None = None, follow: Literal[False] = False, stderr: bool = False
+    ) -> str: ...
+
+    @overload
+    def logs(
+        self, job: int | str, *, attempt: int | None = None, follow: Literal[True], stderr: bool = False
+    ) -> Iterator[str]: ...
+
+    def logs(
+        self, job: int | str, *, attempt: int | None = None, follow: bool = False, stderr: bool = False
+    ) -> str | Iterator[str]:
+        """Return the last 4 MB of the log of its last attempt, or of this one; `show(job).log` is the file.
+
+        With `follow`, yield text as it is written, from one attempt to the next, until the job has finished. With
+        `stderr`, its standard error, of a job that was submitted with `split_stderr` or `error`.
+        """
+        stream = "stderr" if stderr else None
+        path = f"/jobs/{self._find_id(job)}/log"
+        query = _texts({"attempt": attempt, "tail": _LONGEST_TAIL, "stream": stream})
+        if follow:
+            return log_texts(self._transport.events(f"{path}/live", query))
+        return self._get(path, jobs.LogTail, query).text
+
+    def wait(self, ids: Ids | None = None, *, timeout: float | str | None = None) -> WaitResult:
+        """Wait until these jobs have finished; by default those that this process, or the shell that started it, has
+        submitted since it last waited; if there are none at all, all that are unfinished now. `done` is False after a
+        timeout, and if all that are left are held or wait for held jobs (`is_stuck`)."""
+        submitters = starting_processes(with_own=True) if self._transport.is_local else []
+        deadline = float("inf") if timeout is None else time.monotonic() + _seconds(timeout)
+        # The first answer names the jobs: jobs that are submitted later are not waited for.
+        with self._transport.waiting() as connection:
+
+            def ask(selection: str, within_s: float) -> WaitResult:
+                query = {"ids": selection, "timeout": f"{within_s:.3f}", "stuck": "1"}
+                query |= {} if selection else {"submitters": " ".join(submitters)}
+                return convert(connection.get("/wait", query, within_s), WaitResult)
+
+            result = first = ask(join_ids(ids) or "", 0.0)
+            while not (result.done or result.is_stuck) and (left := deadline - time.monotonic()) > 0:
+                result = ask(result.selection, min(_LONGEST_REQUEST_S, left))
+        if result.done and result.selection and submitters:
+            body = {"ids": result.selection, "submitters": submitters, "own": first.chosen_by == "shell"}
+            self._post("/wait/reported", body, ReportedResult)
+        return replace(result, chosen_by=first.chosen_by)
+
+    # Change. Each method takes ids (`17`, `"17-20"`, `"tag=night"`, lists of them), or `where`, for all matching jobs:
+    # `where={"state": "queued", "search": "lr"}`.
+
+    def cancel(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Stop jobs, or remove them from the queue."""
+        return self._change("cancel", ids, where)
+
+    def hold(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Keep jobs from starting."""
+        return self._change("hold", ids, where)
+
+    def release(self, *ids: Ids, where: Where | None = None, allow_missing: bool = False) -> ChangeSummary:
+        """Let held jobs start. `allow_missing`: as for `retry`."""
+        return self._run_again("release", ids, where, allow_missing=allow_missing)
+
+    def retry(
+        self,
+        *ids: Ids,
+        where: Where | None = None,
+        only: bool = False,
+        allow_missing: bool = False,
+        all: bool = False,  # noqa: A002 - as on the command line
+    ) -> ChangeSummary:
+        """Run finished jobs again, and let the jobs wait again that were skipped because of them; not with `only`.
+
+        Jobs that are named one by one run again in any case; of a range, a tag or any other selection without a state
+        only those that failed or were rejected, unless `all` is true.
+
+        Values of secret variables, which are dropped when a job has ended, are taken from this process; with
+        `allow_missing` jobs run without those that it lacks.
+        """
+        return self._run_again("retry", ids, where, allow_missing=allow_missing, only=only, all=all)
+
+    def _run_again(
+        self, verb: str, ids: tuple[Ids, ...], where: Where | None, *, allow_missing: bool, **more: bool
+    ) -> ChangeSummary:
+        first = self._change(verb, ids, where, **more)
+        second = second_request(msgspec.to_builtins(first), allow_missing=allow_missing)
+        if second is None:
+            return first
+        # The first request has decided which jobs run again.
+        answer = self._transport.request("POST", f"/jobs/{verb}", body={**second, **more, **decided(verb)})
+        return convert(merge(msgspec.to_builtins(first), answer), ChangeSummary)
+
+    def suspend(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Move the GPU memory of running jobs to RAM, and pause them."""
+        return self._change("suspend", ids, where)
+
+    def resume(self, *ids: Ids, where: Where | None = None) -> ChangeSummary:
+        """Continue suspended jobs."""
+        return self._change("resume", ids, where)
+
+    def priority(self, *ids: Ids, to: int, where: Where | None = None) -> ChangeSummary:
+        """Set the priority: higher starts earlier."""
+        return self._change("priority", ids, where, priority=to)
+
+    def _change(self, verb: str, ids: tuple[Ids, ...], where: Where | None, **more: object) -> ChangeSummary:
+        if bool(ids) == (where is not None):
+            raise UserError(f"which jobs should `{verb}` change?", hint='name their ids, or where={"state": "queued"}')
+        chosen = {"ids": id_text(ids)} if where is None else {"where": dict(where)}
+        return self._post(f"/jobs/{verb}", {**chosen, **more}, ChangeSummary)
+
+    # The queue as a whole
+
+    def status(self) -> DaemonStatus:
+        return self._get("/status", DaemonStatus)
+
+    def pause(self) -> PauseResult:
+        """Start no more jobs."""
+        return self._post("/pause", {}, PauseResult)
+
+    def unpause(self) -> PauseResult:
+        """Start jobs again after `pause` or `drain`."""
+        return self._post("/unpause", {}, PauseResult)
+
+    def drain(self, *, wait: bool = False) -> PauseResult:
+        """Start no more jobs; with `wait`, return when no job runs any more."""
+        result = self._post("/drain", {}, PauseResult)
+        while wait and (result.running or result.counts.get("pending")):
+            time.sleep(_POLL_S)
+            status = self.status()
+            result = replace(result, running=status.under_way, counts=status.counts)
+        return result
+
+    def clean(self, older_than: float | str | None = None) -> CleanResult:
+        """Remove jobs that finished longer ago than this, such as `"30d"`, or than `[keep]` says; and logs beyond its
+        limits."""
+        return self._post("/clean", {} if older_than is None else {"older_than_s": _seconds(older_than)}, CleanResult)
+
+    def estimates(self, limit: int = 50) -> learned.EstimateList:
+        """Return estimates learned from past runs, the latest first."""
+        return self._get("/estimates", learned.EstimateList, {"limit": limit})
+
+    def forget_estimates(self, *words: str, all: bool = False) -> learned.ForgetResult:  # noqa: A002 - as on the command line
+        """Forget estimates, by their fingerprints or by a part of the command; or `all=True`."""
+        return self._post("/estimates/forget", {"words": list(words), "all": all}, learned.ForgetResult)
+
+    def export_estimates(self) -> list[learned.LearnedProfile]:
+        """Return all estimates, to import them on another machine."""
+        page = self._get("/estimates/export", learned.ProfilePage)
+        found = page.estimates
+        while page.next is not None:
+            page = self._get("/estimates/export", learned.ProfilePage, {"after": page.next})
+            found += page.estimates
+        return found
+
+    def import_estimates(
+        self, estimates: Iterable[learned.LearnedProfile], *, overwrite: bool = False
+    ) -> learned.ImportResult:
+        """Add estimates of another machine. Those that were learned here stay; not with `overwrite`."""
+        left, imported, kept = list(estimates), 0, 0
+        while left:
+            piece, left = left[:_IMPORTED_AT_ONCE], left[_IMPORTED_AT_ONCE:]
+            body = {"estimates": msgspec.to_builtins(piece), "replace": overwrite}
+            result = self._post("/estimates/import", body, learned.ImportResult)
+            imported, kept = imported + result.imported, kept + result.kept
+        return learned.ImportResult(imported=imported, kept=kept)
+
+    def stop(self) -> StopResult:
+        """Stop the daemon, and return when it has ended. Jobs keep running; the next daemon takes them over."""
+        return convert(self._transport.stop(), StopResult)
+
+    # The machine
+
+    def devices(self) -> MachineState:
+        """Return the devices, who uses their memory, and the host."""
+        return self._get("/devices", MachineState)
+
+    def drain_devices(self, *devices: str | int, reason: str = "") -> DrainResult:
+        """Start nothing new on these devices, in the queue and in scripts; what runs there continues."""
+        return self._post("/devices/drain", {"devices": devices, "reason": reason}, DrainResult)
+
+    def undrain_devices(self, *devices: str | int) -> DrainResult:
+        """Let work start on these devices again."""
+        return self._post("/devices/undrain", {"devices": devices}, DrainResult)
+
+    def clear_devices(self, *devices: str | int) -> ClearResult:
+        """Let work start on devices that were faulty, after a repair."""
+        return self._post("/devices/clear", {"devices": devices}, ClearResult)
+
+    def device_history(self, span: Literal["10m", "1h", "24h"] = "10m") -> DeviceHistory:
+        """Return the usage of devices and host over time."""
+        return self._get("/devices/history", DeviceHistory, {"span": span})
+
+    def timeline(self, span: str = "1h", until: float | None = None) -> JobTimeline:
+        """Return what ran where, and when."""
+        return self._get("/timeline", JobTimeline, {"span": span, "until": until})
+
+    def report(self, since: str = "7d", by: Literal["user", "workspace", "name"] = "user") -> ReportAnswer:
+        """Return GPU-hours, waits, waste and failures."""
+        return self._get("/report", ReportAnswer, {"since": since, "by": by})
+
+    def summary(self, since: str | None = None) -> QueueSummary:
+        """Return what succeeded and failed since this moment, such as `"22:00"` or `"8h"`, why, and what it cost.
+        Default: the last 18:00 that was at least 6 h ago."""
+        return self._get("/summary", QueueSummary, {"since": since})
+
+    def _get(self, path: str, kind: type[T], query: Mapping[str, Any] | None = None) -> T:
+        return convert(self._transport.request("GET", path, _texts(query or {})), kind)
+
+    def _post(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
+        return convert(self._transport.request("POST", path, body=body), kind)
+
+    def _find_id(self, job: int | str) -> int:
+        """Return the id of the one job with this id or name."""
+        if isinstance(job, int) or (job.isascii() and job.isdecimal()):
+            return int(job)
+        found = [each.id for each in self.queue(job, limit=2).jobs]
+        if len(found) != 1:
+            raise UserError(f"'{job}' matches {'several jobs' if found else 'no job'}", hint="name one job by its id")
+        return found[0]
+
+
+def _texts(query: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in query.items() if value is not None}
+
+
+def _seconds(duration: float | str) -> float:
+    return parse_duration(duration) if isinstance(duration, str) else float(duration)

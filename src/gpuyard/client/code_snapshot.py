@@ -1,0 +1,273 @@
+"""Makes a snapshot of the code of a submission: copies of the files of a tree, in a folder of the queue.
+
+- The tree is the Git work tree that holds the working directory, with its submodules, or a folder without Git.
+- Files that Git tracks, and new ones that it does not ignore, are copied: by reflink where the disk can, else byte by
+  byte. Never by hard link: an editor that writes in place would change the snapshot.
+- What Git ignores (data, results, virtual environments) is linked to, so that a job finds it, and writes to the tree
+  itself. `__pycache__` is left out: it would be shared by two versions of the code.
+- Symbolic links stay links. One that leads out of the tree is made absolute, and never followed.
+- The folder gets its name when it is complete. One that no job uses is removed by the daemon (`daemon/code_snapshots`).
+
+It imports little: a tree of 1,000 files takes less than 0.1 s.
+"""
+
+import contextlib
+import fcntl
+import os
+import stat
+
+from gpuyard.client import git_tree as git_files
+from gpuyard.client.submitted_code import work_tree
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.units import MB, format_size
+from gpuyard.system.snapshot_files import FILES, NEW, TREE, Listed, write_listing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FICLONE = 0x40049409  # from linux/fs.h: share the blocks of another file
+_LEFT_OUT = ("__pycache__", ".git")
+_CHUNK = 1 << 20
+_MOST_FILES = 50_000
+_MOST_NAMED = 3
+
+
+class SnapshotLimits:
+    """`most_mb`: all files together. `keep_free_mb`: what stays free on the disk."""
+
+    def __init__(self, most_mb: float, keep_free_mb: float) -> None:
+        self.most_mb, self.keep_free_mb = most_mb, keep_free_mb
+
+
+def take_snapshot(cwd: str, folder: str, limits: SnapshotLimits) -> "dict[str, str]":
+    """Make a snapshot of the tree that holds `cwd` in `folder`; return the fields of a `CodeSnapshot`.
+
+    Raises UserError if the tree is too large, and EnvironmentFault if it cannot be read or copied.
+    """
+    cwd = os.path.realpath(cwd)
+    found = work_tree(cwd)
+    root = cwd if found is None else found
+    name = os.urandom(8).hex()
+    draft = f"{folder}/{NEW}{name}"
+    umask = os.umask(0)  # the folder is this user's alone, and files keep their modes
+    try:
+        files, linked = _list(root, folder, limits, is_git=found is not None)
+        _check_size(files, root, folder, limits)
+        os.mkdir(draft, 0o700)
+        os.mkdir(f"{draft}/{TREE}", 0o700)
+        listed = list(_copy_all(root, f"{draft}/{TREE}", files))
+        _link_all(root, f"{draft}/{TREE}", linked)
+        _make_cwd(root, f"{draft}/{TREE}", cwd)
+        write_listing(f"{draft}/{FILES}", root, listed)
+        os.rename(draft, f"{folder}/{name}")
+    except OSError as error:
+        remove_snapshot(draft)
+        raise EnvironmentFault(
+            f"no snapshot can be made: {error.filename or root}: {error.strerror}",
+            hint="see that it can be read, and that the disk of the queue is not full; or submit with --no-snapshot",
+        ) from error
+    except BaseException:
+        remove_snapshot(draft)
+        raise
+    finally:
+        os.umask(umask)
+    tree = f"{folder}/{name}/{TREE}"
+    return {"name": name, "folder": tree, "root": root, "cwd": os.path.normpath(f"{tree}/{os.path.relpath(cwd, root)}")}
+
+
+def remove_snapshot(path: str) -> None:
+    """Remove a snapshot that was not submitted. What cannot be removed is left to the daemon."""
+    from gpuyard.system.folder_tree import remove_tree
+
+    with contextlib.suppress(OSError):
+        remove_tree(path)
+
+
+# What belongs to it
+
+
+def _list(root: str, folder: str, limits: SnapshotLimits, *, is_git: bool) -> "tuple[list[Listed], list[str]]":
+    """Return the files to copy, with their status, and the paths to link to; all relative to the root."""
+    inner = os.path.relpath(folder, root) if os.path.commonpath([root, folder]) == root else None
+    if is_git:
+        names, linked = git_files.list_tree(root)
+        files: list[Listed] = []
+        for name in names:
+            if not _is_within(name, inner):
+                files += _find(root, name, inner, limits)
+        return files, [name for name in linked if not _is_left_out(name) and not _is_within(name, inner)]
+    return _walk(root, inner, limits), []
+
+
+def _is_within(path: str, folder: str | None) -> bool:
+    """Whether a path is below the folder of all snapshots, which may be in the tree."""
+    return folder is not None and (path == folder or path.startswith(f"{folder}/"))
+
+
+def _is_left_out(name: str) -> bool:
+    return name.rstrip("/").rpartition("/")[2] in _LEFT_OUT or name.endswith(".pyc")
+
+
+def _find(root: str, name: str, inner: str | None, limits: SnapshotLimits) -> "list[Listed]":
+    """Return a file with its status; of a folder all files: it is a work tree whose repository does not count."""
+    try:
+        found = os.lstat(f"{root}/{name}")
+    except (FileNotFoundError, NotADirectoryError):  # deleted in the work tree
+        return []
+    if stat.S_ISDIR(found.st_mode):
+        return _walk(root, inner, limits, f"{name.rstrip('/')}/")
+    return [(name, found)] if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode) else []
+
+
+def _walk(root: str, inner: str | None, limits: SnapshotLimits, at: str = "") -> "list[Listed]":
+    """Return all files of a folder without Git, `at` in the root. Stops early if they are too many."""
+    files: list[Listed] = []
+    size, pending = 0, [at]
+    while pending:
+        at = pending.pop()
+        with os.scandir(f"{root}/{at}") as entries:
+            for entry in entries:
+                if entry.name in _LEFT_OUT or _is_within(at + entry.name, inner):
+                    continue
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    pending.append(f"{at}{entry.name}/")
+                elif stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
+                    files.append((at + entry.name, found))
+                    size += found.st_size
+        if size > limits.most_mb * MB or len(files) > _MOST_FILES:
+            _refuse(files, root, limits, "more than ")
+    return files
+
+
+def _check_size(files: "list[Listed]", root: str, folder: str, limits: SnapshotLimits) -> None:
+    size = sum(found.st_size for _, found in files)
+    if size > limits.most_mb * MB or len(files) > _MOST_FILES:
+        _refuse(files, root, limits)
+    disk = os.statvfs(folder)
+    free_mb = disk.f_bavail * disk.f_frsize / MB
+    if free_mb - size / MB < limits.keep_free_mb:
+        raise EnvironmentFault(
+            f"no snapshot can be made: it takes {format_size(size / MB)}, and {format_size(free_mb)} is free on the "
+            f"disk of {folder}, of which {format_size(limits.keep_free_mb)} stays free",
+            hint="free some space (`gpuyard clean`), or submit with --no-snapshot",
+        )
+
+
+def _refuse(files: "list[Listed]", root: str, limits: SnapshotLimits, about: str = "") -> None:
+    largest = sorted(files, key=lambda each: -each[1].st_size)[:_MOST_NAMED]
+    named = ", ".join(f"{name} ({format_size(found.st_size / MB)})" for name, found in largest)
+    size = format_size(sum(found.st_size for _, found in files) / MB)
+    raise UserError(
+        f"{root} is too large for a snapshot: {about}{len(files)} files with {size}, and the limit is {_MOST_FILES} "
+        f"files with {format_size(limits.most_mb)}; the largest: {named}",
+        hint="put data and results into .gitignore of a Git work tree (jobs still find them), raise `snapshot_size` "
+        "under [submit], or submit with --no-snapshot",
+    )
+
+
+# Copying
+
+
+def _copy_all(root: str, tree: str, files: "list[Listed]") -> "Iterator[Listed]":
+    known = {""}
+    can_clone = True
+    for name, found in files:
+        above = name.rpartition("/")[0]
+        if above not in known:
+            _make_folders(root, tree, above, known)
+        if stat.S_ISLNK(found.st_mode):
+            os.symlink(_link_target(root, name), f"{tree}/{name}")
+            yield name, found
+            continue
+        status, can_clone = _copy(f"{root}/{name}", f"{tree}/{name}", can_clone=can_clone)
+        if status is not None:
+            yield name, status
+
+
+def _make_folders(root: str, tree: str, path: str, known: set[str]) -> None:
+    missing = []
+    while path not in known:
+        missing.append(path)
+        path = path.rpartition("/")[0]
+    for each in reversed(missing):
+        os.mkdir(f"{tree}/{each}", stat.S_IMODE(os.lstat(f"{root}/{each}").st_mode) | 0o700)
+    known.update(missing)
+
+
+def _copy(source: str, target: str, *, can_clone: bool) -> "tuple[os.stat_result | None, bool]":
+    """Copy a regular file with its mode and time of change. Return its status, None if it has just been replaced by
+    something else or removed, and whether the disk can share blocks."""
+    try:
+        reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None, can_clone
+    try:
+        found = os.fstat(reading)
+        if not stat.S_ISREG(found.st_mode):
+            return None, can_clone
+        mode = stat.S_IMODE(found.st_mode) & 0o777 | 0o600  # the umask is 0
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            can_clone = can_clone and _clone(reading, writing)
+            if not can_clone:
+                while content := os.read(reading, _CHUNK):
+                    _write_all(writing, content)
+                    if len(content) < _CHUNK and len(content) == found.st_size:
+                        break
+            os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+    return found, can_clone
+
+
+def _write_all(file: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+def _clone(reading: int, writing: int) -> bool:
+    try:
+        fcntl.ioctl(writing, _FICLONE, reading)
+    except OSError:  # another file system, or one that cannot share blocks
+        return False
+    return True
+
+
+def _link_target(root: str, name: str) -> str:
+    """Return the target of a copied link: within the tree the same place of the snapshot, else an absolute path."""
+    target, above = os.readlink(f"{root}/{name}"), os.path.dirname(f"{root}/{name}")
+    meant = os.path.normpath(os.path.join(above, target))
+    if meant != root and not meant.startswith(f"{root}/"):
+        return meant
+    return os.path.relpath(meant, above) if os.path.isabs(target) else target
+
+
+def _link_all(root: str, tree: str, linked: "list[str]") -> None:
+    """Link to what Git ignores. A folder that holds nothing else is linked to as a whole."""
+    for name in (each.rstrip("/") for each in linked):
+        parts = name.split("/")
+        for end in range(1, len(parts)):
+            above = "/".join(parts[:end])
+            if not os.path.lexists(f"{tree}/{above}"):
+                os.mkdir(f"{tree}/{above}", 0o700)
+        if not os.path.lexists(f"{tree}/{name}"):
+            os.symlink(f"{root}/{name}", f"{tree}/{name}")
+
+
+def _make_cwd(root: str, tree: str, cwd: str) -> None:
+    """Make sure that the working directory is in the snapshot, also where it is empty."""
+    at = tree
+    for part in os.path.relpath(cwd, root).split("/"):
+        at = f"{at}/{part}"
+        if os.path.islink(at):
+            raise UserError(
+                f"Git ignores {cwd}, and a snapshot has nothing of what Git ignores",
+                hint="submit from a folder that Git does not ignore, or with --no-snapshot",
+            )
+        if not os.path.isdir(at):
+            os.mkdir(at, 0o700)

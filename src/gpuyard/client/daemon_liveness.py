@@ -1,0 +1,160 @@
+"""Whether a daemon runs: it holds the lock on `daemon.lock`; and whether one that does not answer is stopped,
+hangs, or is busy.
+
+- Only the lock counts; the record in the file, pid and start time, names its holder.
+- The file stays when the daemon ends: removing it would let two daemons lock two files of one name.
+- The descriptor is closed on exec, so no job keeps the lock of a killed daemon.
+- To check the lock is to take it, shared, for a moment. A starting daemon that finds it taken by such a check tries
+  again; if a living daemon holds it, the new one gives up at once.
+"""
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gpuyard.client import paths
+from gpuyard.errors import EnvironmentFault
+from gpuyard.system.file_locks import try_lock, unlock
+from gpuyard.system.private_files import make_folder, open_own
+from gpuyard.system.processes import start_time
+
+_LONGEST_CHECK_S, _PAUSE_S = 2.0, 0.001
+_LONGEST_RECORD = 100
+_ENDED_WITHIN_S, _POLL_S = 30.0, 0.02
+
+
+@contextlib.contextmanager
+def hold_daemon_lock(path: str | Path) -> Iterator[Callable[[], bool]]:
+    """Hold the lock. Raise EnvironmentFault if another daemon holds it.
+
+    Yields a function that returns whether the file at `path` is still the one that is locked: if not, another daemon
+    could lock the one that is there.
+    """
+    descriptor = _open(str(path))
+    try:
+        _lock(descriptor, Path(path))
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}\n".encode(), 0)
+            yield lambda: _is_at(descriptor, path)
+        finally:
+            os.ftruncate(descriptor, 0)
+            unlock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def running_pid(path: str | Path) -> int | None:
+    """Return the recorded pid of the daemon that holds the lock, or None if no daemon runs."""
+    try:
+        descriptor = open_own(str(path), os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        if try_lock(descriptor, shared=True):
+            unlock(descriptor)
+            return None
+        return _recorded(descriptor)[0]
+    finally:
+        os.close(descriptor)
+
+
+def await_end(path: str | Path, pid: int) -> None:
+    """Wait until the daemon with this pid has ended. Meanwhile the next one may take the lock."""
+    deadline = time.monotonic() + _ENDED_WITHIN_S
+    while running_pid(path) == pid:
+        if time.monotonic() > deadline:
+            raise EnvironmentFault(
+                f"the daemon (pid {pid}) has not ended after {_ENDED_WITHIN_S:.0f} s",
+                hint=f"see its log; `kill -9 {pid}` harms no job",
+            )
+        time.sleep(_POLL_S)
+
+
+def _open(path: str) -> int:
+    try:
+        make_folder(os.path.dirname(path))
+        return open_own(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"the daemon's lock {path} cannot be opened: {error.strerror}", hint="name another folder with GPUYARD_HOME"
+        ) from error
+
+
+def _is_at(descriptor: int, path: str | Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except OSError as error:
+        # Any other error, such as a file system that does not answer, says nothing about the file.
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    deadline = time.monotonic() + _LONGEST_CHECK_S
+    while not try_lock(descriptor):
+        pid, started = _recorded(descriptor)
+        is_alive = pid is not None and str(start_time(pid)) == started
+        if is_alive or time.monotonic() > deadline:
+            raise EnvironmentFault(
+                f"the daemon already runs (pid {pid or 'unknown'})",
+                hint=f"commands reach it by themselves; `kill {pid}` ends it" if pid else f"see `lsof {path}`",
+            )
+        time.sleep(_PAUSE_S)
+
+
+def _recorded(descriptor: int) -> tuple[int | None, str]:
+    parts = os.pread(descriptor, _LONGEST_RECORD, 0).decode("ascii", "replace").split()
+    if len(parts) == 2 and parts[0].isdecimal():
+        return int(parts[0]), parts[1]
+    return None, ""
+
+
+# A busy daemon may take longer than the 10 s after which this module is asked, but not as long as this.
+_GIVE_UP_S = 300.0
+
+
+class SilentDaemon(EnvironmentFault):
+    """The daemon runs and does not answer. It may still carry out the request later."""
+
+
+class Silence:
+    """Watches a daemon from the moment it is found silent until it answers or is given up."""
+
+    def __init__(self, pid: int | None, *, may_idle: bool) -> None:
+        """`may_idle`: the daemon was asked to delay its answer, and the caller has a deadline."""
+        self._pid, self._may_idle, self._began_at = pid, may_idle, time.monotonic()
+
+    def check(self) -> None:
+        is_given_up = not self._may_idle and time.monotonic() - self._began_at >= _GIVE_UP_S
+        if is_given_up or is_stopped(self._pid):
+            raise silent(self._pid)
+
+
+def silent(pid: int | None) -> SilentDaemon:
+    if pid is None:
+        return SilentDaemon("the daemon does not answer", hint=f"see {paths.log_path()}")
+    ends = f"`kill -9 {pid}` ends it and harms no job; the next command starts another daemon"
+    if is_stopped(pid):
+        return SilentDaemon(
+            f"the daemon (pid {pid}) is stopped and does not answer",
+            hint=f"`kill -CONT {pid}` continues it, and it may then do what it was asked; {ends}",
+        )
+    return SilentDaemon(f"the daemon (pid {pid}) does not answer", hint=f"see {paths.log_path()}; {ends}")
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Return whether the process is stopped, as by SIGSTOP or a debugger."""
+    import psutil
+
+    try:
+        return pid is not None and psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def lock_holder() -> int | None:
+
+    return running_pid(paths.lock_path()) if os.path.exists(paths.lock_path()) else None

@@ -1,0 +1,226 @@
+"""Lists the files of a Git work tree, and tells whether it has changes. The only place that starts `git`.
+
+The settings of a repository name programs: filters, hooks, file system monitors, pagers, differs, transports. Who can
+write to it would run them in our name, so git never reads these settings:
+- It works in a repository of ours, which borrows the objects and the index of theirs. Of their settings it has those
+  of `_PASSED`, which name no program.
+- The attributes of ours, which come before those of the tree, turn filters off, also those of this user.
+- It does not enter submodules, and gets a repository of ours for each of them.
+- It is killed after 30 s: a pipe with the name of a file that it reads would keep it for ever.
+
+It starts without the module `subprocess`, whose import takes longer than its run.
+"""
+
+import os
+import select
+import signal
+import time
+from contextlib import contextmanager
+
+from gpuyard.client.submitted_code import git_folder, read_commit, read_text, shared_folder
+from gpuyard.errors import EnvironmentFault
+from gpuyard.model.printable_text import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WITHIN_S = 30.0
+_MOST_SETTINGS = 1 << 20
+_BOOLEANS = ("true", "false")
+_PASSED = {
+    "core.filemode": _BOOLEANS,
+    "core.symlinks": _BOOLEANS,
+    "core.ignorecase": _BOOLEANS,
+    "core.precomposeunicode": _BOOLEANS,
+    "core.trustctime": _BOOLEANS,
+    "core.checkstat": ("default", "minimal"),
+    "core.autocrlf": (*_BOOLEANS, "input"),
+    "core.eol": ("lf", "crlf", "native"),
+    "extensions.objectformat": ("sha1", "sha256"),
+}
+# Settings of this user that start programs, or would write to the index.
+_OFF = ("--no-optional-locks", "--no-pager", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+_HINT = "submit with --no-snapshot"
+
+
+@contextmanager
+def open_git(root: str) -> "Iterator[Git]":
+    """Make `git` usable in one work tree. Raises EnvironmentFault if there is no git."""
+    theirs, program = git_folder(root), _find_git()
+    if theirs is None:
+        raise EnvironmentFault(f"{printable(root)} has no Git repository of yours", hint=_HINT)
+    own = f"{os.environ.get('TMPDIR') or '/tmp'}/gpuyard-git-{os.urandom(8).hex()}"  # noqa: S108 - mkdir takes no other
+    shared = shared_folder(theirs)
+    os.mkdir(own, 0o700)
+    try:
+        _fill(own, theirs, shared, read_commit(root))
+        others = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        borrowed = {"GIT_INDEX_FILE": f"{theirs}/index", "GIT_OBJECT_DIRECTORY": f"{shared}/objects"}
+        yield Git(program, root, {**others, **borrowed, "GIT_DIR": own, "GIT_WORK_TREE": root})
+    finally:
+        _remove(own)
+
+
+def _fill(own: str, theirs: str, shared: str, commit: str | None) -> None:
+    for name in ("refs", "info"):
+        os.mkdir(f"{own}/{name}", 0o700)
+    os.symlink(f"{shared}/info/exclude", f"{own}/info/exclude")
+    with os.scandir(theirs) as entries:
+        for name in (each.name for each in entries if each.name.startswith("sharedindex.")):  # of a split index
+            os.symlink(f"{theirs}/{name}", f"{own}/{name}")
+    settings = _passed(read_text(f"{shared}/config", _MOST_SETTINGS))
+    _write(f"{own}/HEAD", f"{commit or 'ref: refs/heads/none'}\n")
+    _write(f"{own}/config", f"[core]\nrepositoryformatversion = 1\nbare = false\n{settings}")
+    _write(f"{own}/info/attributes", "* -filter\n")
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "x", encoding="ascii") as file:
+        file.write(text)
+
+
+def _remove(own: str) -> None:
+    for folder in (f"{own}/refs", f"{own}/info", own):
+        if os.path.isdir(folder):
+            for name in os.listdir(folder):
+                os.unlink(f"{folder}/{name}")
+            os.rmdir(folder)
+
+
+class Git:
+    """`git` in one work tree."""
+
+    def __init__(self, program: str, root: str, environment: "dict[str, str]") -> None:
+        self._program, self._root, self._environment = program, root, environment
+
+    def lists(self, *commands: "tuple[str, ...]") -> "list[list[str]]":
+        """Return what commands print that run side by side, each item ended by a zero byte. Raises EnvironmentFault if
+        one fails."""
+        started: list[tuple[int, int]] = []
+        try:
+            started.extend(self._start(command) for command in commands)
+            return [self._read(command, *started.pop(0)) for command in commands]
+        finally:
+            for pid, reading in started:
+                os.close(reading)
+                _kill(pid)
+
+    def _start(self, command: "tuple[str, ...]") -> "tuple[int, int]":
+        reading, writing = os.pipe()
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, writing, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ]
+        arguments = ("git", "-C", self._root, *_OFF, *command)
+        try:
+            return os.posix_spawn(self._program, arguments, self._environment, file_actions=actions), reading
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+
+    def _read(self, command: "tuple[str, ...]", pid: int, reading: int) -> "list[str]":
+        status = None
+        try:
+            output = _read(reading)
+            _, status = os.waitpid(pid, 0)
+        finally:
+            os.close(reading)
+            if status is None:
+                _kill(pid)
+        if status:
+            code = os.waitstatus_to_exitcode(status)
+            raise EnvironmentFault(f"`git {command[0]}` failed in {printable(self._root)} (status {code})", hint=_HINT)
+        return [name for name in os.fsdecode(output).split("\0") if name]
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _find_git() -> str:
+    """A relative folder on PATH would be one of the repository."""
+    for folder in os.environ.get("PATH", os.defpath).split(":"):
+        path = f"{folder}/git"
+        if folder.startswith("/") and os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    raise EnvironmentFault(
+        "there is no git on PATH, and a snapshot of a Git work tree needs it",
+        hint="install git, or submit with --no-snapshot",
+    )
+
+
+def _passed(settings: str) -> str:
+    """Return the settings of a repository that name no program."""
+    passed, section = "", ""
+    for line in settings.lower().splitlines():
+        name, _, value = (part.strip() for part in line.partition("="))
+        if name.startswith("["):
+            section = name.strip("[] ")
+        elif value in _PASSED.get(f"{section}.{name}", ()):
+            passed += f"[{section}]\n{name} = {value}\n"
+    return passed
+
+
+def _read(file: int) -> bytes:
+    """Read to the end. Raises EnvironmentFault if that takes too long."""
+    content, waiting, until = bytearray(), select.poll(), time.monotonic() + _WITHIN_S
+    waiting.register(file, select.POLLIN)
+    while waiting.poll(max(0.0, until - time.monotonic()) * 1000):
+        chunk = os.read(file, 1 << 16)
+        if not chunk:
+            return bytes(content)
+        content += chunk
+    raise EnvironmentFault(f"git did not end within {_WITHIN_S:g} s", hint=f"is a file of the tree a pipe? Or {_HINT}")
+
+
+_COPIED = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+_IGNORED = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+# It looks at the commit of a submodule only: else it would start itself there, with the submodule's settings.
+_CHANGED = ("status", "--porcelain", "-z", "--ignore-submodules=dirty")
+_INDEX = ("ls-files", "-z", "--stage")
+_SUBMODULE = "160000 "
+
+
+def list_tree(root: str) -> tuple[list[str], list[str]]:
+    """Return what is tracked or new, and what is ignored, relative to the root. A folder ends with `/` if it is ignored
+    as a whole. A file that Git tracks may be missing.
+
+    Raises EnvironmentFault if git is missing, or fails.
+    """
+    files: list[str] = []
+    linked: list[str] = []
+    pending = [""]
+    while pending:
+        at = pending.pop()
+        with open_git(f"{root}/{at}".rstrip("/")) as git:
+            copied, ignored = git.lists(_COPIED, _IGNORED)
+        linked += [f"{at}{name}" for name in ignored]
+        for name in dict.fromkeys(copied):
+            # A submodule, or an untracked work tree, which git lists as a folder. A link to a work tree is none: it may
+            # lead back here.
+            inner = f"{at}{name}".rstrip("/")
+            if git_folder(f"{root}/{inner}") is None or os.path.islink(f"{root}/{inner}"):
+                files.append(f"{at}{name}")
+            else:
+                pending.append(f"{inner}/")
+    return files, linked
+
+
+def has_changes(root: str) -> bool:
+    """Return whether a work tree has changes that are not committed. Raises EnvironmentFault if git is missing, or
+    fails."""
+    pending = [root]
+    while pending:
+        at = pending.pop()
+        with open_git(at) as git:
+            changed, index = git.lists(_CHANGED, _INDEX)
+        if changed:
+            return True
+        submodules = [line.partition("\t")[2] for line in index if line.startswith(_SUBMODULE)]
+        pending += [f"{at}/{name}" for name in submodules if git_folder(f"{at}/{name}") is not None]
+    return False

@@ -1,1 +1,0 @@
-"""Pure: what jobs need, learned from past runs, and out-of-memory errors."""

@@ -1,1 +1,0 @@
-"""Pure: who is notified of which events, and the text of messages."""

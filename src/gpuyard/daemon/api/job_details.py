@@ -1,0 +1,355 @@
+"""Makes the rows and details of jobs that the API answers with: attempts, memory, progress, code and advice."""
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import asdict, replace
+
+from gpuyard.daemon.api.codec import copy_fields, wall_time
+from gpuyard.daemon.code_watch import CodeWatch
+from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.engines.common.program_outcome import loaded_libraries, read_tail
+from gpuyard.model.command_line import short_command
+from gpuyard.model.container import without_values
+from gpuyard.model.dependencies import DependencyOutlook, outlook
+from gpuyard.model.energy import EnergyFigures, EnergyUse, add_energy, energy_figures
+from gpuyard.model.job import Attempt, Job, MemoryLack, Usage
+from gpuyard.model.job_progress import Figure, FigureCurves, JobProgress, time_left
+from gpuyard.model.job_spec import CodeSnapshot, changed_script_text, commit_text
+from gpuyard.model.lease import FixedMemory, Need, PartOfDevice, WholeDevice
+from gpuyard.model.lifecycle import LIVE, WAITING, JobState
+from gpuyard.model.out_of_memory import ShortageKind
+from gpuyard.model.stopping import warning_text
+from gpuyard.model.subscriptions import redacted_target
+from gpuyard.policy.device_state import capacity
+from gpuyard.policy.estimates import Profile, is_consistent, memory_estimate
+from gpuyard.policy.host_room import grantable_mb
+from gpuyard.policy.machine import check_suitable
+from gpuyard.policy.preallocation import find_preallocation
+from gpuyard.queue.measure_usage import EVENT as PREALLOCATES
+from gpuyard.schema import jobs as schema
+from gpuyard.schema.jobs import JobCode, NextMemory, ProgressRow
+
+# What a job gets
+
+
+def estimated_mb(scheduler: SchedulerLoop, job: Job) -> float | None:
+    """Return what a waiting job would get on each GPU now; None for other jobs."""
+    if job.state not in WAITING:
+        return None
+    is_open = job.spec.learns_memory or job.growth.count
+    return (_need(scheduler, job) if is_open else job.spec.need).required_mb
+
+
+def next_memory(scheduler: SchedulerLoop, job: Job) -> NextMemory | None:
+    """Return what its next run gets on each GPU, and on which basis; None if it needs no GPU."""
+    if not job.spec.need.devices:
+        return None
+    need = _need(scheduler, job)
+    known = None
+    if job.spec.learns_memory:
+        profiles = scheduler.controller.transitions.estimates.profiles(job)
+        consistent = [each for each in profiles if each is not None and is_consistent(each)]
+        known = next((each for each in consistent if memory_estimate(each) is not None), None)
+    return NextMemory(
+        basis=_basis(job, known),
+        given_mb=need.required_mb,
+        alone=need.is_exclusive,
+        runs=len(known.peaks_mb) if known is not None else None,
+        same_command=known.is_exact if known is not None else None,
+    )
+
+
+def _need(scheduler: SchedulerLoop, job: Job) -> Need:
+    if job.spec.engine:
+        return scheduler.controller.transitions.estimates.need_elsewhere(job)
+    controller, snapshot = scheduler.controller, scheduler.sampling.latest.snapshot
+    devices, most_mb = snapshot.usable_devices(), grantable_mb(snapshot.host, controller.rules.host.limits)
+    estimates, first_runs = controller.transitions.estimates, controller.rules.first_runs
+    need = estimates.need(job.id, devices, first_runs, grantable_mb=most_mb)
+    if not isinstance(need.memory, PartOfDevice):
+        return need
+    suiting = [size for each in devices if check_suitable(need, each) is None and (size := capacity(each)) is not None]
+    return replace(need, memory=FixedMemory(need.memory.part * min(suiting, default=0.0)))  # the least that it may get
+
+
+def _basis(job: Job, known: Profile | None) -> Literal["declared", "learned", "grown", "unknown"]:
+    if job.growth.is_alone or job.growth.memory_mb is not None:
+        return "grown"
+    if not job.spec.learns_memory:
+        return "declared"
+    return "learned" if known is not None else "unknown"
+
+
+# Advice
+
+
+def advice(scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt]) -> list[str]:
+    """Return hints that would let other jobs share its GPU: a framework that takes all memory, a --vram that is far
+    off."""
+    events = scheduler.queries.events(job.id)
+    seen = next((text for _, kind, text in reversed(events) if kind == PREALLOCATES), None)
+    taken = seen or (_takes_all(scheduler, job, attempts[-1]) if attempts else None)
+    declared = [text for _, kind, text in events if kind == "declared"]
+    return [text for text in (taken, *declared[-1:]) if text]
+
+
+def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | None:
+    peak = attempt.usage.peak_mb if attempt.usage is not None else None
+    devices = filter(None, map(scheduler.sampling.latest.snapshot.device, attempt.devices))
+    total = min((device.memory_total_mb for device in devices if device.memory_total_mb), default=None)
+    if peak is None or total is None or peak < total / 2:
+        return None  # too little for preallocation: the log need not be read
+    traces = "\n".join(read_tail(Path(log)) for log in (attempt.log, attempt.error_log) if log is not None)
+    if attempt.ended_at is None and attempt.pid is not None:
+        traces += "\n" + loaded_libraries(attempt.pid)
+    found = find_preallocation(job.argv, job.spec.environment, traces, peak, total)
+    return None if found is None else found[1]
+
+
+def progress_row(scheduler: SchedulerLoop, attempt: Attempt | None) -> ProgressRow | None:
+    progress = _progress_of(attempt)
+    if attempt is None or progress is None or progress.amount is None:
+        return None
+    amount, fraction = progress.amount, progress.fraction
+    left = time_left(progress, attempt.ran_s(scheduler.clock.now())) if attempt.ended_at is None else None
+    return ProgressRow(
+        done=amount.done,
+        total=amount.total,
+        unit=amount.unit,
+        percent=None if fraction is None else round(100 * fraction, 2),
+        left_s=None if left is None else round(left.likely_s, 1),
+        at_s=progress.at_s,
+        told=progress.is_told,
+    )
+
+
+def figures_of(attempt: Attempt | None) -> dict[str, Figure]:
+    progress = _progress_of(attempt)
+    return {} if progress is None else progress.figures
+
+
+def figure_curves(attempt: Attempt) -> FigureCurves:
+    progress = _progress_of(attempt)
+    return FigureCurves() if progress is None else progress.curves
+
+
+def _progress_of(attempt: Attempt | None) -> JobProgress | None:
+    return None if attempt is None or attempt.usage is None else attempt.usage.progress
+
+
+async def code_of(scheduler: SchedulerLoop, watch: CodeWatch, job: Job) -> JobCode:
+    code, stored = job.spec.code, scheduler.store.specs.code
+    is_dirty = stored.is_dirty(job.id) if code.root is not None else None
+    snapshot = code.snapshot
+    return JobCode(
+        root=code.root,
+        commit=code.commit,
+        dirty=is_dirty,
+        script=code.script,
+        digest=code.digest,
+        script_changed=await watch.is_changed(code) if snapshot is None else None,
+        changed_attempts=stored.changed_scripts(job.id) if code.script is not None else (),
+        snapshot=None if snapshot is None else snapshot.folder,
+        snapshot_exists=None if snapshot is None else is_there(snapshot),
+        text=commit_text(code.commit, is_dirty=is_dirty),
+    )
+
+
+def is_there(snapshot: CodeSnapshot) -> bool:
+    return os.path.isdir(snapshot.folder)
+
+
+def code_advice(job: Job, code: JobCode) -> list[str]:
+    """Return what a user should know about the script."""
+    if code.script is None or code.snapshot is not None:
+        return []
+    text = changed_script_text(
+        code.script, is_changed=code.script_changed, attempts=code.changed_attempts, is_over=job.ended_at is not None
+    )
+    return [text] if text else []
+
+
+def summarise(scheduler: SchedulerLoop, job: Job, attempt: Attempt | None, reason: str | None) -> schema.JobSummary:
+    """Return what all rows about a job have; `attempt` is its last one."""
+    return schema.JobSummary(
+        id=job.id,
+        state=job.state,
+        outcome=job.outcome.kind if job.outcome is not None else None,
+        status=job.outcome.status if job.outcome is not None else None,
+        reason=reason,
+        error_line=job.outcome.error_line if job.outcome is not None else None,
+        devices=attempt.devices if attempt is not None else (),
+        submitted_at=wall_time(scheduler, job.submitted_at),
+        started_at=wall_time(scheduler, job.started_at),
+        ended_at=wall_time(scheduler, job.ended_at),
+        log=attempt.log if attempt is not None else None,
+        progress=progress_row(scheduler, attempt),
+        figures=figures_of(attempt),
+    )
+
+
+def make_row(
+    scheduler: SchedulerLoop, job: Job, reason: str | None, *, has_whole_command: bool = False
+) -> schema.JobRow:
+    """Return a job's row in a list, with a short command, or with the whole of it."""
+    whole = shlex.join(job.argv)
+    command, is_cut = (whole, False) if has_whole_command else short_command(whole)
+    attempt, now, need = last_attempt(scheduler, job), scheduler.clock.now(), job.spec.need
+    is_waiting = job.ended_at is None and (job.state not in LIVE or job.state is JobState.PENDING)
+    return schema.JobRow(
+        **asdict(summarise(scheduler, job, attempt, reason)),
+        name=job.spec.name,
+        tag=job.spec.tag or None,
+        priority=job.priority,
+        user=job.user,
+        command=command,
+        is_command_cut=is_cut,
+        gpus=need.devices,
+        vram_mb=need.required_mb,
+        exclusive=isinstance(need.memory, WholeDevice),
+        learns_memory=job.spec.learns_memory,
+        reserved_mb=attempt.reserved_mb if attempt is not None else None,
+        estimated_mb=estimated_mb(scheduler, job),
+        gpu_labels=gpu_labels(scheduler, attempt),
+        attempt=job.attempts,
+        elapsed_s=_elapsed_s(job, attempt, now),
+        waited_s=max(0.0, now - job.submitted_at) if is_waiting else None,
+        due_at=wall_time(scheduler, job.due_at),
+        time_limit_s=job.spec.time_limit_s,
+        array=job.group,
+        index=job.index,
+        engine=job.spec.engine or "local",
+        place=attempt.place if attempt is not None else None,
+        resubmitted_from=job.spec.resubmitted_from,
+        not_before=wall_time(scheduler, job.not_before),
+        values=job.values,
+        varies=job.spec.varies,
+        group=None,
+    )
+
+
+def make_details(scheduler: SchedulerLoop, job: Job, code: JobCode, *, with_environment: bool) -> schema.JobDetails:
+    """Return all details of a job. Values of its variables may be secrets: they are left out by default."""
+    attempts = all_attempts(scheduler, job)
+    spec, growth = job.spec, job.growth
+    return copy_fields(
+        spec,
+        schema.JobDetails,
+        **asdict(make_row(scheduler, job, job.reason, has_whole_command=True)),
+        failures=job.failures,
+        error_output=spec.error,  # an answer with `error` is a failed request
+        signal=spec.warning and warning_text(spec.warning),
+        environment_names=sorted(spec.environment),
+        environment=dict(spec.environment) if with_environment else None,
+        container=without_values(spec.container) if spec.container and not with_environment else spec.container,
+        notify=[
+            schema.NotifyRow(events=each.events, target=each.target and redacted_target(each.target))
+            for each in spec.notify
+        ],
+        growth=copy_fields(growth, schema.GrownNeed, alone=growth.is_alone) if growth.count else None,
+        after=[
+            schema.DependencyRow(id=other, kind=kind, state=state, met=outlook(kind, state) is DependencyOutlook.MET)
+            for other, kind, state in scheduler.store.dependencies(job.id)
+        ],
+        attempts=[_make_attempt(scheduler, attempt) for attempt in attempts],
+        device_labels=labels_by_id(scheduler, (device for each in attempts for device in each.devices)),
+        memory=next_memory(scheduler, job),
+        energy=_attempt_energy(scheduler, _energy_of_all(attempts)),
+        advice=[*code_advice(job, code), *advice(scheduler, job, attempts)],
+        code=code,
+    )
+
+
+def gpu_label(scheduler: SchedulerLoop, device_id: str) -> str | None:
+    return scheduler.sampling.latest.snapshot.labels.get(device_id)
+
+
+def gpu_labels(scheduler: SchedulerLoop, attempt: Attempt | None) -> list[str | None]:
+    return [gpu_label(scheduler, device_id) for device_id in attempt.devices] if attempt is not None else []
+
+
+def labels_by_id(scheduler: SchedulerLoop, device_ids: Iterable[str]) -> dict[str, str | None]:
+    return {device_id: gpu_label(scheduler, device_id) for device_id in device_ids}
+
+
+def all_attempts(scheduler: SchedulerLoop, job: Job) -> list[Attempt]:
+    """Return all attempts; a live one with its program's pid and its latest usage."""
+    live = scheduler.controller.transitions.live.get(job.id)
+    found = [each for each in scheduler.store.attempts(job.id) if live is None or each.ended_at is not None]
+    return found if live is None else [*found, scheduler.with_own_pid(live.attempt)]
+
+
+def last_attempt(scheduler: SchedulerLoop, job: Job) -> Attempt | None:
+    live = scheduler.controller.transitions.live.get(job.id)
+    if live is not None:
+        return live.attempt
+    attempts = scheduler.store.attempts(job.id) if job.attempts else []
+    return attempts[-1] if attempts else None
+
+
+def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptRow:
+    outcome, usage = attempt.outcome, attempt.usage or Usage()
+    return copy_fields(
+        attempt,
+        schema.AttemptRow,
+        lease=attempt.lease_id,
+        started_at=wall_time(scheduler, attempt.started_at),
+        ended_at=wall_time(scheduler, attempt.ended_at),
+        outcome=outcome.kind if outcome is not None else None,
+        status=outcome.status if outcome is not None else None,
+        reason=outcome.reason if outcome is not None else None,
+        error_line=outcome.error_line if outcome is not None else None,
+        peaks_mb=usage.peaks_mb,
+        ram_mb=usage.ram_mb,
+        cpus_used=usage.cpus_used,
+        load_percent=usage.load_percent,
+        energy=_attempt_energy(scheduler, usage.energy),
+        curve=usage.curve,
+        ran_s=attempt.ran_s(scheduler.clock.now() if attempt.ended_at is None else attempt.ended_at),
+        suspended_at=wall_time(scheduler, attempt.suspended_at),
+        warned_at=wall_time(scheduler, attempt.warned_at),
+        lack=None if attempt.lack is None else _make_lack(usage, attempt.lack),
+        engine=attempt.engine or "local",
+        progress=progress_row(scheduler, attempt),
+        figures=figures_of(attempt),
+        figure_curves=figure_curves(attempt),
+    )
+
+
+def _attempt_energy(scheduler: SchedulerLoop, use: EnergyUse | None) -> EnergyFigures | None:
+    return None if use is None else energy_figures(use, scheduler.controller.rules.energy_price)
+
+
+def _energy_of_all(attempts: Iterable[Attempt]) -> EnergyUse | None:
+    total: EnergyUse | None = None
+    for attempt in attempts:
+        if attempt.usage is not None and attempt.usage.energy is not None:
+            total = add_energy(total, attempt.usage.energy)
+    return total
+
+
+def _make_lack(usage: Usage, lack: MemoryLack) -> schema.MissingMemory:
+    short = lack.shortage
+    seen = usage.peak_mb if short.where is ShortageKind.DEVICE else usage.ram_mb
+    held = max((figure for figure in (seen, short.held_mb) if figure is not None), default=None)
+    return copy_fields(
+        short,
+        schema.MissingMemory,
+        held_mb=held,
+        needed_mb=None if short.asked_mb is None else (held or 0.0) + short.asked_mb,
+        had_mb=None if short.free_mb is None else (held or 0.0) + short.free_mb,
+        others=[schema.MemoryHolder(who=who, memory_mb=held_mb) for who, held_mb in lack.others],
+    )
+
+
+def _elapsed_s(job: Job, attempt: Attempt | None, now: float) -> float | None:
+    """Return how long the last attempt has run, without the time in which it was suspended."""
+    if attempt is None or not job.attempts:
+        return None
+    if job.state in LIVE:
+        return None if attempt.started is None else attempt.ran_s(now)
+    return None if job.ended_at is None else attempt.ran_s(job.ended_at)

@@ -1,0 +1,220 @@
+"""HTTP/1.1 messages: requests as h11 parses them, and responses, also to a request whose handler raised an exception.
+
+- Every rejection is answered in JSON, `{"error": …, "hint": …}`, as all errors of the daemon are.
+- A head has at most 64 KiB; a body has at most 64 MiB, or the smaller limit given to the reader.
+- A stream is a response without a length: its events are written until the client or the daemon closes the
+  connection.
+"""
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol
+from urllib.parse import parse_qsl, unquote
+
+import h11
+import msgspec
+from msgspec import Struct
+
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.schema.queue import ErrorBody
+from gpuyard.system.system_limits import passing_limit, remedy_of
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+# Names and values, in the order in which they are sent.
+Headers = tuple[tuple[str, str], ...]
+
+_CLOSE = ("Connection", "close")
+# The error code of each status; others have "usage".
+CODE_OF = {
+    401: "denied", 403: "denied", 404: "not_found", 408: "timeout", 409: "conflict", 412: "version", 413: "too_large",
+    422: "impossible", 429: "rate_limited", 500: "internal", 503: "unavailable",
+}  # fmt: skip
+
+
+class HttpError(UserError):
+    """An error with the status code of its response."""
+
+    def __init__(self, status: int, message: str, *, hint: str | None = None, headers: Headers = ()) -> None:
+        super().__init__(message, hint=hint, code=CODE_OF.get(status))
+        self.status = status
+        self.headers = headers
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    method: str
+    path: str
+    query: dict[str, str] = {}
+    body: bytes = b""
+    headers: dict[str, str] = {}  # names are lower case; values of a repeated header are joined with a comma
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: Headers = ()
+    is_last: bool = False  # the connection is closed after it
+
+
+class StreamClient(Protocol):
+    """The reading end of a stream."""
+
+    def send(self, data: bytes) -> None:
+        """Write without waiting. A client that has stopped reading is disconnected."""
+        ...
+
+    def end(self) -> None:
+        """Close the connection once the client has read what was sent."""
+        ...
+
+
+class ResponseStream(Struct, frozen=True, kw_only=True):
+    """A response without an end.
+
+    `start` is called when the head has been sent; it returns a function that is called when the client has gone.
+    """
+
+    start: Callable[[StreamClient], Callable[[], object]]
+    content_type: str = "text/event-stream"
+
+
+class RequestReader:
+    """Reads the requests of one connection: `feed` it bytes, `take` complete requests out in order."""
+
+    head: Request | None  # of the request whose body has not arrived yet
+
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
+        self.is_last = False  # whether the client wants the connection closed after the request last taken
+        self._expect_next()
+
+    def feed(self, data: bytes) -> None:
+        self._parser.receive_data(data)
+
+    def take(self) -> Request | None:
+        """Return the next request, or None if it has not arrived completely. Raise HttpError for a wrong one."""
+        try:
+            while True:
+                event = self._parser.next_event()
+                if isinstance(event, h11.Request):
+                    self.head = self._read_head(event)
+                elif isinstance(event, h11.Data):
+                    self._body += event.data
+                    self._check_length(len(self._body))
+                elif isinstance(event, h11.EndOfMessage) and self.head is not None:
+                    request = msgspec.structs.replace(self.head, body=bytes(self._body))
+                    self.is_last = self._parser.their_state is h11.MUST_CLOSE
+                    self._expect_next(self.unread)
+                    return request
+                else:
+                    return None
+        except h11.RemoteProtocolError as error:
+            if error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+                raise HttpError(413, "the head of the request is over 64 KiB") from error
+            raise _not_http(str(error)) from error
+
+    @property
+    def unread(self) -> bytes:
+        """What has arrived and belongs to no request that was taken."""
+        return self._parser.trailing_data[0]
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for `100 Continue` before it sends the body, as curl does with a large one."""
+        return self._parser.they_are_waiting_for_100_continue
+
+    def _expect_next(self, arrived: bytes = b"") -> None:
+        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self.head = None
+        self._body = bytearray()
+        if arrived:
+            self.feed(arrived)
+
+    def _read_head(self, head: h11.Request) -> Request:
+        path, question, query = head.target.decode("latin-1").partition("?")
+        if not path.startswith("/"):
+            raise _not_http("the target is no path")
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in head.headers:
+            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        self._check_length(int(headers.get("content-length", "0")))
+        return Request(
+            method=head.method.decode("latin-1"),
+            path=unquote(path) if "%" in path else path,
+            query=dict(parse_qsl(query, keep_blank_values=True)) if question else {},
+            headers=headers,
+        )
+
+    def _check_length(self, count: int) -> None:
+        if count > self._max_body_bytes:
+            message = f"the body of the request is over {self._max_body_bytes // 1_048_576} MiB"
+            raise HttpError(413, message, hint="split it into several requests")
+
+
+def _not_http(problem: str) -> HttpError:
+    message = f"this is not an HTTP/1.1 request: {problem[:100]}"
+    return HttpError(400, message, hint="try: curl --unix-socket PATH http://localhost/…")
+
+
+def render(response: Response, *, is_last: bool, has_body: bool = True, common_headers: Headers = ()) -> bytes:
+    """Return the response as bytes. Without `has_body` (a response to HEAD) Content-Length still gives the full length.
+
+    A header of the response replaces the one of the same name in `common_headers`.
+    """
+    length = ("Content-Length", str(len(response.body)))
+    own = (("Content-Type", response.content_type), length, *response.headers, *((_CLOSE,) if is_last else ()))
+    head = _render_head(response.status, own, common_headers)
+    return head + response.body if has_body else head
+
+
+def render_stream_head(stream: ResponseStream, common_headers: Headers = ()) -> bytes:
+    own = (("Content-Type", stream.content_type), ("Cache-Control", "no-store"), _CLOSE)
+    return _render_head(200, own, common_headers)
+
+
+def _render_head(status: int, own: Headers, common: Headers) -> bytes:
+    headers = {**dict(common), **dict(own)}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}\r\n".encode("latin-1")
+
+
+def error_response(
+    status: int, message: str, hint: str | None = None, headers: Headers = (), code: str | None = None
+) -> Response:
+    body = ErrorBody(
+        error=_replace_surrogates(message),
+        hint=hint and _replace_surrogates(hint),
+        code=code or CODE_OF.get(status, "usage"),
+    )
+    return Response(status=status, body=msgspec.json.encode(body), headers=headers)
+
+
+def _replace_surrogates(text: str) -> str:
+    """A path that is not UTF-8 decodes to surrogates, which JSON cannot encode."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+_log = logging.getLogger(__name__)
+_STATUS_OF = {code: status for status, code in CODE_OF.items()}
+
+
+def failure(request: Request, error: BaseException) -> Response:
+    """Return the response to a request whose handler raised `error`."""
+    if isinstance(error, HttpError):
+        return error_response(error.status, error.message, error.hint, error.headers)
+    if isinstance(error, UserError):
+        return error_response(_STATUS_OF.get(error.code, 400), error.message, error.hint, code=error.code)
+    if isinstance(error, EnvironmentFault):
+        return error_response(503, error.message, error.hint, code=error.code)
+    limit = passing_limit(error)
+    if limit is not None:
+        message = f"the daemon cannot answer {request.method} {request.path} now: {limit.strerror}"
+        return error_response(503, message, remedy_of(limit), code=EnvironmentFault.code)
+    _log.error("%s %s failed", request.method, request.path, exc_info=error)
+    message = f"the daemon failed at {request.method} {request.path}: {type(error).__name__}: {error}"
+    return error_response(500, message, "this is a bug in gpuyard; see daemon.log")

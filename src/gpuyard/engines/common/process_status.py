@@ -1,0 +1,126 @@
+"""What /proc says of a process: which signals it handles, and whether it is podman's pause process. Standard
+library only: keepers and cluster nodes use it.
+
+Programs around a job's program handle no signal for it, as they catch or block signals only to pass them on or to
+ignore them: the runner of a task, the tool of a container, its helper conmon, and a container's first process that
+waits as an init does. The pause process keeps the user namespace of rootless podman: it inherits the environment of a
+job that happened to be first, lives until the machine is shut down, and must not count as a process of that job.
+"""
+
+import errno
+import os
+
+from gpuyard.system.system_limits import remedy_of
+
+# In the code after `python -c`.
+_RUNNER = b"from gpuyard.engines.session.runner import main"
+_TOOLS = (b"podman", b"docker", b"conmon")
+_OUR_CONTAINER = b"gpuyard-"
+_APPTAINER = b"Apptainer runtime parent"
+
+
+def handles(pid: int, signum: int) -> bool:
+    """Return whether the process has a handler for the signal, or waits for it with the signal blocked in all threads.
+
+    True where the system does not show this (macOS).
+    """
+    if not os.path.isdir("/proc/self/task"):
+        return True
+    if _is_around_program(_arguments(pid)):
+        return False
+    if _has_bit(f"/proc/{pid}/status", b"SigCgt:", signum):
+        return True
+    return inner_pid(pid) != 1 and _waits_for(pid, signum)
+
+
+def inner_pid(pid: int) -> int | None:
+    """Return the pid in the process's own PID namespace, as of a container; None if that is ours."""
+    numbers = _field(f"/proc/{pid}/status", b"NSpid:")
+    return int(numbers[-1]) if len(numbers) > 1 else None
+
+
+def _is_around_program(arguments: list[bytes]) -> bool:
+    program = os.path.basename(arguments[0])
+    is_tool = program in _TOOLS and any(each.startswith(_OUR_CONTAINER) for each in arguments)
+    return is_tool or program.startswith(_APPTAINER) or any(_RUNNER in each for each in arguments)
+
+
+def _waits_for(pid: int, signum: int) -> bool:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return bool(threads) and all(_has_bit(f"/proc/{pid}/task/{each}/status", b"SigBlk:", signum) for each in threads)
+
+
+def _has_bit(path: str, field: bytes, signum: int) -> bool:
+    mask = _field(path, field)
+    return bool(mask) and bool(int(mask[0], 16) >> (signum - 1) & 1)
+
+
+def _field(path: str, field: bytes) -> list[bytes]:
+    """Return the values of a line; none if the process has ended, or is another user's."""
+    try:
+        with open(path, "rb") as file:
+            return next((line.split()[1:] for line in file if line.startswith(field)), [])
+    except OSError:
+        return []
+
+
+def _arguments(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return [b""]
+
+
+_PAUSES = (b"catatonit\0-P\0", b"podman pause\0")
+
+
+def is_pause_process(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if file.read(64) in _PAUSES:
+                return True
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read(32) == b"podman pause\n"
+    except OSError:
+        return False
+
+
+_UNBEGUN = "unbegun"
+# A launch of a slice that its keeper gave back.
+RETURNED = "unbegun-returned"
+_FAILURES = {
+    "process": "no program can be started",
+    "log": "no log can be written",
+    "journal": "the keeper's journal cannot be written",
+    "lease": "the keeper cannot take over a lease",
+    "directory": "its directory cannot be entered",
+    "input": "its input cannot be read",
+    "output": "its output file cannot be written",
+    "program": "its program cannot be read",
+}
+# Files that the job itself names: other jobs need not wait for them, unless the system lacks something.
+_OF_THE_JOB = frozenset({"directory", "input", "output", "program"})
+_OF_THE_SYSTEM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def unbegun_word(what: str, error: OSError) -> str:
+    """Return a word such as `unbegun-log-enospc`. `what` is a key of `_FAILURES`."""
+    return f"{_UNBEGUN}-{what}-{errno.errorcode.get(error.errno or 0, 'eio').lower()}"
+
+
+def is_unbegun(word: str) -> bool:
+    return word.partition("-")[0] == _UNBEGUN
+
+
+def describe(word: str) -> tuple[str, str, bool]:
+    """Return the text of such a word, its remedy, and whether it concerns this job's files only; empty for others."""
+    _, what, name = (*word.split("-"), "", "")[:3]
+    number = getattr(errno, name.upper(), None)
+    if what not in _FAILURES or number is None:
+        return "", "", False
+    is_own = what in _OF_THE_JOB and number not in _OF_THE_SYSTEM
+    return f"{_FAILURES[what]}: {os.strerror(number)}", remedy_of(OSError(number, "")) or "", is_own

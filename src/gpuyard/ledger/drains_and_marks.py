@@ -1,0 +1,187 @@
+"""Drains and health marks: small files in the ledger's directory that hold for their owner.
+
+- A file of root or of the directory's owner holds for every user. Files of other users are ignored: no user can decide
+  for others. A file never changes, so each is read once.
+- A drain says that nothing new starts on a device. It is not locked: it holds until it is removed, also after a restart
+  of the machine. Drains are made and removed under the mutex, so a claim that is decided later respects them.
+- A health mark says what is wrong with a device, or that a user cleared it. Faults that the driver reports at any time
+  need none. Marks make an Xid, which the driver reports once, known to the scripts of the user and to the next daemon,
+  and record since when a fault was seen. They are written without the mutex: the daemon that writes one has closed the
+  device for itself already.
+"""
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.ledger.lock_file import SKIPPED_ERRORS
+from gpuyard.model.lease import Drain
+from gpuyard.model.printable_text import printable
+from gpuyard.model.snapshot import HealthFigures, HealthMark
+from gpuyard.system.processes import user_name
+from gpuyard.system.write_files import write_atomically
+
+MAX_BYTES = 4096
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+Record = TypeVar("Record")
+
+
+class OwnedFiles(Generic[Record]):
+    """The files of one kind in one directory that hold for this user. `decode` returns the record of a content and the
+    uid of its owner."""
+
+    def __init__(self, folder: Path, decode: Callable[[bytes, int], Record]) -> None:
+        self._folder = str(folder)
+        self._decode = decode
+        self._known: dict[tuple[str, int], Record | None] = {}  # None: another user's, or not readable as a record
+
+    def read(self, files: Mapping[str, int]) -> tuple[Record, ...]:
+        """Return the records in these files, given as inodes by name. Raises OSError."""
+        if not files:
+            return ()
+        known = self._known
+        self._known = {each: known[each] if each in known else self._read(each[0]) for each in files.items()}
+        return tuple(record for record in self._known.values() if record is not None)
+
+    def _read(self, name: str) -> Record | None:
+        found = _read_owned(self._folder, name)
+        if found is None:
+            return None
+        try:
+            return self._decode(*found)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+
+    def remove(self, ending: str, is_over: Callable[[Record], bool]) -> None:
+        """Remove the files for which `is_over` is true. Raises OSError."""
+        for name, inode in find_files(self._folder, ending).items():
+            if any(map(is_over, self.read({name: inode}))):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{self._folder}/{name}")
+
+
+def find_files(folder: str | Path, ending: str) -> dict[str, int]:
+    """Return the inodes of the files of one kind, by name. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.inode() for entry in entries if entry.name.endswith(ending)}
+
+
+def write_file(folder: Path, ending: str, content: bytes) -> None:
+    """Write a new file of this user, whole. Raises OSError."""
+    assert len(content) <= MAX_BYTES
+    write_atomically(folder / f"{os.getpid()}-{os.urandom(4).hex()}{ending}", content, exact_mode=0o644)
+
+
+def own_files(folder: Path, endings: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files of these kinds that belong to this user. Raises OSError."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            is_mine = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+            if is_mine and entry.name.endswith(endings):
+                yield Path(entry.path)
+
+
+def _read_owned(folder: str, name: str) -> tuple[bytes, int] | None:
+    """Return the content of a file and its owner; None if it is gone, is no file, or belongs to another user than this
+    one, root and the directory's owner. Raises OSError."""
+    try:
+        descriptor = os.open(f"{folder}/{name}", _READ)
+    except OSError as error:
+        if error.errno in SKIPPED_ERRORS:
+            return None
+        raise  # for example no free descriptors: a skipped drain would open its device
+    try:
+        status = os.fstat(descriptor)
+        owners = (os.geteuid(), 0, os.stat(folder).st_uid)
+        if status.st_uid not in owners or not stat.S_ISREG(status.st_mode):
+            return None
+        return os.read(descriptor, MAX_BYTES), status.st_uid
+    finally:
+        os.close(descriptor)
+
+
+DRAIN = ".drain"
+MARK = ".health"  # of a health mark, see `health_marks.py`
+LONGEST_REASON = 200
+
+
+class DrainRecord(Struct, frozen=True, kw_only=True):
+    device_id: str
+    since: float
+    reason: str = ""
+
+
+def drain_files(folder: Path) -> OwnedFiles[Drain]:
+    return OwnedFiles(folder, _decode_drain)
+
+
+def _decode_drain(content: bytes, uid: int) -> Drain:
+    record = msgspec.json.decode(content, type=DrainRecord)
+    return Drain(
+        device_id=record.device_id,
+        uid=uid,
+        user=user_name(uid),
+        since=min(record.since, time.time()),
+        reason=printable(record.reason, LONGEST_REASON),
+    )
+
+
+def add_drain(folder: Path, device_id: str, reason: str, since: float) -> None:
+    """Write a drain of this user. Call it while the mutex is held. Raises OSError."""
+    write_file(folder, DRAIN, msgspec.json.encode(DrainRecord(device_id=device_id, since=since, reason=reason)))
+
+
+def remove_drains(folder: Path, device_id: str) -> None:
+    """Remove this user's drains of the device. Call it while the mutex is held. Raises OSError."""
+    drain_files(folder).remove(DRAIN, lambda each: each.device_id == device_id and each.uid == os.geteuid())
+
+
+def copy_drains(earlier: Path, folder: Path) -> list[str]:
+    """Copy this user's drains and health marks into another directory. Call it while its mutex is held.
+
+    Returns the files in `earlier` that are not needed there any more: those that hold for this user alone.
+    """
+    left = []
+    with contextlib.suppress(OSError):  # a drain that cannot be read or written is lost, as with its directory
+        status = os.stat(earlier)
+        holds_for_others = os.geteuid() in (0, status.st_uid) and status.st_mode & 0o077
+        for path in list(own_files(earlier, (DRAIN, MARK))):
+            write_atomically(folder / path.name, path.read_bytes(), exact_mode=0o644)
+            left += [] if holds_for_others else [str(path)]
+    return left
+
+
+def mark_files(folder: Path) -> OwnedFiles[HealthMark]:
+    return OwnedFiles(folder, _decode_mark)
+
+
+def _decode_mark(content: bytes, uid: int) -> HealthMark:
+    mark = msgspec.json.decode(content, type=HealthMark)
+    return replace(mark, since=min(mark.since, time.time()), uid=uid, user=user_name(uid))
+
+
+def add_mark(folder: Path, mark: HealthMark) -> None:
+    """Write a mark of this user. Raises OSError."""
+    write_file(folder, MARK, msgspec.json.encode(mark))
+
+
+def remove_marks(folder: Path, is_over: Callable[[HealthMark], bool]) -> None:
+    """Remove those marks of this user for which `is_over` is true. Raises OSError."""
+    mark_files(folder).remove(MARK, lambda mark: mark.uid == os.geteuid() and is_over(mark))
+
+
+def accept_figures(folder: Path, device_id: str, figures: HealthFigures | None) -> None:
+    """Clear the device for this user: its marks go, and one that accepts its present figures takes their place."""
+    accepted = replace(figures or HealthFigures(), xids=(), is_lost=False)
+    mark = HealthMark(device_id=device_id, since=time.time(), accepted=accepted)
+    remove_marks(folder, lambda each: each.device_id == device_id)
+    add_mark(folder, mark)

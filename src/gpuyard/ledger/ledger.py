@@ -1,0 +1,340 @@
+"""The ledger in a directory: leases and tickets as held files, changed under one briefly held mutex; and devices that
+users drain and clear by name.
+
+- `*.lease` is a lease and `*.ticket` a waiting process; both are LockFiles, so a dead process holds nothing.
+- Records of other users are read as hostile (`records`): what is not accepted is ignored, and named in `contents`.
+- `claim` calls `decide` under the mutex with all live leases and tickets, and grants what it returns.
+- Readers take no lock: a process that holds the mutex for long, or for ever, does not hide the ledger.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from gpuyard.config import config_fault, lease_dir
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ledger.directory_record import check_directory, recorded_directory, unlink_lease
+from gpuyard.ledger.drains_and_marks import (
+    DRAIN,
+    LONGEST_REASON,
+    MARK,
+    accept_figures,
+    add_drain,
+    drain_files,
+    find_files,
+    mark_files,
+    remove_drains,
+)
+from gpuyard.ledger.ledger_mutex import hold_mutex, prepare_directory, unwritable
+from gpuyard.ledger.ledger_scan import MAX_FILES_PER_USER, MAX_MB_PER_USER, LedgerScan
+from gpuyard.ledger.lock_file import LEASE, TICKET, LockFile, rewrite
+from gpuyard.ledger.records import (
+    BadRecord,
+    bad_record,
+    encode_lease,
+    encode_ticket,
+    oldest_per_user,
+    read_record,
+    replace_shares,
+)
+from gpuyard.model.lease import Claim, Drain, Holder, Lease, Need, Ticket
+from gpuyard.model.snapshot import HealthFigures, HealthMark, Snapshot
+from gpuyard.policy.device_health import device_issues
+from gpuyard.policy.device_names import find_all_devices
+from gpuyard.system.system_limits import first_reserved_descriptor, passes
+
+# Below MAX_FILES_PER_USER: there are tickets and dead files, too.
+MAX_LEASES_PER_USER = 3840
+_DRAIN_TIMEOUT_S = 10.0
+Mutex: TypeAlias = contextlib.AbstractContextManager[None]  # holds the mutex of the ledger
+Decide: TypeAlias = Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[tuple[Holder, Claim]]]
+
+
+class LedgerContents(NamedTuple):
+    """All live leases and tickets, the held files that are ignored, and the drains and health marks that hold for this
+    user."""
+
+    leases: tuple[Lease, ...] = ()
+    tickets: tuple[Ticket, ...] = ()
+    bad: tuple[BadRecord, ...] = ()
+    drains: tuple[Drain, ...] = ()
+    health_marks: tuple[HealthMark, ...] = ()
+
+
+class HeldLease(LockFile):
+    """A lease that this process holds. A child that inherits `descriptor` keeps it."""
+
+    lease: Lease
+
+
+class Ledger:
+    def __init__(self, folder: Path, check: Callable[[Path], None] | None = None) -> None:
+        """`check` gets the directory before each claim, under the mutex, and raises if nothing may be claimed there."""
+        self.folder = folder
+        self._check = check
+        self._remade: set[str] = set()
+        self._scan = LedgerScan(folder)
+        self._drains = drain_files(folder)
+        self._marks = mark_files(folder)
+        # As of the last read; `decide` sees those of its own claim.
+        self.drains: tuple[Drain, ...] = ()
+        self.health_marks: tuple[HealthMark, ...] = ()
+
+    def leases(self) -> tuple[Lease, ...]:
+        return self.contents().leases
+
+    def tickets(self) -> tuple[Ticket, ...]:
+        return self.contents().tickets
+
+    def contents(self) -> LedgerContents:
+        return self._live()
+
+    def take_ticket(self, holder: Holder, need: Need, priority: int, mutex: Mutex) -> LockFile:
+        """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
+        content = encode_ticket(holder, need, priority)
+        with mutex, self._as_fault():
+            return LockFile(self._new_path(TICKET), content, is_inherited=False)
+
+    def claim(
+        self,
+        holder: Holder,
+        decide: Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Claim | None],
+        timeout_s: float,
+        ticket: LockFile | None = None,
+    ) -> HeldLease | None:
+        """Grant the claim that `decide` returns for the live leases and tickets, and return the lease.
+
+        No other process can claim in between. `ticket` is released together with the grant, so that no process sees
+        its holder still waiting.
+        """
+
+        def decide_one(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
+            claim = decide(leases, tickets)
+            return [] if claim is None else [(holder, claim)]
+
+        return next(iter(self.claim_all(decide_one, hold_mutex(self.folder, timeout_s), ticket)), None)
+
+    def claim_all(self, decide: Decide, mutex: Mutex, ticket: LockFile | None = None) -> list[HeldLease]:
+        """Grant all claims that `decide` returns, or none of them if one fails.
+
+        If descriptors or space for lease files run out, only the first ones are granted, at least one.
+        """
+        granted: list[HeldLease] = []
+        try:
+            with mutex:
+                if self._check is not None:
+                    self._check(self.folder)
+                live = self._live()
+                wanted = decide(live.leases, live.tickets)
+                self._scan.dead = [name for name in self._scan.dead if name not in self._remade]
+                self._remade.clear()
+                _check_count(live, len(wanted))
+                try:
+                    self._grant_all(wanted, granted)
+                finally:
+                    self._scan.remove_dead()
+                if granted and ticket is not None:
+                    ticket.release()
+        except BaseException:  # also an interrupt that came while the mutex was held
+            for held in granted:
+                held.release()
+            raise
+        return granted
+
+    def _grant_all(self, wanted: Sequence[tuple[Holder, Claim]], granted: list[HeldLease]) -> None:
+        most = first_reserved_descriptor() if wanted else 0
+        try:
+            for holder, claim in wanted:
+                granted.append(self._grant(holder, claim))
+                if granted[-1].descriptor >= most:
+                    break
+        except EnvironmentFault as error:
+            if not (granted and isinstance(error.__cause__, OSError) and passes(error.__cause__)):
+                raise
+
+    def _grant(self, holder: Holder, claim: Claim) -> HeldLease:
+        dead = self._scan.dead
+        spare = dead.pop() if dead else None
+        with self._as_fault():
+            held = HeldLease(self._new_path(LEASE), encode_lease(holder, claim), spare=spare)
+        if spare is not None and not held.is_used_again:
+            dead.insert(0, spare)  # the scan tries to remove it
+        held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time(), host=claim.host)
+        return held
+
+    def remake(self, lease_id: str, holder: Holder, claim: Claim) -> HeldLease:
+        """Make a lease again whose file was removed or spoiled. Call it only from within `decide`."""
+        name = f"{lease_id}{LEASE}"
+        with self._as_fault():
+            held = HeldLease(f"{self.folder}/{name}", encode_lease(holder, claim))
+        self._remade.add(name)  # a dead file of this name was read before, but is not dead any more
+        held.lease = Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time(), host=claim.host)
+        return held
+
+    def amend(self, lease_id: str, claim: Claim, label: str = "") -> None:
+        """Replace the shares of a lease of this user, unless it has ended; and its share of the host and its label if
+        there is another. Call it only from within `decide`, where the mutex is held."""
+        with self._as_fault(), contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: replace_shares(content, claim, label))
+
+    def end(self, lease_id: str) -> None:
+        """Remove a lease of this user from the ledger, also if another process of the user holds it.
+
+        Raises UserError if there is no such lease, or if it is another user's.
+        """
+        lease = next((lease for lease in self.leases() if lease.id == lease_id), None)
+        if lease is None:
+            held = ", ".join(lease.id for lease in self.leases() if lease.holder.uid == os.getuid()) or "none"
+            raise UserError(f"there is no lease '{lease_id}'", hint=f"your leases: {held}")
+        if lease.holder.uid != os.getuid():
+            raise UserError(f"lease {lease_id} belongs to {lease.holder.user}", hint="only its owner can end it")
+        unlink_lease(self.folder, f"{lease_id}{LEASE}")
+
+    def drain(self, device_id: str, reason: str = "") -> Drain:
+        """Let nothing new start on the device, for this user, or for all if this user owns the directory or is root.
+        A drain that this user made earlier gets the new reason."""
+        if len(reason) > LONGEST_REASON:
+            raise UserError(f"the reason has {len(reason)} characters", hint=f"write at most {LONGEST_REASON}")
+        with hold_mutex(self.folder, _DRAIN_TIMEOUT_S), self._as_fault():
+            before = [drain for drain in self.contents().drains if _is_mine(drain, device_id)]
+            since = min((drain.since for drain in before), default=time.time())
+            remove_drains(self.folder, device_id)
+            add_drain(self.folder, device_id, reason, since)
+        return next(drain for drain in self.contents().drains if _is_mine(drain, device_id))
+
+    def read_drains(self) -> tuple[Drain, ...]:
+        """Return the drains that hold for this user, without reading the leases."""
+        try:
+            return self._drains.read(find_files(self.folder, DRAIN))
+        except OSError:
+            return self.drains  # the next claim says what is wrong
+
+    def undrain(self, device_id: str) -> None:
+        """Remove this user's drain. Raises UserError if there is none, or if another user's still holds."""
+        with hold_mutex(self.folder, _DRAIN_TIMEOUT_S), self._as_fault():
+            before = [drain for drain in self.contents().drains if drain.device_id == device_id]
+            remove_drains(self.folder, device_id)
+        others = [drain.user for drain in before if drain.uid != os.geteuid()]
+        if others:
+            raise UserError(
+                f"{device_id} is drained by {others[0]}, for all users", hint=f"ask {others[0]} to undrain it"
+            )
+        if not before:
+            raise UserError(f"{device_id} is not drained", hint="`gpuyard devices` shows which GPUs are")
+
+    def read_health_marks(self) -> tuple[HealthMark, ...]:
+        """Return the health marks that hold for this user, without reading the leases."""
+        try:
+            return self._marks.read(find_files(self.folder, MARK))
+        except OSError:
+            return self.health_marks  # the next claim says what is wrong
+
+    def clear_health(self, device_id: str, figures: HealthFigures | None) -> None:
+        """Let work start on a device that was faulty: its marks go, and its present figures are accepted."""
+        with self._as_fault():
+            accept_figures(self.folder, device_id, figures)
+
+    def _new_path(self, suffix: str) -> str:
+        return f"{self.folder}/{os.getpid()}-{os.urandom(4).hex()}{suffix}"
+
+    @contextlib.contextmanager
+    def _as_fault(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
+
+    def _live(self) -> LedgerContents:
+        leases: list[Lease] = []
+        tickets: list[Ticket] = []
+        bad: list[BadRecord] = []
+        try:
+            for found in self._scan.held_files():
+                record = read_record(found)
+                if isinstance(record, BadRecord):
+                    bad.append(record)
+                elif isinstance(record, Ticket):
+                    tickets.append(record)
+                elif record is not None:
+                    leases.append(record)
+            self.drains = self._drains.read(self._scan.drains)
+            self.health_marks = self._marks.read(self._scan.marks)
+        except FileNotFoundError:
+            self.drains, self.health_marks = (), ()
+            return LedgerContents()  # no process has claimed anything here yet
+        except OSError as error:
+            raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
+        counted, uncounted = oldest_per_user(tickets)
+        most = f"only the newest {MAX_FILES_PER_USER} files and {MAX_MB_PER_USER} MB of a user are read"
+        bad += uncounted
+        bad += [bad_record(f"a group of {count} files", uid, most) for uid, count in self._scan.unread.items()]
+        bad += [
+            bad_record(name, None, f"it cannot be read: {problem}") for name, problem in self._scan.unreadable.items()
+        ]
+        return LedgerContents(tuple(leases), counted, tuple(bad), self.drains, self.health_marks)
+
+
+def _is_mine(drain: Drain, device_id: str) -> bool:
+    return drain.device_id == device_id and drain.uid == os.geteuid()
+
+
+def _check_count(live: LedgerContents, wanted: int) -> None:
+    """Raise EnvironmentFault if this user would hold more leases than other users read."""
+    if wanted and sum(lease.holder.uid == os.geteuid() for lease in live.leases) + wanted > MAX_LEASES_PER_USER:
+        raise EnvironmentFault(
+            f"you hold {MAX_LEASES_PER_USER} leases, and others would not see more of them",
+            hint="wait until some of them end, or lease more GPU memory for fewer processes",
+        )
+
+
+def open_ledger(*, is_queue: bool = False) -> Ledger:
+    """Return the ledger in the directory of GPUYARD_LOCK_DIR or of the configuration; default: this user's own.
+
+    Unless `is_queue`, claims are refused while this user's queue uses another directory.
+    """
+    folder = lease_dir()
+    if is_queue and config_fault() is not None:  # the file may name another
+        folder = recorded_directory() or folder
+    return Ledger(prepare_directory(folder), None if is_queue else check_directory)
+
+
+def drain_devices(ledger: Ledger, names: Sequence[str | int], reason: str, snapshot: Snapshot) -> list[Drain]:
+    """Let nothing new start on these devices. Raises UserError for an unknown name before any is drained."""
+    return [ledger.drain(device_id, reason) for device_id in find_all_devices(names, snapshot)]
+
+
+def undrain_devices(ledger: Ledger, names: Sequence[str | int], snapshot: Snapshot) -> list[str]:
+    """Let work start on these devices again, and return their ids. Also finds drained devices that are gone."""
+    gone = {drain.device_id for drain in ledger.read_drains() if snapshot.device(drain.device_id) is None}
+    ids = [each for name in names for each in ([str(name)] if name in gone else find_all_devices([name], snapshot))]
+    for device_id in ids:
+        ledger.undrain(device_id)
+    return ids
+
+
+def clear_devices(ledger: Ledger, names: Sequence[str | int], snapshot: Snapshot) -> list[str]:
+    """Let work start on these cards again although they were faulty, and return their ids. A part of a card stands for
+    its card. Raises UserError, before any is cleared, for a device that is not faulty, or that another user marked."""
+    marks = ledger.read_health_marks()
+    gone = {mark.device_id for mark in marks if snapshot.device(mark.device_id) is None}
+    ids = [each for name in names for each in ([str(name)] if name in gone else find_all_devices([name], snapshot))]
+    cards = list(dict.fromkeys(_card_of(device_id, snapshot) for device_id in ids))
+    issues = device_issues(snapshot, marks)
+    for card_id in cards:
+        if card_id not in issues and card_id not in gone:
+            label = snapshot.labels.get(card_id, card_id)
+            raise UserError(f"GPU {label} is not faulty", hint="`gpuyard devices` shows which GPUs are")
+    for card_id in cards:
+        card = snapshot.device(card_id)
+        ledger.clear_health(card_id, None if card is None else card.health)
+    return cards
+
+
+def _card_of(device_id: str, snapshot: Snapshot) -> str:
+    device = snapshot.device(device_id)
+    return device_id if device is None or device.parent is None else device.parent

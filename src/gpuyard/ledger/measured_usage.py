@@ -1,0 +1,355 @@
+"""What the processes of each lease use, its holder and the descendants: device memory and load as far as the driver
+reports them, and RAM; and the load that processes outside gpuyard put on each device.
+
+- RAM that a process has for itself, or shares with other programs as shared memory, counts; files that are mapped, such
+  as libraries, do not: the kernel counts them as available. Pages that a process shares with its children since a fork
+  are counted for each of them.
+- A lease that says itself what it uses (the queue's) is not measured. A holder that has ended, or whose processes this
+  user may not see, is unknown.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from gpuyard.model.lease import Lease, Share
+from gpuyard.model.printable_text import printable
+from gpuyard.model.snapshot import Device, Snapshot
+from gpuyard.model.units import MB
+from gpuyard.policy.foreign_load import (
+    NO_FOREIGN_LOAD,
+    ForeignLoad,
+    ForeignProcess,
+    follow_foreign_load,
+    may_have_unlisted_processes,
+    read_foreign_load,
+)
+from gpuyard.policy.host_room import HostUse
+from gpuyard.policy.numbers import IDLE_PERCENT
+from gpuyard.system.processes import is_alive
+
+if TYPE_CHECKING:
+    import psutil
+
+_IS_LINUX = sys.platform == "linux"
+_OWN_MEMORY = (b"RssAnon:", b"RssShmem:")
+_KB_PER_MB = 1024.0
+# Any user can start a great many processes: measuring one lease must not take long.
+_MOST_PROCESSES = 4096
+
+
+class HostMeter:
+    """Processes as they were at the last `read`, so that a reading of the machine can follow that is not older."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, list[int]] | None = None
+
+    def read(self) -> None:
+        """Read which process has which children."""
+        self._children = _children() if _IS_LINUX else None
+
+    def forget(self) -> None:
+        """Read the processes again when they are next needed."""
+        self._children = None
+
+    def use_of(self, leases: Sequence[Lease]) -> dict[str, HostUse]:
+        """Return the use by lease id, of leases that reserve RAM and do not say themselves what they use."""
+        measured = [each for each in leases if each.host and each.host.ram_mb is not None and each.host.used_mb is None]
+        if not measured:
+            return {}
+        if self._children is None and _IS_LINUX:
+            self.read()
+        by_holder: dict[int, list[Lease]] = {}
+        for lease in measured:
+            by_holder.setdefault(lease.holder.pid, []).append(lease)
+        return {lease_id: use for own in by_holder.values() for lease_id, use in self._divide(own)}
+
+    def held_by(self, leases: Sequence[Lease]) -> dict[str, float]:
+        """Return the RAM that each lease says it uses, or that its holder's processes hold; of several leases of one
+        holder, all of it for each. What cannot be measured is left out."""
+        if self._children is None and _IS_LINUX:
+            self.read()
+        told = {each.id: each.host.used_mb for each in leases if each.host is not None}
+        found = {
+            each.id: told.get(each.id) if told.get(each.id) is not None else self._held_mb(each) for each in leases
+        }
+        return {lease_id: held_mb for lease_id, held_mb in found.items() if held_mb is not None}
+
+    def tree_mb(self, pid: int) -> tuple[float | None, float | None]:
+        """Return the RAM of a process with its descendants, and of the process alone; None where it is unknown."""
+        if not _IS_LINUX:
+            return None, None
+        self.read()
+        return self._tree_mb(pid), _own_mb(pid)
+
+    def _held_mb(self, lease: Lease) -> float | None:
+        return self._tree_mb(lease.holder.pid) if is_alive(lease.holder) else None
+
+    def _divide(self, leases: Sequence[Lease]) -> Iterator[tuple[str, HostUse]]:
+        """Divide what a holder's processes use among its leases: each gets up to its reservation, the last the rest."""
+        left_mb = self._held_mb(leases[0])
+        for lease in leases:
+            if left_mb is None:
+                yield lease.id, HostUse()
+                continue
+            reserved_mb = (lease.host and lease.host.ram_mb) or 0.0
+            part_mb = left_mb if lease is leases[-1] else min(left_mb, reserved_mb)
+            left_mb -= part_mb
+            yield lease.id, HostUse(ram_mb=part_mb)
+
+    def _tree_mb(self, pid: int) -> float | None:
+        """Return the memory of a process and its descendants; None if the process itself cannot be read."""
+        if self._children is None:
+            return _psutil_tree_mb(pid)
+        own_mb = _own_mb(pid)
+        if own_mb is None:
+            return None
+        found, waiting, total_mb = {pid}, list(self._children.get(pid, ())), own_mb
+        while waiting and len(found) < _MOST_PROCESSES:
+            child = waiting.pop()
+            if child not in found:
+                found.add(child)
+                total_mb += _own_mb(child) or 0.0
+                waiting += self._children.get(child, ())
+        return total_mb
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            content = _read(f"/proc/{name}/stat")
+            fields = content[content.rfind(b")") + 2 :].split(None, 2)  # the name may contain anything
+            if len(fields) > 1:
+                found.setdefault(int(fields[1]), []).append(int(name))
+    return found
+
+
+def _own_mb(pid: int) -> float | None:
+    lines = [line for line in _read(f"/proc/{pid}/status").splitlines() if line.startswith(_OWN_MEMORY)]
+    return sum(int(line.split()[1]) for line in lines) / _KB_PER_MB if lines else None
+
+
+def _read(path: str) -> bytes:
+    """Return nothing if the process has ended, or if this user may not see it."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _psutil_tree_mb(pid: int) -> float | None:
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        return sum(_rss_mb(each) for each in (root, *root.children(recursive=True)))
+    except psutil.Error:
+        return None
+
+
+def _rss_mb(process: "object") -> float:
+    import psutil
+
+    try:
+        return float(process.memory_info().rss) / MB  # type: ignore[attr-defined]
+    except psutil.Error:
+        return 0.0
+
+
+LEASE_VARIABLE = "GPUYARD_LEASE"
+# Any user can start a process at the end of a long chain: following it must not take long.
+_MAX_ANCESTORS = 64
+Measured = dict[tuple[str, str], float | None]
+
+
+def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
+    """Return the memory by lease and device: 0 if the lease has not allocated anything, None if unknown.
+
+    If the driver lists no processes, a lease that is alone on its device is charged the growth of the device's used
+    memory since the lease was granted.
+    """
+    measured: Measured = {}
+    for device in snapshot.devices:
+        here = [lease for lease in leases if lease.on(device.id)]
+        if here:
+            measured.update(_measure_on(device, here))
+    return measured
+
+
+def measure_loads(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
+    """Return by lease and device how busy its processes keep the device, in percent; only where the driver says so."""
+    loads: Measured = {}
+    for device in snapshot.devices:
+        here = [lease for lease in leases if lease.on(device.id)]
+        busy = [each for each in device.processes or () if each.utilization_percent is not None]
+        if not here or not busy:
+            continue
+        finder = LeaseFinder(here)
+        loads.update({(lease.id, device.id): 0.0 for lease in here})
+        for process in busy:
+            for lease in finder.find(process.pid)[:1]:
+                key = lease.id, device.id
+                loads[key] = (loads[key] or 0.0) + (process.utilization_percent or 0.0)
+    return loads
+
+
+def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignProcess]:
+    """Yield the processes on the device that belong to no lease there, except zombies.
+
+    A process that this system does not know is yielded without a user: it has ended since the device was read, or is in
+    another container.
+    """
+    import psutil
+
+    finder = LeaseFinder([lease for lease in leases if lease.on(device.id)])
+    for process in device.processes or ():
+        if finder.find(process.pid):
+            continue
+        try:
+            seen = psutil.Process(process.pid)
+            if seen.status() != psutil.STATUS_ZOMBIE:
+                name, user = process.name or printable(seen.name()), printable(seen.username())
+                yield ForeignProcess(process=replace(process, name=name), user=user)
+        except psutil.Error:
+            yield ForeignProcess(process=process)
+
+
+def _measure_on(device: Device, leases: Sequence[Lease]) -> Measured:
+    if device.hides_processes:
+        return {(lease.id, device.id): _growth(device, leases) for lease in leases}
+    finder = LeaseFinder(leases)
+    sums: Measured = {(lease.id, device.id): 0.0 for lease in leases}
+    for process in device.processes or ():
+        for lease, memory in _divide(process.memory_mb, finder.find(process.pid), device.id, sums):
+            known = sums[lease.id, device.id]
+            sums[lease.id, device.id] = None if known is None or memory is None else known + memory
+    return sums
+
+
+def _growth(device: Device, leases: Sequence[Lease]) -> float | None:
+    share = leases[0].on(device.id)
+    if len(leases) > 1 or device.memory_used_mb is None or share is None or share.foreign_mb is None:
+        return None
+    return max(0.0, device.memory_used_mb - share.foreign_mb)
+
+
+def _divide(
+    memory_mb: float | None, leases: Sequence[Lease], device_id: str, sums: Measured
+) -> Iterator[tuple[Lease, float | None]]:
+    """Divide a process's memory among its leases on a device: each gets up to its reservation, the last the rest."""
+    if memory_mb is None:
+        yield from ((lease, None) for lease in leases)
+        return
+    for lease in leases:
+        share, known = lease.on(device_id), sums[lease.id, device_id]
+        reserved = share.memory_mb if share and share.memory_mb is not None else memory_mb
+        part = memory_mb if lease is leases[-1] else min(memory_mb, max(0.0, reserved - (known or 0.0)))
+        memory_mb -= part
+        yield lease, part
+
+
+class LeaseFinder:
+    """Finds the leases of a process through its environment and its ancestors.
+
+    Process and lease must belong to the same user: users cannot hide memory behind the lease of another. The program of
+    a container, which is no descendant of the lease's holder, counts to the lease that its environment names.
+    """
+
+    def __init__(self, leases: Sequence[Lease]) -> None:
+        self._by_id = {lease.id: lease for lease in leases}
+        self._by_pid: dict[int, list[Lease]] = {}
+        for lease in leases:
+            self._by_pid.setdefault(lease.holder.pid, []).append(lease)
+
+    def find(self, pid: int) -> list[Lease]:
+        """Return the leases of the process; several if one process holds several."""
+        import psutil
+
+        try:
+            process = psutil.Process(pid)
+            named = self._by_id.get(_environment(process).get(LEASE_VARIABLE, ""))
+            if named is not None and named.holder.uid == process.uids().real:
+                return [named]
+            above: psutil.Process | None = process
+            for _ in range(_MAX_ANCESTORS):
+                if above is None:
+                    break
+                if own := [lease for lease in self._by_pid.get(above.pid, ()) if is_alive(lease.holder)]:
+                    return own
+                above = above.parent()
+        except psutil.Error:
+            pass  # it has ended meanwhile
+        return []
+
+
+def _environment(process: "psutil.Process") -> dict[str, str]:
+    import psutil
+
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+class ForeignLoadTracker:
+    def __init__(self) -> None:
+        self._snapshot: Snapshot | None = None
+        self._loads: dict[str, ForeignLoad] = {}
+        self._leases: Sequence[Lease] = ()
+        self._unknown: set[tuple[str, int]] = set()
+
+    def update(
+        self, snapshot: Snapshot, leases: Sequence[Lease], now: float, bound: float | None
+    ) -> Mapping[str, ForeignLoad]:
+        """Return the foreign load of each device after this snapshot. `now` is monotonic time."""
+        if snapshot is not self._snapshot:
+            loads: dict[str, ForeignLoad] = {}
+            unknown: set[tuple[str, int]] = set()
+            for device in snapshot.devices:
+                processes = self._processes_on(device, leases)
+                loads[device.id] = self._updated(device, processes, leases, now, bound)
+                unknown |= {(device.id, each.process.pid) for each in processes if each.user is None}
+            self._loads, self._unknown, self._leases, self._snapshot = loads, unknown, leases, snapshot
+        return self._loads
+
+    def _processes_on(self, device: Device, leases: Sequence[Lease]) -> list[ForeignProcess]:
+        """Return the foreign processes on a device, or none if it is idle: the search costs time."""
+        before = self._loads.get(device.id, NO_FOREIGN_LOAD)
+        is_idle = (device.utilization_percent or 0.0) <= IDLE_PERCENT and before.percent <= IDLE_PERCENT
+        return [] if is_idle else list(find_foreign_processes(device, leases))
+
+    def _updated(
+        self,
+        device: Device,
+        processes: Sequence[ForeignProcess],
+        leases: Sequence[Lease],
+        now: float,
+        bound: float | None,
+    ) -> ForeignLoad:
+        counted = [process for process in processes if self._counts(device, process)]
+        if not counted and not may_have_unlisted_processes(device):
+            return NO_FOREIGN_LOAD
+        reading = read_foreign_load(device, counted, list(self._shares_on(device, leases)))
+        return follow_foreign_load(self._loads.get(device.id, NO_FOREIGN_LOAD), reading, counted, now, bound)
+
+    def _counts(self, device: Device, foreign: ForeignProcess) -> bool:
+        """Return whether the process still runs.
+
+        This system does not know a process that has just ended, or one in another container. The latter was in the
+        previous snapshot as well.
+        """
+        is_known = foreign.user is not None
+        return is_known or self._snapshot is None or (device.id, foreign.process.pid) in self._unknown
+
+    def _shares_on(self, device: Device, leases: Sequence[Lease]) -> Iterator[Share]:
+        """Yield the shares on the device of live leases and of leases that ended since the previous snapshot."""
+        live = {lease.id for lease in leases}
+        for lease in (*leases, *(each for each in self._leases if each.id not in live)):
+            share = lease.on(device.id)
+            if share is not None:
+                yield share

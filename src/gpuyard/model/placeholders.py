@@ -1,0 +1,164 @@
+"""Placeholders: those of commands and variables (`{lr}`, `{index}`), and those of the patterns of `--output` and
+`--error`, which have the placeholders of Slurm as well (`%j`, `%4a` for four digits).
+
+The names `job`, `array`, `index`, `name`, `attempt`, `user` and `host` are known in a pattern for every job; a value
+of a sweep or a table with the same name wins. Braces that name no placeholder stay as they are.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from gpuyard.errors import UserError
+
+
+class ArrayElement(Struct, frozen=True, kw_only=True):
+    """What distinguishes one job of a submission from the others."""
+
+    index: int | None = None
+    values: dict[str, str] = {}
+    command: tuple[str, ...] | None = None
+
+
+# The first name of an expression with three, two, or one pair of braces; the shell reads `${NAME}` itself.
+_PLACEHOLDER = re.compile(r"\{\{\{(\w+)\}\}\}|\{(\{\w+\})\}|(?<!\$)\{(\w+)\}")
+_SIMILAR = 0.5
+
+
+def fill_in(arguments: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """Replace placeholders in one pass: a value that looks like a placeholder is not replaced again. Names that are
+    not in `values` stay as they are."""
+
+    def replace(found: re.Match[str]) -> str:
+        in_braces, literal, name = found.groups()
+        if literal is not None:
+            return str(literal)
+        if in_braces is not None:
+            return f"{{{values[in_braces]}}}" if in_braces in values else found[0]
+        return values.get(name, found[0])
+
+    return tuple(_PLACEHOLDER.sub(replace, each) if "{" in each else each for each in arguments)
+
+
+def used_names(texts: Sequence[str]) -> list[str]:
+    """Return the names of the placeholders, in order."""
+    found = (match for text in texts if "{" in text for match in _PLACEHOLDER.finditer(text))
+    return [match[1] or match[3] for match in found if match[2] is None]
+
+
+def check_known(texts: Sequence[str], known: Collection[str], source: str) -> None:
+    """Refuse a placeholder that nothing fills in. `source` is where values come from, such as "--sweep"."""
+    unknown = next((name for name in used_names(texts) if name not in known), None)
+    if unknown is None:
+        return
+    literal = f"write {{{{{unknown}}}}} for the text {{{unknown}}}"
+    near = nearest(unknown, known)
+    if near is None:
+        names = ", ".join(map("{{{}}}".format, known))
+        raise UserError(
+            f"{{{unknown}}} is not a placeholder: {source} gives {names}",
+            hint=f"{literal}, or give a value for it",
+        )
+    raise UserError(
+        f"{{{unknown}}} is not a placeholder of {source}; did you mean {{{near}}}?", hint=f"change it, or {literal}"
+    )
+
+
+def check_used(texts: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a sweep over a value that no placeholder uses: its jobs would be alike."""
+    used = used_names(texts)
+    unused = next((name for name in names if name not in used), None)
+    if unused is None:
+        return
+    near = nearest(unused, [name for name in used if name not in names])
+    meant = "" if near is None else f"; did you mean {{{unused}}} instead of {{{near}}}?"
+    raise UserError(
+        f"no placeholder uses the values of --sweep {unused}{meant}",
+        hint=f"write {{{unused}}} into the command, or --env {unused.upper()}={{{unused}}}",
+    )
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that is most like `name`, apart from capitals; None if none is similar."""
+    folded = {each.casefold(): each for each in known}
+    found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_SIMILAR)
+    return folded[found[0]] if found else None
+
+
+# As sbatch calls them.
+_LETTERS = {"j": "job", "A": "array", "a": "index", "x": "name", "u": "user", "N": "host"}
+_NAMES = ("job", "array", "index", "name", "attempt", "user", "host")
+_PATTERN_PLACEHOLDER = re.compile(r"%(\d{0,2})(.?)|\{(\w+)\}", re.DOTALL)
+_KNOWN = "%j or {job}, %A or {array}, %a or {index}, %x or {name}, {attempt}, %u or {user}, %N or {host}, %% for a %"
+
+
+def fill_pattern(pattern: str, own: Mapping[str, str], values: Mapping[str, str]) -> str:
+    """Return the path: `own` has a text for each name that is known for every job, `values` for those of the job."""
+
+    def replace(found: re.Match[str]) -> str:
+        digits, letter, name = found.groups()
+        if name is not None:
+            return values.get(name, own.get(name, found[0]))
+        return "%" if letter == "%" else own[_LETTERS[letter]].zfill(int(digits or 0))
+
+    # Values may contain bytes that are not UTF-8, as lone surrogates.
+    return _PATTERN_PLACEHOLDER.sub(replace, pattern).encode(errors="replace").decode()
+
+
+def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable[ArrayElement], *, is_many: bool) -> None:
+    """Refuse a pattern that names no file, has an unknown placeholder, or names the same file for several jobs.
+
+    elements: the jobs of the submission; of an array, one of them."""
+    _check_path(option, pattern, cwd)
+    elements = list(elements)
+    used = {(name or "", _LETTERS.get(letter, letter)) for _, letter, name in _PATTERN_PLACEHOLDER.findall(pattern)}
+    used.discard(("", "%"))
+    values = elements[0].values if elements else {}
+    for name, own in used:
+        _check_placeholder(option, name or own, values if name else {}, has_index=elements[0].index is not None)
+    names = {name or own for name, own in used}
+    if is_many and not _tells_apart(names, elements):
+        raise UserError(
+            f"all jobs would write to the same file: --{option} {pattern}",
+            hint="put " + ("{index} or " if elements[0].index is not None else "") + "{job} into it",
+        )
+
+
+def names_host(pattern: str) -> bool:
+    return any("host" in (name, _LETTERS.get(letter)) for _, letter, name in _PATTERN_PLACEHOLDER.findall(pattern))
+
+
+def _check_path(option: str, pattern: str, cwd: str) -> None:
+    if not pattern or pattern.endswith("/"):
+        raise UserError(f"--{option} '{pattern}' names no file", hint=f"such as --{option} logs/%j.txt")
+    if not pattern.isprintable():
+        raise UserError(f"--{option} takes plain text", hint="remove characters that cannot be printed")
+    if pattern.startswith("~"):
+        raise UserError(f"--{option} {pattern}: only a shell replaces ~", hint='write it as "$HOME/…"')
+    if not pattern.startswith("/") and not cwd.isprintable():
+        raise UserError(
+            f"--{option} starts in the job's folder, and the name of that is not plain text", hint="give a whole path"
+        )
+
+
+def _check_placeholder(option: str, name: str, values: Mapping[str, str], *, has_index: bool) -> None:
+    if name in values or (name in _NAMES and (has_index or name != "index")):
+        return
+    if name == "index":
+        raise UserError(f"--{option}: this job has no index", hint="only --array gives one; {job} is its id")
+    shown = f"%{name}" if len(name) < 2 else f"{{{name}}}"
+    raise UserError(
+        f"--{option}: there is no placeholder {shown}", hint=", ".join([_KNOWN, *map("{{{}}}".format, values)])
+    )
+
+
+def _tells_apart(names: set[str], elements: list[ArrayElement]) -> bool:
+    """Return whether each job gets a file of its own. An array has one element here, and differs by index and id."""
+    values = names & set(elements[0].values)
+    if "job" in names - values or ("index" in names - values and elements[0].index is not None):
+        return True
+    return len(elements) > 1 and len({tuple(each.values[name] for name in values) for each in elements}) == len(
+        elements
+    )

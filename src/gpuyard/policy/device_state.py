@@ -1,0 +1,323 @@
+"""Free memory and load of a device, from what its leases reserve and what was measured; and where its memory is, in
+words.
+
+Free memory is the capacity, less the memory of foreign processes, less for each lease the larger of its reservation and
+its measured use. Beside leases of uncertain need a margin stays free (`margin_mb`). Where the driver lists no
+processes, foreign ones are charged what they held when the leases were granted, and all use beyond what is reserved.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.model.lease import Holder, Need, Share
+from gpuyard.model.snapshot import Device
+from gpuyard.model.units import format_size
+from gpuyard.policy.estimates import margin_mb
+from gpuyard.policy.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
+from gpuyard.policy.numbers import IDLE_PERCENT, SURENESS, UNKNOWN_PERCENT
+from gpuyard.policy.wait_reasons import list_holders
+
+# Behind any load that jobs can cause: a device that is the last choice (`Device.is_last_choice`).
+LAST_CHOICE_PERCENT = 1e9
+
+
+class PromisedShare(Struct, frozen=True, kw_only=True):
+    """A share that is leased (with its `lease_id`), claimed by this plan, or reserved for a request ahead."""
+
+    share: Share
+    holder: Holder
+    measured_mb: float | None = None
+    is_reservation: bool = False
+    lease_id: str | None = None
+
+
+class DeviceState:
+    """A device and its promised shares, with their sums. Never changes after construction.
+
+    load_percent: how busy the device is known to be; shares of unknown load count as 0.
+    expected_percent: how busy it may become; shares of unknown load count as 100%.
+    lease_count: promised shares without reservations.
+    members: remembered by `sharing` for each caution.
+    memory_text: where its memory went, remembered by `memory_text`.
+    """
+
+    __slots__ = (
+        "capacity_mb",
+        "device",
+        "expected_percent",
+        "foreign",
+        "foreign_mb",
+        "free_mb",
+        "is_exclusive",
+        "is_loaded",
+        "lease_count",
+        "load_percent",
+        "margin_mb",
+        "measured_percent",
+        "members",
+        "memory_text",
+        "promises",
+        "spreads",
+        "squares",
+        "sureness",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        device: Device,
+        promises: Sequence[PromisedShare],
+        measured_percent: float | None,
+        foreign: ForeignLoad = NO_FOREIGN_LOAD,
+        sureness: float = SURENESS,
+    ) -> None:
+        self.device = device
+        self.sureness = sureness
+        self.measured_percent = measured_percent
+        self.foreign = foreign
+        self.capacity_mb = capacity(device)
+        self.promises = promises
+        self.memory_text: str | None = None
+        self.members: dict[float, Sequence[tuple[float, float]]] = {}
+        self.is_exclusive = False
+        self.lease_count = 0
+        known = expected = self.spreads = self.squares = 0.0
+        for each in promises:
+            share = each.share
+            self.is_exclusive = self.is_exclusive or share.is_exclusive
+            self.lease_count += not each.is_reservation
+            known += share.load_percent or 0.0
+            expected += UNKNOWN_PERCENT if share.load_percent is None else share.load_percent
+            if share.spread_mb:
+                self.spreads += share.spread_mb
+                self.squares += share.spread_mb * share.spread_mb
+        foreign_percent = foreign.percent if foreign.percent > IDLE_PERCENT else 0.0
+        # On a device without leases, the measured load may come from a job that has just ended.
+        measured = (measured_percent or 0.0) if promises else 0.0
+        self.load_percent = max(known + foreign_percent, measured)
+        self.expected_percent = max(expected + foreign_percent, measured)
+        self.is_loaded = bool(promises) or foreign_percent > 0.0
+        self.margin_mb = margin_mb(self.spreads, self.squares, sureness) if self.spreads else 0.0
+        size = self.capacity_mb
+        self.foreign_mb = self._find_foreign_mb()
+        charged = sum([charged_mb(promise, size) for promise in promises]) if size is not None else 0.0
+        self.free_mb = None if size is None else size - self.foreign_mb - self.margin_mb - charged
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a request ahead has reserved a share of the device."""
+        return self.lease_count < len(self.promises)
+
+    @property
+    def charged_mb(self) -> float | None:
+        """Memory that foreign processes hold or that is promised."""
+        return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb
+
+    def needed_mb(self, need: Need) -> float | None:
+        """Return the memory that the need asks for, in view of the uncertain needs on this device; None if it does not
+        say."""
+        need = need.on(self.device.id) if need.memory_on else need
+        reserved, spread = need.reserved_mb, need.spread_mb
+        # Alone on a device, a job gets all of it, however much it may come to need.
+        if reserved is None or not spread or not self.promises:
+            return need.required_mb
+        after = margin_mb(self.spreads + spread, self.squares + spread * spread, self.sureness)
+        return reserved + after - self.margin_mb
+
+    @property
+    def unreserved_mb(self) -> float:
+        """Memory that the promised shares do not reserve, whatever is measured; 0 if the size is unknown."""
+        size = self.capacity_mb or 0.0
+        return size - self.margin_mb - sum(reserved_mb(promise, size) for promise in self.promises)
+
+    def with_promise(self, promise: PromisedShare) -> "DeviceState":
+        promises = [*self.promises, promise]
+        return DeviceState(self.device, promises, self.measured_percent, self.foreign, self.sureness)
+
+    def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceState":
+        """Return the state after these leases, or all, have ended. The measured load of today says nothing about it."""
+        left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
+        return self if len(left) == len(self.promises) else self._with_only(left)
+
+    def _with_only(self, left: list[PromisedShare]) -> "DeviceState":
+        foreign = self.foreign_mb
+        used = foreign + min(self._leased_use_mb(left), (self.device.memory_used_mb or 0.0) - foreign)
+        device = replace(
+            self.device,
+            memory_used_mb=used,
+            memory_free_mb=None if self.capacity_mb is None else self.capacity_mb - used,
+            utilization_percent=None,
+            power_draw_w=None,
+        )
+        return DeviceState(device, left, None, self.foreign, self.sureness)
+
+    def _find_foreign_mb(self) -> float:
+        """Return the memory of foreign processes: all use, less what leases were measured to use or may use
+        unmeasured."""
+        used = self.device.memory_used_mb or 0.0
+        unexplained = max(0.0, used - self._leased_use_mb(self.promises))
+        if not self.device.hides_processes:
+            return unexplained
+        before = max((each.share.foreign_mb or 0.0 for each in self.promises), default=0.0)
+        return max(unexplained, min(before, used))
+
+    def _leased_use_mb(self, promises: Iterable[PromisedShare]) -> float:
+        size = self.capacity_mb or 0.0
+        total = 0.0
+        for each in promises:
+            if each.measured_mb is not None:
+                total += each.measured_mb
+            elif not each.is_reservation:
+                total += charged_mb(each, size)
+        return total
+
+
+def charged_mb(promise: PromisedShare, capacity_mb: float) -> float:
+    """Return the larger of the reserved and the measured memory."""
+    return max(reserved_mb(promise, capacity_mb), promise.measured_mb or 0.0)
+
+
+def reserved_mb(promise: PromisedShare, capacity_mb: float) -> float:
+    """Return the reserved memory. An exclusive share reserves the whole device."""
+    reserved = promise.share.memory_mb
+    return capacity_mb if promise.share.is_exclusive or reserved is None else reserved
+
+
+def capacity(device: Device) -> float | None:
+    """Return used plus free memory, as a driver keeps a part of the total for itself."""
+    if device.memory_used_mb is not None and device.memory_free_mb is not None:
+        return device.memory_used_mb + device.memory_free_mb
+    return device.memory_total_mb
+
+
+# Less than this is not worth a word.
+_LEAST_MB = 1.0
+
+
+def describe_memory(state: DeviceState) -> str:
+    """Return where the memory went that is not free, such as `6 GB used by job 3, 2 GB kept for job 9, ahead in the
+    queue`; an empty text if all is free or the size of the device is unknown."""
+    if state.memory_text is None:
+        state.memory_text = "" if state.capacity_mb is None else ", ".join(_parts(state, state.capacity_mb))
+    return state.memory_text
+
+
+def _parts(state: DeviceState, capacity_mb: float) -> Iterator[str]:
+    leases = [each for each in state.promises if not each.is_reservation]
+    ahead = [each for each in state.promises if each.is_reservation]
+    users = [each for each in leases if (each.measured_mb or 0.0) >= _LEAST_MB]
+    if users:
+        yield f"{format_size(sum(each.measured_mb or 0.0 for each in users))} used by {_names(users)}"
+    if state.foreign_mb >= _LEAST_MB:
+        yield f"{format_size(state.foreign_mb)} used by processes outside gpuyard"
+    kept = [each for each in leases if _kept_mb(each, capacity_mb) >= _LEAST_MB]
+    if kept:
+        more, whom = ("more ", "them") if _holders(kept) == _holders(users) else ("", _names(kept))
+        whom = "it" if whom == "them" and len(kept) == 1 else whom
+        yield f"{format_size(sum(_kept_mb(each, capacity_mb) for each in kept))} {more}kept for {whom}"
+    if ahead:
+        reserved_mb = sum(charged_mb(each, capacity_mb) for each in ahead)
+        yield f"{format_size(reserved_mb)} kept for {_names(ahead)}, ahead in the queue"
+    if state.margin_mb >= _LEAST_MB:
+        yield f"{format_size(state.margin_mb)} kept in case first runs take more"
+
+
+def _kept_mb(promise: PromisedShare, capacity_mb: float) -> float:
+    """Return what a lease reserves beyond its use. All of it is kept where the driver hides what is used."""
+    return charged_mb(promise, capacity_mb) - (promise.measured_mb or 0.0)
+
+
+def _holders(promises: Sequence[PromisedShare]) -> list[Holder]:
+    return [each.holder for each in promises]
+
+
+def _names(promises: Sequence[PromisedShare]) -> str:
+    return list_holders(_holders(promises))
+
+
+def claimed_share(need: Need, state: DeviceState) -> Share:
+    share = share_of(need, state.device)
+    hides_use = state.device.hides_processes and state.device.memory_used_mb is not None
+    return replace(share, foreign_mb=state.foreign_mb) if hides_use else share
+
+
+def share_of(need: Need, device: Device) -> Share:
+    need = need.on(device.id)
+    return Share(
+        device_id=device.id,
+        memory_mb=need.reserved_mb,
+        load_percent=need.load_percent,
+        is_exclusive=need.is_exclusive,
+        spread_mb=need.spread_mb,
+    )
+
+
+def lease_ids(state: DeviceState) -> list[str]:
+    """Return the leases on the device, each once, in the order of their shares: decisions never depend on hashes."""
+    return list(dict.fromkeys(each.lease_id for each in state.promises if each.lease_id is not None))
+
+
+def has_free_part(state: DeviceState) -> bool:
+    """Return whether the device is neither held exclusively nor full."""
+    return not state.is_exclusive and (not state.promises or state.free_mb is None or state.free_mb > 0.0)
+
+
+class MemoryParts(Struct, frozen=True, kw_only=True):
+    """Own, others', foreign and free memory add up to the capacity; `*_used_mb` is the part of a charge that is
+    used."""
+
+    capacity_mb: float | None
+    own_mb: float | None
+    own_used_mb: float | None
+    others_mb: float | None
+    others_used_mb: float | None
+    foreign_mb: float | None
+    free_mb: float | None
+
+
+def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractSet[str]) -> MemoryParts:
+    """Return the parts of a device's memory; None is unknown. `own` has the ids of this queue's leases."""
+    mine = [promise for promise in promises if promise.lease_id in own]
+    others = [promise for promise in promises if promise.lease_id not in own]
+    mine_mb, others_mb = _used(mine), _used(others)
+    state = DeviceState(device, promises, None)
+    parts = MemoryParts(
+        capacity_mb=None,
+        own_mb=None,
+        own_used_mb=mine_mb,
+        others_mb=None,
+        others_used_mb=others_mb,
+        foreign_mb=None,
+        free_mb=None,
+    )
+    size = state.capacity_mb
+    if size is None or state.free_mb is None:
+        return parts
+    charged = [sum((charged_mb(promise, size) for promise in part), _margin_of(part, state)) for part in (mine, others)]
+    left = size
+    mine_used, left = _take(left, mine_mb or 0.0)
+    others_used, left = _take(left, others_mb or 0.0)
+    foreign, left = _take(left, state.foreign_mb)
+    mine_reserved, left = _take(left, charged[0] - mine_used)
+    others_reserved, left = _take(left, charged[1] - others_used)
+    own_mb, others_mb = mine_used + mine_reserved, others_used + others_reserved
+    return replace(parts, capacity_mb=size, own_mb=own_mb, others_mb=others_mb, foreign_mb=foreign, free_mb=left)
+
+
+def _take(left: float, wanted: float) -> tuple[float, float]:
+    taken = min(left, max(0.0, wanted))
+    return taken, left - taken
+
+
+def _margin_of(part: Sequence[PromisedShare], state: DeviceState) -> float:
+    """Return the part of the device's margin that is due to the spread of these shares."""
+    spread = sum(promise.share.spread_mb for promise in part)
+    return state.margin_mb * spread / state.spreads if spread else 0.0
+
+
+def _used(promises: Sequence[PromisedShare]) -> float | None:
+    """Return the measured use of all; None where the driver hides that of any."""
+    known = [promise.measured_mb for promise in promises if promise.measured_mb is not None]
+    return sum(known, 0.0) if len(known) == len(promises) else None

@@ -1,0 +1,128 @@
+"""What keeps jobs from starting for a while: too little free space on a disk, and limits of the system, after which one
+job is tried first.
+"""
+
+from collections.abc import Iterator
+from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.model.job_spec import DiskLimits, JobSpec
+from gpuyard.model.units import format_size
+from gpuyard.policy.numbers import FIRST_DELAY_S, LONGEST_DELAY_S, REPORTED_WITHIN_S
+from gpuyard.policy.wait_reasons import Reason, ReasonKind
+
+CONFIGURED = "min_free_disk under [host] in the configuration"
+
+
+class DiskFigure(Struct, frozen=True, kw_only=True):
+    """The disk of a folder. Space that only root may use does not count as free; None: unknown. `silent_s`: for how
+    long it has not answered."""
+
+    folder: str
+    free_mb: float | None = None
+    total_mb: float | None = None
+    silent_s: float | None = None
+
+
+def disk_reason(figure: DiskFigure | None, least_mb: float, what: str, remedy: str) -> Reason | None:
+    """Return why nothing that writes to this disk may start now; None if it may. Without a `figure`, the disk is being
+    read. `what` names the disk, such as "the disk of the queue"."""
+    if least_mb <= 0:
+        return None
+    if figure is None:
+        return Reason(ReasonKind.DISK_FULL, f"the free space of {what} is being read")
+    where = f"{what} ({figure.folder})"
+    if figure.silent_s is not None:
+        text = f"{where} has not answered for {figure.silent_s:.0f} s"
+        return Reason(ReasonKind.DISK_FULL, text, needed=least_mb)
+    if figure.free_mb is None or figure.free_mb >= least_mb:
+        return None
+    text = f"{where} has {format_size(figure.free_mb)} free < {format_size(least_mb)}"
+    return Reason(
+        ReasonKind.DISK_FULL,
+        text,
+        had=figure.free_mb,
+        needed=least_mb,
+        remedy=f"free some space; {remedy} is the limit",
+    )
+
+
+def writes_files(spec: JobSpec) -> bool:
+    """Return whether disks other than those of the queue matter to the job, or a limit of its own."""
+    return not spec.engine and (spec.output is not None or spec.error is not None or spec.disk != DiskLimits())
+
+
+def output_folders(spec: JobSpec) -> Iterator[str]:
+    """Yield the folders that the job writes to, as far as they are known: the part of a pattern before its first
+    placeholder."""
+    patterns = dict.fromkeys(pattern for pattern in (spec.output, spec.error) if pattern is not None)
+    folders = [_known_folder(spec.cwd, pattern) for pattern in patterns]
+    yield from dict.fromkeys([*folders, *(() if spec.disk.output_root is None else (spec.disk.output_root,))])
+
+
+def _known_folder(cwd: str, pattern: str) -> str:
+    path = pattern if pattern.startswith("/") else f"{cwd}/{pattern}"
+    known: list[str] = []
+    for name in path.split("/")[:-1]:
+        if "%" in name or "{" in name:
+            break
+        known.append(name)
+    return "/".join(known) or "/"
+
+
+_MOST_IN_A_ROW = 3
+
+
+class ResourceLimit(Struct, frozen=True, kw_only=True):
+    """What kept a program from starting. `is_own`: it concerns only files that its job names."""
+
+    text: str
+    remedy: str = ""
+    is_own: bool = False
+
+
+class StartBackoff(Struct, frozen=True, kw_only=True):
+    """`tried_at` is the start of the one job that is tried after a delay."""
+
+    limit: ResourceLimit | None = None
+    delay_s: float = 0.0
+    retry_at: float = 0.0
+    tried_at: float | None = None
+    failed_job: int | None = None  # the last one that failed, `in_a_row` times
+    in_a_row: int = 0
+
+    def after_failure(self, limit: ResourceLimit, job_id: int, now: float) -> Self:
+        """Wait for longer. Further failures of the same batch, which come during the wait, make it no longer."""
+        if self.limit is not None and self.tried_at is None and now < self.retry_at:
+            return replace(self, limit=limit)
+        delay_s = min(LONGEST_DELAY_S, max(FIRST_DELAY_S, 2 * self.delay_s))
+        in_a_row = self.in_a_row + 1 if job_id == self.failed_job else 1
+        return replace(
+            self,
+            limit=limit,
+            delay_s=delay_s,
+            retry_at=now + delay_s,
+            tried_at=None,
+            failed_job=job_id,
+            in_a_row=in_a_row,
+        )
+
+    def after_start(self, now: float) -> Self:
+        """Note a start: if nothing is heard of it, the limit has passed."""
+        return self if self.limit is None else replace(self, tried_at=now, retry_at=now + REPORTED_WITHIN_S)
+
+    def at(self, now: float) -> Self:
+        """Return the state at this time: without a limit once the job that was tried has begun."""
+        return type(self)() if self.tried_at is not None and now >= self.retry_at else self
+
+    def is_set_aside(self, limit: ResourceLimit, job_id: int) -> bool:
+        """Return whether the job is to wait for 30 s, so that another one can be tried."""
+        return limit.is_own or (job_id == self.failed_job and self.in_a_row >= _MOST_IN_A_ROW)
+
+    def most_starts(self, now: float) -> int | None:
+        """Return how many jobs may start; None for any number."""
+        if self.limit is None:
+            return None
+        return int(self.tried_at is None and now >= self.retry_at)

@@ -1,1 +1,0 @@
-"""Apple: `powermetrics` for power, `ioreg` for the rest, unified memory from `sysctl`."""

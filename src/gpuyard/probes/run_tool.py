@@ -1,0 +1,270 @@
+"""Run vendors' command-line tools with a timeout that always holds, and the calls that make up a reading.
+
+A tool gets its own session, no input, the C locale, and a timeout, after which it is killed with its children. A tool
+that hangs in a driver call cannot be killed: it is left behind, and not started again while it exists. A failed call
+backs off for one second, doubled with each failure, at most a minute.
+"""
+
+import contextlib
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from msgspec import Struct
+
+from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing, ProbeTimeout
+from gpuyard.model.snapshot import Problem, Reading, Vendor
+
+MAX_OUTPUT_BYTES = 32 * 1024 * 1024
+_AFTER_EXIT_S = 0.1  # a grandchild may hold the pipe open after the tool itself has ended
+_REAP_S = 0.2
+_DENIED = re.compile(
+    r"permission denied|operation not permitted|superuser|must be (?:run|invoked|executed) as|requires? root"
+    r"|insufficient permissions?|access denied|are you root",
+    re.IGNORECASE,
+)
+_stuck: dict[str, subprocess.Popen[bytes]] = {}
+
+
+class ToolOutput(Struct, frozen=True, kw_only=True):
+    name: str
+    stdout: str
+    stderr: str
+    status: int | None
+
+    def require_success(self) -> str:
+        """Return the standard output, or raise if the tool failed. `status` is None if we ended the tool."""
+        if self.status not in (0, None):
+            raise self.failure()
+        return self.stdout
+
+    def failure(self) -> ProbeCrashed | ProbeDenied:
+        said = f"{self.stderr}\n{self.stdout}"
+        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it printed nothing")
+        if _DENIED.search(said):
+            return ProbeDenied(self.name, f"permission denied: {last[:200]}", hint="run it as root")
+        end = f"signal {-self.status}" if self.status and self.status < 0 else f"status {self.status}"
+        hint = f"run `{self.name}` yourself to see why"
+        return ProbeCrashed(self.name, f"it ended with {end}: {last[:200]}", hint=hint)
+
+
+def find_tool(name: str) -> str:
+    """Return the path of the tool; raise ProbeMissing or ProbeDenied."""
+    path = shutil.which(name)
+    if path is not None:
+        return path
+    candidates = (os.path.join(folder, name) for folder in os.get_exec_path())
+    denied = next(filter(os.path.isfile, candidates), None)
+    if denied is not None:
+        raise ProbeDenied(name, f"{denied} is not executable", hint=f"chmod +x {denied}")
+    raise ProbeMissing(name, "not installed, or not on PATH")
+
+
+def find_any_tool(names: Sequence[str]) -> None:
+    """Raise ProbeMissing if none of the tools is installed. A tool that is not executable counts as installed."""
+    for name in names:
+        with contextlib.suppress(ProbeMissing):
+            with contextlib.suppress(ProbeDenied):
+                find_tool(name)
+            return
+    raise ProbeMissing(", ".join(names), "not installed, or not on PATH")
+
+
+def run_tool(argv: Sequence[str], timeout_s: float, *, enough: Callable[[bytes], object] | None = None) -> ToolOutput:
+    """Run `argv` until it exits, `enough(output so far)` returns True, or the timeout passes (ProbeTimeout)."""
+    name = argv[0]
+    path = find_tool(name)
+    _refuse_while_stuck(name)
+    deadline = time.monotonic() + timeout_s
+    process = _spawn(name, path, argv)
+    try:
+        stdout, stderr, finished = _collect(process, deadline, enough)
+    finally:
+        _end(name, process)
+    if not finished:
+        hint = f"run `{' '.join(argv)}` yourself to see why"
+        raise ProbeTimeout(name, f"no answer within {timeout_s:.1f} s", hint=hint)
+    stopped = enough is not None and enough(stdout)
+    return ToolOutput(
+        name=name,
+        stdout=stdout.decode("utf-8", "replace"),
+        stderr=stderr.decode("utf-8", "replace"),
+        status=None if stopped else process.returncode,
+    )
+
+
+def _spawn(name: str, path: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [path, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except PermissionError as error:
+        raise ProbeDenied(name, f"{path} cannot be executed: {error.strerror}") from error
+    except FileNotFoundError as error:
+        raise ProbeCrashed(name, f"{path} cannot start: its interpreter is missing") from error
+    except OSError as error:
+        raise ProbeCrashed(name, f"{path} cannot start: {error.strerror}") from error
+
+
+def _collect(
+    process: subprocess.Popen[bytes], deadline: float, enough: Callable[[bytes], object] | None
+) -> tuple[bytes, bytes, bool]:
+    """Return standard output, standard error, and whether the tool finished or printed enough."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    chunks: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    finished = False
+    with selectors.DefaultSelector() as selector:
+        for pipe in chunks:
+            selector.register(pipe, selectors.EVENT_READ, pipe)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            if not finished and process.poll() is not None:
+                finished, deadline = True, min(deadline, time.monotonic() + _AFTER_EXIT_S)
+            for key, _ in selector.select(min(left, 0.02) if finished else min(left, 0.1)):
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fileobj)
+                chunks[key.data] += data
+            if len(chunks[process.stdout]) > MAX_OUTPUT_BYTES or (enough and enough(bytes(chunks[process.stdout]))):
+                finished = True
+                break
+        else:
+            finished = finished or _ended_by(process, deadline)
+    return bytes(chunks[process.stdout]), bytes(chunks[process.stderr]), finished
+
+
+def _ended_by(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end(name: str, process: subprocess.Popen[bytes]) -> None:
+    """Kill the remaining processes of the tool, and remember a tool that survives SIGKILL."""
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    if process.poll() is None:
+        _kill_descendants(process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if not _ended_by(process, time.monotonic() + _REAP_S):
+        _stuck[name] = process
+
+
+def _kill_descendants(pid: int) -> None:
+    """Kill descendants that left the tool's session, which killpg does not reach."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+
+
+def _refuse_while_stuck(name: str) -> None:
+    stuck = _stuck.pop(name, None)
+    if stuck is not None and stuck.poll() is None:
+        _stuck[name] = stuck
+        message = f"process {stuck.pid} of an earlier call hangs and cannot be killed"
+        raise ProbeTimeout(name, message, hint="the driver is stuck: see dmesg; a reboot may be needed")
+
+
+_MISSING_S = 60.0
+_LONGEST_S = 60.0
+_MOST_DOUBLINGS = 10  # 2.0 ** 1024 overflows
+_TIME_GIVEN = re.compile(r" within \d+(?:\.\d+)? s\b")
+
+
+class Deadline:
+    def __init__(self, timeout_s: float) -> None:
+        self._at = time.monotonic() + timeout_s
+
+    def left(self) -> float:
+        """Return the seconds until the deadline, at least 0."""
+        return max(0.0, self._at - time.monotonic())
+
+    def is_over(self) -> bool:
+        return self.left() == 0.0
+
+
+class Backoff:
+    def __init__(self) -> None:
+        self._failures = 0
+        self._until = 0.0
+
+    def is_resting(self, now: float) -> bool:
+        return self._failures > 0 and now < self._until
+
+    def fail(self, kind: str, now: float) -> None:
+        """Record a failure of this kind of ProbeError. A missing tool is not looked for again within a minute."""
+        self._failures += 1
+        doublings = min(self._failures - 1, _MOST_DOUBLINGS)
+        self._until = now + (_MISSING_S if kind == "missing" else min(_LONGEST_S, 2.0**doublings))
+
+    def succeed(self) -> None:
+        self._failures = 0
+
+
+def as_problem(error: ProbeError, vendor: Vendor) -> Problem:
+    return Problem(source=error.source, kind=error.kind, message=error.message, hint=error.hint, vendor=vendor)
+
+
+def problem_beside(error: ProbeError, vendor: Vendor, about: str | None = None) -> Problem:
+    """Return the problem of one failed call in a reading that otherwise succeeded; `about` names the failed part.
+
+    The remaining time differs between readings, so the message leaves it out: otherwise it would look new each time.
+    """
+    message = _TIME_GIVEN.sub(" in time", f"{about}: {error.message}" if about else error.message)
+    return Problem(source=error.source, kind=error.kind, message=message, hint=error.hint, vendor=vendor)
+
+
+def run_until(argv: Sequence[str], deadline: Deadline, *, enough: Callable[[bytes], bool] | None = None) -> ToolOutput:
+    """Run the tool within the remaining time. Raise ProbeTimeout without starting it if none remains."""
+    if deadline.is_over():
+        raise ProbeTimeout(argv[0], f"no time was left for `{' '.join(argv)}`")
+    return run_tool(argv, deadline.left(), enough=enough)
+
+
+class OptionalCall:
+    """An optional call of a reading. While it backs off after a failure, it returns the same problem again."""
+
+    def __init__(self, source: str, vendor: Vendor, about: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._vendor = vendor
+        self._about = about
+        self._clock = clock
+        self._backoff = Backoff()
+        self._failed = Reading()
+
+    def ask(self, call: Callable[[], Reading], deadline: Deadline) -> Reading:
+        """Return the reading of `call`, or a reading that has only the problem with it."""
+        if self._backoff.is_resting(self._clock()):
+            return self._failed
+        if deadline.is_over():
+            # The other calls used up the time. Backing off here would retry it in step with them.
+            return self._without(ProbeTimeout(self._source, "no time was left for it"))
+        try:
+            answer = call()
+        except ProbeError as error:
+            self._backoff.fail(error.kind, self._clock())
+            self._failed = self._without(error)
+            return self._failed
+        self._backoff.succeed()
+        return answer
+
+    def _without(self, error: ProbeError) -> Reading:
+        return Reading(problems=(problem_beside(error, self._vendor, self._about),))

@@ -1,0 +1,189 @@
+"""All engines behind one interface: the local engine, and cluster engines, which are opened when a job needs them."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from gpuyard.errors import EnvironmentFault, GpuyardError
+from gpuyard.model.cluster_terms import Offer
+from gpuyard.model.job import Attempt
+from gpuyard.ports import Ended, Engine, HostEngine, IsCutOff, Launch, Prepared, Signalling, SiteStatus
+
+T = TypeVar("T")
+Report = TypeVar("Report", Ended, SiteStatus)
+_log = logging.getLogger(__name__)
+# Opening an engine takes a while, so a failed attempt is not repeated at each step.
+OPEN_AGAIN_S = 30.0
+
+
+class EngineSet:
+    """Attempts of an engine that cannot be opened wait until it can.
+
+    Engines report wall times, their own or of other machines; `from_wall` makes them times of the queue.
+    """
+
+    def __init__(
+        self,
+        local: HostEngine,
+        open_engine: Callable[[str], Engine] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        from_wall: Callable[[float], float] = float,
+    ) -> None:
+        self._local = local
+        self._open_engine = open_engine
+        self._from_wall = from_wall
+        self._monotonic = monotonic
+        self._clusters: dict[str, Engine] = {}
+        self._faults: dict[str, tuple[str, float]] = {}  # by engine: message, and when to try again
+        self._orphans: dict[str, list[Attempt]] = {}
+        self._failing: set[str] = set()
+
+    def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
+        return self._engine(launch.engine).prepare(launch, lease_descriptor)
+
+    def start_prepared(self) -> None:
+        for engine in self._all():
+            engine.start_prepared()
+
+    def discard_prepared(self) -> None:
+        for engine in self._all():
+            engine.discard_prepared()
+
+    def adopt(self, attempts: Sequence[Attempt]) -> None:
+        self._local.adopt([attempt for attempt in attempts if not attempt.engine])
+        for name in dict.fromkeys(attempt.engine for attempt in attempts if attempt.engine):
+            self._orphans[name] = [attempt for attempt in attempts if attempt.engine == name]
+            try:
+                self._engine(name)
+            except EnvironmentFault as error:
+                _log.error("%s; its attempts wait until it can be opened", error)
+
+    def ended(self, is_cut_off: IsCutOff | None = None, *, has_unrecorded: bool = False) -> list[Ended]:
+        """Return what `HostEngine.ended` does. Cluster engines are asked once all earlier ends are recorded."""
+        for name in list(self._orphans):
+            with contextlib.suppress(EnvironmentFault):  # `adopt` has logged it
+                self._engine(name)
+        ends = self._local.ended(is_cut_off, has_unrecorded=has_unrecorded)
+        ends = self._in_queue_time([*ends, *([] if has_unrecorded else self._ask_clusters(lambda each: each.ended()))])
+        return [
+            each if each.warned_at is None else replace(each, warned_at=self._from_wall(each.warned_at))
+            for each in ends
+        ]
+
+    def is_ready(self) -> bool:
+        """Return whether the local engine can start attempts at once; else it gets ready."""
+        return self._local.is_ready()
+
+    def begun(self) -> list[SiteStatus]:
+        """Return the attempts of slices on this machine that have begun since the last call. Ask after `ended`, and
+        record them before those ends."""
+        return self._in_queue_time(self._local.site_changes())
+
+    def _signal_at_site(self, attempt: Attempt, signum: int) -> int:
+        try:
+            return self._cluster(attempt.engine).signal(attempt, signum)
+        except EnvironmentFault:
+            return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
+
+    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
+        """Do as `signal` for each attempt; None for those on this machine for which that is under way."""
+        local = [attempt for attempt in attempts if not attempt.engine]
+        counts = self._local.signal_each(local, signum) if local else []
+        known = {each.key: count for each, count in zip(local, counts, strict=True)}
+        return [self._signal_at_site(each, signum) if each.engine else known[each.key] for each in attempts]
+
+    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
+        """Signal each attempt, those on this machine soon."""
+        for attempt in attempts:
+            if attempt.engine:
+                self._signal_at_site(attempt, signum)
+        if local := [attempt for attempt in attempts if not attempt.engine]:
+            self._local.signal_each(local, signum, Signalling.SOON)
+
+    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
+        """Signal the processes of attempts on this machine that handle the signal; None while that is under way."""
+        return self._local.signal_each(attempts, signum, Signalling.HANDLERS)
+
+    def withdraw(self, attempts: Sequence[Attempt]) -> set[str]:
+        """Return the keys of the attempts whose engine was asked: ask again for those of one that cannot be opened."""
+        asked = set[str]()
+        for attempt in attempts:
+            with contextlib.suppress(EnvironmentFault):
+                self._engine(attempt.engine).withdraw(attempt)
+                asked.add(attempt.key)
+        return asked
+
+    def site_changes(self) -> list[SiteStatus]:
+        return self._in_queue_time(self._ask_clusters(lambda engine: engine.site_changes()))
+
+    def offer_of(self, name: str) -> Offer:
+        """Return what the engine accepts now; its fault, if it cannot be opened."""
+        try:
+            return self._cluster(name).offer()
+        except EnvironmentFault as error:
+            return Offer(trouble=_with_hint(error))
+        except Exception as error:  # noqa: BLE001 - a plugin's code
+            return Offer(trouble=f"the engine {name} failed: {type(error).__name__}: {error}")
+
+    def is_closed(self, name: str) -> bool:
+        """Return whether the engine could not be opened; it is tried again after OPEN_AGAIN_S seconds."""
+        return name in self._faults
+
+    def close(self) -> None:
+        for engine in self._all():
+            engine.close()
+
+    def _ask_clusters(self, ask: Callable[[Engine], list[T]]) -> list[T]:
+        """Return the answers of all cluster engines. A plugin that raises is logged once and does not affect others."""
+        answers: list[T] = []
+        for name, engine in self._clusters.items():
+            try:
+                answers += ask(engine)
+            except Exception:  # noqa: BLE001 - a plugin's code
+                if name not in self._failing:
+                    _log.exception("the engine %s failed", name)
+                self._failing.add(name)
+        return answers
+
+    def _in_queue_time(self, reports: list[Report]) -> list[Report]:
+        return [each if each.at is None else replace(each, at=self._from_wall(each.at)) for each in reports]
+
+    def _all(self) -> list[Engine | HostEngine]:
+        return [self._local, *self._clusters.values()]
+
+    def _engine(self, name: str) -> Engine | HostEngine:
+        """Return the engine, opened if necessary; EnvironmentFault if it cannot be opened."""
+        return self._cluster(name) if name else self._local
+
+    def _cluster(self, name: str) -> Engine:
+        if name not in self._clusters:
+            fault, until = self._faults.get(name, ("", 0.0))
+            if fault and self._monotonic() < until:
+                raise EnvironmentFault(fault)
+            engine = self._open(name)
+            if name in self._orphans:  # attempts from an earlier daemon
+                engine.adopt(self._orphans.pop(name))
+            self._clusters[name] = engine
+        return self._clusters[name]
+
+    def _open(self, name: str) -> Engine:
+        try:
+            if self._open_engine is None:
+                raise EnvironmentFault(f"there is no engine {name} here")
+            engine = self._open_engine(name)
+        except Exception as error:  # a plugin may raise anything; jobs of other engines must not wait for it
+            fault = f"the engine {name} cannot be opened: {type(error).__name__}: {error}"
+            fault = _with_hint(error) if isinstance(error, GpuyardError) else fault
+            self._faults[name] = fault, self._monotonic() + OPEN_AGAIN_S
+            raise EnvironmentFault(fault) from error
+        self._faults.pop(name, None)
+        return engine
+
+
+def _with_hint(error: GpuyardError) -> str:
+    return f"{error} ({error.hint})" if error.hint else str(error)

@@ -1,0 +1,357 @@
+"""Launch jobs: the command, environment and CPUs of an attempt, and its hand-over to the engine."""
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.errors import GpuyardError, UserError
+from gpuyard.ledger.measured_usage import LEASE_VARIABLE
+from gpuyard.model.cluster_terms import ClusterTerms
+from gpuyard.model.container import Container, Mount
+from gpuyard.model.job import Attempt, HandedOver, Job, Started
+from gpuyard.model.job_spec import CodeSnapshot, JobSpec, place_of
+from gpuyard.model.lifecycle import JobEvent
+from gpuyard.model.placeholders import fill_in, fill_pattern
+from gpuyard.model.shell_environment import CPUS_VARIABLE, thread_variables
+from gpuyard.model.snapshot import Device, Snapshot
+from gpuyard.model.sweep import SWEEP_PREFIX, variable_of
+from gpuyard.output.line_counts import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.policy.host_room import CpuLayout, choose_cpus, owned_cpus
+from gpuyard.policy.preallocation import growth_variables
+from gpuyard.policy.sizing import ram_limit_mb
+from gpuyard.policy.world import Start
+from gpuyard.ports import HeldClaim, Launch, Prepared
+from gpuyard.probes.cpu_layout import node_of, read_cpu_layout
+from gpuyard.queue.cluster_jobs import ClusterDispatch
+from gpuyard.queue.configured_rules import Rules
+from gpuyard.queue.engine_set import EngineSet
+from gpuyard.queue.slices import Slices
+from gpuyard.queue.start_pauses import StartPauses
+from gpuyard.queue.transitions import JobTransitions
+from gpuyard.visible_devices import visible_variables
+
+
+class CpuPinning:
+    def __init__(
+        self,
+        transitions: JobTransitions,
+        read_layout: Callable[[], CpuLayout] = read_cpu_layout,
+        node: Callable[[Device], int | None] = node_of,
+    ) -> None:
+        self._transitions = transitions
+        self._read_layout = read_layout
+        self._node = node
+
+    def cpus_for(self, job: Job, devices: Sequence[Device]) -> tuple[int, ...]:
+        """Return the CPUs of the job's next attempt on these devices; empty: it may run on any."""
+        live = (each for each in self._transitions.live.values() if not each.attempt.engine)
+        taken = owned_cpus((each.job.spec.cpus, each.attempt.cpus) for each in live)
+        return choose_cpus(job.spec.cpus, self._read_layout(), taken, {self._node(device) for device in devices})
+
+
+# A job that was submitted from inside another job must not inherit these.
+CODE_VARIABLES = ("GPUYARD_SUBMIT_DIR", "GPUYARD_SNAPSHOT", "GPUYARD_COMMIT")
+OOM_COUNT_VARIABLE = "GPUYARD_OOM_COUNT"
+# A job that was submitted from inside another job must not inherit these.
+_OWN_VARIABLES = frozenset(
+    {
+        "GPUYARD_JOB_ID",
+        "GPUYARD_ATTEMPT",
+        "GPUYARD_ARRAY_INDEX",
+        OOM_COUNT_VARIABLE,
+        "GPUYARD_QUEUE",
+        LEASE_VARIABLE,
+        CPUS_VARIABLE,
+        PROGRESS_VARIABLE,
+        *CODE_VARIABLES,
+    }
+)
+# Python buffers output that does not go to a terminal: without it `gpuyard logs -f` shows nothing for a long time.
+_UNBUFFERED = "PYTHONUNBUFFERED"
+
+
+def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
+    job: Job,
+    number: int,
+    held: HeldClaim | None,
+    snapshot: Snapshot,
+    rules: Rules,
+    *,
+    terms: ClusterTerms | None = None,
+    pinning: CpuPinning | None = None,
+) -> Launch:
+    """Return the launch of attempt `number`. `pinning` chooses its CPUs, if the rules say so."""
+    if job.is_unreadable:
+        raise UserError("its command could not be read from queue.db: submit it again")
+    devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
+    submitted = _submitted_variables(job)
+    own = _own_variables(job, number)
+    engine_selects = terms is not None and terms.need.devices > 0
+    selects_devices = not (job.spec.sees_all_devices or engine_selects)
+    by_uuid = rules.devices.shows_uuids
+    visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
+    unbuffered = {_UNBUFFERED: "1"} if rules.unbuffers_python else {}
+    growing = growth_variables(submitted) if rules.stops_preallocation and job.spec.need.devices else {}
+    threads = thread_variables(job.spec.cpus, submitted) if terms is None else {}
+    task = job.spec.task
+    # The value of CUDA_VISIBLE_DEVICES only hides CUDA's devices from a program that gets those of another vendor.
+    is_for_cuda = "CUDA_DEVICE_ORDER" in visible or not devices
+    if task is not None and task.variable is not None and "CUDA_VISIBLE_DEVICES" in visible and is_for_cuda:
+        visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")
+    if held is not None:
+        own[LEASE_VARIABLE] = held.lease.id
+    own |= code_variables(job.spec)
+    launch = Launch(
+        job_id=job.id,
+        attempt=number,
+        command=job.argv,
+        cwd=job.spec.cwd,
+        environment={**unbuffered, **growing, **threads, **submitted, **visible, **own},
+        shell=job.spec.shell,
+        stdin=job.spec.stdin,
+        folder=job.values.get("output") if job.spec.pace is not None else None,
+        task=task,
+        place=job.spec.engine or place_of([snapshot.labels.get(device.id) for device in devices]),
+        engine=job.spec.engine,
+        terms=terms,
+        log_cap_mb=job.spec.log_cap_mb,
+        output=_output_path(job, job.spec.output, number),
+        error=_output_path(job, job.spec.error, number),
+        split_stderr=job.spec.split_stderr,
+        timestamps=job.spec.timestamps,
+        container=job.spec.container,
+        devices=tuple(devices) if job.spec.container is not None else (),
+        cpus=pinning.cpus_for(job, devices) if pinning and rules.host.pin_cpus and terms is None else (),
+        ram_limit_mb=ram_limit_mb(job) if rules.host.enforce_ram and terms is None else None,
+    )
+    return launch if job.spec.code.snapshot is None else in_snapshot(launch, job.spec.code.snapshot)
+
+
+def launch_after(launch: Launch, job: Job) -> Launch:
+    """Return the launch of another job with the same spec, which runs on the same devices."""
+    number = job.attempts + 1
+    environment = {**launch.environment, **_own_variables(job, number)}
+    return replace(launch, job_id=job.id, attempt=number, command=job.argv, environment=environment)
+
+
+def upcoming(attempt: Attempt, prepared: Prepared) -> Attempt:
+    """Return the attempt that follows another one on its lease, as it is recorded until it begins."""
+    return replace(
+        attempt,
+        job_id=prepared.job_id,
+        number=prepared.attempt,
+        phase=HandedOver(at=attempt.since),
+        log=prepared.log,
+        error_log=prepared.error_log,
+        stop_at=None,
+    )
+
+
+def _own_variables(job: Job, number: int) -> dict[str, str]:
+    """Return the variables in which attempts with the same spec differ, whatever devices they have."""
+    own = {
+        **{variable_of(name): value for name, value in job.values.items()},
+        "GPUYARD_JOB_ID": str(job.id),
+        "GPUYARD_ATTEMPT": str(number),
+        OOM_COUNT_VARIABLE: str(job.growth.count),
+    }
+    if job.index is not None:
+        own["GPUYARD_ARRAY_INDEX"] = str(job.index)
+    return own
+
+
+def _submitted_variables(job: Job) -> dict[str, str]:
+    """Return the variables of the submission, without those that a job has of its own, and with placeholders filled in
+    where --env has some."""
+    values = job.placeholders
+    filled = frozenset(job.spec.filled_variables if values else ())
+    return {
+        name: fill_in((value,), values)[0] if name in filled else value
+        for name, value in job.spec.environment.items()
+        if name not in _OWN_VARIABLES and not name.startswith(SWEEP_PREFIX)
+    }
+
+
+def _output_path(job: Job, pattern: str | None, number: int) -> str | None:
+    """Return the file for output of attempt `number`; a relative path starts in the job's folder."""
+    if pattern is None:
+        return None
+    own = {
+        "job": str(job.id),
+        "array": str(job.group or job.id),
+        "index": "" if job.index is None else str(job.index),
+        "name": job.spec.name or os.path.basename(job.argv[0]),
+        "attempt": str(number),
+        "user": job.user,
+        "host": os.uname().nodename.partition(".")[0],
+    }
+    return os.path.join(job.spec.cwd, fill_pattern(pattern, own, job.values))
+
+
+def _visible(
+    devices: Sequence[Device], snapshot: Snapshot, container: Container | None, *, by_uuid: bool
+) -> dict[str, str]:
+    """Return the variables that select the devices. In a container that has no other devices they count from 0, and
+    NVIDIA's are named by UUID."""
+    if container is None or not container.maps_devices or any(device.is_simulated for device in devices):
+        return visible_variables(devices, snapshot, by_uuid=by_uuid)
+    inside = [replace(device, index=index) for index, device in enumerate(devices)]
+    visible = visible_variables(inside, replace(snapshot, devices=tuple(inside)), by_uuid=True)
+    if "ROCR_VISIBLE_DEVICES" in visible:  # a position in the host's topology
+        visible["ROCR_VISIBLE_DEVICES"] = visible["HIP_VISIBLE_DEVICES"]
+    return visible
+
+
+def attempt_of(  # noqa: PLR0913 - everything that is known at the start
+    job: Job,
+    prepared: Prepared,
+    start: Start,
+    held: HeldClaim | None,
+    *,
+    predicted_mb: float | None,
+    boot_id: str | None,
+    now: float,
+) -> Attempt:
+    """Return the attempt as it is recorded. With `terms` it is handed over to another machine: its time limit counts
+    from its start there, and a reboot of this machine does not end it."""
+    terms, shares, limit = start.terms, start.claim.shares, job.spec.time_limit_s
+    reserved_mb = shares[0].memory_mb if shares else None
+    if terms is not None and not terms.need.is_exclusive:
+        reserved_mb = terms.need.required_mb
+    return Attempt(
+        job_id=job.id,
+        number=prepared.attempt,
+        phase=Started(at=now, keeper_pid=prepared.keeper_pid) if terms is None else HandedOver(at=now),
+        boot_id=boot_id if terms is None else None,
+        lease_id=held.lease.id if held is not None else None,
+        devices=tuple(share.device_id for share in shares),
+        log=prepared.log,
+        error_log=prepared.error_log,
+        stop_at=None if limit is None or terms is not None else now + limit,
+        reserved_mb=reserved_mb,
+        predicted_mb=predicted_mb,
+        engine=job.spec.engine,
+    )
+
+
+def code_variables(spec: JobSpec) -> dict[str, str]:
+    """Return the variables that say where the job was submitted, where its code is, and which commit that was."""
+    found = {"GPUYARD_SUBMIT_DIR": spec.cwd}
+    if spec.code.snapshot is not None:
+        found["GPUYARD_SNAPSHOT"] = spec.code.snapshot.folder
+    if spec.code.commit is not None:
+        found["GPUYARD_COMMIT"] = spec.code.commit
+    return found
+
+
+def in_snapshot(launch: Launch, snapshot: CodeSnapshot) -> Launch:
+    """Return the launch with its working directory in the snapshot. Whole arguments that are files of the tree, and
+    folders of PYTHONPATH, become those of the snapshot. A container gets both the snapshot and the tree."""
+    environment = {**launch.environment, "PWD": snapshot.cwd}
+    if python_path := environment.get("PYTHONPATH"):
+        folders = (_copied(each, snapshot, stat.S_IFDIR) for each in python_path.split(":"))
+        environment["PYTHONPATH"] = ":".join(folders)
+    return replace(
+        launch,
+        command=tuple(_copied(word, snapshot, stat.S_IFREG) for word in launch.command),
+        cwd=snapshot.cwd,
+        environment=environment,
+        container=None if launch.container is None else _with_tree(launch.container, snapshot),
+        snapshot=snapshot,
+    )
+
+
+def _copied(path: str, snapshot: CodeSnapshot, kind: int) -> str:
+    """Return where an absolute path is in the snapshot, if it was copied there; else the path itself."""
+    place = snapshot.inside(path) if path.startswith("/") else None
+    try:
+        return path if place is None or stat.S_IFMT(os.lstat(place).st_mode) != kind else place
+    except (OSError, ValueError):
+        return path
+
+
+def _with_tree(container: Container, snapshot: CodeSnapshot) -> Container:
+    """Mount the snapshot, and the tree that its links lead to."""
+    given = {mount.target for mount in container.mounts}
+    folders = [each for each in (snapshot.folder, snapshot.root) if each not in given]
+    mounts = tuple(Mount(source=each, target=each) for each in folders)
+    return replace(container, mounts=(*mounts, *container.mounts))
+
+
+class JobLauncher:
+    def __init__(  # noqa: PLR0913 - everything that a start concerns
+        self,
+        transitions: JobTransitions,
+        engines: EngineSet,
+        dispatch: ClusterDispatch,
+        pauses: StartPauses,
+        *,
+        slices: Slices,
+        boot_id: str | None,
+    ) -> None:
+        self._transitions = transitions
+        self._engines = engines
+        self._dispatch = dispatch
+        self._pauses = pauses
+        self._slices = slices
+        self._boot_id = boot_id
+        self._pinning = CpuPinning(transitions)
+        self.has_rejected = False  # a job was rejected, and other jobs waited behind its start
+
+    def launch(  # noqa: PLR0913 - everything that an attempt is started with
+        self,
+        start: Start,
+        held: HeldClaim | None,
+        snapshot: Snapshot,
+        rules: Rules,
+        now: float,
+        *,
+        rest: Sequence[Job] = (),
+    ) -> int:
+        """Prepare the attempt and record it; return 1, or 0 if it could not be prepared. `rest` are the jobs that run
+        after it on its lease."""
+        job = self._transitions.store.job(start.job_id)
+        assert job is not None
+        try:
+            number, pinning = job.attempts + 1, self._pinning
+            launch = launch_of(job, number, held, snapshot, rules, terms=start.terms, pinning=pinning)
+            if job.spec.task is not None and job.attempts:
+                launch = replace(launch, retried=self._describe_retry(job))
+            if launch.ram_limit_mb is None:
+                launch = replace(launch, rest=tuple(launch_after(launch, each) for each in rest))
+            prepared = self._engines.prepare(launch, held.descriptor if held is not None else None)
+        except GpuyardError as error:
+            if held is not None:
+                held.release()
+            self._note_failure(job, start, error, now)
+            return 0
+        has_devices = bool(start.claim.shares) or start.terms is not None
+        predicted_mb = self._transitions.estimates.predicted_mb(job) if has_devices else None
+        attempt = attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self._boot_id, now=now)
+        attempt = replace(attempt, cpus=launch.cpus)
+        self._transitions.start(job, attempt)
+        for each, ready in zip(rest, prepared.rest, strict=False):
+            self._transitions.start(each, upcoming(attempt, ready))
+        self._slices.note(prepared, now)
+        if start.terms is None:
+            self._pauses.note_start(now)
+        return 1
+
+    def _describe_retry(self, job: Job) -> str:
+        """Return which attempt of how many comes next, and how the last one ended."""
+        most = job.attempts + 1 + max(0, job.spec.retries - job.failures)
+        past = self._transitions.store.attempts(job.id)
+        ended = past[-1].outcome if past else None  # the job may come from a backup
+        why = "" if ended is None else f": {ended.reason or ended.kind}"
+        return f"attempt {job.attempts + 1} of {most}{why}"
+
+    def _note_failure(self, job: Job, start: Start, error: GpuyardError, now: float) -> None:
+        if isinstance(error, UserError):
+            self._transitions.apply(job, JobEvent.REJECT, now, str(error))
+            self.has_rejected = True
+        elif start.terms is not None:
+            self._dispatch.delay_lane(job, str(error), now)
+        else:
+            self._pauses.note_fault(job.id, error, now)

@@ -1,0 +1,323 @@
+"""Estimates of memory and time, learned from finished attempts, and the need of a job that follows from them."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from gpuyard.model.container import bare_container_tool
+from gpuyard.model.job import Attempt, Growth, Job, Outcome, OutcomeKind, Usage
+from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.lease import Need
+from gpuyard.model.out_of_memory import ShortageKind
+from gpuyard.model.snapshot import Device
+from gpuyard.policy.estimates import (
+    Estimate,
+    ExpectedPeak,
+    FinishedRun,
+    Profile,
+    estimate,
+    find_program,
+    fingerprints,
+    learn,
+    machine_fingerprint,
+)
+from gpuyard.policy.host_sizing import size_host
+from gpuyard.policy.numbers import LEAST_CPUS, LEAST_RAM_MB
+from gpuyard.policy.preallocation import frameworks_set_to_grow, is_set_to_grow
+from gpuyard.policy.sizing import (
+    DeviceSizes,
+    FirstRuns,
+    KnownRuns,
+    declaration_advice,
+    lacked_mb,
+    predicted_mb,
+    size_need,
+)
+from gpuyard.store.job_store import JobStore
+
+_MAX_LABEL = 200
+_CACHE_SIZE = 65_536
+# An attempt that used no device in this many samples and this time does not need one.
+_MIN_IDLE_SAMPLES, _MIN_IDLE_S = 3, 0.75
+# Set in the store once a job without devices has used enough RAM or CPUs that such jobs reserve them.
+_HOST_USE_SETTING = "host-use-learned"
+
+# Running jobs like a new one: the expected peaks of jobs of its program, and of one of its batch.
+RunningPeaks = tuple[tuple[float, ...], ExpectedPeak | None]
+
+
+class LearnedEstimates:
+    """Learned profiles. `save` writes new ones to the store from time to time; until then they are kept here.
+    `version` changes with each profile that does, and what follows from profiles is kept for as long."""
+
+    def __init__(self, store: JobStore) -> None:
+        self.version = 0
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._last_kind = 0
+        self._estimates: dict[int, Estimate] = {}  # by kind, as the next
+        self._needs: dict[int, tuple[object, Need]] = {}
+        self._runs: dict[int, tuple[JobSpec, KnownRuns]] = {}  # by job, as the next
+        self._prints: dict[int, tuple[JobSpec, tuple[str, str]]] = {}
+        self._store = store
+        self._unsaved: dict[str, Profile] = {}
+        self._saved: dict[str, Profile | None] = {}
+        self._cards = DeviceSizes(())
+        self._known = lru_cache(maxsize=_CACHE_SIZE)(self._look_up)
+        self._last_look_up: tuple[Job, tuple[str, str], int] | None = None
+
+    def estimate(self, job: Job) -> Estimate:
+        return self._estimate(job, fingerprints_of(job))
+
+    def estimate_of(self, job_id: int) -> Estimate:
+        job, prints, kind = self._known(job_id)
+        found = self._estimates.get(kind)
+        if found is None:
+            found = self._estimates[kind] = self._estimate(job, prints)
+        return found
+
+    def job(self, job_id: int) -> Job:
+        """Return a job as it was when it was last needed here."""
+        return self._known(job_id)[0]
+
+    def kind_of(self, job_id: int) -> int:
+        """Return a number that jobs have in common whose need and duration are estimated alike."""
+        return self._known(job_id)[2]
+
+    def _estimate(self, job: Job, prints: tuple[str, str]) -> Estimate:
+        """Estimate from the most specific profile with a run time."""
+        profiles = map(self._profile, prints)
+        return estimate(job.spec, next((each for each in profiles if each and each.durations_s), None))
+
+    def need(
+        self,
+        job_id: int,
+        devices: Sequence[Device],
+        first_runs: FirstRuns,
+        running_like: Callable[[Job], RunningPeaks] = lambda _: ((), None),
+        grantable_mb: float | None = None,
+    ) -> Need:
+        """Return the need of a job whose lane leaves the memory or the RAM open. `grantable_mb` is the RAM that this
+        machine can give."""
+        job, _, kind = self._known(job_id)
+        if devices is not self._cards.devices and not self._cards.update(devices):
+            self._cards = DeviceSizes(devices)
+            self._needs.clear()
+        running = running_like(job)
+        found = self._needs.get(kind)
+        terms = (running, first_runs, grantable_mb)
+        if found is None or found[0] != terms:
+            known, need = self.known_runs(job, *running), job.spec.need
+            if job.spec.learns_memory or job.growth != Growth():
+                need = size_need(job, known, self._cards, first_runs)
+            need = replace(need, host=size_host(need, known, grantable_mb, job.spec.need.ram_mb))
+            found = self._needs[kind] = (terms, need)
+        return found[1]
+
+    @property
+    def knows_host_use(self) -> bool:
+        """Whether a job without devices has ever used enough RAM or CPUs to reserve them."""
+        return self._store.setting(_HOST_USE_SETTING) is not None
+
+    def known_runs(self, job: Job, running_mb: tuple[float, ...] = (), batch: ExpectedPeak | None = None) -> KnownRuns:
+        found = self._runs.get(job.id)
+        if found is None or found[0] is not job.spec:
+            exact, program = self.profiles(job)
+            machine, *frameworks = (self._profile(fingerprint) for fingerprint, _ in _wider_groups(job))
+            framework = frameworks[0] if frameworks else None
+            found = job.spec, KnownRuns(exact=exact, program=program, framework=framework, machine=machine)
+            self._runs[job.id] = found
+        return replace(found[1], running_mb=running_mb, batch=batch) if running_mb or batch is not None else found[1]
+
+    def need_elsewhere(self, job: Job) -> Need:
+        """Return the need for an engine that places the job on GPUs unknown here: a whole GPU without an estimate."""
+        exact, program = self.profiles(job)
+        return size_need(job, KnownRuns(exact=exact, program=program), DeviceSizes(()), FirstRuns(share=False))
+
+    def predicted_mb(self, job: Job) -> float | None:
+        return predicted_mb(*self.profiles(job))
+
+    def ram_mb(self, job: Job) -> float | None:
+        """Return the RAM that earlier runs used, or None."""
+        return next((each.ram_mb for each in self.profiles(job) if each and each.ram_mb is not None), None)
+
+    def own_ram_mb(self, job: Job) -> float | None:
+        """Return the RAM that earlier runs of this very command used, or None."""
+        exact = self.profiles(job)[0]
+        return None if exact is None else exact.ram_mb
+
+    def load_percent(self, job: Job) -> float | None:
+        """Return how busy earlier runs kept a device, or None."""
+        return next((each.load_percent for each in self.profiles(job) if each and each.load_percent is not None), None)
+
+    def power_w(self, job: Job) -> float | None:
+        """Return the power per GPU that earlier runs drew, or None."""
+        return next((each.power_w for each in self.profiles(job) if each and each.power_w is not None), None)
+
+    def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
+        """Return the profiles of the exact command and of the program, but not those of runs that preallocated if the
+        job is set not to."""
+        exact, program = self.fingerprints(job)
+        return self._applicable(job, exact), self._applicable(job, program)
+
+    def fingerprints(self, job: Job) -> tuple[str, str]:
+        """Return the fingerprints of the exact command and of the program. A job has them for life."""
+        found = self._prints.get(job.id)
+        if found is None or found[0] is not job.spec:
+            if len(self._prints) >= _CACHE_SIZE:
+                self._prints.clear()
+            found = self._prints[job.id] = job.spec, fingerprints_of(job)
+        return found[1]
+
+    def _applicable(self, job: Job, fingerprint: str) -> Profile | None:
+        profile = self._profile(fingerprint)
+        if profile is None or not profile.preallocates:
+            return profile
+        return None if is_set_to_grow(profile.preallocates, job.argv, job.spec.environment) else profile
+
+    def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """Update the profiles of the command and of the program with an attempt that has ended, and with a first run
+        also that of the machine."""
+        run = _finished_run(job, attempt, outcome, now)
+        if run is None:
+            return
+        self._forget_derived()
+        prints = fingerprints_of(job)
+        for fingerprint, is_exact in zip(prints, (True, False), strict=True):
+            before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
+            self._unsaved[fingerprint] = learn(before, run)
+        self._learn_for_machine(job, run)
+        is_large = (run.ram_mb or 0.0) >= LEAST_RAM_MB / 2 or (run.cpus_used or 0.0) >= LEAST_CPUS - 0.5
+        if is_large and not job.spec.need.devices and not self.knows_host_use:
+            self._store.set_setting(_HOST_USE_SETTING, "1")
+        advice = declaration_advice(job.spec.need.required_mb, attempt.usage)
+        if advice is not None and outcome.kind is OutcomeKind.SUCCEEDED:
+            self._store.add_event(job.id, now, "declared", advice)
+
+    def _learn_for_machine(self, job: Job, run: FinishedRun) -> None:
+        """Learn from a first run how much memory first runs use."""
+        # What a program preallocates says nothing about others, nor does a script that uses no GPU.
+        is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
+        if not is_first or not run.peak_mb or run.preallocates:
+            return
+        taught = replace(run, seconds=None, load_percent=None, power_w=None, cpus_used=None)
+        for fingerprint, label in _wider_groups(job):
+            before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
+            self._unsaved[fingerprint] = learn(before, taught)
+
+    def save(self) -> None:
+        for fingerprint, profile in self._unsaved.items():
+            self._store.learned.set_profile(fingerprint, profile)
+        self._saved.update(self._unsaved)
+        self._unsaved.clear()
+
+    def clear_cache(self) -> None:
+        """Forget what was read from the store, as jobs or profiles may have changed there."""
+        self._known.cache_clear()
+        self._last_look_up = None
+        self._kinds.clear()
+        self._saved.clear()
+        self._prints.clear()
+        self._forget_derived()
+
+    def _forget_derived(self) -> None:
+        """Forget what follows from profiles and jobs that change."""
+        self.version += 1
+        self._estimates.clear()
+        self._needs.clear()
+        self._runs.clear()
+
+    def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str], int]:
+        job = self._store.job(job_id)
+        assert job is not None
+        last = self._last_look_up
+        if last is not None and _are_alike(job, last[0]):  # as the jobs of an array
+            return job, last[1], last[2]
+        prints, spec = fingerprints_of(job), job.spec
+        batch = None if spec.pace is None else job.group
+        times = (spec.duration_s, spec.time_limit_s, spec.grace_s)
+        frameworks = (spec.framework, frameworks_set_to_grow(job.argv, spec.environment))
+        key = (prints, spec.need, job.growth, spec.tag_sharing, batch, times, frameworks)
+        if len(self._kinds) >= _CACHE_SIZE:
+            self._kinds.clear()
+            self._last_look_up = None
+            self._forget_derived()
+        if key not in self._kinds:
+            self._last_kind += 1  # never the number of an earlier kind, which a plan may remember
+            self._kinds[key] = self._last_kind
+        self._last_look_up = found = job, prints, self._kinds[key]
+        return found
+
+    def _profile(self, fingerprint: str) -> Profile | None:
+        if fingerprint in self._unsaved:
+            return self._unsaved[fingerprint]
+        if fingerprint not in self._saved:
+            if len(self._saved) >= _CACHE_SIZE:
+                self._saved.clear()
+            self._saved[fingerprint] = self._store.learned.profile(fingerprint)
+        return self._saved[fingerprint]
+
+
+def _command(job: Job) -> tuple[str, ...]:
+    """Return the command to learn under. All runs of a batch count as one command, no matter which seed they have."""
+    return job.argv if job.spec.pace is None else job.spec.command
+
+
+def _are_alike(one: Job, other: Job) -> bool:
+    """Return whether need and duration of both jobs are estimated alike. False if that is not seen at a glance."""
+    is_same = one.spec is other.spec and one.group == other.group and one.growth == other.growth
+    return is_same and one.argv == other.argv
+
+
+def fingerprints_of(job: Job) -> tuple[str, str]:
+    """Return the fingerprints of the exact command and of the program."""
+    image = "" if job.spec.container is None else job.spec.container.image
+    return fingerprints(_command(job), job.spec.cwd, job.spec.configuration + image, job.spec.need.vendor)
+
+
+def _wider_groups(job: Job) -> list[tuple[str, str]]:
+    """Return fingerprints and labels: of first runs of any program, and of programs with its framework, if known."""
+    framework, vendor = job.spec.framework, job.spec.need.vendor
+    where = "" if vendor is None else f" [{vendor}]"
+    groups = [(machine_fingerprint(vendor), f"(first runs of any program){where}")]
+    if framework:
+        groups.append((machine_fingerprint(vendor, framework), f"(first runs with {framework}){where}"))
+    return groups
+
+
+def _new_profile(job: Job, *, is_exact: bool) -> Profile:
+    command = _command(job) if is_exact else find_program(_command(job), job.spec.cwd)
+    vendor = job.spec.need.vendor
+    words = (*filter(None, command), *(() if vendor is None else (f"[{vendor}]",)))
+    return Profile(label=" ".join(words)[:_MAX_LABEL], is_exact=is_exact)
+
+
+def _uses_nothing(job: Job, attempt: Attempt, usage: Usage, now: float) -> bool:
+    """Return whether the attempt is known to have used no device. Never for a command that starts a container itself,
+    nor if foreign memory was seen: its work may run outside the job's processes."""
+    if usage.peak_mb is not None or usage.saw_foreign or usage.idle_looks < _MIN_IDLE_SAMPLES:
+        return False
+    return attempt.ran_s(now) >= _MIN_IDLE_S and bare_container_tool(job.argv) is None
+
+
+def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> FinishedRun | None:
+    """Return what can be learned from an attempt with this outcome, or None."""
+    usage, is_whole = attempt.usage or Usage(), outcome.kind is OutcomeKind.SUCCEEDED
+    run = FinishedRun(
+        seconds=attempt.ran_s(now) if is_whole else None,
+        peak_mb=usage.peak_mb,
+        flat_levels_mb=usage.flat_levels_mb,
+        preallocates=usage.preallocates,
+        ram_mb=usage.ram_mb,
+        cpus_used=usage.cpus_used,
+        load_percent=usage.load_percent,
+        power_w=None if usage.energy is None else usage.energy.peak_w,
+        predicted_mb=attempt.predicted_mb,
+        is_whole=is_whole,
+        at=now,
+    )
+    if is_whole:
+        return replace(run, peak_mb=0.0, load_percent=0.0) if _uses_nothing(job, attempt, usage, now) else run
+    if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:
+        return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))
+    return run if usage.peak_mb is not None else None

@@ -1,0 +1,207 @@
+"""Jobs with a live attempt, with indexes of those that a step looks at: most live jobs just run.
+
+The recent device time of users and tags, by which jobs of equal priority are ordered.
+
+When jobs last started whose starts are staggered: of an array, and of a tag with sharing rules.
+
+Everything kept here can be read from the store again.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuyard.model.job import Attempt, Job, Usage
+from gpuyard.model.lifecycle import JobState
+from gpuyard.policy.queue_order import Lane, Party, WeightedUse, add_use, weight
+from gpuyard.policy.usage_curve import holds_more_than_reserved
+from gpuyard.store.job_store import JobStore
+
+
+class Live(Struct, frozen=True, kw_only=True):
+    job: Job
+    attempt: Attempt
+
+    def device_seconds(self, now: float) -> float:
+        """Return for how long it has used its devices, together; a job without devices counts as one with one."""
+        devices = self.job.spec.need.devices if self.attempt.engine else len(self.attempt.devices)
+        return self.attempt.ran_s(now) * max(1, devices)
+
+
+class LiveJobs(dict[int, Live]):
+    """Live jobs by id, with indexes by id as well. `version` grows with each change but of usage.
+
+    apart: jobs with a time limit, and those that are being stopped or suspended.
+    unpredicted: jobs that started without a memory estimate.
+    outgrown: jobs that were measured to hold more than they reserve.
+    without_devices: jobs without a device of this machine.
+    on_device: the jobs on each device. All are in the order in which the jobs became live.
+    by_lease: the job that holds each lease, by the lease; of two jobs of a slice, the later one.
+    """
+
+    def __init__(self, lives: Iterable[Live] = ()) -> None:
+        super().__init__()
+        self.version = 0
+        self.apart: dict[int, Live] = {}
+        self.unpredicted: dict[int, Live] = {}
+        self.outgrown: dict[int, Live] = {}
+        self.without_devices: dict[int, Live] = {}
+        self.on_device: dict[str, dict[int, Live]] = {}
+        self.by_lease: dict[str, Live] = {}
+        for live in lives:
+            self[live.job.id] = live
+
+    def __setitem__(self, job_id: int, live: Live) -> None:
+        before = self.get(job_id)
+        if before is not None and before.attempt.devices != live.attempt.devices:
+            self._forget_devices(before)
+        if before is not None and before.attempt.lease_id != live.attempt.lease_id:
+            self._forget_lease(before)
+        super().__setitem__(job_id, live)
+        self.version += 1
+        job, attempt = live.job, live.attempt
+        just_runs = job.state in (JobState.RUNNING, JobState.PENDING) and not attempt.stopping and not attempt.parked
+        is_apart = not just_runs or attempt.stop_at is not None or attempt.kill_at is not None
+        has_estimate = attempt.predicted_mb is not None or job.growth.memory_mb is not None or job.growth.is_alone
+        is_unpredicted = job.spec.learns_memory and attempt.lease_id is not None and not has_estimate
+        _keep(self.apart, job_id, live, is_member=is_apart)
+        _keep(self.unpredicted, job_id, live, is_member=is_unpredicted)
+        _keep(self.outgrown, job_id, live, is_member=holds_more_than_reserved(attempt))
+        _keep(self.without_devices, job_id, live, is_member=not attempt.devices)
+        for device_id in attempt.devices:
+            self.on_device.setdefault(device_id, {})[job_id] = live
+        if attempt.lease_id is not None and (before is None or self._holds_lease(live)):
+            self.by_lease[attempt.lease_id] = live
+
+    def set_usage(self, job_id: int, usage: Usage) -> None:
+        """Replace what a job was measured to use."""
+        before = self[job_id]
+        live = Live(job=before.job, attempt=replace(before.attempt, usage=usage))
+        super().__setitem__(job_id, live)
+        for index in (self.apart, self.unpredicted, self.without_devices):
+            if job_id in index:
+                index[job_id] = live
+        _keep(self.outgrown, job_id, live, is_member=holds_more_than_reserved(live.attempt))
+        for device_id in live.attempt.devices:
+            self.on_device[device_id][job_id] = live
+        if before.attempt.lease_id is not None and self._holds_lease(before):
+            self.by_lease[before.attempt.lease_id] = live
+
+    def take(self, job_id: int) -> Live:
+        """Remove and return a job whose attempt is over."""
+        self.version += 1
+        for index in (self.apart, self.unpredicted, self.outgrown, self.without_devices):
+            index.pop(job_id, None)
+        live = self.pop(job_id)
+        self._forget_devices(live)
+        self._forget_lease(live)
+        return live
+
+    def _holds_lease(self, live: Live) -> bool:
+        """Return whether no other job has taken over the lease."""
+        holder = self.by_lease.get(live.attempt.lease_id or "")
+        return holder is None or holder.job.id == live.job.id
+
+    def _forget_lease(self, live: Live) -> None:
+        if live.attempt.lease_id is not None and self._holds_lease(live):
+            self.by_lease.pop(live.attempt.lease_id, None)
+
+    def _forget_devices(self, live: Live) -> None:
+        for device_id in live.attempt.devices:
+            there = self.on_device[device_id]
+            there.pop(live.job.id, None)
+            if not there:
+                del self.on_device[device_id]
+
+
+def _keep(index: dict[int, Live], job_id: int, live: Live, *, is_member: bool) -> None:
+    if is_member:
+        index[job_id] = live
+    else:
+        index.pop(job_id, None)
+
+
+class RecentUse:
+    """Kept in memory, and written to the store by `save`."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._uses: dict[Party, WeightedUse] = {}
+        self._unsaved: set[Party] = set()
+
+    def reload(self) -> None:
+        self._uses = self._store.learned.recent_use()
+        self._unsaved.clear()
+
+    def add(self, ended: Live, now: float) -> None:
+        party = _party(ended)
+        self._uses[party] = add_use(self._uses.get(party, WeightedUse()), ended.device_seconds(now), now)
+        self._unsaved.add(party)
+
+    def used(self, running: Iterable[Live], now: float) -> dict[Party, float]:
+        """Return the recent use of each user and tag, including running jobs."""
+        used = {party: weight(use, now) for party, use in self._uses.items()}
+        for live in running:
+            party = _party(live)
+            used[party] = used.get(party, 0.0) + live.device_seconds(now)
+        return used
+
+    def save(self) -> None:
+        for party in self._unsaved & self._uses.keys():
+            self._store.learned.set_recent_use(party, self._uses[party])
+        self._unsaved.clear()
+
+
+def _party(live: Live) -> Party:
+    return live.job.user, live.job.spec.tag
+
+
+class StaggeredStarts:
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._of_arrays: dict[int, float | None] = {}
+        self._of_tags: dict[str, float | None] = {}
+
+    def clear(self) -> None:
+        self._of_arrays.clear()
+        self._of_tags.clear()
+
+    def note(self, job: Job, at: float) -> None:
+        if job.spec.tag_sharing is not None:
+            self._of_tags[job.spec.tag] = at
+        if job.spec.stagger_s and job.group is not None:
+            self._of_arrays[job.group] = at
+
+    def of_arrays(self, lanes: Iterable[Lane]) -> dict[int, float]:
+        """Return the last start of each staggered array among these lanes that has started."""
+        found = {lane.group: self._of_array(lane.group) for lane in lanes if lane.stagger_s and lane.group is not None}
+        return {group: at for group, at in found.items() if at is not None}
+
+    def of_tags(self, lanes: Iterable[Lane]) -> dict[str, float]:
+        """Return the last starts of the tags with sharing rules among these lanes."""
+        found = ((lane.tag, self._of_tag(lane.tag)) for lane in lanes if lane.tag_sharing is not None)
+        return {tag: at for tag, at in found if at is not None}
+
+    def next_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
+        """Yield when the next job of each staggered array and tag may start, where that is later than now."""
+        for lane in lanes:
+            if lane.stagger_s and lane.group is not None:
+                yield from _later(self._of_array(lane.group), lane.stagger_s, now)
+            if lane.tag_sharing is not None:
+                yield from _later(self._of_tag(lane.tag), lane.tag_sharing.stagger_s, now)
+
+    def _of_array(self, group: int) -> float | None:
+        if group not in self._of_arrays:
+            self._of_arrays[group] = self._store.last_start_in_batch(group)
+        return self._of_arrays[group]
+
+    def _of_tag(self, tag: str) -> float | None:
+        if tag not in self._of_tags:
+            self._of_tags[tag] = self._store.last_start_with_tag(tag)
+        return self._of_tags[tag]
+
+
+def _later(last: float | None, stagger_s: float, now: float) -> Iterator[float]:
+    if last is not None and last <= now < last + stagger_s:
+        yield last + stagger_s

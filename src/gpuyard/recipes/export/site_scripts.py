@@ -1,0 +1,285 @@
+"""Write a script that submits jobs to Slurm. Pure.
+
+Resources are requested as the engine requests them (`engines/cluster/slurm_commands.py`), with one exception: the
+expected duration is not a time limit here, because no queue would run again a job that Slurm stops for it. Slurm itself
+handles dependencies and retries, which the engine leaves to the queue.
+
+Write a script that submits jobs to Ray. Pure.
+
+Resources are requested as the engine requests them (`engines/cluster/ray_api.py`). Ray has no arrays, dependencies,
+retries or time limits: the script submits each job by itself and waits for dependencies, and the shell script of each
+job retries the command and limits its time.
+
+Many versions of `ray job submit` corrupt arguments with spaces, quotes or dollars. So each command is in a file that is
+uploaded with its job, and Ray gets only plain arguments.
+"""
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from gpuyard.config import RayConfig, SlurmConfig
+from gpuyard.engines.cluster.ray_api import address_of, request_of
+from gpuyard.engines.cluster.site import ClusterSubmission
+from gpuyard.engines.cluster.slurm_commands import submit_command
+from gpuyard.model.cluster_terms import gpu_count
+from gpuyard.model.dependencies import DependencyKind
+from gpuyard.model.exported_job import ExportedJob, NotExported
+from gpuyard.model.lifecycle import JobState
+from gpuyard.model.selection import format_ids
+from gpuyard.recipes.export import script_text
+from gpuyard.recipes.export.script_text import JobGroup, Script, missing_dependencies
+
+_SLURM = "slurm"
+_SLURM_HOW = (
+    "Run it where `sbatch` is installed. Jobs get the environment of the shell that runs it, and write to slurm-*.out",
+    "in its folder. Nodes must see the folders that jobs run in.",
+)
+_SLURM_SUBMIT = """
+# Usage: submit GPUYARD_JOB SBATCH_OPTIONS...
+submit() {
+    name=$1
+    shift
+    id=$(sbatch --parsable "$@") || exit
+    id=${id%%;*}
+    eval "job_$name=$id"
+    echo "$name: Slurm's job $id"
+}
+"""
+# Stands for the engine's submission folder: arguments that contain it are for the engine only.
+_NO_FOLDER = "/no/folder"
+_ENGINE_ONLY = ("sbatch", "--parsable", "--no-requeue", "--export=ALL")
+_KINDS = {DependencyKind.OK: "afterok", DependencyKind.ANY: "afterany", DependencyKind.FAILED: "afternotok"}
+
+
+def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmConfig, tags: Collection[str]) -> Script:
+    """Return the script. `tags` are those with a limit on jobs that run at once."""
+    groups = script_text.group_jobs(jobs)
+    group_counts = Counter(group.first.terms.group for group in groups)
+
+    def find_losses(job: ExportedJob) -> dict[NotExported, bool]:
+        terms = job.terms
+        has_whole_gpus = any(option.startswith("--gres=gpu") for option in _slurm_options(job, settings))
+        return {
+            NotExported.PRIORITY: terms.priority > settings.nice_base,
+            NotExported.AT_ONCE: terms.at_most is not None and group_counts[terms.group] > 1,
+            NotExported.SHARE: not terms.need.is_exclusive and has_whole_gpus,
+            NotExported.TIMED_OUT: bool(job.retries) and terms.limit_s is not None,
+            NotExported.ONE_FAILED: _mixes_kinds(job),
+        }
+
+    notes = script_text.loss_notes(jobs, _SLURM, tags, find_losses)
+    lines = [*script_text.script_head("Slurm", jobs, _SLURM_HOW, notes), *_SLURM_SUBMIT.splitlines()]
+    by_id = script_text.positions(groups)
+    for group in groups:
+        lines += ["", *_slurm_submission(group, by_id, settings)]
+    return Script(text="\n".join(lines) + "\n", notes=notes)
+
+
+def _mixes_kinds(job: ExportedJob) -> bool:
+    """Return whether one of several jobs has to fail, and others have to end too: Slurm cannot mix "or" and "and"."""
+    kinds = [each.kind for each in job.after if not each.is_met]
+    return kinds.count(DependencyKind.FAILED) > 1 and len(set(kinds)) > 1
+
+
+def _slurm_options(job: ExportedJob, settings: SlurmConfig) -> list[str]:
+    options = job.terms.options if job.engine == _SLURM else ()
+    terms = replace(job.terms, expected_s=None, options=options, warning=None)
+    placeholder = ClusterSubmission(token=_NO_FOLDER, terms=terms, count=1, folder=_NO_FOLDER, supervisor=())
+    arguments = submit_command(placeholder, settings)
+    return [argument for argument in arguments if _NO_FOLDER not in argument and argument not in _ENGINE_ONLY]
+
+
+def _slurm_submission(group: JobGroup, by_id: script_text.Positions, settings: SlurmConfig) -> Iterator[str]:
+    first = group.first
+    missing = missing_dependencies(first, by_id)
+    if missing:
+        yield f"# It waits for {format_ids(missing)}, not in this script: `scontrol release` it when it may start."
+    options = _slurm_options(first, settings)
+    if group.numbers:
+        at_most = f"%{first.terms.at_most}" if first.terms.at_most else ""
+        options.insert(0, f"--array={format_ids(group.numbers).replace(' ', ',')}{at_most}")
+    options += ["--requeue", "--open-mode=append"] if first.retries else ["--no-requeue"]
+    if missing or first.state is JobState.HELD:
+        options.append("--hold")
+    command = f"submit {first.id} {shlex.join(options)}{_dependency(first, by_id)}"
+    content = ["#!/bin/sh", *script_text.set_command(group, '"$SLURM_ARRAY_TASK_ID"'), *_run_in_slurm(group)]
+    yield from script_text.here_document(command, content)
+
+
+def _dependency(job: ExportedJob, by_id: script_text.Positions) -> str:
+    """Return the dependency option. It names a whole array by its own id, or single jobs of it by id and index."""
+    wanted: dict[tuple[DependencyKind, int], list[int | None]] = {}
+    for each in job.after:
+        if each.job_id in by_id:
+            other, number = by_id[each.job_id]
+            wanted.setdefault((each.kind, other.first.id), []).append(number)
+    names: dict[DependencyKind, list[str]] = {}
+    for (kind, name), numbers in wanted.items():
+        is_whole = len(numbers) == len(by_id[name][0].jobs)
+        names.setdefault(kind, []).extend([f"$job_{name}"] if is_whole else [f"${{job_{name}}}_{n}" for n in numbers])
+    if not names:
+        return ""
+    failed = names.get(DependencyKind.FAILED, [])
+    if len(names) == 1 and len(failed) > 1:  # one of them has to fail
+        conditions = "?".join(f"{_KINDS[DependencyKind.FAILED]}:{each}" for each in failed)
+    else:
+        conditions = ",".join(":".join([_KINDS[kind], *some]) for kind, some in names.items())
+    return f' --kill-on-invalid-dep=yes "--dependency={conditions}"'
+
+
+def _run_in_slurm(group: JobGroup) -> Iterator[str]:
+    retries, redirection = group.first.retries, script_text.redirect_input(group)
+    if not retries:
+        yield f'exec "$@"{redirection}'
+        return
+    yield f'"$@"{redirection} && exit'
+    yield "status=$?"
+    yield f'[ "${{SLURM_RESTART_COUNT:-0}}" -ge {retries} ] || scontrol requeue "$SLURM_JOB_ID"'
+    yield 'exit "$status"'
+
+
+_RAY = "ray"
+_RAY_HOW = (
+    "Run it where `ray` is installed; RAY_API_SERVER_ADDRESS is the dashboard's address. Jobs get the environment of",
+    "Ray's nodes, which must see the folders that jobs run in. The script runs until all dependencies have ended.",
+)
+_RAY_SUBMIT = """
+folder=$(mktemp -d)
+trap 'rm -r "$folder"' EXIT
+trap 'exit 1' HUP INT TERM
+mkdir "$folder/jobs"
+run=$(date +%s)-$$
+
+# Usage: submit GPUYARD_JOB ARGUMENTS...
+submit() {
+    id=gpuyard-$1-$run
+    shift
+    ray job submit --no-wait --submission-id "$id" --working-dir "$folder/jobs" "$@" > "$folder/output" ||
+        { cat "$folder/output" && exit 1; }
+    echo "$id"
+}
+"""
+_AWAIT = """
+# ended ok|any JOB...: wait until the jobs have ended; status 0 if all ended as wanted.
+# ended failed JOB...: wait until one of the jobs has failed; status 1 if all have ended and none failed.
+ended() {
+    wanted=$1
+    shift
+    for job; do
+        id=gpuyard-$job-$run
+        while :; do
+            case $(ray job status "$id" 2>&1) in
+            *"Job '$id' succeeded"*) break ;;
+            *"Job '$id' failed"*)
+                case $wanted in ok) return 1 ;; failed) return 0 ;; any) break ;; esac ;;
+            *"Job '$id' was stopped"* | *"does not exist"*) [ "$wanted" != ok ] && break || return 1 ;;
+            esac
+            sleep 5
+        done
+    done
+    [ "$wanted" != failed ]
+}
+"""
+
+
+def ray_script(jobs: Sequence[ExportedJob], settings: RayConfig, tags: Collection[str]) -> Script:
+    """Return the script. `tags` are those with a limit on jobs that run at once."""
+    groups = script_text.group_jobs(jobs)
+    ids = {job.id for job in jobs}
+
+    def find_losses(job: ExportedJob) -> dict[NotExported, bool]:
+        terms = job.terms
+        return {
+            NotExported.PRIORITY: terms.priority != 0,
+            NotExported.AT_ONCE: terms.at_most is not None,
+            NotExported.HELD: job.state is JobState.HELD,
+            NotExported.SHARE: not terms.need.is_exclusive
+            and gpu_count(terms.need, settings.card_mb) == terms.need.devices,
+        }
+
+    address = address_of(settings, {})
+    default = shlex.quote(address) if settings.address is not None else f"${{RAY_ADDRESS:-{address}}}"
+    notes = script_text.loss_notes(jobs, _RAY, tags, find_losses)
+    lines = [*script_text.script_head("Ray", jobs, _RAY_HOW, notes)]
+    # The user of the script may have set the address.
+    lines.append(f'[ -n "${{RAY_API_SERVER_ADDRESS:-}}" ] || RAY_API_SERVER_ADDRESS={default}')
+    lines += ["export RAY_API_SERVER_ADDRESS", *_RAY_SUBMIT.splitlines()]
+    if any(each.job_id in ids for job in jobs for each in job.after):
+        lines += _AWAIT.splitlines()
+    for group in groups:
+        content = [*script_text.set_command(group, '"$1"'), *_run_in_ray(group)]
+        lines += ["", *script_text.here_document(f'cat > "$folder/jobs/{group.first.id}.sh"', content)]
+    return Script(text="\n".join([*lines, "", *_ray_submissions(groups, ids, settings)]) + "\n", notes=notes)
+
+
+def _run_in_ray(group: JobGroup) -> Iterator[str]:
+    first = group.first
+    limit_s = first.terms.limit_s
+    limit = "" if limit_s is None else f"timeout -k {first.grace_s:g} {limit_s:g} "
+    command = f'{limit}"$@"{script_text.redirect_input(group)}'
+    if not first.retries:
+        yield f"exec {command}"
+        return
+    yield f"tries={first.retries + 1}"
+    yield 'while [ "$tries" -gt 0 ]; do'
+    yield f"    {command} && exit"
+    yield "    status=$?"
+    yield "    tries=$((tries - 1))"
+    yield "done"
+    yield 'exit "$status"'
+
+
+def _ray_submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: RayConfig) -> Iterator[str]:
+    """Yield groups without dependencies first, because the script blocks on the others. Groups that are held, or that
+    depend on jobs that the script does not submit, are commented out."""
+    not_submitted: set[int] = set()
+    for group in sorted(groups, key=lambda each: bool(_condition(each.first, ids))):
+        first = group.first
+        missing = missing_dependencies(first, ids)
+        missing += [each.job_id for each in first.after if each.job_id in not_submitted]
+        lines = _ray_submission(group, _condition(first, ids), _ray_options(first, settings))
+        if not missing and first.state is not JobState.HELD:
+            yield from lines
+            continue
+        yield f"# Wait for {format_ids(missing)}, not submitted here:" if missing else "# Held:"
+        yield from (f"# {line}" for line in lines)
+        not_submitted.update(job.id for job in group.jobs)
+
+
+def _ray_submission(group: JobGroup, condition: str, options: Iterable[str]) -> Iterator[str]:
+    arguments = [*options, "--", "sh", f"{group.first.id}.sh"]
+    numbers = [[str(number)] for number in group.numbers] or [[]]
+    lines = [
+        f"submit {shlex.join([str(job.id), *arguments, *number])}"
+        for job, number in zip(group.jobs, numbers, strict=True)
+    ]
+    if not condition:
+        yield from lines
+        return
+    ids = format_ids(job.id for job in group.jobs)
+    yield f"if {condition}; then"
+    yield from (f"    {line}" for line in lines)
+    yield "else"
+    yield f"    echo '{ids}: not submitted: a dependency did not end as required' >&2"
+    yield "fi"
+
+
+def _condition(job: ExportedJob, ids: Collection[int]) -> str:
+    kinds: dict[DependencyKind, list[int]] = {}
+    for each in job.after:
+        if each.job_id in ids:
+            kinds.setdefault(each.kind, []).append(each.job_id)
+    return " && ".join(f"ended {kind} {' '.join(map(str, others))}" for kind, others in kinds.items())
+
+
+def _ray_options(job: ExportedJob, settings: RayConfig) -> Iterator[str]:
+    terms = replace(job.terms, options=job.terms.options if job.engine == _RAY else ())
+    placeholder = ClusterSubmission(token="", terms=terms, count=1, folder="", supervisor=())
+    for field, value in request_of(placeholder, 0, settings.card_mb).items():
+        if field.startswith("entrypoint_"):
+            text = json.dumps(value) if isinstance(value, dict) else value
+            yield f"--{field.replace('_', '-')}={text}"

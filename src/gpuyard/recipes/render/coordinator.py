@@ -1,0 +1,278 @@
+"""`Coordinator`: leases a VRAM budget while it is open, and runs render units within it and a RAM budget.
+
+A run skips complete outputs, chooses the order, runs the workers, and retries what ran out of memory. A unit that does
+not fit beside others is postponed, and tried alone at the end: it is skipped only if it does not fit then.
+"""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gpuyard.errors import AssetError, UserError
+from gpuyard.model.units import MB, parse_size
+from gpuyard.recipes.render.memory.asset_copies import Copies
+from gpuyard.recipes.render.memory.asset_loader import Loader, Source
+from gpuyard.recipes.render.memory.asset_tiers import Tiers
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory
+from gpuyard.recipes.render.memory.open_memory import open_device
+from gpuyard.recipes.render.memory.page_pool import PagePool, page_size
+from gpuyard.recipes.render.output_folders import Outputs, OutputWriters
+from gpuyard.recipes.render.planning import render_units as assets
+from gpuyard.recipes.render.planning.render_units import (
+    Asset,
+    BudgetLimits,
+    Budgets,
+    Future,
+    Kind,
+    Unit,
+    cannot_fit,
+    keys_of,
+    limits_of,
+    split,
+    with_keys,
+)
+from gpuyard.recipes.render.planning.unit_order import choose_order
+from gpuyard.recipes.render.render_worker import LabelResults, Render, RunStatus, Worker
+from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, SkipReason
+
+# Python handles a signal that arrives just before a wait only when that wait ends.
+_HANDLE_SIGNALS_EVERY_S = 1.0
+_DESCRIBERS = 8
+_UNITS_PER_WORKER = 4
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    budgets: Budgets
+    workers: int = assets.DEFAULT_WORKERS
+    keeps_order: bool = False
+
+
+class Coordinator:
+    """`vram` and `ram` are sizes such as "44G", or numbers of MB.
+
+    `working` is VRAM reserved for the renderer; without it, the renderer's use is measured. `actor_budget` limits the
+    part of `vram` that actors take; without it, they get what the scenes leave free. `device` is `cuda`, `host`
+    (simulated on the host), or `auto`. `order` is `chosen`, or `manifest` for the given order.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings, most with a default
+        self,
+        *,
+        vram: str | float,
+        ram: str | float,
+        scene_slots: int = 5,
+        workers: int = assets.DEFAULT_WORKERS,
+        device: str = "auto",
+        loader: Loader | None = None,
+        order: str = "chosen",
+        working: str | float | None = None,
+        actor_budget: str | float | None = None,
+    ) -> None:
+        budget = _nbytes("vram", vram)
+        self._settings = RunSettings(
+            budgets=Budgets(
+                vram=budget,
+                ram=_nbytes("ram", ram),
+                scene_slots=_at_least_one("scene_slots", scene_slots),
+                working=budget // assets.WORKING_PART if working is None else _nbytes("working", working, least=0),
+                actors=None if actor_budget is None else _nbytes("actor_budget", actor_budget),
+            ),
+            workers=_at_least_one("workers", workers),
+            keeps_order=order == "manifest",
+        )
+        if order not in ("chosen", "manifest"):
+            raise UserError(f"order is '{order}'", hint="it must be `chosen` or `manifest`")
+        self._device, self._loader = device, loader or Loader()
+        self._open = contextlib.ExitStack()
+        self._memory: DeviceMemory | None = None
+        self._pool: PagePool | None = None
+        self._run: RenderRun | None = None
+        self._is_busy = threading.Lock()
+
+    def __enter__(self) -> Self:
+        """Wait until the budget can be leased."""
+        if self._memory is not None:
+            raise UserError("this coordinator is already open", hint="create another one, with its own budget")
+        budgets = self._settings.budgets
+        self._memory = self._open.enter_context(open_device(budgets.vram, self._device, ram_nbytes=budgets.ram))
+        self._pool = PagePool(self._memory.page, page_size(budgets.ram))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory = self._pool = None
+        self._open.close()
+
+    def run(
+        self, units: Iterable[Unit], render: Render, out_dir: str | Path = "out", *, resume: bool = False
+    ) -> RenderReport:
+        """Render every label into its own folder in `out_dir`, or report it as skipped."""
+        if self._memory is None or self._pool is None:
+            raise UserError("this coordinator is not open", hint="write `with Coordinator(…) as c:` around it")
+        if not self._is_busy.acquire(blocking=False):
+            raise UserError("this coordinator is already running", hint="create another one, with its own budget")
+        try:
+            units = list(units)
+            names = Counter(label.name for unit in units for label in unit.labels)
+            for name, count in names.items():
+                if count > 1:
+                    raise UserError(f"two labels are named '{name}'", hint="give each label its own name")
+            # Absolute, because a renderer may change the working directory.
+            with Outputs(Path(out_dir).absolute(), resume=resume) as outputs:
+                self._run = RenderRun(self._settings, self._memory, self._pool, outputs)
+                return self._run.go(units, render, self._loader)
+        finally:
+            self._is_busy.release()
+
+    def status(self) -> RenderStatus | None:
+        """Return the status of the current or last run, or None before the first."""
+        return None if self._run is None else self._run.status.read()
+
+    def stop(self) -> None:
+        """Stop the run after the labels that are being rendered. May be called from any thread."""
+        if self._run is not None:
+            self._run.status.stop()
+
+
+class RenderRun:
+    """One run. While `go` runs, any thread may read its `status`, and stop the run there."""
+
+    def __init__(self, settings: RunSettings, memory: DeviceMemory, pool: PagePool, outputs: Outputs) -> None:
+        self._settings, self._memory, self._pool = settings, memory, pool
+        self._outputs = outputs
+        self._sources: dict[str, Source] = {}
+        self._assets: dict[str, Asset] = {}
+        self._results = LabelResults(outputs)
+        self.status = RunStatus(settings.budgets, memory, self._results)
+
+    def go(self, units: Iterable[Unit], render: Render, loader: Loader) -> RenderReport:
+        todo = self._without_complete([with_keys(unit) for unit in units])
+        readable = self._describe_assets(todo, loader)
+        self._work_on(self._in_order(self._without_too_large(readable)), render, self._settings.workers)
+        for unit in self._results.take_postponed():
+            self._work_alone(unit, render)
+        self.status.end()
+        return RenderReport(status=self.status.read(), skipped=tuple(self._results.skips))
+
+    def _without_complete(self, units: Sequence[Unit]) -> list[Unit]:
+        left = []
+        for unit in units:
+            labels = tuple(label for label in unit.labels if not self._outputs.is_complete(label))
+            self._results.labels += len(unit.labels)
+            self._results.already += len(unit.labels) - len(labels)
+            if labels:
+                left.append(Unit(scene=unit.scene, actor=unit.actor, labels=labels))
+        return left
+
+    def _describe_assets(self, units: Sequence[Unit], loader: Loader) -> list[Unit]:
+        """Read the sizes of all assets from their headers. Return the units without broken assets; skip the others."""
+        keys = list(dict.fromkeys(key for unit in units for key in keys_of(unit)))
+        with ThreadPoolExecutor(_DESCRIBERS) as pool:
+            found = dict(zip(keys, pool.map(lambda key: _source(key, loader), keys), strict=True))
+        for key, source in found.items():
+            if not isinstance(source, AssetError):
+                # The estimate for an empty file is 0, but a loader may return arrays for it.
+                nbytes, frame_nbytes = max(1, source.nbytes), max(1, source.frame_nbytes)
+                kind = assets.parts_of(key)[0]
+                self._sources[key] = source
+                self._assets[key] = Asset(key=key, kind=kind, nbytes=nbytes, frame_nbytes=frame_nbytes)
+        readable = []
+        for unit in units:
+            broken = [error for key in keys_of(unit) if isinstance(error := found[key], AssetError)]
+            if broken:
+                self._results.skip(unit, unit.labels, SkipReason(kind="asset", reason=broken[0].message))
+            else:
+                readable.append(unit)
+        return readable
+
+    def _without_too_large(self, units: Sequence[Unit]) -> list[Unit]:
+        """Return the units that fit; postpone the others."""
+        limits = limits_of(self._assets.values(), self._settings.budgets)
+        left = []
+        for unit in units:
+            reason = self._why_not(unit, limits)
+            if reason is None:
+                left.append(unit)
+            else:
+                self._results.postpone(unit, unit.labels, self._too_large(unit, reason))
+        return left
+
+    def _too_large(self, unit: Unit, reason: str) -> SkipReason:
+        sizes = {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
+        return SkipReason(kind="too-large", reason=reason, sizes=sizes)
+
+    def _why_not(self, unit: Unit, limits: BudgetLimits) -> str | None:
+        reasons = (cannot_fit(self._assets[key], limits, self._pool.rounded) for key in keys_of(unit))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _in_order(self, units: Sequence[Unit]) -> list[Unit]:
+        """Return the units in the order of work, split so small that all workers are busy until the end."""
+        workers = self._settings.workers
+        small = split(units, sum(len(unit.labels) for unit in units) // (_UNITS_PER_WORKER * workers))
+        if self._settings.keeps_order:
+            return small
+        return choose_order(small, self._assets, self._settings.budgets, workers=workers)
+
+    def _work_on(self, units: Sequence[Unit], render: Render, workers: int) -> None:
+        keys = sorted({key for unit in units for key in keys_of(unit)})
+        copies = {key: Copies(self._assets[key], self._sources[key], self._memory, self._pool) for key in keys}
+        tiers = Tiers(self._memory, self._settings.budgets, copies, Future(units), rounded=self._pool.rounded)
+        writers = OutputWriters()
+        shared = (tiers, self._pool, render, self._outputs, writers, self._results)
+        all_workers = [Worker(number, *shared) for number in range(workers)]
+        self.status.start(tiers, all_workers)
+        try:
+            with writers:
+                _run_all(all_workers, tiers)
+        finally:
+            tiers.close()
+            self.status.close_tiers()
+            self._assets.update({key: copy.asset for key, copy in copies.items()})
+
+    def _work_alone(self, unit: Unit, render: Render) -> None:
+        own = [self._assets[key] for key in keys_of(unit)]
+        reason = self._why_not(unit, limits_of(own, self._settings.budgets))
+        if reason is not None:
+            self._results.skip(unit, unit.labels, self._too_large(unit, reason))
+            return
+        self._memory.empty_cache()
+        self._work_on([unit], render, 1)
+
+
+def _run_all(workers: Sequence[Worker], tiers: Tiers) -> None:
+    """Run all workers to their end. An error of one, or Ctrl-C, stops the others after their current labels."""
+    with ThreadPoolExecutor(max(1, len(workers)), "gpuyard-worker") as pool:
+        try:
+            for run in [pool.submit(worker.run) for worker in workers]:
+                while not wait((run,), _HANDLE_SIGNALS_EVERY_S).done:
+                    pass
+                run.result()
+        except BaseException:
+            tiers.stop()
+            raise
+
+
+def _source(key: str, loader: Loader) -> Source | AssetError:
+    kind, path = assets.parts_of(key)
+    try:
+        return loader.scene(path) if kind is Kind.SCENE else loader.actor(path)
+    except AssetError as error:
+        return error
+
+
+def _nbytes(name: str, size: str | float, least: int = 1) -> int:
+    megabytes = parse_size(size) if isinstance(size, str) else float(size)
+    if not least <= megabytes * MB < 1 << 60:
+        raise UserError(f"{name} is {size}", hint='write it as "44G", or as a number of MB')
+    return int(megabytes * MB)
+
+
+def _at_least_one(name: str, number: int) -> int:
+    if number < 1:
+        raise UserError(f"{name} is {number}", hint="it must be at least 1")
+    return number

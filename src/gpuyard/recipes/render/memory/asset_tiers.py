@@ -1,0 +1,400 @@
+"""Assets in RAM and VRAM: carry out the plan, and lend copies to workers.
+
+One lock guards the state; slow steps (reading, uploading, downloading) run in threads outside the lock, and a new plan
+is made when one ends. All threads read parts of the asset that is needed first, then of the next. Units are handed out
+here too, so that the plan knows all requests. A waiting worker holds at most a scene, and requests of workers that hold
+one go first: so some worker can always continue.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import msgspec
+
+from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
+from gpuyard.recipes.render.memory import asset_copies
+from gpuyard.recipes.render.memory.asset_copies import (
+    AssetUsers,
+    Copies,
+    Loan,
+    PartReaders,
+    TiersStopped,
+    TooLarge,
+    add_count,
+)
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory, as_device_full
+from gpuyard.recipes.render.planning.render_units import (
+    Action,
+    Budgets,
+    Future,
+    Kind,
+    PlanStep,
+    Stage,
+    StallCause,
+    Unit,
+    cannot_fit,
+    keys_of,
+    limits_of,
+)
+from gpuyard.recipes.render.planning.transfer_plan import PlanState, TransferPlan, plan
+from gpuyard.recipes.render.status_file import TransferCounts
+
+
+class Tiers:
+    """A worker asks for a unit with `next_unit`, takes its scene and its actor, and gives both back."""
+
+    def __init__(  # noqa: PLR0913 - the resources, and the work
+        self,
+        memory: DeviceMemory,
+        budgets: Budgets,
+        copies: Mapping[str, Copies],
+        future: Future,
+        *,
+        rounded: Callable[[int], int] = int,
+        readers: int = 4,
+    ) -> None:
+        self.memory, self.budgets = memory, budgets
+        self._copies, self._future, self._rounded = copies, future, rounded
+        self._changed = threading.Condition()
+        self._ram, self._vram = dict[str, Stage](), dict[str, Stage]()
+        self._users = AssetUsers()
+        self._full, self._broken = dict[str, DeviceFull](), dict[str, EnvironmentFault]()
+        self._failure: BaseException | None = None
+        self._refused: set[str] = set()
+        self._short, self._reading, self._readers = 0, 0, readers
+        self.is_stopped = False
+        threads = {"read": readers, "up": 1, "down": 1}
+        self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
+        self._parts = PartReaders(readers)
+        self._set_limits()
+        self.counts = TransferCounts()
+        self.waits: dict[str, StallCause] = {}
+
+    def next_unit(self) -> tuple[int, Unit] | None:
+        """Return the next unit and its number, or None. Both of its assets count as requested from now on."""
+        with self._changed:
+            handed = None if self.is_stopped else self._future.hand_out()
+            if handed is not None:
+                self._users.request(*handed)
+                self._step()
+            return handed
+
+    def take(self, key: str, number: int) -> Loan:
+        """Return an asset for the unit with that number. Waits until it is available. Raises AssetError if the asset is
+        broken, DeviceFull if the device has too little memory for it after all."""
+        with self._changed:
+            self._full.pop(key, None)
+            self._count_hit(key)
+            while True:
+                loan = self._try_to_lend(key)
+                if loan is not None:
+                    self._users.lend(loan, key, number)
+                    self.counts.streams += loan.is_streamed
+                    self._update_peaks()
+                    return loan
+                self._wait(key)
+
+    def _try_to_lend(self, key: str) -> Loan | None:
+        if self.is_stopped:
+            raise TiersStopped
+        if self._failure is not None:
+            raise self._failure
+        for errors in (self._broken, self._full):
+            if key in errors:
+                raise asset_copies.without_traceback(errors[key])
+        if self._vram.get(key) is Stage.THERE:
+            return Loan(copies=self._copies[key])
+        made = self._step()
+        if key not in made.streams:
+            return None
+        copies = self._copies[key]
+        in_ram = 0 if key in self._ram else copies.asset.stream_ram(self._rounded)
+        return Loan(copies=copies, is_streamed=True, stream_nbytes=copies.asset.stream_nbytes, stream_ram=in_ram)
+
+    def give_back(self, loan: Loan) -> None:
+        with self._changed:
+            self._users.hold(loan, -1)
+            # Waiting workers make a new plan; without any, the next request does.
+            self._changed.notify_all()
+
+    def withdraw(self, number: int) -> None:
+        """Withdraw the waiting requests of a unit."""
+        with self._changed:
+            if self._users.withdraw(number):
+                self._changed.notify_all()
+
+    def _wait(self, key: str) -> None:
+        cause = self.waits.get(key, StallCause.UPLOAD)
+        started = time.monotonic()
+        self._changed.wait()
+        stalls = self.counts.stalls_s
+        stalls[cause] = stalls.get(cause, 0.0) + time.monotonic() - started
+
+    def _count_hit(self, key: str) -> None:
+        if self._vram.get(key) is Stage.THERE:
+            self.counts.vram_hits += 1
+        elif key in self._vram or self._ram.get(key) is Stage.THERE:
+            self.counts.ram_hits += 1
+        else:
+            self.counts.misses += 1
+
+    def count_streamed(self, nbytes: int, *, is_from_disk: bool) -> None:
+        with self._changed:
+            self.counts.streamed += nbytes
+            self.counts.read_from_disk += nbytes if is_from_disk else 0
+
+    def _step(self) -> TransferPlan:
+        """Make a plan and start its steps."""
+        made = plan(self._state())
+        for step in made.steps:
+            self._start(step)
+        self.waits = made.waits
+        self._update_peaks()
+        if made.steps:
+            self._changed.notify_all()
+        return made
+
+    def _state(self) -> PlanState:
+        requested = self._users.requested()
+        return PlanState(
+            limits=self._limits,
+            assets=self._assets,
+            ram=self._ram,
+            vram=self._vram,
+            held=self._users.held.keys(),
+            held_ram=self._users.held_ram.keys(),
+            requested={key: at for key, at in requested.items() if key not in self._full and key not in self._broken},
+            needed=self._future.needed,
+            ahead=self._future.ahead,
+            next_after=self._future.next_after,
+            refused=self._refused,
+            is_short=self._short > 0,
+            stream_nbytes=self._users.stream_nbytes,
+            ram_taken=self.ram_nbytes(),
+            readers=self._readers - self._reading,
+            now=self._future.now,
+            rounded=self._rounded,
+        )
+
+    def _set_limits(self) -> None:
+        self._assets = {key: copies.asset for key, copies in self._copies.items()}
+        self._limits = limits_of(self._assets.values(), self.budgets)
+
+    def _update_peaks(self) -> None:
+        self.counts.peak_vram = max(self.counts.peak_vram, self.vram_nbytes())
+        self.counts.peak_ram = max(self.counts.peak_ram, self.ram_nbytes())
+
+    def vram_nbytes(self) -> int:
+        with self._changed:
+            return sum(self._assets[key].nbytes for key in self._vram) + self._users.stream_nbytes
+
+    def ram_nbytes(self) -> int:
+        with self._changed:
+            return sum(self._rounded(self._assets[key].nbytes) for key in self._ram) + self._users.stream_ram
+
+    def sizes(self, unit: Unit) -> dict[str, int]:
+        """Return the sizes of a unit's assets by kind."""
+        return {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
+
+    def memory_state(self) -> dict[str, int]:
+        return {
+            "vram_budget": self.budgets.vram,
+            "vram_working": self.budgets.working,
+            "vram_assets": self.vram_nbytes(),
+            "vram_allocator": self.memory.used(),
+            "ram_budget": self.budgets.ram,
+            "ram_assets": self.ram_nbytes(),
+        }
+
+    def coming_uses(self) -> dict[str, int]:
+        """Return the number of coming units that need each asset in VRAM or in RAM, by its key."""
+        with self._changed:
+            stages = (*self._vram.items(), *self._ram.items())
+            return {key: self._future.count_uses(key) for key, stage in stages if stage is Stage.THERE}
+
+    def paths_in(self, kind: Kind, *, is_ram: bool = False) -> tuple[str, ...]:
+        """Return the paths of the assets in VRAM, or in RAM, without those in transfer."""
+        with self._changed:
+            tier = self._ram if is_ram else self._vram
+            present = (self._assets[key] for key in tier if tier[key] is Stage.THERE)
+            return tuple(asset.path for asset in present if asset.kind is kind)
+
+    def _start(self, step: PlanStep) -> None:
+        key, reading, up, down = step.key, *self._pools
+        match step.action:
+            case Action.DROP_VRAM:
+                self._drop_vram(key)
+            case Action.DROP_RAM:
+                del self._ram[key]
+                self._copies[key].drop_ram()
+            case Action.READ:
+                self._ram[key] = Stage.COMING
+                self._reading += 1
+                reading.submit(self._carry_out, key, self._reading_of(key), self._was_read)
+            case Action.PROMOTE:
+                self._vram[key] = Stage.COMING
+                add_count(self._users.held_ram, key, 1)
+                up.submit(self._carry_out, key, self._copies[key].upload, self._was_uploaded)
+            case Action.DEMOTE:
+                self._vram[key], self._ram[key] = Stage.LEAVING, Stage.COMING
+                down.submit(self._carry_out, key, self._copies[key].download, self._was_downloaded)
+
+    def _reading_of(self, key: str) -> Callable[[], None]:
+        place = self._users.requested().get(key, self._future.needed.get(key, 0))
+        return partial(self._copies[key].read, partial(self._parts.call_all, place))
+
+    def _drop_vram(self, key: str) -> None:
+        del self._vram[key]
+        self._copies[key].drop_vram()
+
+    def _carry_out(
+        self, key: str, move: Callable[[], object], settle: Callable[[str, BaseException | None], None]
+    ) -> None:
+        error = None
+        try:
+            move()
+        except BaseException as raised:  # noqa: BLE001 - raised again in the workers that wait for the asset
+            error = raised
+        with self._changed:
+            try:
+                settle(key, error)
+                self._step()
+            except BaseException as failure:
+                self._failure = failure
+                raise
+            finally:
+                self._changed.notify_all()
+
+    def _was_read(self, key: str, error: BaseException | None) -> None:
+        self._reading -= 1
+        copies = self._copies[key]
+        if error is None:
+            assert copies.pages is not None
+            self._ram[key] = Stage.THERE
+            self.counts.read_from_disk += copies.pages.nbytes
+            self._resize(copies, copies.pages.nbytes, max(layout.nbytes for layout in copies.layouts))
+            return
+        del self._ram[key]
+        if isinstance(error, asset_copies.EstimateTooLow):
+            frame_nbytes = -(-copies.asset.frame_nbytes * error.nbytes // copies.asset.nbytes)
+            self._resize(copies, error.nbytes, frame_nbytes)
+        else:
+            self._mark_broken(key, error)
+
+    def _resize(self, copies: Copies, nbytes: int, frame_nbytes: int) -> None:
+        resized = msgspec.structs.replace(copies.asset, nbytes=nbytes, frame_nbytes=frame_nbytes)
+        if copies.asset != resized:
+            copies.asset = resized
+            self._change_limits()
+
+    def _change_limits(self) -> None:
+        """Compute new limits, and mark all assets that cannot fit: a larger stream reduces the memory for others."""
+        self._set_limits()
+        for key, asset in self._assets.items():
+            reason = None if key in self._broken else cannot_fit(asset, self._limits, self._rounded)
+            if reason is not None:
+                self._mark_broken(key, TooLarge(reason))
+
+    def learn_frame(self, key: str, nbytes: int) -> TooLarge:
+        """Record that a frame is larger than estimated. The current stream of it fails, a later one can succeed."""
+        with self._changed:
+            copies = self._copies[key]
+            if nbytes > copies.asset.frame_nbytes:  # with a margin: other frames may be larger still
+                frame_nbytes = nbytes * 5 // 4
+                total = max(copies.asset.nbytes, 2 * frame_nbytes)
+                copies.asset = msgspec.structs.replace(copies.asset, nbytes=total, frame_nbytes=frame_nbytes)
+            reason = f"{copies.asset.path}: a frame is larger in memory than its file"
+            self._mark_broken(key, TooLarge(reason))
+        return TooLarge(reason)
+
+    def _was_uploaded(self, key: str, error: BaseException | None) -> None:
+        add_count(self._users.held_ram, key, -1)
+        if error is None:
+            self._vram[key] = Stage.THERE
+            self._refused.discard(key)
+            self.counts.uploaded += self._assets[key].nbytes
+            return
+        del self._vram[key]
+        full = as_device_full(error)
+        if full is not None:
+            self._refused.add(key)
+            self._full[key] = full
+        else:
+            self._mark_broken(key, error)
+
+    def _was_downloaded(self, key: str, error: BaseException | None) -> None:
+        self._drop_vram(key)
+        if error is None:
+            self._ram[key] = Stage.THERE
+            self.counts.downloaded += self._assets[key].nbytes
+        else:
+            del self._ram[key]
+
+    def _mark_broken(self, key: str, error: BaseException) -> None:
+        if not isinstance(error, AssetError | TooLarge):
+            error = AssetError(self._assets[key].path, f"it cannot be loaded: {type(error).__name__}: {error}")
+        self._broken[key] = error
+        self._future.forget(key)
+
+    @contextlib.contextmanager
+    def short(self) -> Iterator[None]:
+        """Promote nothing ahead of time in the `with` block: it would use the memory that was just freed."""
+        with self._changed:
+            self.counts.out_of_memory += 1
+            self._short += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._short -= 1
+                self._full.clear()
+                self._step()
+                self._changed.notify_all()
+
+    def drop_idle(self, kind: Kind, most: int | None = None) -> None:
+        """Drop assets of a kind that are not in use from VRAM: all, or the `most` that were least recently used."""
+        with self._changed:
+            there = (key for key, stage in self._vram.items() if stage is Stage.THERE and not self._users.held[key])
+            idle = [key for key in there if self._assets[key].kind is kind]
+            for key in sorted(idle, key=self._users.last_use.__getitem__)[:most]:
+                self._drop_vram(key)
+            self._changed.notify_all()
+        self.memory.empty_cache()
+
+    def reserve_more(self) -> None:
+        """Reserve more VRAM for the renderer, after dropping assets has helped, so that it need not happen again."""
+        with self._changed:
+            self._reserve(max(self.budgets.working * 3 // 2, self.budgets.vram // 32))
+
+    def learn_working(self) -> None:
+        """Reserve the VRAM that the renderer was measured to use."""
+        peak = self.memory.peak()  # before the lock, for which other workers wait
+        with self._changed:
+            self._reserve(peak - self.counts.peak_vram)
+
+    def _reserve(self, nbytes: int) -> None:
+        """Reserve VRAM for the renderer, but not what the largest scene needs."""
+        largest = max((asset.nbytes for asset in self._assets.values() if asset.kind is Kind.SCENE), default=0)
+        working = min(nbytes, self.budgets.vram - largest - self._limits.stream)
+        if working > self.budgets.working:
+            self.budgets = msgspec.structs.replace(self.budgets, working=working)
+            self._change_limits()
+
+    def stop(self) -> None:
+        with self._changed:
+            self.is_stopped = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Free everything. No worker uses an asset any more."""
+        self.stop()
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
+        self._parts.close()
+        for copies in self._copies.values():
+            copies.drop_vram()
+            copies.drop_ram()

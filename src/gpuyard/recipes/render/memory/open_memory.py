@@ -1,0 +1,191 @@
+"""Open the device memory for assets: a GPU through PyTorch, or a simulated device on the host.
+
+While it is open, its budget is leased, so that queued jobs and other scripts see it. Simulated GPUs (GPUYARD_SIMULATE)
+are leased like real ones, and their memory is the host's. Nothing is leased if the memory is on the host and no GPU is
+simulated, or for a GPU that no probe finds.
+
+Default VRAM and RAM budgets of a run: a part of the memory that is free now.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from gpuyard import GPUScheduler, Snapshot, snapshot
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.installation import find_installation
+from gpuyard.model.lease import Need
+from gpuyard.model.snapshot import Vendor
+from gpuyard.model.units import MB, format_size
+from gpuyard.policy.device_names import choose_vendor
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory
+from gpuyard.visible_devices import visible_devices
+
+KINDS = ("auto", "cuda", "host")
+
+# Expandable segments reuse the gaps between assets; many threads pin RAM, because that is slow.
+_SETTING = "expandable_segments:True,pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+_SETTING_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_WITHOUT_GPU = "VRAM is simulated in RAM, and renderers get numpy arrays"
+
+
+@contextlib.contextmanager
+def open_device(
+    nbytes: int, kind: str = "auto", *, ram_nbytes: int = 0, label: str = "render"
+) -> Iterator[DeviceMemory]:
+    """Open `nbytes` of memory on one device for the `with` block. Waits until they can be leased. `kind` is `cuda`,
+    `host`, or `auto`: a GPU if PyTorch finds one, else the host."""
+    if kind not in KINDS:
+        raise UserError(f"there is no device of kind '{kind}'", hint=f"there are: {', '.join(KINDS)}")
+    if nbytes <= 0:
+        raise UserError(f"a VRAM budget of {format_size(nbytes / MB)} is too small", hint="write it as 8G")
+    need_numpy()
+    torch = torch_with_gpu(kind)
+    with _lease(nbytes, ram_nbytes, torch, label) as number, contextlib.closing(_open(number, nbytes, torch)) as memory:
+        yield memory
+
+
+def need_numpy() -> None:
+    """Raise EnvironmentFault if numpy is not installed."""
+    try:
+        import numpy  # noqa: F401, ICN001 - only to check
+    except ImportError as error:
+        hint = f"install it with: {find_installation().with_extra('render')}"
+        raise EnvironmentFault("numpy is not installed: it comes with gpuyard's extra `render`", hint=hint) from error
+
+
+def _open(number: int, nbytes: int, torch: Any) -> DeviceMemory:
+    if torch is not None:
+        from gpuyard.recipes.render.memory.cuda_memory import CudaMemory
+
+        return CudaMemory(number, nbytes)
+    from gpuyard.recipes.render.memory.device_memory import HostMemory
+
+    return HostMemory(nbytes)
+
+
+def torch_with_gpu(kind: str) -> Any:
+    """Return PyTorch if the memory is on a GPU, None if it is on the host."""
+    if kind == "host" or (kind == "auto" and is_simulated()):
+        return None
+    if is_simulated():
+        raise UserError("simulated GPUs have no CUDA", hint="unset GPUYARD_SIMULATE, or use the device 'host'")
+    torch, why, remedy = _find_torch()
+    if torch is None and kind != "auto":
+        raise EnvironmentFault(why, hint=f"{remedy}; or use the device 'auto': {_WITHOUT_GPU}")
+    return torch
+
+
+def is_simulated() -> bool:
+    """Whether simulated GPUs replace real ones (GPUYARD_SIMULATE)."""
+    return bool(os.environ.get("GPUYARD_SIMULATE"))
+
+
+def missing_gpu_advice(kind: str) -> tuple[str, str] | None:
+    """Return why `auto` falls back to the host's memory and what to do about it, or None if it does not."""
+    if kind != "auto" or is_simulated():
+        return None
+    torch, why, remedy = _find_torch()
+    return (f"{why}: {_WITHOUT_GPU}", remedy) if torch is None else None
+
+
+def _find_torch() -> tuple[Any, str, str]:
+    """Return PyTorch, or None with the reason that there is no GPU and what to do about it."""
+    _set_allocator()
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+        why = "PyTorch is not installed" if is_missing else f"PyTorch cannot be used: {error}"
+        return None, why, f"for a GPU, install it with: {find_installation().with_extra('cuda')}"
+    if torch.cuda.is_available():
+        return torch, "", ""
+    remedy = (
+        "`gpuyard devices` lists the driver's GPUs; CUDA_VISIBLE_DEVICES may hide them, and a PyTorch built for "
+        "the CPU never finds one"
+    )
+    return None, f"PyTorch {torch.__version__} finds no GPU", remedy
+
+
+def _set_allocator() -> None:
+    """Configure PyTorch's allocator, unless the user has. PyTorch reads it once, when it initializes CUDA. PyTorch 2.9
+    and later warns about the old name of the variable, earlier versions know only that."""
+    torch = sys.modules.get("torch")
+    is_too_late = torch is not None and torch.cuda.is_initialized()
+    if is_too_late or any(name in os.environ for name in _SETTING_NAMES):
+        return
+    try:
+        numbers = metadata.version("torch").split(".")
+        is_old = (int(numbers[0]), int(numbers[1])) < (2, 9)
+    except (metadata.PackageNotFoundError, ValueError, IndexError):
+        is_old = False
+    os.environ[_SETTING_NAMES[is_old]] = _SETTING
+
+
+@contextlib.contextmanager
+def _lease(nbytes: int, ram_nbytes: int, torch: Any, label: str) -> Iterator[int]:
+    """Lease the memory and the RAM. Yields the device's number in PyTorch's numbering."""
+    ids = _candidates(torch)
+    if not ids:
+        yield 0
+        return
+    # Quiet: `gpuyard render` prints its own message while it waits.
+    ram_mb = ram_nbytes / MB or None
+    with GPUScheduler(vram=nbytes / MB, ram=ram_mb, label=label, specific_gpus=ids, quiet=True) as numbers:
+        yield numbers[0]
+
+
+def _candidates(torch: Any) -> list[str]:
+    """Return the ids of the devices to choose from: a PyTorch build supports one vendor only."""
+    if torch is not None:
+        vendor = Vendor.AMD if getattr(torch.version, "hip", None) else Vendor.NVIDIA
+    elif is_simulated():
+        vendor = None
+    else:
+        return []
+    machine = snapshot()
+    vendor = vendor or machine.devices[0].vendor
+    _, found = choose_vendor(Need(vendor=vendor), visible_devices(machine), machine)
+    visible = [device.id for device in found]
+    # If all are hidden from this process, GPUScheduler raises an error that says so.
+    return visible or [device.id for device in machine.usable_devices() if device.vendor is vendor]
+
+
+_OF_DEVICE, _OF_RAM = 0.8, 0.5
+_OF_RAM_AS_VRAM = 0.25  # a simulated device uses host memory
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """`why` explains a default; None if the user gave the budget."""
+
+    mb: float
+    why: str | None = None
+
+    def text(self) -> str:
+        return format_size(self.mb) + ("" if self.why is None else f" ({self.why})")
+
+
+def choose_vram(device: str) -> Budget:
+    machine = snapshot()
+    _, devices = choose_vendor(Need(), visible_devices(machine), machine)
+    free = [mb for each in devices if (mb := each.memory_free_mb) is not None]
+    has_device = is_simulated() or torch_with_gpu(device) is not None
+    if not free or not has_device:
+        available = _available_ram_mb(machine, "--vram-budget")
+        return Budget(mb=available * _OF_RAM_AS_VRAM, why="a quarter of the available RAM")
+    return Budget(mb=max(free) * _OF_DEVICE, why="80% of the free memory of the device with the most")
+
+
+def choose_ram() -> Budget:
+    return Budget(mb=_available_ram_mb(snapshot(), "--ram-budget") * _OF_RAM, why="half of the available RAM")
+
+
+def _available_ram_mb(machine: Snapshot, option: str) -> float:
+    if machine.host.memory_available_mb is None:
+        raise EnvironmentFault("no probe can read the available RAM", hint=f"set the budget with {option}, such as 8G")
+    return machine.host.memory_available_mb

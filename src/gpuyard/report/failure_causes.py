@@ -1,0 +1,179 @@
+"""What failed, counted by cause, and the summary of a night.
+
+Two texts have the same cause if they differ only in figures that vary from run to run: numbers, sizes, addresses,
+random names. "loss is NaN at step 120" and "loss is NaN at step 340" are one cause, shown as "loss is NaN at step
+…". Numbers that name an error stay: an exit status, a signal, an errno, an HTTP status.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, time, timedelta
+
+from msgspec import Struct
+
+from gpuyard.model.lifecycle import LIVE, JobState
+from gpuyard.model.selection import format_ids
+
+# Texts are compared up to this length.
+_MOST_CHARS = 300
+_VARIES = "…"
+_FIGURE = re.compile(
+    r"(?P<keep>\b(?:exit status|status|signal|errno|code|error|exitcode|http)\b[ =:]{0,3}-?\d{1,9}\b)"
+    r"|\b0x[0-9a-f]{1,32}\b"
+    r"|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"
+    r"|\b(?=[a-f]{0,39}\d)[0-9a-f]{8,64}\b"
+    r"|\btmp\w{6,12}\b"
+    r"|(?<![\w.])[-+]?\d{1,40}(?:[.,]\d{1,40}){0,10}(?:e[-+]?\d{1,5})?(?:\s?(?:bytes|[kmgtp]i?b)\b)?|\d{1,40}",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+class FailureGroup(Struct, frozen=True, kw_only=True):
+    """Jobs that failed for the same cause. `text` has `…` in place of what differs between them."""
+
+    text: str
+    ids: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+
+def cause_key(text: str) -> str:
+    """Return what texts with the same cause have in common."""
+    return "".join(piece if is_fixed else _VARIES for piece, is_fixed in _pieces(text))
+
+
+def merge_texts(first: str, second: str) -> str:
+    """Return a text for two of the same cause, with `…` where they differ."""
+    if first == second:
+        return first
+    pairs = zip(_pieces(first), _pieces(second), strict=False)
+    return "".join(piece if piece == other else _VARIES for (piece, _), (other, _) in pairs)
+
+
+def group_failures(failures: Iterable[tuple[int, str]]) -> list[FailureGroup]:
+    """Group jobs, given with the texts of their causes: the largest group first, then the one with the first job."""
+    texts: dict[str, str] = {}
+    ids: dict[str, list[int]] = {}
+    for job_id, text in failures:
+        key = cause_key(text)
+        texts[key] = merge_texts(texts[key], text) if key in texts else text
+        ids.setdefault(key, []).append(job_id)
+    groups = [FailureGroup(text=texts[key], ids=tuple(sorted(found))) for key, found in ids.items()]
+    return sorted(groups, key=lambda group: (-group.count, group.ids))
+
+
+class CauseTexts:
+    """The causes of very many failures, as keys to count by, with a text for each. After `most` different causes,
+    further ones get no key: a report stays small whatever programs print."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._texts: dict[str, str] = {}
+
+    def key(self, text: str | None) -> str | None:
+        if text is None:
+            return None
+        key = cause_key(text)
+        known = self._texts.get(key)
+        if known is None and len(self._texts) >= self._most:
+            return None
+        self._texts[key] = text if known is None else merge_texts(known, text)
+        return key
+
+    def text(self, key: str | None) -> str | None:
+        return None if key is None else self._texts[key]
+
+
+def _pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the text in pieces, each with whether it is the same for all texts of the cause. Figures that were replaced
+    before (`…`) vary too."""
+    text, at = text[:_MOST_CHARS], 0
+    for found in _FIGURE.finditer(text):
+        if found["keep"] is not None:
+            continue
+        yield from _split(text[at : found.start()])
+        yield found[0], False
+        at = found.end()
+    yield from _split(text[at:])
+
+
+def _split(fixed: str) -> Iterator[tuple[str, bool]]:
+    *before, last = fixed.split(_VARIES)
+    for part in before:
+        yield part, True
+        yield _VARIES, False
+    yield last, True
+
+
+EVENING = time(18)
+_LEAST = timedelta(hours=6)
+# The most causes that are listed one by one.
+MOST_CAUSES = 50
+
+
+class FailureCause(Struct, frozen=True, kw_only=True):
+    """Jobs that failed for the same cause, as `ids` such as `3-5 9`. `first` is the first of them. In `text`, `…`
+    stands for figures that differ; it is None for the jobs of all further causes together."""
+
+    text: str | None
+    count: int
+    ids: str
+    first: int
+
+
+class FailedJob(Struct, frozen=True, kw_only=True):
+    id: int
+    error_line: str | None
+    outcome_reason: str | None
+    reason: str | None
+
+    @property
+    def cause(self) -> str:
+        return self.error_line or self.outcome_reason or self.reason or "failed"
+
+
+class FinishedJobs(Struct, frozen=True, kw_only=True):
+    """Jobs that ended in a time: how many in each state, and those that failed."""
+
+    counts: Mapping[JobState, int]
+    failed: tuple[FailedJob, ...]
+
+
+class JobsNow(Struct, frozen=True, kw_only=True):
+    """How many jobs there are now. `waiting` ones start by themselves; `held` ones, and those that are `suspended`, may
+    need a person."""
+
+    running: int
+    waiting: int
+    held: int
+    suspended: int
+
+
+def default_since(now: datetime) -> datetime:
+    """Return the start of the last night: the last 18:00 that was at least 6 h ago."""
+    evening = datetime.combine(now.date(), EVENING)
+    return evening if evening <= now - _LEAST else evening - timedelta(days=1)
+
+
+def count_causes(failed: Iterable[FailedJob]) -> list[FailureCause]:
+    """Return the causes of failures, the most frequent first."""
+    groups = group_failures((job.id, job.cause) for job in failed)
+    causes = [
+        FailureCause(text=group.text, count=group.count, ids=format_ids(group.ids), first=group.ids[0])
+        for group in groups[:MOST_CAUSES]
+    ]
+    others = sorted(job_id for group in groups[MOST_CAUSES:] for job_id in group.ids)
+    if others:
+        causes.append(FailureCause(text=None, count=len(others), ids=format_ids(others), first=others[0]))
+    return causes
+
+
+def count_jobs(counts: Mapping[JobState, int]) -> JobsNow:
+    suspended = counts.get(JobState.SUSPENDED, 0)
+    running = sum(counts.get(state, 0) for state in LIVE if state is not JobState.PENDING) - suspended
+    waiting = sum(
+        counts.get(state, 0) for state in (JobState.QUEUED, JobState.PENDING, JobState.DELAYED, JobState.BLOCKED)
+    )
+    return JobsNow(running=running, waiting=waiting, held=counts.get(JobState.HELD, 0), suspended=suspended)

@@ -1,1 +1,0 @@
-"""Read assets from disk."""

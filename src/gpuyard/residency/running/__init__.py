@@ -1,1 +1,0 @@
-"""Run the units of a manifest: workers, outputs, status."""

@@ -1,1 +1,0 @@
-"""Carry out the plan: assets in RAM and VRAM, lent to workers."""

@@ -1,0 +1,251 @@
+"""Traces of jobs: the CSV format, and how much programs that share a card slow each other, as was measured."""
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TextIO
+
+from msgspec import Struct, convert, structs
+
+from gpuyard.errors import EnvironmentFault, UserError
+
+FOREIGN = "foreign"
+_RAMP_STEPS = 8
+
+
+class TraceJob(Struct, frozen=True, kw_only=True):
+    """One row of a trace; the fields are explained at the top of the module."""
+
+    at_s: float
+    program: str
+    duration_s: float
+    peak_mb: float
+    load_percent: float
+    gpus: int = 1
+    declared_mb: float | None = None
+    start_s: float = 0.0
+    ramp_s: float = 0.0
+    late_s: float | None = None
+    late_mb: float = 0.0
+    priority: int = 0
+    urgent: int = 0
+    kind: str = ""
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.kind == FOREIGN
+
+
+class Phase(Struct, frozen=True):
+    """The memory that a job holds on each device from `from_s` seconds of its work on."""
+
+    from_s: float
+    memory_mb: float
+
+
+COLUMNS = tuple(field.name for field in structs.fields(TraceJob))
+_REQUIRED = COLUMNS[:5]
+_WHOLE = frozenset({"gpus", "priority", "urgent"})
+_TEXT = frozenset({"program", "kind"})
+
+
+def phases_of(job: TraceJob) -> tuple[Phase, ...]:
+    """Return the memory of a job as steps: none while it imports, the ramp, then the late part."""
+    early_mb = job.peak_mb - job.late_mb
+    steps = _RAMP_STEPS if job.ramp_s > 0 else 1
+    ramp = [Phase(job.start_s + job.ramp_s * step / steps, early_mb * (step + 1) / steps) for step in range(steps)]
+    if job.start_s:
+        ramp.insert(0, Phase(0.0, 0.0))
+    if job.late_s is None or not job.late_mb:
+        return tuple(ramp)
+    return (*(phase for phase in ramp if phase.from_s < job.late_s), Phase(job.late_s, job.peak_mb))
+
+
+def read_trace(path: Path) -> list[TraceJob]:
+    """Return the jobs of a trace by arrival. Raises UserError with the line that cannot be read."""
+    with open_text(path) as file:
+        jobs = list(parse_trace(file, path.name))
+    if not jobs:
+        raise UserError(f"{path.name} has no jobs", hint="write a line for each job below the header")
+    return sorted(jobs, key=lambda job: job.at_s)
+
+
+def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceJob]:
+    rows = csv.reader(lines, strict=True)
+    try:
+        header = [column.strip() for column in next(rows, [])]
+        _check_header(header, name)
+        for row in filter(None, rows):
+            if len(row) != len(header):
+                raise UserError(f"{name}, line {rows.line_num}: {len(row)} values for {len(header)} columns")
+            yield _job(dict(zip(header, map(str.strip, row), strict=True)), f"{name}, line {rows.line_num}")
+    except csv.Error as error:
+        raise UserError(f"{name}, line {rows.line_num}: {error}") from error
+
+
+def write_trace(jobs: Sequence[TraceJob], file: TextIO) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for job in jobs:
+        writer.writerow("" if value is None else value for value in structs.astuple(job))
+
+
+def open_text(path: Path) -> TextIO:
+    try:
+        return path.open(encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be read: {error.strerror}") from error
+
+
+def table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Return the rows of a CSV file. Raises UserError if a column is missing."""
+    with open_text(path) as file:
+        try:
+            rows = csv.DictReader(file, strict=True)
+            if missing := [column for column in columns if column not in (rows.fieldnames or ())]:
+                raise UserError(f"{path.name} lacks the columns {', '.join(missing)}")
+            return list(rows)
+        except csv.Error as error:
+            raise UserError(f"{path.name}: {error}") from error
+
+
+def number(row: Mapping[str, str], column: str) -> float:
+    """Return the number in a column of a row. Raises UserError if it is not a number."""
+    try:
+        return float(row[column])
+    except (TypeError, ValueError):
+        raise UserError(f"{column} is '{row[column]}', not a number, in: {', '.join(map(str, row.values()))}") from None
+
+
+def _check_header(header: Sequence[str], name: str) -> None:
+    if unknown := [column for column in header if column not in COLUMNS]:
+        raise UserError(f"{name} has unknown columns: {', '.join(unknown)}", hint=f"known: {', '.join(COLUMNS)}")
+    if missing := [column for column in _REQUIRED if column not in header]:
+        raise UserError(f"{name} lacks the columns {', '.join(missing)}", hint=f"required: {','.join(_REQUIRED)}")
+    if len(set(header)) < len(header):
+        raise UserError(f"{name} has a column twice")
+
+
+def _job(row: Mapping[str, str], where: str) -> TraceJob:
+    values = {column: _value(column, text, where) for column, text in row.items() if text or column in _REQUIRED}
+    job = convert(values, TraceJob)
+    is_late_in_time = job.late_s is None or job.late_s < job.duration_s
+    rules = {
+        "duration_s must be more than 0": job.duration_s > 0,
+        "load_percent must be from 0 to 100": 0 <= job.load_percent <= 100,
+        "gpus must be at least 1": job.gpus >= 1,
+        "late_mb must be at most peak_mb, and late_s before the end": job.late_mb <= job.peak_mb and is_late_in_time,
+        "late_s and late_mb go together": bool(job.late_mb) == (job.late_s is not None),
+        "start_s and ramp_s are longer than duration_s": job.start_s + job.ramp_s <= job.duration_s,
+    }
+    for message, holds in rules.items():
+        if not holds:
+            raise UserError(f"{where}: {message}")
+    return job
+
+
+def _value(column: str, text: str, where: str) -> str | int | float:
+    if column in _TEXT:
+        if column == "program" and not text:
+            raise UserError(f"{where}: program is empty")
+        return text
+    try:
+        value = int(text) if column in _WHOLE else float(text)
+    except ValueError:
+        raise UserError(f"{where}: {column} is '{text}', not a number") from None
+    if not math.isfinite(value) or (value < 0 and column != "priority"):
+        raise UserError(f"{where}: {column} is {text}, but must be a finite number of 0 or more")
+    return value
+
+
+SINGLE_FILE, PAIRS_FILE = "lucid-single_data.csv", "lucid-colocate_info.csv"
+_KNEE, _SHARPNESS = 1.35, 4
+_CACHED_SETS = 65_536
+CONFIGURATION = ("model", "dataset", "batchsize", "amp")
+
+# A configuration, and its load alone on a device in percent.
+Member = tuple[str, float]
+Speeds = Mapping[tuple[str, str], float]
+
+
+def curve(load_percent: float) -> float:
+    """Return the speed of two jobs that were not measured together, for the sum of their loads."""
+    return float((1.0 + (load_percent / 100.0 / _KNEE) ** _SHARPNESS) ** (-1.0 / _SHARPNESS))
+
+
+class Sharing:
+    """`measured` is the speed of the first configuration beside the second; `loads` are their loads alone."""
+
+    def __init__(self, measured: Speeds | None = None, loads: Mapping[str, float] | None = None) -> None:
+        self._measured = measured or {}
+        self._demands = fit_demands(loads or {}, self._measured)
+        self._pair = lru_cache(maxsize=None)(self._find_pair)
+        self.speeds: Callable[[tuple[Member, ...]], tuple[float, ...]] = lru_cache(_CACHED_SETS)(self._find_speeds)
+
+    def demand(self, member: Member) -> float:
+        """Return the part of a device that a job uses up for each second of its own work."""
+        kind, load_percent = member
+        return min(self._demands.get(kind, 1.0), load_percent / 100.0)
+
+    def _find_pair(self, one: Member, other: Member) -> float:
+        found = self._measured.get((one[0], other[0]))
+        return curve(one[1] + other[1]) if found is None else found
+
+    def _find_speeds(self, members: tuple[Member, ...]) -> tuple[float, ...]:
+        speeds = []
+        for position, member in enumerate(members):
+            product = math.prod(self._pair(member, other) for at, other in enumerate(members) if at != position)
+            speeds.append(max(product, 1.0 / len(members)))
+        total = sum(self.demand(member) * speed for member, speed in zip(members, speeds, strict=True))
+        return tuple(speeds) if total <= 1.0 else tuple(speed / total for speed in speeds)
+
+
+def utilization_percent(loads: Iterable[float]) -> float:
+    """Return the load that a device shows under several jobs: it is idle when all of them are idle at once.
+
+    This formula has the smallest error of those that were tried on the measured pairs.
+    """
+    return 100.0 * (1.0 - math.prod(1.0 - load / 100.0 for load in loads))
+
+
+def fit_demands(loads: Mapping[str, float], measured: Speeds) -> dict[str, float]:
+    """Return demands that fit all measured pairs: reduced from the loads until all fit, then raised where possible."""
+    most = {**{kind: 1.0 for pair in measured for kind in pair}, **{kind: load / 100.0 for kind, load in loads.items()}}
+    demands = dict(most)
+    for one, other in sorted(measured):
+        total = demands[one] * measured[one, other] + demands[other] * measured[other, one]
+        if total > 1.0:
+            for kind in {one, other}:
+                demands[kind] /= total
+    beside: dict[str, list[str]] = {}
+    for one, other in measured:
+        beside.setdefault(one, []).append(other)
+    for kind in sorted(demands):
+        limits = [1.0, most[kind]]
+        for other in beside.get(kind, ()):
+            if kind == other:
+                limits.append(1.0 / (2.0 * measured[kind, kind]))
+            else:
+                limits.append((1.0 - demands[other] * measured[other, kind]) / measured[kind, other])
+        demands[kind] = min(limits)
+    return demands
+
+
+def configuration(model: str, dataset: str, batch: str, amp: str) -> str:
+    """Return the name of a measured configuration."""
+    return f"{model}/{dataset}/{batch}{'/amp' if amp == '1' else ''}"
+
+
+def read_sharing(folder: Path) -> Sharing:
+    """Return the slow-down from the measured pairs in the directory of public traces."""
+    singles = table(folder / SINGLE_FILE, (*CONFIGURATION, "gpu_util"))
+    loads = {configuration(*(row[column] for column in CONFIGURATION)): number(row, "gpu_util") for row in singles}
+    found: dict[tuple[str, str], list[float]] = {}
+    sides = [[f"{column}{side}" for column in (*CONFIGURATION, "speed")] for side in (1, 2)]
+    for row in table(folder / PAIRS_FILE, [*sides[0], *sides[1]]):
+        one, other = (configuration(*(row[column] for column in side[:-1])) for side in sides)
+        found.setdefault((one, other), []).append(number(row, "speed1"))
+        found.setdefault((other, one), []).append(number(row, "speed2"))
+    return Sharing({pair: min(1.0, sum(speeds) / len(speeds)) for pair, speeds in found.items()}, loads)

@@ -1,0 +1,114 @@
+"""The characters that a terminal can show, and the output of a program as lines for a panel.
+
+Nothing depends on colour alone: each part of a bar has its own character, each state its word. The output of a
+program keeps its colours and loses all other escape sequences; a line that was overwritten is shown as on a terminal.
+"""
+
+import re
+from collections import deque
+from collections.abc import Mapping
+
+from msgspec import Struct
+from rich.ansi import AnsiDecoder
+from rich.text import Text
+
+from gpuyard.model.terminal_line import shorten_line, shown_line
+from gpuyard.ui.cli.text_table import clean
+
+# Their fonts have only some of the block characters, and which ones is unknown.
+_PLAIN_TERMINALS = ("linux", "vt", "ansi", "cons25")
+_PLAIN_LOCALES = ("C", "POSIX")
+
+
+class Glyphs(Struct, frozen=True, kw_only=True):
+    """`own`, `kept` (ours, reserved and not used), `others`, `foreign` and `free` are the parts of a memory bar."""
+
+    own: str = "█"
+    kept: str = "▄"
+    others: str = "▒"
+    foreign: str = "×"  # noqa: RUF001 - it is a sign
+    free: str = "·"
+    levels: str = "▁▂▃▄▅▆▇█"
+    rule: str = "─"
+    dot: str = "·"
+    ellipsis: str = "…"
+    chosen: str = "▶"
+    degree: str = "°C"
+    is_unicode: bool = True
+
+    def spell(self, text: str) -> str:
+        """Replace characters that the terminal lacks with question marks."""
+        return text if self.is_unicode or text.isascii() else text.encode("ascii", "replace").decode()
+
+
+UNICODE = Glyphs()
+ASCII = Glyphs(
+    own="#", kept="=", others="+", foreign="x", free=".", levels="_.-=+*%#", rule="-", dot="|", ellipsis="~",
+    chosen=">", degree="C", is_unicode=False,
+)  # fmt: skip
+
+
+def glyphs_for(environment: Mapping[str, str], encoding: str) -> Glyphs:
+    is_plain = environment.get("TERM", "").startswith(_PLAIN_TERMINALS) or not encoding.lower().startswith("utf")
+    return ASCII if is_plain or not _is_unicode_locale(environment) else UNICODE
+
+
+def has_colour(environment: Mapping[str, str]) -> bool:
+    return "NO_COLOR" not in environment and not environment.get("TERM", "").startswith("vt")
+
+
+def _is_unicode_locale(environment: Mapping[str, str]) -> bool:
+    """Return True without a locale, as in containers: the terminal behind it nearly always supports Unicode."""
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        value = environment.get(name, "")
+        # Python itself sets C.UTF-8 if the locale is C, for its own files.
+        is_pythons = name == "LC_CTYPE" and value == "C.UTF-8" and environment.get("LANG") in _PLAIN_LOCALES
+        if value and not is_pythons:
+            return "utf" in value.lower()
+    return True
+
+
+_MOST_LINES = 5000
+_LONGEST_LINE = 4096
+_STDERR_STYLE = "magenta"
+# Titles, links and other commands to the terminal.
+_ORDERS = re.compile("\x1b[\\]P^_][^\x07\x1b]*(?:\x1b\\\\|\x07)?")
+
+
+class LogText:
+    """The last 5,000 lines, each with whether it is standard error; the last one of each stream may be incomplete."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[str, bool]] = deque(maxlen=_MOST_LINES - 1)
+        self._incomplete = {False: "", True: ""}
+
+    def __len__(self) -> int:
+        return len(self._lines) + sum(map(bool, self._incomplete.values()))
+
+    def feed(self, text: str, *, is_stderr: bool = False) -> None:
+        *complete, last = (self._incomplete[is_stderr] + text.replace("\r\n", "\n")).split("\n")
+        self._lines.extend((_limited(line), is_stderr) for line in complete)
+        self._incomplete[is_stderr] = _limited(last)
+
+    def separate(self, line: str) -> None:
+        if self._incomplete[True]:
+            self.feed("\n", is_stderr=True)
+        self.feed(f"\n{line}\n")
+
+    def __getitem__(self, part: slice) -> list[Text]:
+        last = [(line, is_stderr) for is_stderr, line in self._incomplete.items() if line]
+        return [_decode(line, is_stderr=is_stderr) for line, is_stderr in [*self._lines, *last][part]]
+
+
+def _limited(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else shorten_line(line)[-_LONGEST_LINE:]
+
+
+def _decode(line: str, *, is_stderr: bool) -> Text:
+    text = AnsiDecoder().decode_line(shown_line(_ORDERS.sub("", line)))
+    text.expand_tabs(8)
+    if not text.plain.isprintable():
+        text.plain = "".join(map(clean, text.plain))  # of the same length, so that the colours stay in place
+    if is_stderr:
+        text.stylize_before(_STDERR_STYLE)
+    return text

@@ -1,0 +1,106 @@
+"""The table of job transitions: which events each state allows, and the rules in its docstring."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.errors import UserError
+from gpuyard.model.lifecycle import (
+    FINISHED,
+    IN_SUSPENSION,
+    LIVE,
+    TRANSITIONS,
+    WAITING,
+    JobEvent,
+    JobState,
+    advance,
+    can,
+)
+
+BY_A_PERSON = {JobEvent.REQUEUE, JobEvent.BLOCK}
+
+
+def reachable(start: JobState) -> set[JobState]:
+    found = {start}
+    while more := {after for (before, _), after in TRANSITIONS.items() if before in found} - found:
+        found |= more
+    return found
+
+
+@given(st.sampled_from(JobState), st.sampled_from(JobEvent))
+def test_events_outside_the_table_are_refused(state: JobState, event: JobEvent) -> None:
+    if can(state, event):
+        assert advance(state, event) is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(UserError, match=f"(?m)^a {state} job does not allow '{event}'$"):
+            advance(state, event)
+
+
+def test_a_refusal_lists_the_allowed_events() -> None:
+    with pytest.raises(UserError) as caught:
+        advance(JobState.HELD, JobEvent.START)
+    assert caught.value.hint == "allowed: block, cancel, reject, release"
+
+
+def test_every_state_is_waiting_live_or_finished() -> None:
+    assert set(JobState) == WAITING | LIVE | FINISHED
+    assert len(WAITING) + len(LIVE) + len(FINISHED) == len(JobState)
+
+
+def test_only_a_queued_job_becomes_live() -> None:
+    into_live = {key for key, after in TRANSITIONS.items() if after in LIVE and key[0] not in LIVE}
+    assert into_live == {(JobState.QUEUED, JobEvent.START), (JobState.QUEUED, JobEvent.HAND_OVER)}
+
+
+def test_suspending_and_resuming_go_through_four_states_in_order() -> None:
+    steps = (JobEvent.SUSPEND, JobEvent.MOVED_OUT, JobEvent.RESUME, JobEvent.CONTINUE)
+    state = JobState.RUNNING
+    seen = []
+    for step in steps:
+        state = advance(state, step)
+        seen.append(state)
+    assert seen == [JobState.SUSPENDING, JobState.SUSPENDED, JobState.RESUMING, JobState.RUNNING]
+    for paused in IN_SUSPENSION:
+        back = {event for (before, event), after in TRANSITIONS.items() if before is paused and after in LIVE}
+        assert back <= {*steps, JobEvent.STOP}
+
+
+@pytest.mark.parametrize("state", sorted(LIVE - {JobState.STOPPING}))
+def test_a_live_job_may_end_in_every_way_and_be_asked_to_stop(state: JobState) -> None:
+    for event in (JobEvent.SUCCEED, JobEvent.FAIL, JobEvent.RETRY, JobEvent.REQUEUE, JobEvent.HOLD, JobEvent.STOP):
+        assert can(state, event)
+
+
+def test_a_stopping_job_cannot_become_live_again() -> None:
+    after = {after for (before, _), after in TRANSITIONS.items() if before is JobState.STOPPING}
+    assert not after & LIVE
+
+
+def test_a_finished_job_runs_again_only_when_a_person_asks() -> None:
+    for (before, event), after in TRANSITIONS.items():
+        if before in FINISHED:
+            assert event in BY_A_PERSON
+            assert after in WAITING
+
+
+def test_a_job_that_is_being_stopped_cannot_be_held() -> None:
+    """It may succeed: a preempted program may have finished before it was stopped."""
+    after = {after for (before, _), after in TRANSITIONS.items() if before is JobState.STOPPING}
+    assert after == {
+        JobState.CANCELLED, JobState.FAILED, JobState.DELAYED, JobState.SUCCEEDED, JobState.QUEUED,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("state", sorted(JobState))
+def test_from_every_state_a_job_can_still_run_and_can_still_finish(state: JobState) -> None:
+    assert JobState.RUNNING in reachable(state)
+    assert reachable(state) >= FINISHED
+
+
+@pytest.mark.parametrize("state", sorted(WAITING))
+def test_a_waiting_job_can_be_cancelled_at_once(state: JobState) -> None:
+    assert advance(state, JobEvent.CANCEL) is JobState.CANCELLED
+
+
+def test_every_event_is_in_the_table() -> None:
+    assert {event for _, event in TRANSITIONS} == set(JobEvent)

@@ -1,0 +1,153 @@
+"""Progress and figures in texts that people print."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.model.job_progress import MOST_FIGURES
+from gpuyard.output.line_counts import LONGEST_NAME, read_line
+from gpuyard.output.log_reader import MOST_LINES, LogReader, advance, drawn_lines
+
+
+def read(*pieces: str) -> tuple[float, float | None, str] | None:
+    reader = LogReader()
+    for piece in pieces:
+        reader, _ = advance(reader, piece)
+    amount = reader.amount()
+    return None if amount is None else (round(amount.done, 4), amount.total, amount.unit)
+
+
+def figures(line: str) -> dict[str, float | None]:
+    return dict(read_line(line).figures)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("epoch 3/10", (3, 10, "epoch")),
+        ("Epoch 3 of 10", (3, 10, "epoch")),
+        ("Epoch [3/10], Step [120/400], Loss: 0.5", (2.3, 10, "epoch")),
+        ("Epoch: 3/10 | loss: 0.5", (3, 10, "epoch")),
+        ("[Epoch 3/10] train loss 0.3", (3, 10, "epoch")),
+        ("step 120 of 4000", (120, 4000, "step")),
+        ("Step 1,200/4,000", (1200, 4000, "step")),
+        ("Iter 120 / 4000", (120, 4000, "iteration")),
+        (" iteration      120/    4000 | consumed samples: 480 | lm loss: 1.2E+00 |", (120, 4000, "iteration")),
+        ("Processed 120 of 4000 images", (120, 4000, "image")),
+        ("[ 40%] Building CXX object foo.o", (40, 100, "%")),
+        ("[12/345] Linking foo", (12, 345, "")),
+        ("progress: 37.5%", (37.5, 100, "%")),
+        ("40% done", (40, 100, "%")),
+        ("Train Epoch: 3 [640/1280 (50%)]\tLoss: 2.29", (2.5, None, "epoch")),
+        ("Epoch [3][50/100]  lr: 1e-2, eta: 0:01:00, loss: 0.4", (2.5, None, "epoch")),
+        ("Epoch 3/10:  50%|█████     | 5/10 [00:01<00:01,  4.9it/s]", (2.5, 10, "epoch")),
+        ("fold 2/5\nepoch 5/10: loss=1\n", (1.5, 5, "fold")),
+    ],
+)
+def test_a_text_that_tells_progress_is_read(text: str, expected: tuple[float, float | None, str]) -> None:
+    assert read(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "accuracy: 91%",
+        "GPU memory 40% used",
+        "2026/11/18 12:30:45 started",
+        "2026-11-18 12:30:45 INFO 3/10 tests passed",
+        "epoch 11/10",
+        "step 5/0",
+        "epoch 3/" + "9" * 40,
+        "see https://example.org/step 1/2/3",
+        "loaded checkpoint at step 120",
+        "400%|███",
+    ],
+)
+def test_other_text_is_no_progress(text: str) -> None:
+    assert read(text) is None
+
+
+def test_a_bare_heading_of_an_epoch_counts_those_before_it_once_steps_were_seen() -> None:
+    assert read("Epoch 1/4\n") == (0, 4, "epoch")
+    assert read("Epoch 1/4\n", "step 5/10\n") == (0.5, 4, "epoch")
+    assert read("Epoch 1/4\nstep 10/10\n", "Epoch 2/4\n") == (1, 4, "epoch")
+    assert read("epoch 2/4\n", "epoch 3/4\n") == (3, 4, "epoch")
+
+
+def test_epochs_that_count_from_zero() -> None:
+    assert read("epoch 0/4 loss=1\n") == (0, 4, "epoch")
+    assert read("epoch 0/4 step 5/10\n", "epoch 1/4 step 5/10\n") == (1.5, 4, "epoch")
+
+
+def test_steps_that_go_on_from_epoch_to_epoch_count_the_whole_work() -> None:
+    lines = [f"epoch {1 + step // 10}/4 step {step}/40 loss=1\n" for step in range(1, 26)]
+    assert read(*lines) == (25, 40, "step")
+
+
+def test_of_bars_one_after_the_other_the_last_one_counts() -> None:
+    loading = "\rload: 97%|███▉| 97/100 [00:01<00:00, 90it/s]\n"
+    assert read(loading, "\rtrain:  5%|▏| 5/100 [00:01<00:20, 5it/s]") == (5, 100, "step")
+
+
+def test_a_bar_below_another_one_is_inside_it() -> None:
+    outer = "\rall:  25%|██▌ | 1/4 [00:01<00:03,  1.0s/it]"
+    inner = "\n\rone:  50%|█████| 5/10 [00:01<00:01,  5it/s]\x1b[A"
+    assert read(outer, inner) == (1.5, 4, "step")
+    assert read(outer + inner) == (1.5, 4, "step")
+
+
+def test_the_time_left_is_that_of_the_outer_bar_alone() -> None:
+    reader, _ = advance(LogReader(), "\r 25%|██▌ | 25/100 [00:10<1:00:30,  1.0it/s]")
+    amount = reader.amount()
+    assert amount is not None
+    assert amount.left_s == 3630
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("epoch 3/10 loss=0.12 acc: 0.91", {"loss": 0.12, "acc": 0.91}),
+        ("{'loss': 0.5, 'grad_norm': 1.2e-3, 'epoch': 1.0}", {"loss": 0.5, "grad_norm": 0.0012}),
+        ("[3]\tvalidation-rmse:0.48", {"validation-rmse": 0.48}),
+        ("iter 120: loss 1.23, time 12.1ms", {"loss": 1.23}),
+        ("step 5/10 loss=nan", {"loss": None}),
+        ("step 5/10 loss: inf", {"loss": None}),
+        ("val_loss: 0.2 host:8080 line 3: 5", {"val_loss": 0.2}),
+        ("listening on port: 8080", {}),
+        ("elapsed: 12", {}),
+        ("  warnings.warn('x'): 3", {}),
+    ],
+)
+def test_named_figures(line: str, expected: dict[str, float | None]) -> None:
+    assert figures(line) == expected
+
+
+def test_figures_of_a_line_are_limited_in_number_and_length() -> None:
+    found = figures("epoch 1/2 " + " ".join(f"{'n' * 50}{number}={number}" for number in range(100)))
+    assert len(found) <= MOST_FIGURES
+    assert all(len(name) <= LONGEST_NAME for name in found)
+
+
+def test_an_escape_sequence_in_a_name_does_not_get_through() -> None:
+    _, found = advance(LogReader(), "epoch 1/2 \x1b[31mlo\x1b]0;x\x07ss\x1b[0m=0.5 \u202eacc=1\n")
+    assert all(name.isprintable() for line in found for name, _ in line)
+
+
+def test_a_long_output_is_read_from_its_end() -> None:
+    lines, _, _ = drawn_lines("".join(f"step {number}/9999\n" for number in range(2000)), 0)
+    assert len(lines) == MOST_LINES
+    assert lines[-1].text == "step 1999/9999"
+
+
+@given(st.lists(st.text(alphabet="0123456789/%|[]<:=. \r\n\x1b\bAKmepochstlanif█━of", max_size=80), max_size=8))
+def test_any_text_is_read_without_an_error_and_within_bounds(pieces: list[str]) -> None:
+    reader = LogReader()
+    for piece in pieces:
+        reader, found = advance(reader, piece)
+        amount = reader.amount()
+        if amount is not None:
+            assert amount.done >= 0
+            assert amount.total is None or 0 < amount.total <= 1e15
+            assert amount.total is None or amount.done <= amount.total
+        assert all(len(name) <= LONGEST_NAME and name.isprintable() for line in found for name, _ in line)

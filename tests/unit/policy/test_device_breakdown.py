@@ -1,0 +1,93 @@
+"""A device's memory, divided into this queue's jobs, other leases, foreign processes and free memory."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.model.lease import Holder, Share
+from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.policy.device_state import MemoryParts, PromisedShare, break_down
+
+ME = Holder(uid=1, user="me", pid=7)
+OWN = frozenset({"own", "own-2"})
+sizes = st.floats(0, 50_000, allow_nan=False)
+
+
+def device(used_mb: float | None, total_mb: float = 24_000.0) -> Device:
+    free = None if used_mb is None else total_mb - used_mb
+    return Device(
+        id="GPU-a", vendor=Vendor.NVIDIA, memory_total_mb=total_mb, memory_used_mb=used_mb, memory_free_mb=free
+    )
+
+
+def promise(
+    lease_id: str, reserved_mb: float | None, measured_mb: float | None, *, alone: bool = False, spread_mb: float = 0.0
+) -> PromisedShare:
+    share = Share(device_id="GPU-a", memory_mb=reserved_mb, is_exclusive=alone, spread_mb=spread_mb)
+    return PromisedShare(share=share, holder=ME, measured_mb=measured_mb, lease_id=lease_id)
+
+
+def parts(own: tuple[float, float], others: tuple[float, float], foreign: float, free: float) -> MemoryParts:
+    return MemoryParts(
+        capacity_mb=24_000.0,
+        own_mb=own[0],
+        own_used_mb=own[1],
+        others_mb=others[0],
+        others_used_mb=others[1],
+        foreign_mb=foreign,
+        free_mb=free,
+    )
+
+
+def test_each_lease_is_charged_the_larger_of_its_reservation_and_its_use() -> None:
+    promises = [promise("own", 8_000.0, 2_000.0), promise("own-2", 1_000.0, 3_000.0), promise("x", 4_000.0, 1_000.0)]
+    assert break_down(device(7_000.0), promises, OWN) == parts(
+        (11_000.0, 5_000.0), (4_000.0, 1_000.0), foreign=1_000.0, free=8_000.0
+    )
+
+
+def test_the_margin_of_first_runs_is_reserved_by_them_and_is_not_foreign() -> None:
+    alone = break_down(device(4_000.0), [promise("own", 4_900.0, 4_000.0, spread_mb=1_000.0)], OWN)
+    assert (alone.foreign_mb, alone.own_used_mb) == (0.0, 4_000.0)
+    assert alone.own_mb is not None
+    assert alone.own_mb > 4_900.0, "what is expected, and the margin"
+    shared = [promise("own", 4_900.0, 4_000.0, spread_mb=1_000.0), promise("x", 2_000.0, 2_000.0, spread_mb=1_000.0)]
+    both = break_down(device(6_500.0), shared, OWN)
+    assert both.foreign_mb == 500.0
+    assert both.own_mb is not None and both.others_mb is not None  # noqa: PT018 - for the type checker
+    assert both.own_mb - 4_900.0 == both.others_mb - 2_000.0 > 0.0
+
+
+def test_an_exclusive_lease_has_the_whole_device_except_foreign_memory() -> None:
+    found = break_down(device(5_000.0), [promise("own", None, 2_000.0, alone=True)], OWN)
+    assert found == parts((21_000.0, 2_000.0), (0.0, 0.0), foreign=3_000.0, free=0.0)
+
+
+def test_a_device_without_leases_is_free() -> None:
+    assert break_down(device(0.0), [], OWN) == parts((0.0, 0.0), (0.0, 0.0), foreign=0.0, free=24_000.0)
+
+
+def test_hidden_use_is_unknown_and_still_charged() -> None:
+    found = break_down(device(6_000.0), [promise("own", 8_000.0, None)], OWN)
+    assert (found.own_mb, found.own_used_mb) == (8_000.0, None)
+    assert (found.foreign_mb, found.free_mb) == (0.0, 16_000.0)
+
+
+def test_of_a_device_without_figures_nothing_is_known() -> None:
+    unknown = Device(id="GPU-a", vendor=Vendor.INTEL)
+    found = break_down(unknown, [promise("own", 8_000.0, None)], OWN)
+    assert (found.capacity_mb, found.own_mb, found.foreign_mb, found.free_mb) == (None, None, None, None)
+
+
+@given(
+    st.floats(0, 24_000),
+    st.lists(
+        st.builds(
+            promise, st.sampled_from(["own", "x", "y"]), sizes, st.none() | sizes, alone=st.booleans(), spread_mb=sizes
+        )
+    ),
+)
+def test_the_parts_are_never_negative_and_add_up_to_the_device(used_mb: float, promises: list[PromisedShare]) -> None:
+    found = break_down(device(used_mb), promises, OWN)
+    given_out = [found.own_mb, found.others_mb, found.foreign_mb, found.free_mb]
+    assert all(part is not None and part >= 0 for part in given_out)
+    assert abs(sum(part or 0.0 for part in given_out) - 24_000.0) < 0.01

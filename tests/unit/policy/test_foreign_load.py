@@ -1,0 +1,167 @@
+"""How busy processes without a lease keep a device, and when jobs start there."""
+
+import pytest
+
+from gpuyard.model.lease import FixedMemory, Holder, Lease, Need, Share, WholeDevice
+from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.policy.fit import choose
+from gpuyard.policy.foreign_load import (
+    NO_FOREIGN_LOAD,
+    ForeignLoad,
+    ForeignProcess,
+    Smoothed,
+    follow_foreign_load,
+    read_foreign_load,
+)
+from gpuyard.policy.machine import Machine, Packing
+from gpuyard.policy.wait_reasons import ReasonKind
+
+GB = 1024.0
+SHARED = Need(memory=FixedMemory(2 * GB))
+
+
+def foreign_process(pid: int = 7, percent: float | None = None) -> ForeignProcess:
+    return ForeignProcess(
+        process=Process(pid=pid, memory_mb=GB, name="python", utilization_percent=percent), user="bob"
+    )
+
+
+def card(index: int = 0, percent: float | None = 100.0) -> Device:
+    return Device(
+        id=f"G{index}",
+        vendor=Vendor.NVIDIA,
+        index=index,
+        memory_total_mb=24 * GB,
+        memory_used_mb=GB,
+        memory_free_mb=23 * GB,
+        utilization_percent=percent,
+        processes=(),
+    )
+
+
+def share(percent: float | None) -> Share:
+    return Share(device_id="G0", memory_mb=GB, load_percent=percent, is_exclusive=False)
+
+
+def load(percent: float, *, is_over: bool = False) -> ForeignLoad:
+    average = Smoothed(value=percent, at=0.0)
+    return ForeignLoad(average=average, is_over=is_over, processes=(foreign_process(7, percent),))
+
+
+# One reading
+
+
+@pytest.mark.parametrize(
+    ("processes_seen", "own", "percent"),
+    [
+        ([foreign_process(percent=30.0), foreign_process(8, 15.0)], [share(None)], 45.0),
+        ([foreign_process(percent=80.0), foreign_process(8, 70.0)], [], 100.0),
+        ([foreign_process(percent=30.0)], [], 90.0),
+        ([foreign_process(percent=30.0), foreign_process(8)], [], 90.0),
+        ([foreign_process()], [], 90.0),
+        ([foreign_process()], [share(60.0)], 30.0),
+        ([foreign_process()], [share(60.0), share(40.0)], 0.0),
+        ([foreign_process()], [share(None)], 0.0),
+    ],
+)
+def test_figures_of_processes_count_first_then_the_load_that_leases_do_not_explain(
+    processes_seen: list[ForeignProcess], own: list[Share], percent: float
+) -> None:
+    assert read_foreign_load(card(percent=90.0), processes_seen, own) == percent
+
+
+def test_the_load_of_a_device_that_does_not_say_how_busy_it_is_is_unknown() -> None:
+    assert read_foreign_load(card(percent=None), [foreign_process()], []) is None
+
+
+# Several readings
+
+
+def test_one_spike_does_not_close_a_device_and_one_lull_does_not_open_it() -> None:
+    quiet = follow_foreign_load(NO_FOREIGN_LOAD, 5.0, [foreign_process()], 0.0, 50.0)
+    spike = follow_foreign_load(quiet, 100.0, [foreign_process()], 1.0, 50.0)
+    assert not spike.is_over
+    busy = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [foreign_process()], 0.0, 50.0)
+    lull = follow_foreign_load(busy, 0.0, [foreign_process()], 1.0, 50.0)
+    assert lull.is_over
+
+
+def test_it_opens_only_well_below_the_bound() -> None:
+    closed = load(100.0, is_over=True)
+    assert follow_foreign_load(closed, 45.0, [foreign_process()], 1000.0, 50.0).is_over
+    assert not follow_foreign_load(closed, 39.0, [foreign_process()], 1000.0, 50.0).is_over
+    assert not follow_foreign_load(NO_FOREIGN_LOAD, 45.0, [foreign_process()], 1000.0, 50.0).is_over
+
+
+@pytest.mark.parametrize("bound", [None, 100.0])
+def test_without_a_bound_nothing_is_over(bound: float | None) -> None:
+    followed = follow_foreign_load(NO_FOREIGN_LOAD, 100.0, [foreign_process()], 0.0, bound)
+    assert (followed.percent, followed.is_over) == (100.0, False)
+
+
+# Placement
+
+
+def view(
+    *percents: float, over: bool = False, leases: tuple[Lease, ...] = (), packing: Packing | None = None
+) -> Machine:
+    """Return cards that foreign processes keep this busy."""
+    return Machine(
+        now=0.0,
+        snapshot=Snapshot(taken_at=0.0, host=Host(), devices=tuple(card(index) for index in range(len(percents)))),
+        leases=leases,
+        foreign={
+            f"G{index}": load(percent, is_over=over and percent > 50)
+            for index, percent in enumerate(percents)
+            if percent
+        },
+        packing=packing or Packing(max_foreign_load_percent=50.0),
+    )
+
+
+def chosen(need: Need, seen: Machine) -> list[str]:
+    claim = choose(need, seen).claim
+    return [] if claim is None else [share.device_id for share in claim.shares]
+
+
+@pytest.mark.parametrize(
+    "need", [SHARED, Need(memory=WholeDevice(2 * GB)), Need(), Need(max_utilization_percent=100.0)]
+)
+def test_among_the_devices_that_fit_the_idle_one_wins(need: Need) -> None:
+    assert chosen(need, view(100.0, 0.0)) == ["G1"]
+    assert chosen(need, view(40.0, 90.0)) == ["G0"]
+
+
+def test_a_screen_is_no_reason_to_go_elsewhere() -> None:
+    assert chosen(SHARED, view(5.0, 0.0)) == ["G0"]
+
+
+def test_a_job_waits_for_a_device_under_foreign_load_and_the_reason_names_the_process() -> None:
+    choice = choose(SHARED, view(98.0, over=True))
+    assert choice.claim is None
+    reason = choice.reasons[0]
+    assert (reason.kind, reason.had, reason.needed) == (ReasonKind.OCCUPIED, 98.0, 50.0)
+    assert reason.text.startswith("python (pid 7, user bob) keeps it 98% busy without a lease; the limit is 50%")
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        Need(memory=FixedMemory(2 * GB), max_utilization_percent=100.0),
+        Need(memory=FixedMemory(2 * GB), ignores_foreign_load=True),
+    ],
+)
+def test_a_bound_of_its_own_wins(need: Need) -> None:
+    assert chosen(need, view(98.0, over=True)) == ["G0"]
+
+
+def test_the_limit_on_all_load_includes_foreign_load() -> None:
+    packing = Packing(max_load_percent=80.0)
+    assert chosen(SHARED, view(70.0, packing=packing)) == ["G0"]
+    busy = choose(SHARED, view(90.0, packing=packing))
+    assert (busy.claim, busy.reasons[0].kind) == (None, ReasonKind.NO_GAIN)
+
+
+def test_foreign_load_stays_when_leases_end() -> None:
+    held = Lease(id="a", holder=Holder(uid=0, user="me", pid=1), shares=(share(10.0),), since=0.0)
+    assert choose(Need(), view(98.0, over=True, leases=(held,))).claim is None

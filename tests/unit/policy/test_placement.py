@@ -1,0 +1,423 @@
+"""Placement on devices. Figures are in MB; a card has 24 GB by default."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.model.lease import FixedMemory, Holder, Lease, Need, Share, Ticket, WholeDevice
+from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.policy.fit import PlacementChoice, PlacementState, choose
+from gpuyard.policy.machine import Machine
+from gpuyard.policy.wait_reasons import ReasonKind
+
+GB = 1024.0
+CARD = 24 * GB
+ALICE = Holder(uid=1000, user="alice", pid=101, label="train")
+BOB = Holder(uid=1001, user="bob", pid=202)
+
+
+def card(index: int, used: float | None = 0.0, **changes: object) -> Device:
+    """Return a card on which one process holds all used memory."""
+    free = None if used is None else CARD - used
+    device = Device(
+        id=f"G{index}",
+        vendor=Vendor.NVIDIA,
+        index=index,
+        memory_total_mb=CARD,
+        memory_used_mb=used,
+        memory_free_mb=free,
+        utilization_percent=0.0,
+        power_draw_w=20.0,
+        processes=(Process(pid=7, memory_mb=used),) if used else (),
+    )
+    return msgspec.structs.replace(device, **changes)
+
+
+def machine(*devices: Device, host: Host | None = None) -> Snapshot:
+    return Snapshot(taken_at=0.0, host=host or Host(), devices=devices)
+
+
+def shared(memory_mb: float, devices: int = 1) -> Need:
+    return Need(devices=devices, memory=FixedMemory(memory_mb))
+
+
+def lease(name: str, *ids: str, memory_mb: float | None = None, holder: Holder = ALICE) -> Lease:
+    """Return a lease that is shared if it has `memory_mb`, else exclusive."""
+    exclusive = memory_mb is None
+    shares = tuple(Share(device_id=each, memory_mb=memory_mb, is_exclusive=exclusive) for each in ids)
+    return Lease(id=name, holder=holder, shares=shares, since=0.0)
+
+
+def ticket(need: Need, since: float = 0.0, name: str = "t", priority: int = 0) -> Ticket:
+    return Ticket(id=name, holder=BOB, need=need, since=since, priority=priority)
+
+
+def devices_of(choice: PlacementChoice) -> tuple[str, ...]:
+    return tuple(share.device_id for share in choice.claim.shares) if choice.claim else ()
+
+
+def kinds_of(choice: PlacementChoice) -> dict[str | None, ReasonKind]:
+    return {reason.device_id: reason.kind for reason in choice.reasons}
+
+
+# Reserve and measure, case by case.
+
+
+def free_memory(device: Device, view: Machine) -> float | None:
+    return PlacementState(view).states[device.id].free_mb
+
+
+def placement_without(placement: PlacementState, lease_ids: frozenset[str]) -> PlacementState:
+    """Return the placement after these leases have ended."""
+    after = PlacementState(placement.machine)
+    after.states = {device_id: state.without(lease_ids) for device_id, state in placement.states.items()}
+    return after
+
+
+def test_a_lease_that_has_not_allocated_yet_is_charged_its_reservation() -> None:
+    view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),), measured={})
+    starting = msgspec.structs.replace(view, measured={("a", "G0"): 0.0})
+    for each in (view, starting):
+        assert free_memory(card(0), each) == 4 * GB
+        assert choose(shared(5 * GB), each).claim is None
+        assert devices_of(choose(shared(4 * GB), each)) == ("G0",)
+
+
+def test_a_lease_that_grew_is_charged_its_use() -> None:
+    seen = card(0, used=10 * GB)
+    view = Machine(
+        now=0.0,
+        snapshot=machine(seen),
+        leases=(lease("a", "G0", memory_mb=4 * GB),),
+        measured={("a", "G0"): 10 * GB},
+    )
+    assert free_memory(seen, view) == 14 * GB
+
+
+def test_foreign_memory_is_charged_beside_the_leases() -> None:
+    seen = card(0, used=9 * GB)
+    view = Machine(
+        now=0.0,
+        snapshot=machine(seen),
+        leases=(lease("a", "G0", memory_mb=8 * GB),),
+        measured={("a", "G0"): 3 * GB},
+    )
+    assert free_memory(seen, view) == CARD - 6 * GB - 8 * GB
+
+
+def test_where_processes_are_hidden_use_counts_against_the_reservations_first() -> None:
+    leases = (lease("a", "G0", memory_mb=8 * GB),)
+    hidden = {("a", "G0"): None}
+    for used, free in ((0.0, 16 * GB), (6 * GB, 16 * GB), (8 * GB, 16 * GB), (11 * GB, 13 * GB)):
+        seen = card(0, used=used)
+        assert free_memory(seen, Machine(now=0.0, snapshot=machine(seen), leases=leases, measured=hidden)) == free
+
+
+def test_foreign_memory_is_seen_beside_a_measured_lease() -> None:
+    """12 GB are used, none of them by `seen`; `hidden` may account for 4 of them, so 8 are foreign."""
+    device = card(0, used=12 * GB)
+    view = Machine(
+        now=0.0,
+        snapshot=machine(device),
+        leases=(lease("seen", "G0", memory_mb=8 * GB), lease("hidden", "G0", memory_mb=4 * GB)),
+        measured={("seen", "G0"): 0.0, ("hidden", "G0"): None},
+    )
+    assert free_memory(device, view) == CARD - 8 * GB - 8 * GB - 4 * GB
+
+
+def test_memory_that_the_driver_keeps_is_not_free() -> None:
+    seen = card(0, used=1 * GB, memory_free_mb=22 * GB)
+    assert free_memory(seen, Machine(now=0.0, snapshot=machine(seen))) == 22 * GB
+    assert choose(shared(22.5 * GB), Machine(now=0.0, snapshot=machine(seen))).claim is None
+
+
+# Properties over any order of events.
+
+needs = st.builds(
+    Need,
+    devices=st.integers(1, 3),
+    memory=st.builds(
+        lambda kind, size: kind(size * GB), st.sampled_from([FixedMemory, WholeDevice]), st.integers(1, 24)
+    ),
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), needs),
+        st.tuples(st.just("grow"), st.tuples(st.integers(0, 20), st.integers(0, 2), st.floats(0, 1))),
+        st.tuples(st.just("foreign_use"), st.tuples(st.integers(0, 2), st.floats(0, 1))),
+        st.tuples(st.just("end"), st.integers(0, 20)),
+        st.tuples(st.just("hide"), st.integers(0, 20)),
+    ),
+    max_size=40,
+)
+
+
+class World:
+    """Three cards with bounded memory: no process can use more than they have."""
+
+    def __init__(self) -> None:
+        self.leases: list[Lease] = []
+        self.used: dict[tuple[str, str], float] = {}
+        self.hidden: set[str] = set()
+        self.foreign = {f"G{index}": 0.0 for index in range(3)}
+        self.made = 0
+
+    def used_on(self, device_id: str) -> float:
+        return self.foreign[device_id] + sum(used for (_, where), used in self.used.items() if where == device_id)
+
+    def view(self) -> Machine:
+        measured = {key: None if key[0] in self.hidden else used for key, used in self.used.items()}
+        devices = [card(index, used=self.used_on(f"G{index}")) for index in range(3)]
+        return Machine(now=0.0, snapshot=machine(*devices), leases=tuple(self.leases), measured=measured)
+
+    def ask(self, need: Need) -> tuple[str, ...]:
+        claim = choose(need, self.view()).claim
+        if claim is None:
+            return ()
+        self.made += 1
+        granted = Lease(id=f"l{self.made}", holder=ALICE, shares=claim.shares, since=0.0)
+        self.leases.append(granted)
+        self.used.update({(granted.id, share.device_id): 0.0 for share in claim.shares})
+        return tuple(share.device_id for share in claim.shares)
+
+    def grow(self, which: int, index: int, part: float) -> None:
+        mine = [lease for lease in self.leases if lease.on(f"G{index}")]
+        if mine:
+            key = (mine[which % len(mine)].id, f"G{index}")
+            self.used[key] += part * (CARD - self.used_on(f"G{index}"))
+
+    def foreign_use(self, index: int, part: float) -> None:
+        self.foreign[f"G{index}"] += part * (CARD - self.used_on(f"G{index}"))
+
+    def end(self, which: int) -> None:
+        if self.leases:
+            gone = self.leases.pop(which % len(self.leases))
+            self.used = {key: used for key, used in self.used.items() if key[0] != gone.id}
+
+    def hide(self, which: int) -> None:
+        if self.leases:
+            self.hidden.add(self.leases[which % len(self.leases)].id)
+
+    def charge(self, device_id: str) -> float:
+        """Return the memory that all holders on the device may use, counted from all data."""
+        reserved = ((lease.id, lease.on(device_id)) for lease in self.leases)
+        return self.foreign[device_id] + sum(
+            max(share.memory_mb or 0.0, self.used[name, device_id]) for name, share in reserved if share
+        )
+
+
+@given(steps)
+def test_reservations_never_exceed_a_card_and_an_exclusive_lease_is_always_alone(
+    story: list[tuple[str, object]],
+) -> None:
+    world = World()
+    for verb, what in story:
+        if verb == "ask":
+            assert isinstance(what, Need)
+            granted = world.ask(what)
+            assert len(set(granted)) == len(granted)
+            assert len(granted) in (0, what.devices), "all devices or none"
+            if not world.hidden:
+                assert all(world.charge(device_id) <= CARD + 1e-6 for device_id in granted)
+        else:
+            getattr(world, verb)(*(what if isinstance(what, tuple) else (what,)))
+        for index in range(3):
+            shares = [share for lease in world.leases if (share := lease.on(f"G{index}"))]
+            assert sum(share.memory_mb or 0.0 for share in shares) <= CARD
+            assert len(shares) <= 1 or not any(share.is_exclusive for share in shares)
+
+
+@given(st.lists(needs, min_size=1, max_size=6), needs)
+def test_a_request_never_takes_what_requests_ahead_could_get_now(ahead: list[Need], mine: Need) -> None:
+    """Granted in queue order, each request gets the same with and without the request behind."""
+    world = World()
+    line = tuple(ticket(need, since=place, name=str(place)) for place, need in enumerate(ahead))
+    claim = choose(mine, msgspec.structs.replace(world.view(), ahead=line)).claim
+    served = [bool(world.ask(need)) for need in ahead]
+    jumped = World()
+    if claim is not None:
+        jumped.leases.append(Lease(id="mine", holder=BOB, shares=claim.shares, since=0.0))
+        jumped.used.update({("mine", share.device_id): 0.0 for share in claim.shares})
+    after = [bool(jumped.ask(need)) for need in ahead]
+    first_unserved = served.index(False) if False in served else len(served)
+    assert after[:first_unserved] == served[:first_unserved]
+
+
+# Reasons against a device.
+
+
+def test_unknown_memory_keeps_an_exclusive_need_from_nothing_and_a_shared_one_from_sharing() -> None:
+    blind = card(0, used=None, memory_total_mb=None, utilization_percent=None, power_draw_w=None, processes=None)
+    view = Machine(now=0.0, snapshot=machine(blind))
+    bounded = Need(memory=WholeDevice(20 * GB), max_utilization_percent=1, max_power_w=80, max_memory_used_mb=10)
+    assert devices_of(choose(bounded, view)) == ("G0",)
+    assert devices_of(choose(Need(), view)) == ("G0",)
+    assert "unknown" in choose(shared(1), view).reasons[0].text
+
+
+def test_used_memory_that_is_unknown_leaves_the_total_less_the_reservations() -> None:
+    blind = card(0, used=None, processes=None)
+    view = Machine(now=0.0, snapshot=machine(blind), leases=(lease("a", "G0", memory_mb=20 * GB),))
+    assert free_memory(blind, view) == 4 * GB
+
+
+def test_banned_unrequested_and_unhealthy_cards_are_skipped_with_different_reasons() -> None:
+    devices = machine(card(0), card(1), card(2, fault="fell off the bus"), card(3))
+    choice = choose(
+        Need(devices=2, only=("G0", "G2", "G3"), banned=("G0",)),
+        Machine(now=0.0, snapshot=devices),
+    )
+    assert kinds_of(choice) == {
+        "G0": ReasonKind.CLOSED,
+        "G1": ReasonKind.NOT_ASKED_FOR,
+        "G2": ReasonKind.UNHEALTHY,
+        None: ReasonKind.TOO_FEW,
+    }
+    assert "fell off the bus" in choice.reasons[2].text
+    assert choice.reasons[-1].text == "1 GPU available now (2 needed)"
+
+
+def test_a_split_card_is_used_through_its_parts_only() -> None:
+    part = card(1, parent="G0")
+    view = Machine(now=0.0, snapshot=machine(card(0), part))
+    assert devices_of(choose(Need(), view)) == ("G1",)
+    assert choose(Need(devices=2), view).claim is None
+
+
+def test_a_whole_card_is_not_granted_while_a_part_of_it_is_leased() -> None:
+    view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=GB),))
+    for need in (Need(), Need(memory=WholeDevice(GB))):
+        choice = choose(need, view)
+        assert (choice.claim, kinds_of(choice)["G0"]) == (None, ReasonKind.LEASED)
+
+
+def test_without_health_checks_leases_still_count() -> None:
+    sick = machine(card(0, fault="lost"), card(1, used=20 * GB, utilization_percent=99.0))
+    careless = Need(ignores_health=True, devices=2, max_utilization_percent=1)
+    assert devices_of(choose(careless, Machine(now=0.0, snapshot=sick))) == ("G0", "G1")
+    taken = Machine(now=0.0, snapshot=sick, leases=(lease("a", "G1"),))
+    assert kinds_of(choose(careless, taken))["G1"] is ReasonKind.LEASED
+
+
+def test_without_health_checks_shared_leases_still_fit_the_card() -> None:
+    view = Machine(now=0.0, snapshot=machine(card(0)), leases=(lease("a", "G0", memory_mb=20 * GB),))
+    careless = msgspec.structs.replace(shared(8 * GB), ignores_health=True)
+    assert kinds_of(choose(careless, view))["G0"] is ReasonKind.NO_ROOM
+
+
+@pytest.mark.parametrize(
+    ("need", "device", "kind", "words"),
+    [
+        (Need(max_utilization_percent=1), card(0, utilization_percent=2.0), ReasonKind.TOO_BUSY, "GPU 2% > 1%"),
+        (Need(max_power_w=80), card(0, power_draw_w=250.0), ReasonKind.POWER_LIMIT, "power 250 W > 80 W"),
+        (Need(max_memory_used_mb=400), card(0, used=512), ReasonKind.TOO_FULL, "GPU memory 512 MB > 400 MB"),
+        (
+            Need(memory=WholeDevice(20 * GB)),
+            card(0, used=6 * GB),
+            ReasonKind.NO_ROOM,
+            "18 GB free, 20 GB needed: 6 GB used by processes outside gpuyard",
+        ),
+    ],
+)
+def test_a_limit_that_is_exceeded_is_explained_with_its_figures(
+    need: Need, device: Device, kind: ReasonKind, words: str
+) -> None:
+    reason = choose(need, Machine(now=0.0, snapshot=machine(device))).reasons[0]
+    assert (reason.kind, reason.device_id, reason.text) == (kind, "G0", words)
+
+
+@pytest.mark.parametrize(
+    ("need", "device"),
+    [
+        (Need(max_utilization_percent=1), card(0, utilization_percent=1.0)),
+        (Need(max_power_w=80), card(0, power_draw_w=80.0)),
+        (Need(max_memory_used_mb=512), card(0, used=512)),
+        (Need(memory=WholeDevice(18 * GB)), card(0, used=6 * GB)),
+    ],
+)
+def test_a_bound_that_is_just_met_is_no_reason(need: Need, device: Device) -> None:
+    assert devices_of(choose(need, Machine(now=0.0, snapshot=machine(device)))) == ("G0",)
+
+
+@pytest.mark.parametrize(
+    ("device", "is_idle"),
+    [
+        (card(0, power_draw_w=118.0, processes=()), True),
+        (card(0, power_draw_w=118.0, processes=None), True),
+        (card(0, used=GB, power_draw_w=118.0, processes=()), True),
+        (card(0, used=2 * GB, power_draw_w=118.0, processes=()), False),
+        (card(0, power_draw_w=118.0, utilization_percent=1.0, processes=()), False),
+        (card(0, power_draw_w=118.0, utilization_percent=None, processes=()), False),
+        (card(0, power_draw_w=118.0, processes=(Process(pid=7, memory_mb=200.0),)), False),
+    ],
+)
+def test_a_limit_of_power_that_ignores_idle_devices_holds_for_all_others(device: Device, is_idle: bool) -> None:
+    view = Machine(now=0.0, snapshot=machine(device))
+    needs = [
+        Need(memory=WholeDevice(20 * GB), max_power_w=80.0, ignores_idle_power=ignores) for ignores in (True, False)
+    ]
+    assert [choose(need, view).claim is not None for need in needs] == [is_idle, False]
+
+
+def test_a_busy_or_full_machine_holds_up_all_devices() -> None:
+    host = Host(cpu_percent=91.0, memory_available_mb=500.0)
+    view = Machine(now=0.0, snapshot=machine(card(0), host=host))
+    choice = choose(Need(max_cpu_percent=80, min_host_memory_mb=1000), view)
+    assert choice.claim is None
+    assert [reason.text for reason in choice.reasons] == ["CPU 91% > 80%"]
+    assert devices_of(choose(Need(max_cpu_percent=91, min_host_memory_mb=500), view)) == ("G0",)
+    unread = Machine(now=0.0, snapshot=machine(card(0)))
+    assert devices_of(choose(Need(max_cpu_percent=1, min_host_memory_mb=1e9), unread)) == ("G0",)
+
+
+def test_a_tiny_foreign_process_does_not_block_a_card_and_a_big_one_does() -> None:
+    def ask(device: Device) -> PlacementChoice:
+        return choose(Need(), Machine(now=0.0, snapshot=machine(device)))
+
+    notebook = (Process(pid=7, memory_mb=300.0),)
+    assert devices_of(ask(card(0, used=300.0, processes=notebook))) == ("G0",)
+    big = ask(card(0, used=9 * GB))
+    assert (big.reasons[0].kind, big.reasons[0].had) == (ReasonKind.OCCUPIED, 9 * GB)
+    assert "9 GB" in big.reasons[0].text
+
+
+def test_the_card_with_the_least_sufficient_free_memory_is_chosen() -> None:
+    devices = machine(card(0), card(1, used=12 * GB), card(2, used=20 * GB))
+    assert devices_of(choose(shared(8 * GB), Machine(now=0.0, snapshot=devices))) == ("G1",)
+    assert devices_of(choose(shared(2 * GB, devices=2), Machine(now=0.0, snapshot=devices))) == ("G1", "G2")
+
+
+def test_the_reasons_name_the_device_the_figures_and_the_holders() -> None:
+    view = Machine(
+        now=0.0,
+        snapshot=machine(card(0), card(1)),
+        leases=(lease("a", "G0"), lease("b", "G1", memory_mb=20 * GB, holder=BOB)),
+    )
+    by_device = {reason.device_id: reason for reason in choose(shared(8 * GB), view).reasons}
+    assert by_device["G0"].text == "held by alice, pid 101 (train)"
+    assert by_device["G0"].holders == (ALICE,)
+    assert by_device["G1"].text == "4 GB free, 8 GB needed: 20 GB kept for bob, pid 202"
+    assert (by_device["G1"].had, by_device["G1"].needed) == (4 * GB, 8 * GB)
+
+
+def test_devices_of_two_vendors_are_never_in_one_claim() -> None:
+    """Not even for a need without a vendor, which may be older than the second vendor's driver."""
+    radeon = card(2, vendor=Vendor.AMD)
+    two, three = Need(devices=2), Need(devices=3)
+    view = Machine(now=0.0, snapshot=machine(card(0), radeon, card(1)))
+    assert devices_of(choose(two, view)) == ("G0", "G1")
+    assert devices_of(choose(three, view)) == ()
+    full = Machine(now=0.0, snapshot=view.snapshot, leases=(lease("a", "G0"),))
+    assert devices_of(choose(two, full)) == ()
+
+
+def test_a_ticket_for_another_vendor_s_devices_blocks_none_of_these() -> None:
+    radeon = card(2, vendor=Vendor.AMD)
+    view = Machine(
+        now=1000.0, snapshot=machine(card(0), radeon), leases=(lease("a", "G0"),),
+        ahead=(ticket(Need(vendor=Vendor.NVIDIA)),),
+    )  # fmt: skip
+    assert devices_of(choose(Need(vendor=Vendor.AMD), view)) == ("G2",)
+    text = next(each.text for each in choose(Need(vendor=Vendor.NVIDIA), view).reasons if each.device_id == "G2")
+    assert text == "of another vendor: this job gets nvidia GPUs"

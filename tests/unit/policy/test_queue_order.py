@@ -1,0 +1,175 @@
+"""Queue order. Times are in seconds, and `now` is far from zero so that jobs can be old."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.model.lease import Need
+from gpuyard.policy.numbers import AGEING_S, MOST_LANES, USE_HALF_LIFE_S
+from gpuyard.policy.queue_order import (
+    Candidate,
+    Lane,
+    LaneQueue,
+    Party,
+    QueueOrder,
+    WeightedUse,
+    add_use,
+    current_priority,
+    full_order,
+    weight,
+)
+
+NOW = 1_000_000.0
+
+
+class Jobs:
+    """Jobs of a lane that count how many of them were fetched."""
+
+    def __init__(self, *jobs: tuple[int, float]) -> None:
+        self.taken = 0
+        self._jobs = jobs
+
+    def __iter__(self) -> Iterator[Candidate]:
+        for job_id, waited_s in self._jobs:
+            self.taken += 1
+            yield Candidate(job_id=job_id, queued_at=NOW - waited_s)
+
+
+def queue(lane_id: int, *jobs: tuple[int, float], priority: int = 0, tag: str = "", devices: int = 1) -> LaneQueue:
+    """Return a lane of jobs, given as (id, seconds waited)."""
+    lane = Lane(id=lane_id, priority=priority, user="me", tag=tag, need=Need(devices=devices))
+    return LaneQueue(lane=lane, jobs=iter(Jobs(*jobs)))
+
+
+def order(line: QueueOrder) -> list[int]:
+    """Return the ids in the order in which the jobs would start on idle devices."""
+    ids = []
+    while (first := line.first()) is not None:
+        lane, candidate = first
+        ids.append(candidate.job_id)
+        line.advance(lane)
+    return ids
+
+
+def test_priority_goes_before_use_and_use_before_submission() -> None:
+    used: dict[Party, float] = {("me", "busy"): 500.0, ("me", "idle"): 3.0}
+    queues = [
+        queue(1, (10, 50), tag="busy"),
+        queue(2, (11, 40), tag="idle"),
+        queue(3, (12, 1), tag="busy", priority=1),
+    ]
+    assert order(QueueOrder(queues, used, NOW)) == [12, 11, 10]
+
+
+def test_within_a_tag_the_first_submitted_job_goes_first_in_any_lane() -> None:
+    queues = [queue(1, (10, 50), (13, 20)), queue(2, (11, 40), (12, 30))]
+    assert order(QueueOrder(queues, {}, NOW)) == [10, 11, 12, 13]
+
+
+def test_at_the_same_moment_the_lower_id_goes_first() -> None:
+    assert order(QueueOrder([queue(1, (12, 5)), queue(2, (11, 5))], {}, NOW)) == [11, 12]
+
+
+def test_two_tags_take_turns_within_one_step() -> None:
+    queues = [
+        queue(1, *((each, 90) for each in range(10, 13)), tag="a"),
+        queue(2, *((each, 80) for each in range(20, 23)), tag="b"),
+    ]
+    assert order(QueueOrder(queues, {}, NOW)) == [10, 20, 11, 21, 12, 22]
+
+
+def test_a_start_counts_by_its_devices() -> None:
+    queues = [
+        queue(1, (10, 90), (11, 90), tag="wide", devices=2),
+        queue(2, *((each, 80) for each in range(20, 24)), tag="small"),
+    ]
+    assert order(QueueOrder(queues, {}, NOW)) == [10, 20, 21, 11, 22, 23]
+
+
+def test_each_ageing_period_is_worth_one_level() -> None:
+    assert current_priority(0, NOW - AGEING_S + 1, NOW) == 0
+    assert current_priority(0, NOW - AGEING_S, NOW) == 1
+    assert current_priority(-3, NOW - 5 * AGEING_S, NOW) == 2
+
+
+def test_a_clock_that_was_set_back_costs_no_priority() -> None:
+    assert current_priority(4, NOW + 3600, NOW) == 4
+
+
+@given(low=st.integers(-100, 100), lead=st.integers(1, 50), used=st.floats(0, 1e9))
+def test_an_aged_job_outruns_every_fresh_one_of_higher_priority(low: int, lead: int, used: float) -> None:
+    """However much its tag has used: it only takes a period more than the priorities are apart."""
+    waited = (lead + 1) * AGEING_S
+    old, fresh = queue(1, (10, waited), priority=low, tag="old"), queue(2, (99, 0), priority=low + lead, tag="new")
+    assert order(QueueOrder([fresh, old], {("me", "old"): used}, NOW)) == [10, 99]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.sampled_from("ab"), st.floats(0, 5000)), min_size=1, max_size=12, unique=True
+    ),
+    st.dictionaries(st.sampled_from([("me", "a"), ("me", "b")]), st.floats(0, 100)),
+)
+def test_the_first_is_never_behind_another_by_level_use_and_submission(
+    jobs: list[tuple[int, str, float]], used: dict[Party, float]
+) -> None:
+    queues = [queue(at, (at, waited), priority=priority, tag=tag) for at, (priority, tag, waited) in enumerate(jobs)]
+    first = QueueOrder(queues, used, NOW).first()
+    assert first is not None
+
+    def rank(job_id: int) -> tuple[int, float, int]:
+        priority, tag, waited = jobs[job_id]
+        return -current_priority(priority, NOW - waited, NOW), used.get(("me", tag), 0.0), job_id
+
+    assert rank(first[1].job_id) == min(map(rank, range(len(jobs))))
+
+
+def test_jobs_of_a_lane_are_fetched_as_they_start() -> None:
+    jobs = Jobs(*((each, 10.0) for each in range(1000)))
+    lane = Lane(id=1, priority=0, user="me", tag="", need=Need())
+    line = QueueOrder([LaneQueue(lane=lane, jobs=iter(jobs))], {}, NOW)
+    for started in range(3):
+        assert jobs.taken == started + 1
+        line.advance(lane)
+
+
+def test_a_lane_that_is_dropped_is_not_asked_again() -> None:
+    one, other = queue(1, (10, 9), (11, 9)), queue(2, (20, 1))
+    line = QueueOrder([one, other], {}, NOW)
+    line.drop(one.lane)
+    assert order(line) == [20]
+
+
+def test_only_the_first_of_very_many_lanes_are_considered() -> None:
+    def many() -> list[LaneQueue]:
+        return [queue(each, (each, float(each))) for each in range(MOST_LANES + 20)]
+
+    assert order(QueueOrder(many(), {}, NOW)) == list(range(MOST_LANES))
+    assert [each.job_id for each in full_order(many(), {}, NOW)] == list(range(MOST_LANES + 20))
+
+
+def test_very_many_lanes_with_devices_do_not_hide_one_without() -> None:
+    queues = [queue(each, (each, 500.0), priority=9) for each in range(1, MOST_LANES + 20)]
+    assert 777 in order(QueueOrder([*queues, queue(777, (777, 0.0), devices=0)], {}, NOW))
+
+
+def test_use_weighs_half_after_each_half_life() -> None:
+    use = WeightedUse(seconds=80.0, at=NOW)
+    assert weight(use, NOW) == 80.0
+    assert weight(use, NOW + USE_HALF_LIFE_S) == pytest.approx(40.0)
+    assert weight(use, NOW + 3 * USE_HALF_LIFE_S) == pytest.approx(10.0)
+    assert weight(use, NOW - 500.0) == 80.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, max_size=10), st.floats(0, 1e6))
+def test_use_added_piece_by_piece_weighs_as_each_piece_by_itself(
+    pieces: list[tuple[float, float]], rest: float
+) -> None:
+    use, now, apart = WeightedUse(), 0.0, []
+    for seconds, elapsed in pieces:
+        now += elapsed
+        use = add_use(use, seconds, now)
+        apart.append(WeightedUse(seconds=seconds, at=now))
+    assert weight(use, now + rest) == pytest.approx(sum(weight(each, now + rest) for each in apart), rel=1e-6, abs=1e-6)

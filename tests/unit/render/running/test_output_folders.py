@@ -1,0 +1,292 @@
+"""Outputs are complete or absent after any crash, and each root has one run at a time."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.recipes.render.output_folders import Outputs, SkipsUnwritten, check_outputs
+from gpuyard.recipes.render.planning.render_units import Label, Unit
+from gpuyard.recipes.render.status_file import Skip
+
+A, B = Label(name="a", value={}), Label(name="b", value={})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "deep/out"
+
+
+def put(outputs: Outputs, label: Label, text: str = "done") -> None:
+    folder = outputs.open(label)
+    (folder / "sub").mkdir()
+    (folder / "sub/image").write_text(text)
+    outputs.commit(label, folder)
+
+
+def skip(name: str = "a", reason: str = "too large") -> Skip:
+    return Skip(label=name, kind="asset", reason=reason)
+
+
+def skipped_in(root: Path) -> list[Any]:
+    return [json.loads(line) for line in (root / "skipped.jsonl").read_text().splitlines()]
+
+
+def visible_in(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir() if not path.name.startswith(".")}
+
+
+# Complete or absent
+
+
+def test_an_output_gets_its_name_only_when_it_is_committed(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        folder = outputs.open(A)
+        assert list(folder.iterdir()) == []
+        (folder / "image").write_text("half")
+        assert not (root / "a").exists()
+        (folder / "image").write_text("whole")
+        outputs.commit(A, folder)
+        assert (root / "a/image").read_text() == "whole"
+        assert not folder.exists()
+    assert visible_in(root) == {"a", "skipped.jsonl"}
+
+
+def test_links_and_pipes_in_an_output_do_not_block(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        folder = outputs.open(A)
+        (folder / "nowhere").symlink_to("/no/such/file")
+        os.mkfifo(folder / "pipe")
+        outputs.commit(A, folder)
+    assert (root / "a/pipe").is_fifo()
+
+
+# Successive runs
+
+
+def test_complete_outputs_are_kept_when_a_run_resumes(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        put(outputs, A, "first")
+    with Outputs(root, resume=True) as outputs:
+        assert [outputs.is_complete(label) for label in (A, B)] == [True, False]
+        put(outputs, B)
+    assert (root / "a/sub/image").read_text() == "first"
+    assert visible_in(root) == {"a", "b", "skipped.jsonl"}
+
+
+def test_without_resume_an_existing_output_is_refused_and_not_touched(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        put(outputs, A, "first")
+        outputs.skip(skip("b"))
+    with pytest.raises(UserError, match="a already exists") as caught:
+        check_outputs(root, [Unit(scene="s", labels=(B, A))], resume=False)
+    assert "--resume" in str(caught.value.hint)
+    assert (root / "a/sub/image").read_text() == "first"
+    assert skipped_in(root) == [{"label": "b", "kind": "asset", "reason": "too large"}]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_in_the_place_of_an_output_is_refused(root: Path, resume: bool) -> None:
+    root.mkdir(parents=True)
+    (root / "a").write_text("precious")
+    with pytest.raises(UserError, match="a is a file"):
+        check_outputs(root, [Unit(scene="s", labels=(A,))], resume=resume)
+    assert (root / "a").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".lock", "a/b", "/etc", "skipped.jsonl"])
+def test_a_name_that_leads_out_of_the_root_is_refused(root: Path, name: str) -> None:
+    with pytest.raises(UserError, match="cannot be the name"):
+        check_outputs(root, [Unit(scene="s", labels=(Label(name=name, value={}),))], resume=True)
+
+
+def test_temporary_files_of_a_killed_run_are_removed(root: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from gpuyard.recipes.render.output_folders import Outputs\n"
+        "from gpuyard.recipes.render.planning.render_units import Label\n"
+        "outputs = Outputs(Path(sys.argv[1]), resume=False)\n"
+        "for name in 'ab':\n"
+        "    label = Label(name=name, value={}); folder = outputs.open(label)\n"
+        "    (folder / 'image').write_text(name)\n"
+        "    if name == 'a': outputs.commit(label, folder)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(root)], check=False, timeout=60)
+    assert len(list((root / ".partial").iterdir())) == 1
+    with Outputs(root, resume=True) as outputs:
+        assert [outputs.is_complete(label) for label in (A, B)] == [True, False]
+        assert list((root / ".partial").iterdir()) == []
+
+
+def test_only_the_outputs_of_an_ended_run_are_left(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        put(outputs, A)
+        outputs.open(B)
+    assert {path.name for path in root.iterdir()} == {"a", "skipped.jsonl", ".lock"}
+
+
+def test_two_runs_in_one_root_are_refused_until_the_first_is_over(root: Path) -> None:
+    with Outputs(root, resume=False) as first:
+        folder = first.open(A)
+        with pytest.raises(EnvironmentFault, match="another run writes its outputs to"):
+            Outputs(root, resume=True)
+        first.commit(A, folder)
+    with Outputs(root, resume=True) as second:
+        assert second.is_complete(A)
+
+
+# Unusable roots
+
+
+def test_a_root_that_is_a_file_is_a_user_error(root: Path) -> None:
+    root.parent.mkdir()
+    root.touch()
+    for path in (root, root / "below"):
+        with pytest.raises(UserError, match="there is a file of that name"):
+            Outputs(path, resume=False)
+
+
+def test_a_root_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, Path, "mkdir", errno.EROFS)
+    with pytest.raises(EnvironmentFault, match="out cannot be used for outputs: Read-only file system"):
+        Outputs(tmp_path / "out", resume=False)
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, home: Any, name: str, number: int) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(home, name, refuse)
+
+
+@pytest.mark.parametrize(("home", "name"), [(os, "fsync"), (Path, "rename")])
+def test_a_full_disk_fails_the_label_and_leaves_no_files_of_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, home: Any, name: str
+) -> None:
+    with Outputs(root, resume=False) as outputs:
+        folder = outputs.open(A)
+        (folder / "image").write_text("much")
+        with monkeypatch.context() as patched:
+            fail(patched, home, name, errno.ENOSPC)
+            with pytest.raises(EnvironmentFault, match="a cannot be written: No space left on device"):
+                outputs.commit(A, folder)
+        assert not folder.exists()
+        put(outputs, B)
+    assert visible_in(root) == {"b", "skipped.jsonl"}
+
+
+def test_a_folder_that_cannot_be_created_is_reported(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        shutil.rmtree(root / ".partial")
+        with pytest.raises(EnvironmentFault, match="a cannot be created"):
+            outputs.open(A)
+
+
+def test_an_output_created_meanwhile_is_not_replaced(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        folder = outputs.open(A)
+        (root / "a").mkdir()
+        (root / "a/image").write_text("another's")
+        with pytest.raises(EnvironmentFault, match="a cannot be written"):
+            outputs.commit(A, folder)
+    assert (root / "a/image").read_text() == "another's"
+
+
+# Skipped labels
+
+
+def test_a_skip_is_written_at_once_and_each_run_starts_with_no_skips(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        outputs.skip(skip("a"))
+        outputs.skip(skip("b", "line\nbreak"))
+        assert [line["label"] for line in skipped_in(root)] == ["a", "b"]
+    with Outputs(root, resume=True) as outputs:
+        put(outputs, A)
+    assert skipped_in(root) == []
+
+
+def test_a_run_with_nothing_left_to_render_also_empties_the_skips(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        put(outputs, A)
+        outputs.skip(skip("b"))
+    check_outputs(root, [Unit(scene="s", labels=(A,))], resume=True)
+    assert len(skipped_in(root)) == 1
+    with Outputs(root, resume=True) as outputs:
+        assert outputs.is_complete(A)
+    assert skipped_in(root) == []
+
+
+def test_a_refused_run_keeps_the_lines_of_the_last_run(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        put(outputs, A)
+        outputs.skip(skip("b"))
+    with pytest.raises(UserError, match="a already exists"), Outputs(root, resume=False) as outputs:
+        outputs.is_complete(A)
+    assert len(skipped_in(root)) == 1
+
+
+def test_the_error_about_missing_lines_has_all_skips(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = Outputs(root, resume=False)
+    outputs.skip(skip("a"))
+    fail(monkeypatch, os, "write", errno.ENOSPC)
+    outputs.skip(skip("b"))
+    with pytest.raises(SkipsUnwritten, match=r"skipped\.jsonl cannot be written: No space left on device") as caught:
+        outputs.close()
+    assert caught.value.skipped == (skip("a"), skip("b"))
+    assert [line["label"] for line in skipped_in(root)] == ["a"]
+
+
+def test_the_error_that_ended_a_run_is_raised_rather_than_missing_lines(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, os, "write", errno.ENOSPC)
+
+    def run() -> None:
+        with Outputs(root, resume=False) as outputs:
+            outputs.skip(skip("a"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run()
+
+
+def test_a_reason_with_a_file_name_that_is_not_text_is_written(root: Path) -> None:
+    with Outputs(root, resume=False) as outputs:
+        outputs.skip(skip(reason=os.fsdecode(b"\xff.ply")))
+    assert skipped_in(root)[0]["reason"] == "\udcff.ply"
+
+
+FULL = (
+    "import resource, signal, sys; from pathlib import Path\n"
+    "from gpuyard.recipes.render.output_folders import Outputs\n"
+    "from gpuyard.recipes.render.status_file import Skip\n"
+    "outputs = Outputs(Path(sys.argv[1]), resume=False)\n"
+    "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    "for number in range(4):\n"
+    "    limit = 100 if number < 3 or sys.argv[2] == 'stays' else resource.RLIM_INFINITY\n"
+    "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))\n"
+    "    outputs.skip(Skip(label=str(number), kind='asset', reason='x' * 30))\n"
+    "    lines = Path(sys.argv[1], 'skipped.jsonl').read_bytes()\n"
+    "    assert not lines or lines.endswith(b'\\n'), lines\n"
+    "outputs.close()\n"
+)
+
+
+@pytest.mark.parametrize(("disk", "written"), [("stays", ["0"]), ("is freed", ["0", "1", "2", "3"])])
+@pytest.mark.usefixtures("unmeasured")
+def test_lines_that_do_not_fit_on_the_disk_are_written_later_and_never_partially(
+    root: Path, disk: str, written: list[str]
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", FULL, str(root), disk], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert [line["label"] for line in skipped_in(root)] == written
+    assert ("skipped.jsonl cannot be written: File too large" in result.stderr) == (disk == "stays"), result.stderr

@@ -1,0 +1,72 @@
+"""Rows of a timeline, and when a run was suspended."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuyard.report.chart_rows import TimelineSpan, assign_rows, count_rows, suspensions
+
+INF = float("inf")
+
+
+def span(start: float, end: float | None, lane: int = 0) -> TimelineSpan:
+    return TimelineSpan(lane=lane, start=start, end=end)
+
+
+spans = st.lists(
+    st.builds(
+        lambda lane, start, length: span(start, None if length is None else start + length, lane),
+        st.integers(0, 2),
+        st.integers(0, 30),
+        st.none() | st.integers(0, 12),
+    ),
+    max_size=40,
+)
+
+
+def end(each: TimelineSpan) -> float:
+    return INF if each.end is None else each.end
+
+
+def overlap(one: TimelineSpan, other: TimelineSpan) -> bool:
+    return one.lane == other.lane and one.start < end(other) and other.start < end(one)
+
+
+@given(spans)
+def test_overlapping_spans_of_a_lane_never_share_a_row(found: list[TimelineSpan]) -> None:
+    rows = assign_rows(found)
+    for place, one in enumerate(found):
+        for other in range(place):
+            assert rows[place] != rows[other] or not overlap(one, found[other])
+
+
+@given(spans)
+def test_a_lane_has_as_many_rows_as_spans_overlap_at_most(found: list[TimelineSpan]) -> None:
+    counted = count_rows(found, assign_rows(found))
+    for lane in range(3):
+        here = [each for each in found if each.lane == lane]
+        at_once = [sum(each.start <= one.start < end(each) for each in here) for one in here]
+        # A span of zero length overlaps only with spans around it.
+        moments = [
+            1 + sum(each.start < one.start < end(each) for each in here) for one in here if one.start == end(one)
+        ]
+        assert counted.get(lane, 0) == max([*at_once, *moments], default=0)
+
+
+def test_a_span_that_begins_when_another_ends_takes_its_row() -> None:
+    assert assign_rows([span(5, 9), span(0, 5), span(2, 7), span(7, None)]) == [0, 0, 1, 1]
+
+
+def test_a_span_that_ends_before_it_begins_has_a_row() -> None:
+    assert assign_rows([span(5, 3), span(4, 6)]) == [1, 0]
+
+
+def test_a_run_counts_as_suspended_from_the_request_until_it_resumed() -> None:
+    events = [(10.0, "suspending"), (12.0, "suspended"), (20.0, "resumed"), (30.0, "suspending"), (31.0, "suspended")]
+    assert suspensions(events, 5.0, None) == [(10.0, 20.0), (30.0, None)]
+    assert suspensions(events, 5.0, 40.0) == [(10.0, 20.0), (30.0, 40.0)]
+
+
+def test_suspensions_of_another_run_of_the_job_do_not_count() -> None:
+    events = [(10.0, "suspending"), (20.0, "resumed"), (50.0, "suspending"), (60.0, "resumed")]
+    assert suspensions(events, 5.0, 25.0) == [(10.0, 20.0)]
+    assert suspensions(events, 40.0, None) == [(50.0, 60.0)]
