@@ -104,11 +104,13 @@ def test_a_result_that_cannot_be_brought_back_is_named_by_the_job(
     until(lambda: told.exists() and "model.pt" in told.read_text(), "the notification")
 
 
-def test_a_job_gets_several_nodes_by_an_option_of_sbatch(on_slurm: QueueUnderTest) -> None:
+def test_a_job_gets_several_nodes_by_an_option_of_sbatch(on_slurm: QueueUnderTest, tmp_path: Path) -> None:
+    tasks = "srun --overlap sh -c 'echo task $SLURM_PROCID on $SLURMD_NODENAME'"
     job_id = on_slurm.shell(
-        "srun --overlap sh -c 'echo task $SLURM_PROCID on $SLURMD_NODENAME'", gpus=0, engine_option=["--nodes=2"]
+        f"until [ -e {tmp_path}/seen ]; do sleep 0.1; done; {tasks}", gpus=0, engine_option=["--nodes=2"]
     )
+    until(lambda: on_slurm.job(job_id)["place"] == "n[0-1]", "the nodes of the job")
+    (tmp_path / "seen").touch()
     on_slurm.wait()
     assert sorted(on_slurm.log_of(job_id).splitlines()) == ["task 0 on n0", "task 1 on n1"]
     scenarios.wait_for_reason(on_slurm, job_id, "succeeded")
-    assert on_slurm.job(job_id)["place"] == "n[0-1]"
