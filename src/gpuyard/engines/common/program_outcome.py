@@ -15,8 +15,8 @@ from typing import Self
 from msgspec import Struct
 
 from gpuyard.engines.common.job_logs import open_log
-from gpuyard.engines.common.process_status import describe, is_unbegun
 from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure, headline
+from gpuyard.engines.common.unbegun_words import describe, is_unbegun
 from gpuyard.errors import UserError
 from gpuyard.model.container import CONTAINER_TOOLS
 from gpuyard.model.error_line import explain_failure, find_device_fault

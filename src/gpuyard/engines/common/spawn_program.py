@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpuyard.engines.common.process_status import unbegun_word
+from gpuyard.engines.common.unbegun_words import unbegun_word
 from gpuyard.system.system_limits import passes
 from gpuyard.system.write_files import UnsafePathError, open_results
 

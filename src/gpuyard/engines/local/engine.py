@@ -26,8 +26,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.engines.common.process_status import is_unbegun
 from gpuyard.engines.common.program_outcome import BEGAN
+from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.local.attempt_processes import ProcessSignals
 from gpuyard.engines.local.keeper_connection import (

@@ -42,8 +42,8 @@ import time
 from collections.abc import Callable, Collection
 
 from gpuyard.engines.common.log_cap import LogCaps
-from gpuyard.engines.common.process_status import RETURNED, is_unbegun
 from gpuyard.engines.common.spawn_program import LEASE_AT, NotBegun, StartFailure, exit_status, open_above, spawn
+from gpuyard.engines.common.unbegun_words import RETURNED, is_unbegun
 from gpuyard.engines.local.keeper_messages import DaemonLink, KeptJob, KeptLaunch, Message, Slice
 from gpuyard.system import user_sockets
 

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpuyard.engines.common.process_status import is_unbegun
 from gpuyard.engines.common.spawn_program import spawn_in_session
+from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper, system_processes
 from gpuyard.engines.local.keeper_messages import frame
 from gpuyard.errors import EnvironmentFault

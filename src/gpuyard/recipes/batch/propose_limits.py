@@ -1,114 +1,21 @@
-"""How much disk space a run of a batch takes, and whether the runs that are left fit on the disk.
-
-The size is the mean of finished runs of the same command: of those in the output root, else of the batch that a new one
-begins beside.
-
-Propose limits for a batch by a log of samples, of `gpuyard watch --log` or of a batch's `--sample-log`.
+"""Propose limits for a batch by a log of samples, of `gpuyard watch --log` or of a batch's `--sample-log`.
 
 With these limits a run starts only while the machine is no busier than in 95% of the samples: one in twenty is left
 out, so that a short spike in a long log raises no limit. Of several GPUs, the busiest one decides.
 """
 
-import contextlib
 import csv
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct, ValidationError, convert
 
-from gpuyard.config import load_config
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.model.units import MB, format_count, format_size, parse_size
-from gpuyard.probes.disk_watch import read_disk_in_time
-from gpuyard.recipes.batch.plan import RUNS, SUCCEEDED, BatchPlan, RunRecord, read_record, run_folder
-from gpuyard.system.folder_tree import FolderTree
-from gpuyard.system.private_files import PrivateFileError, read_own
-
-# Enough for a mean; a batch may have 100,000 runs, and a run as many files.
-_MOST_RUNS, _MOST_FILES = 20, 20_000
-
-
-class RunSize(Struct, frozen=True, kw_only=True):
-    """The mean size of a run, over this many runs."""
-
-    mb: float
-    runs: int
-
-
-def expected_run_size(plan: BatchPlan) -> RunSize | None:
-    """Return the size that a run of this batch is expected to have; None: unknown."""
-    for root in dict.fromkeys((plan.root, re.sub(r"-\d+$", "", plan.root))):
-        with contextlib.suppress(EnvironmentFault):
-            record = read_record(Path(root))
-            if record is not None and record.plan.command == plan.command:
-                size = _mean_size(record.plan, _finished(record.plan))
-                if size is not None:
-                    return size
-    return None
-
-
-def disk_warning(plan: BatchPlan) -> str | None:
-    """Return a warning if the runs that are left would fill the disk of the output root; None if they fit, or if the
-    size of a run or the free space is unknown."""
-    size = expected_run_size(plan)
-    figure = read_disk_in_time(plan.root)
-    if size is None or size.mb <= 0 or figure.free_mb is None:
-        return None
-    least_mb = _least_mb(plan)
-    left = plan.count - sum(1 for _ in _finished(plan))
-    fitting = max(0, int((figure.free_mb - least_mb) / size.mb))
-    if left <= fitting:
-        return None
-    return (
-        f"the disk of {plan.root} is too small for this batch: {format_count(left, 'run')} of about"
-        f" {format_size(size.mb)} (the mean of {format_count(size.runs, 'run')}) need {format_size(left * size.mb)},"
-        f" and {format_size(figure.free_mb)} are free. It starts all the same; after about"
-        f" {format_count(fitting, 'run')} the next ones wait until {format_size(least_mb)} are free"
-    )
-
-
-def _least_mb(plan: BatchPlan) -> float:
-    own = plan.options.get("min-free-disk")
-    return load_config().host.min_free_disk_mb if own is None else parse_size(str(own))
-
-
-def _mean_size(plan: BatchPlan, runs: Iterable[RunRecord]) -> RunSize | None:
-    roots = {plan.root, plan.pruned_root} - {None}  # recorded for a run whose folder has a name of the program
-    succeeded = (run for run in runs if run.state == SUCCEEDED and run.kept_in not in roots)
-    folders = [run.kept_in or str(run_folder(plan, run.index)) for run in succeeded]
-    sizes = [size for folder in folders[-_MOST_RUNS:] if (size := _size_mb(folder)) is not None]
-    return RunSize(mb=sum(sizes) / len(sizes), runs=len(sizes)) if sizes else None
-
-
-def _size_mb(folder: str) -> float | None:
-    """Return the size of a folder; None if it does not exist or has very many files."""
-    total = files = 0
-    try:
-        with FolderTree(folder, follows=True) as run:
-            for entry in run.walk(lambda _: None):  # what cannot be read, or is mounted there, does not count
-                if not entry.is_folder:
-                    total, files = total + entry.status.st_size, files + 1
-                if files > _MOST_FILES:
-                    return None
-    except OSError:
-        return None
-    return total / MB
-
-
-def _finished(plan: BatchPlan) -> Iterator[RunRecord]:
-    """Yield the runs in this root that have succeeded, as far as the batch was summed up."""
-    with contextlib.suppress(OSError, PrivateFileError, ValueError, msgspec.MsgspecError):
-        for line in read_own(str(Path(plan.root) / RUNS)).decode().splitlines():
-            run = msgspec.convert(json.loads(line), RunRecord)
-            if run.state == SUCCEEDED:
-                yield run
-
+from gpuyard.model.units import format_count
 
 _SHARE = 0.95
 _HINT = "give a file that `gpuyard watch --log FILE` has written"

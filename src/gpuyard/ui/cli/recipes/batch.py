@@ -15,6 +15,7 @@ from gpuyard.model.option import Option
 from gpuyard.model.submission import SubmissionRequest, parse_submission
 from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.probes.sample_log import RowLog
+from gpuyard.recipes.batch.disk_warning import disk_warning
 from gpuyard.recipes.batch.finish import read_summary
 from gpuyard.recipes.batch.plan import (
     BatchPart,
@@ -25,7 +26,6 @@ from gpuyard.recipes.batch.plan import (
     read_part_status,
     run_command,
 )
-from gpuyard.recipes.batch.propose_limits import disk_warning
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.ask_daemon import request

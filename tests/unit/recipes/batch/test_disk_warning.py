@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpuyard.policy.start_delays import DiskFigure
 from gpuyard.recipes.batch import propose_limits as run_sizes
+from gpuyard.recipes.batch.disk_warning import RunSize, disk_warning, expected_run_size
 from gpuyard.recipes.batch.plan import RECORD, RUNS, BatchPlan, BatchRecord
-from gpuyard.recipes.batch.propose_limits import RunSize, disk_warning, expected_run_size
 from tests.unit.recipes.batch.test_run_results import run
 
 MB = 1048576
