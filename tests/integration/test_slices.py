@@ -231,6 +231,26 @@ def test_of_what_a_killed_keeper_had_only_begun_jobs_are_lost(
     assert set(range(1, 601)) - lost <= set(map(int, _runs(runs)))
 
 
+def test_what_a_job_of_a_slice_left_behind_is_stopped_before_its_next_attempt(
+    queue: QueueUnderTest, tmp_path: Path
+) -> None:
+    """The job kills its keeper, before which nobody has recorded that it began."""
+    left, beside = tmp_path / "left", tmp_path / "beside"
+    kills = f"echo $$ > {left}; kill -9 $PPID; exec sleep 77"
+    is_there = f"grep -q . /proc/$(cat {left})/cmdline"  # not so for a zombie
+    queue.shell(
+        f"if [ $GPUYARD_ARRAY_INDEX.$GPUYARD_ATTEMPT = 150.1 ]; then {kills}; fi\n"
+        f"if [ $GPUYARD_ARRAY_INDEX = 150 ] && {is_there}; then : > {beside}; fi",
+        array="1-200",
+        gpus="0",
+        retries="2",
+    )
+    queue.wait()
+    assert left.exists()
+    assert not beside.exists()
+    assert queue.counts() == {"succeeded": 200}
+
+
 def _outlier(folder: Path) -> str:
     """Return a script whose first job runs until it is stopped and `end` is there, and then succeeds. The others write
     their leases to `runs`."""

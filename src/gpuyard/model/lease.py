@@ -164,6 +164,11 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
         has_limit = self.max_utilization_percent is not None or self.max_power_w is not None
         return has_limit or self.max_memory_used_mb is not None
 
+    @property
+    def limits_load(self) -> bool:
+        """Whether it depends on the load of devices or of the host when it may start."""
+        return self.limits_device_load or self.max_cpu_percent is not None or self.min_host_memory_mb is not None
+
 
 def asks_for_the_same(one: Need, other: Need) -> bool:
     """Return whether both need the same, but for what is expected of a job without an estimate, and for what was

@@ -36,7 +36,7 @@ _LEAST_S = 0.001
 def may_slice(lane: Lane, plan: Plan, world: World) -> bool:
     """Return whether the starts of a lane may take along jobs that wait."""
     is_special = lane.engine or lane.resumes or lane.preempts or lane.writes_files
-    is_paced = lane.pace is not None or lane.tag_sharing is not None or lane.stagger_s
+    is_paced = lane.pace is not None or lane.tag_sharing is not None or lane.stagger_s or lane.need.limits_load
     if is_special or is_paced or plan.preempts or world.closed_reasons or world.start_caps:
         return False
     takes_lease = lane.need.devices or lane.need.host is not None or lane.sizes_each

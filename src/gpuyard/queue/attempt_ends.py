@@ -241,7 +241,7 @@ class AttemptEnds:
     def _is_cut_off(self, job_id: int, number: int, kind: OutcomeKind) -> bool:
         """Return whether an attempt of this machine may have left processes: none may run beside the next attempt. Not
         after a reboot: its pids may belong to other processes now."""
-        live = self._transitions.live.get(job_id)
+        live = self._transitions.recorded(job_id)  # one of a slice may have begun without a word that has arrived yet
         if live is None or live.attempt.number != number or died_with_the_machine(live.attempt, self._boot_id):
             return False
         return live.attempt.stopping is not None or kind is OutcomeKind.LOST

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuyard.model.lease import Need
 from gpuyard.policy.plan import MOST, decide, may_slice, slice_length
@@ -36,6 +37,11 @@ def test_not_while_another_lane_waits_with_an_equal_or_higher_claim(priority: in
 def test_not_while_a_program_of_higher_priority_waits_in_the_ledger(priority: int, allowed: bool) -> None:
     """Others have their turn after half a second."""
     assert may(tickets=(ticket(shared(20 * GB), priority=priority),)) is allowed
+
+
+@pytest.mark.parametrize("limit", ["max_cpu_percent", "min_host_memory_mb", "max_utilization_percent", "max_power_w"])
+def test_not_jobs_that_start_by_the_load_of_the_machine(limit: str) -> None:
+    assert not may(need=replace(shared(20 * GB), **{limit: 50.0}))
 
 
 def test_a_lane_without_a_lease_holds_up_no_other_program() -> None:

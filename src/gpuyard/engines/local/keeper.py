@@ -8,9 +8,9 @@ Descriptor 3 is the connection to that daemon, 4 the journal. Arguments: FOLDER,
   daemon. TIME is in seconds since the machine booted: the wall clock may be set before a daemon reads the line. A line
   starts with a newline because a full disk may have cut off the line before, and ends with a dot because a full disk
   may cut off this one.
-- A slice is launches that run one after the other on one lease. The line of an end names the launch that begins then:
-  `17.1 KEEPER 0 PID TIME then 18.1 .` After that line, and before the program starts, the keeper carries out what its
-  daemon sent. If the daemon is gone or has withdrawn the launch, it does not start. So no launch of a slice starts
+- A slice is launches that run one after the other on one lease. With the line of an end the keeper writes that of
+  the launch that begins then: `18.1 KEEPER began TIME .` After that, and before the program starts, it carries out what
+  its daemon sent. If the daemon is gone or has withdrawn the launch, it does not start. So no launch of a slice starts
   after the death of its daemon, and the next daemon finds the line of every program that may have started.
 - What does not start any more gets a line such as `18.1 KEEPER unbegun-returned .`: it was withdrawn, the daemon is
   gone, a process that an earlier program left behind still has the lease, or a limit of the system keeps programs from

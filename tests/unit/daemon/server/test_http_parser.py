@@ -55,6 +55,8 @@ def test_no_bytes_cause_another_error_than_a_refusal(message: bytes) -> None:
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n", 413),
         (CHUNKED.replace(b"5\r\nhello", b"b\r\nhello world"), 413),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000, 413),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 413),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 1_000 + b"\r\n", 413),
     ],
 )
 def test_a_request_that_no_handler_may_get_is_refused(message: bytes, status: int) -> None:
