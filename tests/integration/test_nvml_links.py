@@ -24,11 +24,11 @@ CARDS = tuple(
 PROGRAM = """
 import json
 import msgspec
-from gpuyard.probes.links import link_reader
+from gpuyard.probes import device_links
 
 calls = []
-read = link_reader.read_local_links
-link_reader.read_local_links = lambda devices: calls.append(len(devices)) or read(devices)
+read = device_links.read_local_links
+device_links.read_local_links = lambda devices: calls.append(len(devices)) or read(devices)
 
 from gpuyard.probes.local_machine import local_machine
 

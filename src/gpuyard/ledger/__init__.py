@@ -1,1 +1,1 @@
-"""The ledger: leases and tickets as locked files in one directory; a locked file means a live holder."""
+"""The ledger: leases and tickets as locked files in one directory; a held lock means a live holder."""

@@ -110,7 +110,7 @@ def _read_owned(folder: str, name: str) -> tuple[bytes, int] | None:
 
 
 DRAIN = ".drain"
-MARK = ".health"  # of a health mark, see `health_marks.py`
+MARK = ".health"  # of a health mark
 LONGEST_REASON = 200
 
 

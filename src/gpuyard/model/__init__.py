@@ -1,1 +1,1 @@
-"""The pure heart: no clock, no IO, no threads, no logging, no randomness."""
+"""Pure: the values that all rooms speak of, and the rules that need nothing else."""

@@ -159,7 +159,7 @@ class RetryCause(StrEnum):
 
 
 class StopWarning(Struct, frozen=True, kw_only=True):
-    """A signal that a program gets `lead_s` before it is stopped (`stop_warning.py`)."""
+    """A signal that a program gets `lead_s` before it is stopped (`stopping.py`)."""
 
     signum: int
     lead_s: float
@@ -234,7 +234,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     engine_options: tuple[str, ...] = ()
     cpus: int | None = None
     notify: tuple[Subscription, ...] = ()
-    output: str | None = None  # pattern of the file for standard output, see `output_files`; None for the queue's log
+    output: str | None = None  # pattern of the file for standard output, see `placeholders`; None for the queue's log
     error: str | None = None  # pattern of the file for standard error; None for the same file as standard output
     disk: DiskLimits = DiskLimits()  # how much free space it starts with
     split_stderr: bool = False  # standard error gets a log of its own

@@ -31,7 +31,7 @@ class UncertainMemory(Struct, frozen=True, tag="uncertain"):
 
 class PartOfDevice(Struct, frozen=True, tag="part"):
     """Share each device with jobs of the same tag, and reserve a part of it: for a first run of unknown use. Placement
-    gets it as FixedMemory, once the free memory of a device is known (`tag_sharing`)."""
+    gets it as FixedMemory, once the free memory of a device is known (`policy/sharing.py`)."""
 
     part: float
     is_exclusive: ClassVar[bool] = False

@@ -72,7 +72,7 @@ _HINT = "write an id as 17, a range as 17-20, or state=failed, tag=night, name=b
 
 class JobSelection(Struct, frozen=True, kw_only=True):
     """`ranges` are pairs of a first and a last id. A condition that is empty does not apply. `since` is a moment as
-    text (`moments.py`), and `since_at` its queue time, once that is known."""
+    text (`parse_moment`), and `since_at` its queue time, once that is known."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     names: tuple[str, ...] = ()

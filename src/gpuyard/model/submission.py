@@ -79,7 +79,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     group_limit: int | None = None
     is_held: bool = False
     submitters: tuple[str, ...] = ()
-    at: str | None = None  # the earliest start, as a moment (`moments.py`), and as a queue time, once that is known
+    at: str | None = None  # the earliest start, as a moment (`selection.py`), and as a queue time, once that is known
     not_before: float | None = None
     devices_are_optional: bool = False  # it runs without a GPU on a machine that has none
 

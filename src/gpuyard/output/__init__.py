@@ -1,1 +1,1 @@
-"""What a job says about its progress: read from its output or from a file, and what follows for its end. Pure."""
+"""Pure: the progress and figures that programs print, or write into their progress file."""

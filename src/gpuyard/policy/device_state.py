@@ -41,7 +41,7 @@ class DeviceState:
     expected_percent: how busy it may become; shares of unknown load count as 100%.
     lease_count: promised shares without reservations.
     members: remembered by `sharing` for each caution.
-    memory_text: where its memory went, remembered by `memory_text`.
+    memory_text: where its memory went, remembered by `describe_memory`.
     """
 
     __slots__ = (

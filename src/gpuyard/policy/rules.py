@@ -2,7 +2,7 @@
 
 The first rules are about the job and the machine (`JobRule`): a job that waits for one of these delays no other. The
 others are about each device (`DeviceRule`), about the host, the set of devices and their power: a job that waits for
-one of these may become the head of the queue, for which devices are reserved (`backfill`).
+one of these may become the head of the queue, for which devices are reserved (`reserve`).
 
 `docs/reference/rules.md` is made from this list. A change of a rule is a change of its class and of its test.
 """

@@ -1,1 +1,1 @@
-"""What users run as a whole: batches and data generation, each a thin layer over the queue."""
+"""What users run as a whole: workspaces, batches, rendering, export, uninstall."""

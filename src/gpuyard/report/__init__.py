@@ -1,1 +1,1 @@
-"""Pure: totals, hours and rows for reports and the timeline."""
+"""Pure: totals, causes of failures, and rows of charts for reports and the timeline."""

@@ -16,7 +16,7 @@ _RAMP_STEPS = 8
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
-    """One row of a trace; the fields are explained at the top of the module."""
+    """One row of a trace; `docs/how-to/compare-policies.md` explains the fields."""
 
     at_s: float
     program: str

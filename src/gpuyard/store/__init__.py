@@ -1,1 +1,1 @@
-"""The queue on disk: one SQLite database, the only durable state. Nothing else here speaks SQL."""
+"""The queue on disk: one SQLite database. No other room speaks SQL."""

@@ -163,7 +163,7 @@ class Search:
             return _cut([self._section(f"jobs WHERE {among(states)} ORDER BY id DESC", states)], page)
 
     def sorted(self, job_filter: JobFilter, page: PageRange, order: str, now: float) -> SearchResult:
-        """Return a page in an order of `job_sort`, such as `-time`."""
+        """Return a page in an order by a column, such as `-time`."""
         with one_snapshot(self.connection):
             return self._matching(job_filter, page, "", order_clause(order), now=now)
 

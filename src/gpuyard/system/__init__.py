@@ -1,1 +1,1 @@
-"""Small helpers over the operating system: clock, files, process identity."""
+"""The operating system: files and folders, locks, clocks, processes, sockets, threads."""

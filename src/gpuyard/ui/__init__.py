@@ -1,1 +1,1 @@
-"""Faces: the command line now, a terminal view and a web page later."""
+"""The command line, `gpuyard top`, the files of the web page, and views that commands share."""

@@ -1,1 +1,1 @@
-"""Sampling of the machine, and the history and timeline of its devices."""
+"""The machine while the daemon runs: samples, devices, the usage of the last day, and the progress of jobs."""

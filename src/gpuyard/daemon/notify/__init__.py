@@ -1,1 +1,1 @@
-"""Pure: who is notified of which events, and the text of messages."""
+"""Notifications: who gets which events, the text of the messages, and their delivery."""

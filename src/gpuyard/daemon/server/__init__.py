@@ -1,1 +1,1 @@
-"""HTTP over the unix socket and TCP: parsing, connections, routing, event streams."""
+"""HTTP over the unix socket and TCP: connections, messages, routing, event streams, and who may connect."""

@@ -6,7 +6,7 @@ Rules:
   disconnected after a time limit.
 - A client that closes its side has gone: the handler of its request is cancelled.
 - A rejected client does not count towards the connection limit, nor does one that has not sent its token yet: strangers
-  have a small limit of their own, and little time (`stranger_limit.py`).
+  have a small limit of their own, and little time (`client_admission.py`).
 - A client that falls behind in reading a stream is disconnected, and can connect again.
 - An exception of a handler becomes a response: `UserError` 400, `EnvironmentFault` and limits of the system 503, any
   other one 500 with a traceback in the log.

@@ -1,1 +1,1 @@
-"""Cluster engines, which place jobs themselves: submissions, reports about them, and what runs on the nodes."""
+"""Cluster engines, which place jobs themselves: submissions, reports about them, and the supervisor on a node."""

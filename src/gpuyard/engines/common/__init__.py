@@ -1,1 +1,1 @@
-"""Parts that several engines use: logs, spawning, outcomes, checks."""
+"""Parts that several engines use: starting programs, logs, outcomes, results of code snapshots."""

@@ -13,7 +13,7 @@
 - The keeper starts the rest of a slice by itself, one after the other, and reports each beginning within 25 ms.
 - The journal is emptied when it has grown, no attempt is live, and `ended` is called with all earlier ends recorded.
 
-A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies its processes (`process_tree.py`).
+A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies its processes (`attempt_processes.py`).
 """
 
 import contextlib

@@ -23,8 +23,8 @@ Descriptor 3 is the connection to that daemon, 4 the journal. Arguments: FOLDER,
 - It keeps the logs within their caps.
 - It exits when its daemon, its last job and the last process of a job are gone. No signal but SIGKILL ends it earlier.
 
-A message is sent as its length in four bytes and a marshalled value (`kept_job.py`). One with leases carries their
-descriptors along with its first byte, and starts with their number.
+A message is sent as its length in four bytes and a marshalled value (`keeper_messages.py`). One with leases carries
+their descriptors along with its first byte, and starts with their number.
 """
 
 import contextlib

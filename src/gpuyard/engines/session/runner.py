@@ -5,11 +5,11 @@
 
 - The program is the runner's child, so its lease, status, signals and log work as for any other job. A tmux session
   only displays it: the program continues if tmux is missing, fails or is killed.
-- The runner exits after the program, with a status that `task_outcome.py` decides for the queue. No signal but SIGKILL
+- The runner exits after the program, with a status that `task_files.py` decides for the queue. No signal but SIGKILL
   ends it earlier; the program gets signals to the attempt too.
 - Closing the session by hand ends the task, as people expect. A session that vanishes is reopened, up to 3 times.
 - A program that keeps running after its marker is ended after `grace_s`.
-- The workspace's hook (`task_hook.py`) runs before and after the program. If it fails before, the program does not
+- The workspace's hook (`pty_program.py`) runs before and after the program. If it fails before, the program does not
   start and the attempt has failed. If it fails after, the record notes that, and the result stays.
 - The record is a file that the runner writes at the start and at the end. Without a result in it, ask the queue.
 """

@@ -1,1 +1,1 @@
-"""Batches: many runs of one command, and pruning of the runs that produced nothing."""
+"""Batches: many runs of one command, their limits, and pruning of the runs that produced nothing."""

@@ -1,1 +1,1 @@
-"""Render a manifest: read it, load the user's functions, advise on budgets, and follow the run."""
+"""Render a manifest in one process, with assets that stay in VRAM and RAM within budgets."""

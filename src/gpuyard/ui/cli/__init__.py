@@ -1,6 +1,6 @@
 """The command line: a module per verb, each imported only when it is used.
 
-`verb_options` parses all command lines by the tables of the verbs. `gpuyard --help` lists the exit statuses. Each
+`command_grammar` parses all command lines by the tables of the verbs. `gpuyard --help` lists the exit statuses. Each
 message on standard error says what to try next. With `--json`, standard output has {"error": {"code", "message",
 "hint"}}, too.
 """

@@ -6,7 +6,7 @@ export const isKnown = Number.isFinite;
 
 const oneDecimal = (value) => value.toFixed(1).replace(/\.0$/, "");
 
-/** `512 MB`, `13.8 GB` or `24 GB`, as `core/units.format_size` writes it. */
+/** `512 MB`, `13.8 GB` or `24 GB`, as `model/units.format_size` writes it. */
 export function memory(mb) {
   if (!isKnown(mb)) return UNKNOWN;
   if (mb >= 1024) return `${oneDecimal(mb / 1024)} GB`;
@@ -41,7 +41,7 @@ export const count = (value) => (isKnown(value) ? value.toLocaleString("en") : U
 
 export const plural = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
 
-/** The two largest units that are not 0, as `core/units.format_duration` writes them. */
+/** The two largest units that are not 0, as `model/units.format_duration` writes them. */
 export function duration(seconds) {
   if (!isKnown(seconds)) return UNKNOWN;
   const whole = Math.max(0, Math.floor(seconds));

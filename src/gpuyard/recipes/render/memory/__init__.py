@@ -1,1 +1,1 @@
-"""Device memory: CUDA through PyTorch, or simulated on the host."""
+"""Assets in RAM and VRAM: read, moved and lent to workers; a device is CUDA through PyTorch, or simulated."""

@@ -1,1 +1,1 @@
-"""Pure planning: which assets to load, move and drop, and in which order to render."""
+"""Pure: which assets to load, move and drop, and in which order to render."""

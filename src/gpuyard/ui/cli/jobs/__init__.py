@@ -1,1 +1,1 @@
-"""Commands about jobs: submit, list, explain, change, wait."""
+"""Verbs about jobs: submit, list, explain, change, wait."""

@@ -1,1 +1,1 @@
-"""Commands that need no daemon: devices, leases, a program in the foreground, the simulator."""
+"""Verbs about this machine: devices, leases, a program in the foreground, doctor, the simulator; and `top`."""

@@ -1,1 +1,1 @@
-"""Commands that run many jobs: batch, datagen, render, workspace."""
+"""Verbs that run many jobs or a manifest: batch, datagen, render, workspace."""

@@ -1,1 +1,1 @@
-"""Commands about the queue as a whole and its daemon."""
+"""Verbs about the queue as a whole and its daemon."""

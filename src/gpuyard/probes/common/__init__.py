@@ -1,1 +1,0 @@
-"""What the probes of several vendors share."""

@@ -1,1 +1,0 @@
-"""How devices are linked: the kernel's PCI tree, NVML, and vendors' tools."""
