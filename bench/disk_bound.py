@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from bench.residency_data import Shape, entries
-from gpuyard.recipes.render.planning.render_units import (
+from gpuyard.recipes.render.planning.assets_and_units import (
     DEFAULT_WORKERS,
     WORKING_PART,
     Asset,

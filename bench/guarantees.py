@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from bench.against_fifo import FIGURES, PassSummary, broken_promises, mean_ratio, summarize
 from bench.guarantees_table import histogram, table
 from bench.simulate import harder
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import SATURATED, runnable, sizes_mb
 from gpuyard.simulator.program_mixes import PODS_FILE, draw, mean_duration_s, read_pods, read_programs

@@ -21,9 +21,9 @@ from bench.intervals import clip, gaps, total, union
 from bench.lock_probe import IssueTimes, LockProbe, percentiles_us
 from bench.residency_bound import Resident
 from gpuyard.recipes.render.memory.cuda_memory import PinnedSlabs
-from gpuyard.recipes.render.memory.open_memory import torch_with_gpu
-from gpuyard.recipes.render.output_folders import Outputs, OutputWriters
-from gpuyard.recipes.render.planning.render_units import Label
+from gpuyard.recipes.render.memory.leased_memory import torch_with_gpu
+from gpuyard.recipes.render.planning.assets_and_units import Label
+from gpuyard.recipes.render.write_outputs import Outputs, OutputWriters
 
 _MB = 1048576
 _VIEWS = 8

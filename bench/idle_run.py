@@ -16,10 +16,10 @@ from bench.lock_probe import IssueTimes, LockProbe
 from bench.residency import CardMonitor
 from bench.residency_timeline import allocator_calls, sum_spans
 from bench.span_recorder import SpanRecorder
-from gpuyard.recipes.render import output_folders
-from gpuyard.recipes.render import output_folders as output_writers
+from gpuyard.recipes.render import write_outputs as output_folders
+from gpuyard.recipes.render import write_outputs as output_writers
 from gpuyard.recipes.render.memory import cuda_memory as pinned_slabs
-from gpuyard.recipes.render.planning.render_units import DEFAULT_WORKERS
+from gpuyard.recipes.render.planning.assets_and_units import DEFAULT_WORKERS
 
 _WORKER = "gpuyard-worker"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.wait_for_devices import Acquisition
 from gpuyard.model.lease import Need
-from gpuyard.model.snapshot import Host, Snapshot
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.probes.simulated_devices import SimulatedDevices
 
 _HAND_OVERS = 200

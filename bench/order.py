@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
-from gpuyard.recipes.render.planning.render_units import Asset, Budgets, Kind, Label, Unit
+from gpuyard.recipes.render.planning.assets_and_units import Asset, Budgets, Kind, Label, Unit
 from gpuyard.recipes.render.planning.unit_order import MovedBytes, choose_order, moved
 
 _GB = 1 << 30

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from bench.residency_data import Shape, drop_from_cache, make
 from gpuyard.errors import ProbeError
-from gpuyard.recipes.render.planning.render_units import DEFAULT_WORKERS
+from gpuyard.recipes.render.planning.assets_and_units import DEFAULT_WORKERS
 
 TINY = Shape(scenes=4, scene_mb=1, actors=3, frames=3, frame_mb=0.1, pairs=8, labels=24, views=2)
 _SAMPLE_S = 0.05

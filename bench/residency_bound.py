@@ -22,7 +22,7 @@ from typing import Any
 from bench import residency_render
 from bench.residency_data import Shape, drop_from_cache, make
 from bench.residency_side import Cloud
-from gpuyard.recipes.render.memory.open_memory import torch_with_gpu
+from gpuyard.recipes.render.memory.leased_memory import torch_with_gpu
 
 _MB = 1048576
 _CHUNK = 8 * _MB

@@ -25,7 +25,7 @@ from bench.residency import TINY, CardMonitor
 from bench.residency_data import Shape, drop_from_cache, make
 from bench.residency_render import render_label
 from bench.span_recorder import SpanRecorder
-from gpuyard.recipes.render.planning.render_units import DEFAULT_WORKERS
+from gpuyard.recipes.render.planning.assets_and_units import DEFAULT_WORKERS
 
 # Seconds after the first label begins, and the length of the window.
 _WINDOWS = ((-1.0, 4.0), (12.0, 3.0))

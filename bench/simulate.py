@@ -13,7 +13,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.compare_policies import SATURATED, default_quantum_s, runnable, sizes_mb
 from gpuyard.simulator.program_mixes import PODS_FILE, draw, mean_duration_s, read_pods, read_programs

@@ -11,7 +11,7 @@ from bench import residency_render
 from bench.intervals import Span
 from gpuyard.recipes.render.memory.asset_copies import Copies
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
-from gpuyard.recipes.render.output_folders import Outputs
+from gpuyard.recipes.render.write_outputs import Outputs
 
 
 class SpanRecorder:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuyard.client.client import Client
-    from gpuyard.model.snapshot import Device, Host, Problem, Process, Snapshot
+    from gpuyard.model.machine_snapshot import Device, Host, Problem, Process, Snapshot
     from gpuyard.probes.local_machine import snapshot
     from gpuyard.report_progress import progress
     from gpuyard.scripting.gpu_info import (
@@ -49,7 +49,7 @@ __all__ = [
 ]
 _MODULES = {
     **dict.fromkeys(__all__, "gpuyard.scripting.gpu_info"),
-    **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.model.snapshot"),
+    **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.model.machine_snapshot"),
     "Client": "gpuyard.client.client",
     "GPUScheduler": "gpuyard.scripting.gpu_scheduler",
     "progress": "gpuyard.report_progress",

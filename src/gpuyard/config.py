@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-from gpuyard.model.snapshot import Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Snapshot, Vendor
 from gpuyard.model.subscriptions import check_target, parse_event
 from gpuyard.model.units import parse_duration, parse_size
 from gpuyard.policy.device_names import banned_ids

@@ -14,12 +14,12 @@ from gpuyard.model.container import Container
 from gpuyard.model.job import Attempt, Outcome, OutcomeKind, SiteRequest, Usage
 from gpuyard.model.job_spec import DEFAULT_LOG_CAP_MB, CodeSnapshot, Task
 from gpuyard.model.lease import Claim, Drain, Lease, Need, Ticket
+from gpuyard.model.machine_snapshot import Device, HealthMark, Snapshot
 from gpuyard.model.out_of_memory import Shortage
 from gpuyard.model.shell_environment import ShellSettings
-from gpuyard.model.snapshot import Device, HealthMark, Snapshot
+from gpuyard.policy.disk_and_system_limits import DiskFigure, ResourceLimit
 from gpuyard.policy.foreign_load import ForeignLoad
 from gpuyard.policy.host_room import HostUse
-from gpuyard.policy.start_delays import DiskFigure, ResourceLimit
 
 
 class Clock(Protocol):

@@ -1,7 +1,7 @@
 """`gpuyard.progress(done, total, loss=…)`: a job tells how far it is.
 
 It writes one line into the file that `GPUYARD_PROGRESS` names, as any other language may
-(`output/line_counts.py`). Outside a job it does nothing. It imports nothing but small modules, and a process
+(`output/progress_line.py`). Outside a job it does nothing. It imports nothing but small modules, and a process
 writes at most twice a second. Several processes may call it: each write replaces the file, and the last one counts.
 """
 

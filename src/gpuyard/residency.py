@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuyard.recipes.render.coordinator import Coordinator
-    from gpuyard.recipes.render.memory.asset_loader import Loader
-    from gpuyard.recipes.render.memory.hold_assets import ActorCache, SceneManager
-    from gpuyard.recipes.render.output_folders import SkipsUnwritten
-    from gpuyard.recipes.render.planning.render_units import Label, Unit
+    from gpuyard.recipes.render.memory.assets_in_use import ActorCache, SceneManager
+    from gpuyard.recipes.render.memory.read_asset_files import Loader
+    from gpuyard.recipes.render.planning.assets_and_units import Label, Unit
     from gpuyard.recipes.render.render_worker import Worker
+    from gpuyard.recipes.render.write_outputs import SkipsUnwritten
 
 __all__ = ["ActorCache", "Coordinator", "Label", "Loader", "SceneManager", "SkipsUnwritten", "Unit", "Worker"]
 
 _MODULES = {
-    "ActorCache": "gpuyard.recipes.render.memory.hold_assets",
+    "ActorCache": "gpuyard.recipes.render.memory.assets_in_use",
     "Coordinator": "gpuyard.recipes.render.coordinator",
-    "Label": "gpuyard.recipes.render.planning.render_units",
-    "Loader": "gpuyard.recipes.render.memory.asset_loader",
-    "SceneManager": "gpuyard.recipes.render.memory.hold_assets",
-    "SkipsUnwritten": "gpuyard.recipes.render.output_folders",
-    "Unit": "gpuyard.recipes.render.planning.render_units",
+    "Label": "gpuyard.recipes.render.planning.assets_and_units",
+    "Loader": "gpuyard.recipes.render.memory.read_asset_files",
+    "SceneManager": "gpuyard.recipes.render.memory.assets_in_use",
+    "SkipsUnwritten": "gpuyard.recipes.render.write_outputs",
+    "Unit": "gpuyard.recipes.render.planning.assets_and_units",
     "Worker": "gpuyard.recipes.render.render_worker",
 }
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import UserError
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.simulated_topology import split_spec
-from gpuyard.model.snapshot import Device, Vendor
 from gpuyard.model.units import parse_size
 from gpuyard.system import file_locks as owner_locks
 from gpuyard.system.file_locks import lock

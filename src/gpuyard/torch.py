@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuyard.errors import GpuyardError, UserError
 from gpuyard.scripting.park_tensors import ParkListener, TensorParking
-from gpuyard.system.park_sockets import own_attempt, path_of
+from gpuyard.system.parking_protocol import own_attempt, path_of
 
 __all__ = ["Parking", "parkable"]
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from gpuyard.model.snapshot import Device, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Snapshot, Vendor
 
 _ASK_DRIVER = (
     "import ctypes\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.probes.local_machine import local_machine, local_probes
 from tests.in_time import in_time
 from tests.unit.probes.samples_rocm import ROCM_SMI_JSON

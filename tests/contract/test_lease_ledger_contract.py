@@ -16,7 +16,7 @@ from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.ledger_mutex import prepare_directory
 from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.lease import Claim, Holder, Lease, Need, Share, Ticket
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.ports import HeldClaim, LeaseLedger, WantedClaim
 from gpuyard.system.processes import start_time
 from tests.in_time import wait_until_gone

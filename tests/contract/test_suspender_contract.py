@@ -17,7 +17,7 @@ from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.model.job import Attempt, Started
-from gpuyard.model.snapshot import Host, Snapshot
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.ports import Launch, Suspender, SuspendResult
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from gpuyard.system.processes import boot_id

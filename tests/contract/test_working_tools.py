@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.model.snapshot import Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Snapshot, Vendor
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.simulated_devices import SimulatedDevices
 from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia, samples_rocm

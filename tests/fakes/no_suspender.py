@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpuyard.model.job import Attempt
-from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.ports import SuspendResult
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import pynvml
 
-from gpuyard.model.snapshot import Reading
+from gpuyard.model.machine_snapshot import Reading
 from gpuyard.errors import ProbeError
 from gpuyard.probes.nvidia import nvml
 

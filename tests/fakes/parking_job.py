@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 from gpuyard.scripting.park_tensors import ParkListener
-from gpuyard.system.park_sockets import own_attempt, path_of
+from gpuyard.system.parking_protocol import own_attempt, path_of
 
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))
 CONTEXT_MB = 256.0

@@ -21,7 +21,7 @@ FAULTS = (
     ),
     Fault(
         id="control-requests-leave-slices",
-        file="src/gpuyard/queue/slices.py",
+        file="src/gpuyard/queue/job_slices.py",
         old="        self._changes += 1\n        for each in self._slices:\n            self._take_back(each)\n",
         new="        self._changes += 1\n",
         breaks="A cancelled job runs, because the keeper had it already.",
@@ -29,7 +29,7 @@ FAULTS = (
     ),
     Fault(
         id="control-suspended-job-followed",
-        file="src/gpuyard/queue/slices.py",
+        file="src/gpuyard/queue/job_slices.py",
         old="if now >= each.until or is_stopping:",
         new="if now >= each.until:",
         breaks="After a suspended job was cancelled, the rest of its slice runs under its empty lease.",
@@ -37,7 +37,7 @@ FAULTS = (
     ),
     Fault(
         id="control-slices-last-for-ever",
-        file="src/gpuyard/queue/slices.py",
+        file="src/gpuyard/queue/job_slices.py",
         old="if now >= each.until or is_stopping:",
         new="if is_stopping:",
         breaks="Dozens of jobs wait behind one that takes hours, while other GPUs are idle.",

@@ -6,7 +6,7 @@ FAULTS = (
     # Which jobs start, and which wait
     Fault(
         id="core-head-keeps-no-devices",
-        file="src/gpuyard/policy/reserve.py",
+        file="src/gpuyard/policy/backfill.py",
         old="            self._beside_head = beside_head\n",
         new="",
         breaks="Small jobs repeatedly overtake the first job in the queue on the devices that it waits for.",
@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Fault(
         id="core-backfill-delays-head",
-        file="src/gpuyard/policy/reserve.py",
+        file="src/gpuyard/policy/backfill.py",
         old="return self._world.now + most_s <= self._head_starts_at",
         new="return self._world.now + most_s >= self._head_starts_at",
         breaks="Jobs that end after the first job could start are backfilled, and jobs that end before are not.",
@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         id="core-ledger-line-reversed",
-        file="src/gpuyard/policy/fit.py",
+        file="src/gpuyard/policy/placement.py",
         old="key=lambda ticket: (-ticket.priority, ticket.since, ticket.id)",
         new="key=lambda ticket: (ticket.priority, ticket.since, ticket.id)",
         breaks="Scripts of low priority are served before scripts of high priority.",

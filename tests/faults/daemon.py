@@ -196,7 +196,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-ledger-is-not-watched",
-        file="src/gpuyard/daemon/loop_signals.py",
+        file="src/gpuyard/daemon/loop_wakeups.py",
         old="        loop.add_reader(watch.fileno(), self._on_change)\n",
         new="",
         breaks="A job that waits for a script's GPU starts a second after the script has ended instead of at once.",

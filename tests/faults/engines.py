@@ -260,7 +260,7 @@ FAULTS = (
     # Suspension
     Fault(
         id="engines-two-helpers-at-once",
-        file="src/gpuyard/engines/suspend/helper_process.py",
+        file="src/gpuyard/engines/suspend/helper_program.py",
         old="    with hold_lock_file(order.lock):\n",
         new="    with contextlib.nullcontext():\n",
         breaks="A helper of a dead daemon and a new helper suspend and resume the same job at the same time.",
@@ -268,7 +268,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-suspension-waits-for-ever",
-        file="src/gpuyard/engines/suspend/helper_process.py",
+        file="src/gpuyard/engines/suspend/helper_program.py",
         old="        self._timer.start()\n",
         new="",
         breaks="A driver that hangs while it suspends a job keeps that job suspending forever.",

@@ -85,7 +85,7 @@ FAULTS = (
     ),
     Fault(
         id="probes-impossible-load-of-a-process",
-        file="src/gpuyard/probes/nvidia/nvml_health.py",
+        file="src/gpuyard/probes/nvidia/nvml_health_and_energy.py",
         old="        if is_newer and sample.smUtil <= _WHOLE:\n",
         new="        if is_newer:\n",
         breaks="A process is shown with a load of 4,000,000%, and that load is counted.",

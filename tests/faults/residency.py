@@ -13,7 +13,7 @@ FAULTS = (
     ),
     Fault(
         id="residency-loan-is-not-given-back",
-        file="src/gpuyard/recipes/render/memory/hold_assets.py",
+        file="src/gpuyard/recipes/render/memory/assets_in_use.py",
         old="    finally:\n        tiers.give_back(loan)\n",
         new="    finally:\n        pass\n",
         breaks="A render stops forever once all scene slots have been used.",
@@ -29,7 +29,7 @@ FAULTS = (
     ),
     Fault(
         id="residency-frame-in-use-is-overwritten",
-        file="src/gpuyard/recipes/render/memory/hold_assets.py",
+        file="src/gpuyard/recipes/render/memory/assets_in_use.py",
         old="        slot = next(slot for slot in self._slots if slot is not keep)\n",
         new="        slot = self._slots[0]\n",
         breaks="The next frame of a streamed actor overwrites the frame that is being rendered.",
@@ -45,7 +45,7 @@ FAULTS = (
     ),
     Fault(
         id="residency-two-runs-in-one-folder",
-        file="src/gpuyard/recipes/render/output_folders.py",
+        file="src/gpuyard/recipes/render/write_outputs.py",
         old="        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         new="        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
         breaks="A second run empties the folder in which the first run is rendering.",
@@ -53,7 +53,7 @@ FAULTS = (
     ),
     Fault(
         id="residency-output-named-before-it-is-on-disk",
-        file="src/gpuyard/recipes/render/output_folders.py",
+        file="src/gpuyard/recipes/render/write_outputs.py",
         old="                _flush(folder)\n                folder.rename(path)\n",
         new="                folder.rename(path)\n",
         breaks="After a power failure --resume keeps outputs that are empty.",
@@ -61,7 +61,7 @@ FAULTS = (
     ),
     Fault(
         id="residency-out-of-memory-is-not-tried-again",
-        file="src/gpuyard/recipes/render/memory/hold_assets.py",
+        file="src/gpuyard/recipes/render/memory/assets_in_use.py",
         old="        for kind, most in ((Kind.ACTOR, None), (Kind.SCENE, 1)):\n",
         new="        for kind, most in ((Kind.ACTOR, None),):\n",
         breaks="A renderer that runs out of memory skips labels that would fit without the idle scenes.",

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from gpuyard.model.snapshot import HealthFigures, Throttle
+from gpuyard.model.machine_snapshot import HealthFigures, Throttle
 from gpuyard.policy.device_health import device_issues
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi

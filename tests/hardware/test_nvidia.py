@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
 from gpuyard.probes.nvidia.nvml import Nvml

@@ -12,7 +12,7 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.model.job import Attempt, OutcomeKind
 from gpuyard.probes.nvidia.nvml import Nvml
-from gpuyard.system.park_sockets import registered
+from gpuyard.system.parking_protocol import registered
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for
 from tests.integration.suspend_fixture import (
     begun,

@@ -12,7 +12,7 @@ import pytest
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.model.job import Attempt, OutcomeKind, Started
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.nvidia.nvml import Nvml
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for

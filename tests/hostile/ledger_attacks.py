@@ -15,8 +15,8 @@ from gpuyard.ledger.ledger_mutex import prepare_directory
 from gpuyard.ledger.lock_file import LockFile
 from gpuyard.ledger.wait_for_devices import Acquisition
 from gpuyard.model.lease import FixedMemory, Need
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
-from gpuyard.policy.fit import in_queue_order
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.policy.placement import in_queue_order
 from tests.hostile.users import ANNE, BEN, act_as, stay_as
 from tests.unit.ledger import Child, child
 

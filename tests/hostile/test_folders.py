@@ -19,7 +19,7 @@ from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.recipes.uninstall import find
 from gpuyard.store.database import open_database
 from gpuyard.system import user_directories as local_folder
-from gpuyard.system.outside_files import LOG, MANIFEST
+from gpuyard.system.files_outside_home import LOG, MANIFEST
 from gpuyard.system.private_files import PrivateFileError
 from tests.fakes.queue_command import run
 from tests.fakes.site import ProcessSite

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 from gpuyard.ledger.drains_and_marks import MARK, add_mark
-from gpuyard.model.snapshot import HealthFigures, HealthMark, IssueKind
+from gpuyard.model.machine_snapshot import HealthFigures, HealthMark, IssueKind
 from tests.hostile.catalogue import attack
 from tests.hostile.ledger_attacks import anne_gets, gpuyard
 from tests.hostile.users import BEN, act_as

@@ -14,8 +14,8 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.batch.plan import RECORD, read_record
 from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, prune
 from gpuyard.recipes.render.follow_run import StatusFile
-from gpuyard.recipes.render.output_folders import Outputs
-from gpuyard.recipes.render.planning.render_units import Label
+from gpuyard.recipes.render.planning.assets_and_units import Label
+from gpuyard.recipes.render.write_outputs import Outputs
 from gpuyard.recipes.uninstall import InstalledFiles, remove
 from gpuyard.system import folder_tree
 from gpuyard.system.private_files import PrivateFileError

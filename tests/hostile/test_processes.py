@@ -12,7 +12,7 @@ import pytest
 
 from gpuyard.ledger.measured_usage import LEASE_VARIABLE, LeaseFinder, find_foreign_processes
 from gpuyard.model.lease import Holder, Lease, Share
-from gpuyard.model.snapshot import Device, Process, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Vendor
 from gpuyard.probes.devices_and_processes import describe_processes
 from tests.hostile.catalogue import attack
 from tests.hostile.users import ANNE, BEN, act_as

@@ -32,7 +32,7 @@ OPEN = {"max_cpu": 100, "min_free_mem_mb": 0}
 _QUIET_DAEMON = """
 import os, pathlib, sys
 from msgspec.structs import replace
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.daemon.main import run_daemon
 from gpuyard.probes import local_machine as local
 from gpuyard.probes.host import PsutilHost

@@ -95,7 +95,7 @@ def _helpers() -> list[int]:
     found = []
     for one in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # just ended
-            if "gpuyard.engines.suspend.helper_process" in one.cmdline():
+            if "gpuyard.engines.suspend.helper_program" in one.cmdline():
                 found.append(one.pid)
     return found
 

@@ -14,7 +14,7 @@ from gpuyard.config import lease_dir
 from gpuyard.errors import UserError
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.ledger_mutex import hold_mutex
-from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.probes.local_machine import snapshot
 from gpuyard.probes.simulated_devices import SimulatedUse
 from tests.integration.conftest import HOLD, Script

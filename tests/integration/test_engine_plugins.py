@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 MINE = """
 from gpuyard.engines.cluster import engine as cluster_engine
 from gpuyard.engines.cluster.engine import ClusterEngine
-from gpuyard.engines.registry import Context
+from gpuyard.engines.open_cluster_engine import Context
 from gpuyard.ports import Engine
 from tests.fakes.site import ProcessSite
 

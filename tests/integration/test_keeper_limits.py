@@ -15,7 +15,7 @@ from gpuyard.engines.local import keeper_connection, keeper_set, system_processe
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.job import OutcomeKind
-from gpuyard.policy.start_delays import ResourceLimit
+from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.ports import Ended
 from tests.integration.engine_fixture import (
     daemon,

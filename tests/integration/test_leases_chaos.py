@@ -27,7 +27,7 @@ from msgspec import Struct
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.wait_for_devices import Acquisition
 from gpuyard.model.lease import FixedMemory, Need
-from gpuyard.model.snapshot import Host, Snapshot
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 from tests.unit.ledger import DEADLINE_S, ME, context, nothing
 

@@ -16,7 +16,7 @@ from gpuyard.ledger.ledger_mutex import make_shared_directory, prepare_directory
 from gpuyard.ledger.measured_usage import HostMeter
 from gpuyard.ledger.wait_for_devices import Acquisition
 from gpuyard.model.lease import HostShare, Lease, Need
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.system.processes import this_process, user_name
 from tests.unit.ledger import DEADLINE_S, as_root, child, wait_for_message
 

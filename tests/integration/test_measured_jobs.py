@@ -14,8 +14,8 @@ from gpuyard.model.job import Attempt, Job, Outcome, OutcomeKind, Started
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Need, UnknownMemory
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.model.placeholders import ArrayElement
-from gpuyard.model.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.policy.queue_order import Lane
 from gpuyard.queue.measure_usage import UsageTracker
 from gpuyard.queue.transitions import JobTransitions

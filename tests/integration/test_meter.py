@@ -13,7 +13,7 @@ import pytest
 
 from gpuyard.cluster_node.node_programs import memory_of
 from gpuyard.model.job import Usage
-from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
 from tests.integration.engine_fixture import is_gone, wait_for
 
 Child = subprocess.Popen[str]

@@ -31,7 +31,7 @@ CARDS = tuple(
 HANG_S = 100.0
 TWO_SNAPSHOTS = (
     "import json, sys\n"
-    "from gpuyard.model.snapshot import snapshot_as_dict\n"
+    "from gpuyard.model.machine_snapshot import snapshot_as_dict\n"
     "from gpuyard.probes.local_machine import local_machine\n"
     "machine = local_machine(60.0)\n"
     "for _ in range(2):\n"

@@ -11,7 +11,7 @@ from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses, find_regist
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.model.job import Attempt, OutcomeKind
 from gpuyard.probes.simulated_devices import SimulatedDevices
-from gpuyard.system.park_sockets import registered
+from gpuyard.system.parking_protocol import registered
 from tests.fakes import parking_job
 from tests.integration.engine_fixture import engine, folder, log_of, outcomes, wait_for
 from tests.integration.suspend_fixture import (

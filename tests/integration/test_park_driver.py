@@ -27,7 +27,7 @@ PARKING_USER = """
 import os, time
 from pathlib import Path
 from gpuyard.scripting.park_tensors import ParkListener
-from gpuyard.system.park_sockets import own_attempt, path_of
+from gpuyard.system.parking_protocol import own_attempt, path_of
 state, me = Path(os.environ["FAKE_CUDA_STATE"]), os.getpid()
 (state / f"{me}.new").write_text("0")
 (state / f"{me}.new").rename(state / str(me))

@@ -16,7 +16,7 @@ import pytest
 from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses
 from gpuyard.scripting.park_tensors import ParkListener
 from gpuyard.system import user_sockets
-from gpuyard.system.park_sockets import Registration, path_of, registered
+from gpuyard.system.parking_protocol import Registration, path_of, registered
 
 DEADLINE_S = 30.0
 

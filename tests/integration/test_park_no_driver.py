@@ -8,7 +8,7 @@ import pytest
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.model.job import Attempt, OutcomeKind
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.probes.simulated_devices import SimulatedDevices
 from tests.fakes import gated_job, parking_job
 from tests.integration.driver_fixture import Card, card, libraries, users_in

@@ -12,8 +12,8 @@ from gpuyard.ledger.ledger import Ledger, open_ledger
 from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.lease import Claim, Share
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.model.selection import JobSelection, parse_selection
-from gpuyard.model.snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.model.submission import SubmissionRequest, parse_submission
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.configured_rules import Rules

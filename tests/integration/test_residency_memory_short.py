@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import DeviceFull
-from gpuyard.recipes.render.planning.render_units import Unit
+from gpuyard.recipes.render.planning.assets_and_units import Unit
 from tests.residency_runs import AssetFiles, Played, WatchedMemory, check_every_label, play, write_checksum
 from tests.scale import some
 

@@ -8,9 +8,9 @@ import pytest
 
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.model.job import Attempt, Started
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.scripting.park_tensors import ParkListener
-from gpuyard.system.park_sockets import path_of
+from gpuyard.system.parking_protocol import path_of
 from tests.fakes.cuda import build_fake_cuda
 from tests.integration.queue_fixture import until
 from tests.integration.suspend_fixture import next_result

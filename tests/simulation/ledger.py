@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.lease import Drain, Holder, Lease, Need, Share, Ticket, asks_for_the_same
-from gpuyard.model.snapshot import Snapshot
-from gpuyard.policy.fit import choose, in_queue_order
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.policy.foreign_load import ForeignLoad
 from gpuyard.policy.host_room import HostUse
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import choose, in_queue_order
 from gpuyard.ports import WantedClaim
 from tests.simulation.world import Granted, World
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpuyard.model.job import Job
 from gpuyard.model.job_spec import BatchPace
 from gpuyard.model.lease import Lease
-from gpuyard.model.snapshot import Sample, Snapshot
+from gpuyard.model.machine_snapshot import Sample, Snapshot
 from gpuyard.policy.queue_order import Lane
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import Plan

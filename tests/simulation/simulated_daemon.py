@@ -5,7 +5,7 @@ import os
 from gpuyard.model.job import Attempt
 from gpuyard.model.lease import Holder
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Sample
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.step import Controller, Step

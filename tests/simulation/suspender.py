@@ -8,7 +8,7 @@ does not fit ruins the program for good, and sometimes a driver does that by its
 from collections.abc import Callable, Mapping
 
 from gpuyard.model.job import Attempt
-from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.ports import SuspendResult
 from tests.simulation.programs import Program
 from tests.simulation.world import World

@@ -4,7 +4,7 @@ import pytest
 
 from bench.disk_bound import idle_s, work
 from bench.residency_data import Shape
-from gpuyard.recipes.render.planning.render_units import Asset, Kind, Label, Unit
+from gpuyard.recipes.render.planning.assets_and_units import Asset, Kind, Label, Unit
 
 ASSETS = {
     key: Asset(key=key, kind=kind, nbytes=100)

@@ -14,9 +14,9 @@ ALLOWED = {
     "daemon/monitor/sampling.py",
     "daemon/retention.py",
     "engines/cluster/engine.py",
-    "engines/registry.py",
+    "engines/open_cluster_engine.py",
     "probes/fallback_chain.py",
-    "recipes/render/memory/hold_assets.py",
+    "recipes/render/memory/assets_in_use.py",
 }
 
 

@@ -6,7 +6,7 @@ from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.ledger.ledger_status import read_ledger_status
 from gpuyard.model.lease import Need
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from tests.unit.ledger import DEADLINE_S, ME
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import gpuyard
 from gpuyard import report_progress
-from gpuyard.output.line_counts import VARIABLE, read_progress_line
+from gpuyard.output.progress_line import VARIABLE, read_progress_line
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 import gpuyard
 from gpuyard.errors import UserError
-from gpuyard.system.park_sockets import own_attempt
+from gpuyard.system.parking_protocol import own_attempt
 
 
 class Optimizer:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard import visible_devices as visibility
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.visible_devices import named_visible, process_numbers, visible_devices, visible_variables
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",

@@ -20,7 +20,7 @@ from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.ledger.lock_file import LockFile
 from gpuyard.ledger.wait_for_devices import Acquisition
 from gpuyard.model.lease import Need
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from tests.unit.ledger import DEADLINE_S, ME, child, take
 
 _WATCHED = ("/gpuyard/ledger/", "/system/file_locks.py")

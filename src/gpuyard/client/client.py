@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.client.fast_http import Closeable
-from gpuyard.client.request_values import (
+from gpuyard.client.convert_values import (
     Ids,
     SubmissionSource,
     convert,
@@ -25,6 +24,7 @@ from gpuyard.client.request_values import (
     program_arguments,
     submission_body,
 )
+from gpuyard.client.fast_http import Closeable
 from gpuyard.client.submitted_code import RemovedIfRefused
 from gpuyard.client.supply_secrets import decided, merge, second_request
 from gpuyard.client.transports import SocketTransport, WebTransport

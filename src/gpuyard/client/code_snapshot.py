@@ -20,7 +20,7 @@ from gpuyard.client import git_tree as git_files
 from gpuyard.client.submitted_code import work_tree
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.units import MB, format_size
-from gpuyard.system.snapshot_files import FILES, NEW, TREE, Listed, write_listing
+from gpuyard.system.code_snapshot_listing import FILES, NEW, TREE, Listed, write_listing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

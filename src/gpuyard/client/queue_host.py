@@ -5,7 +5,7 @@
   pids of the first machine say nothing, and its running jobs would look dead.
 - The first daemon creates the file with O_EXCL, which only one machine can do, also where locks are local.
 - Only `gpuyard daemon adopt` gives a queue to another machine. A daemon that still runs on the first one then starts no
-  further jobs (`daemon/loop_signals.py`).
+  further jobs (`daemon/loop_wakeups.py`).
 
 If the state folder is on a local disk in place of a shared one (`system/user_directories.py`), each machine has a queue
 of its own. A copy of the record in the shared folder, `hosts/NAME`, tells the other machines about it. It is

@@ -172,8 +172,8 @@ def record_code(command: "Sequence[str]", cwd: str, *, wants_snapshot: bool | No
     from gpuyard.client.code_snapshot import SnapshotLimits, take_snapshot
     from gpuyard.client.paths import state_folder
     from gpuyard.config import load_config
+    from gpuyard.system.code_snapshot_listing import FOLDER
     from gpuyard.system.private_files import make_folder
-    from gpuyard.system.snapshot_files import FOLDER
 
     config = load_config()
     if wants_snapshot is None and not config.submit.snapshot:
@@ -215,7 +215,7 @@ def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
     folder = os.environ.get(_IN_SNAPSHOT)
     if folder is None or not (cwd == folder or cwd.startswith(f"{folder}/")):
         return None
-    from gpuyard.system.snapshot_files import FILES, read_listing
+    from gpuyard.system.code_snapshot_listing import FILES, read_listing
 
     above = os.path.dirname(folder)
     try:

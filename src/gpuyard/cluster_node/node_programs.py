@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from gpuyard.model.job import Usage
-from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.model.units import MB
 from gpuyard.policy.usage_curve import add_sample
 from gpuyard.probes.fallback_chain import check_probes

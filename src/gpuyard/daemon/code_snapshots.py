@@ -26,15 +26,15 @@ from msgspec import Struct
 from gpuyard.config import load_config
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.bring_results import Brought, bring_results, unbrought_results
-from gpuyard.engines.registry import cluster_folder
+from gpuyard.engines.open_cluster_engine import cluster_folder
 from gpuyard.errors import UserError
 from gpuyard.model.job import PublishedEvent, PublishedEventKind
 from gpuyard.model.job_spec import CodeSnapshot, JobSpec
 from gpuyard.queue.add_submission import InPieces
 from gpuyard.queue.step import Step
+from gpuyard.system.code_snapshot_listing import FOLDER, NEW, REMOVED, TAKEN, TREE
+from gpuyard.system.files_outside_home import SNAPSHOTS, record_outside
 from gpuyard.system.folder_tree import remove_tree
-from gpuyard.system.outside_files import SNAPSHOTS, record_outside
-from gpuyard.system.snapshot_files import FOLDER, NEW, REMOVED, TAKEN, TREE
 from gpuyard.system.worker_threads import BackgroundThread
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from gpuyard.config import config_fault, config_stamp, lease_dir
-from gpuyard.daemon.loop_signals import FinishSignal, HomeWatch, LedgerWatch
+from gpuyard.daemon.loop_wakeups import FinishSignal, HomeWatch, LedgerWatch
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
-from gpuyard.daemon.step_timer import StepTimer, StepWaits
+from gpuyard.daemon.next_step_time import StepTimer, StepWaits
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault

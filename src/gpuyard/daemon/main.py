@@ -23,7 +23,7 @@ from gpuyard.client.queue_host import hold_queue, refuse_other_machine
 from gpuyard.config import LOCK_DIR, config_fault, load_config, tolerate_faults
 from gpuyard.daemon.api.routes import RESTART_STATUS, Routes, Shutdown
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.loop_signals import HomeWatch
+from gpuyard.daemon.loop_wakeups import HomeWatch
 from gpuyard.daemon.monitor.sampling import SamplingThread
 from gpuyard.daemon.notify.publish import EventPublisher
 from gpuyard.daemon.server.connection import Server, serve
@@ -31,10 +31,10 @@ from gpuyard.engines.common.log_cap import cut_if_over
 from gpuyard.engines.local.attempt_processes import RamMeter, jobs_of_queue
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.local.keeper_connection import begun_attempts
-from gpuyard.engines.registry import Context, log_folders, open_engine
+from gpuyard.engines.open_cluster_engine import Context, log_folders, open_engine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError, StoreFault
-from gpuyard.ledger.directory_record import move_in
+from gpuyard.ledger.directory_in_use import move_in
 from gpuyard.ledger.ledger import open_ledger
 from gpuyard.ledger.neighbours import announce
 from gpuyard.ledger.queue_ledger import QueueLedger

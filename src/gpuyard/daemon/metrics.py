@@ -21,8 +21,8 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.model.energy import EnergyPrice, EnergyUse
 from gpuyard.model.job import OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.model.lifecycle import FINISHED, JobState
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot
 from gpuyard.model.out_of_memory import ShortageKind
-from gpuyard.model.snapshot import Device, Host, Snapshot
 from gpuyard.model.units import MB
 from gpuyard.policy.device_health import HealthIssue, first_faults
 from gpuyard.policy.device_state import MemoryParts

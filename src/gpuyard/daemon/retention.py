@@ -27,7 +27,7 @@ from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.local.attempt_processes import jobs_of_queue
-from gpuyard.engines.registry import log_folders
+from gpuyard.engines.open_cluster_engine import log_folders
 from gpuyard.errors import EnvironmentFault, GpuyardError
 from gpuyard.model.units import MB
 from gpuyard.queue.add_submission import InPieces

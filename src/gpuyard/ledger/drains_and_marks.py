@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 from gpuyard.ledger.lock_file import SKIPPED_ERRORS
 from gpuyard.model.lease import Drain
+from gpuyard.model.machine_snapshot import HealthFigures, HealthMark
 from gpuyard.model.printable_text import printable
-from gpuyard.model.snapshot import HealthFigures, HealthMark
 from gpuyard.system.processes import user_name
 from gpuyard.system.write_files import write_atomically
 

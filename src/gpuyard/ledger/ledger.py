@@ -18,7 +18,7 @@ import msgspec
 
 from gpuyard.config import config_fault, lease_dir
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.ledger.directory_record import check_directory, recorded_directory, unlink_lease
+from gpuyard.ledger.directory_in_use import check_directory, recorded_directory, unlink_lease
 from gpuyard.ledger.drains_and_marks import (
     DRAIN,
     LONGEST_REASON,
@@ -43,7 +43,7 @@ from gpuyard.ledger.records import (
     replace_shares,
 )
 from gpuyard.model.lease import Claim, Drain, Holder, Lease, Need, Ticket
-from gpuyard.model.snapshot import HealthFigures, HealthMark, Snapshot
+from gpuyard.model.machine_snapshot import HealthFigures, HealthMark, Snapshot
 from gpuyard.policy.device_health import device_issues
 from gpuyard.policy.device_names import find_all_devices
 from gpuyard.system.system_limits import first_reserved_descriptor, passes

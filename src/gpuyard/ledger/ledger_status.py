@@ -18,12 +18,12 @@ from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.measured_usage import ForeignLoadTracker, HostMeter, LeaseFinder, measure
 from gpuyard.ledger.records import BadRecord, active_tickets
 from gpuyard.model.lease import Lease, Ticket
-from gpuyard.model.snapshot import Process, Snapshot
+from gpuyard.model.machine_snapshot import Process, Snapshot
 from gpuyard.policy.declared_ram import HeldRam, RamWarnings, host_closed_reason, judge_held_ram, ram_figures
 from gpuyard.policy.device_health import closed_devices
-from gpuyard.policy.fit import choose, in_queue_order
 from gpuyard.policy.host_room import HostReserved, HostState, HostUse, HostView, sum_reserved
 from gpuyard.policy.machine import Machine, Packing
+from gpuyard.policy.placement import choose, in_queue_order
 from gpuyard.policy.wait_reasons import Reason
 from gpuyard.probes.local_machine import local_host
 from gpuyard.probes.machine_reader import HostProbe

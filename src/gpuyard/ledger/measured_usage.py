@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Lease, Share
+from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.model.printable_text import printable
-from gpuyard.model.snapshot import Device, Snapshot
 from gpuyard.model.units import MB
 from gpuyard.policy.foreign_load import (
     NO_FOREIGN_LOAD,

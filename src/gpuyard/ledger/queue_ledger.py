@@ -10,7 +10,7 @@ from gpuyard.ledger.lock_file import LockFile
 from gpuyard.ledger.measured_usage import ForeignLoadTracker, HostMeter, measure, measure_loads
 from gpuyard.ledger.records import active_tickets
 from gpuyard.model.lease import Claim, Drain, Holder, Lease, Need, Ticket, asks_for_the_same
-from gpuyard.model.snapshot import HealthMark
+from gpuyard.model.machine_snapshot import HealthMark
 from gpuyard.policy.host_room import HostUse
 from gpuyard.ports import WantedClaim
 

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuyard.errors import UserError
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 
 
 class FixedMemory(Struct, frozen=True, tag="fixed"):

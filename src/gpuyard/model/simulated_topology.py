@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from gpuyard.errors import UserError
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.topology import Link, LinkKind, Topology, link_by_nodes, merge
 
 # As many as an A100 has to each NVSwitch, or to its neighbour.

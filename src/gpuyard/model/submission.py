@@ -18,12 +18,12 @@ from gpuyard.model.container import parse_container
 from gpuyard.model.dependencies import DependencyKind
 from gpuyard.model.job_spec import BatchPace, CodeRecord, DiskLimits, JobSpec, OnPreempt, OnReboot, TagSharing, Task
 from gpuyard.model.lease import FixedMemory, HostShare, MemoryNeed, Need, UnknownMemory, WholeDevice, check_several
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.option_values import Options
 from gpuyard.model.placeholders import ArrayElement, check_pattern, names_host, used_names
 from gpuyard.model.retry import parse_causes
 from gpuyard.model.selection import JobSelection, parse_moment, parse_selection
 from gpuyard.model.shell_environment import ShellSettings, Submitters
-from gpuyard.model.snapshot import Vendor
 from gpuyard.model.stopping import parse_signal_option
 from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.model.subscriptions import MAX_SUBSCRIPTIONS, parse_subscription

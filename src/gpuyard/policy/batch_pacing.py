@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Need, UncertainMemory
-from gpuyard.model.snapshot import Device, Snapshot
+from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.policy.device_state import DeviceState
 from gpuyard.policy.foreign_load import Smoothed, SteadyGate, judge_steadily, smooth
 from gpuyard.policy.machine import tolerated_foreign_mb

@@ -10,7 +10,7 @@ declared. It is warned, and never stopped.
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.model.snapshot import Host
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.model.units import format_size
 from gpuyard.policy.foreign_load import SteadyGate, judge_steadily
 from gpuyard.policy.host_room import floor_mb

@@ -10,7 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from gpuyard.model.lease import Drain
-from gpuyard.model.snapshot import Device, HealthFigures, HealthMark, IssueKind, Snapshot, iso_time
+from gpuyard.model.machine_snapshot import Device, HealthFigures, HealthMark, IssueKind, Snapshot, iso_time
 from gpuyard.model.units import format_count, format_size, format_time
 from gpuyard.policy.wait_reasons import REMEDIES, Reason, ReasonKind
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.lease import Need
-from gpuyard.model.snapshot import Device, Problem, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Problem, Snapshot, Vendor
 from gpuyard.model.units import format_count, format_size
 from gpuyard.policy.linked_sets import best_set, conditions_of, sets_text
 from gpuyard.policy.machine import is_of_kind

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Holder, Need, Share
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.units import format_size
 from gpuyard.policy.estimates import margin_mb
 from gpuyard.policy.foreign_load import NO_FOREIGN_LOAD, ForeignLoad

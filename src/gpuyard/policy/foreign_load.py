@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gpuyard.model.lease import Share
-from gpuyard.model.snapshot import Device, Process
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.policy.numbers import (
     DRIVER_MB,
     FOREIGN_ENDED_S,

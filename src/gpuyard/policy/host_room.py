@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 from gpuyard.model.lease import Claim, Holder, HostShare, Lease, Need
-from gpuyard.model.snapshot import Host
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.model.units import format_count, format_size
 from gpuyard.policy.numbers import DECLARED_PERCENT, FLOOR_PART, LEAST_FLOOR_MB, MOST_OF_RAM
 from gpuyard.policy.wait_reasons import REMEDIES, Reason, ReasonKind, list_holders, over

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from gpuyard.model.lease import Need
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.topology import Topology
 from gpuyard.model.units import format_count
 from gpuyard.policy.device_state import LAST_CHOICE_PERCENT, DeviceState

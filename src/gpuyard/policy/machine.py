@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from gpuyard.model.lease import Lease, Need, Ticket
-from gpuyard.model.snapshot import Device, Snapshot
+from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.policy.device_state import capacity
 from gpuyard.policy.foreign_load import ForeignLoad
 from gpuyard.policy.host_room import HostView

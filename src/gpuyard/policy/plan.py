@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 from gpuyard.model.lease import Claim, Need
+from gpuyard.policy.backfill import Backfill
 from gpuyard.policy.numbers import LOOK_AHEAD
 from gpuyard.policy.preempt import find_victims
 from gpuyard.policy.queue_order import Candidate, Lane, LaneQueue, QueueOrder
-from gpuyard.policy.reserve import Backfill
 from gpuyard.policy.rules import RULES, DeviceLoad, JobRule, Power, Rule, RunningLimit, StartRequest, first_refusal
 from gpuyard.policy.running_counts import StartedSoFar
 from gpuyard.policy.sharing import merge_variants, spread_need

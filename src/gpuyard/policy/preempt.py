@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.lease import Need
 from gpuyard.policy.device_state import DeviceState
-from gpuyard.policy.fit import PlacementState
+from gpuyard.policy.placement import PlacementState
 from gpuyard.policy.world import RunningJob
 
 _LEAST_MB = 1024.0

@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Claim, FixedMemory, Need, UncertainMemory
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.printable_text import printable
-from gpuyard.model.snapshot import Device
 from gpuyard.model.units import format_size
 from gpuyard.policy.batch_pacing import (
     PaceState,

@@ -7,7 +7,7 @@ from functools import cached_property
 from msgspec import Struct
 
 from gpuyard.model.lease import Claim
-from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.policy.queue_order import Lane
 from gpuyard.policy.wait_reasons import REMEDIES, Reason, ReasonKind, limit_reached
 from gpuyard.policy.world import JobFacts, PowerLimit, RunningJob, World

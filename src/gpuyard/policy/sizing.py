@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gpuyard.model.job import Attempt, Growth, Job, MemoryLack, Usage
 from gpuyard.model.job_spec import TagSharing
 from gpuyard.model.lease import FixedMemory, HostShare, Need, PartOfDevice, UncertainMemory, WholeDevice
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
-from gpuyard.model.snapshot import Device
 from gpuyard.model.units import format_size
 from gpuyard.policy.device_state import capacity
 from gpuyard.policy.estimates import (

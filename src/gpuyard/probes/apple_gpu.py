@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeDenied, ProbeError, ProbeGarbled
-from gpuyard.model.snapshot import Device, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.run_tool import Deadline, find_any_tool, problem_beside, run_tool, run_until
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.policy.host_room import CpuLayout, parse_cpus
 from gpuyard.probes.devices_and_processes import pci_bus_id
 from gpuyard.probes.kernel_files import read_text

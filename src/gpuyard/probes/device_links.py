@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpuyard.errors import ProbeError
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.topology import Link, LinkKind, Topology, link_by_nodes, merge
 from gpuyard.probes.kernel_files import read_text
 from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.model.machine_snapshot import Device, Process, Snapshot, Vendor
 from gpuyard.model.printable_text import printable
-from gpuyard.model.snapshot import Device, Process, Snapshot, Vendor
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE | re.ASCII)
 

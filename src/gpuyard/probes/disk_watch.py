@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from gpuyard.model.units import MB
-from gpuyard.policy.start_delays import DiskFigure
+from gpuyard.policy.disk_and_system_limits import DiskFigure
 
 # A figure is read again after FRESH_S, and used until it is STALE_S old.
 FRESH_S, STALE_S = 5.0, 30.0

@@ -18,8 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
+from gpuyard.model.machine_snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.model.printable_text import printable
-from gpuyard.model.snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.probes.devices_and_processes import without_number
 from gpuyard.probes.run_tool import Backoff, Deadline, as_problem
 from gpuyard.system.clock import SystemClock

@@ -19,7 +19,7 @@ import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.model.snapshot import Host
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.kernel_files import read_text
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # constant in the kernel
 _VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD, "0x8086": Vendor.INTEL}

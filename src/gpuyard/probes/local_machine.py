@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuyard.config import simulated_devices, simulated_host
+from gpuyard.model.machine_snapshot import Host, Reading, Snapshot, Vendor
 from gpuyard.model.simulated_topology import parse_topology
-from gpuyard.model.snapshot import Host, Reading, Snapshot, Vendor
 from gpuyard.probes.device_links import LinkReader, ReadLinks, read_local_links
 from gpuyard.probes.fallback_chain import FallbackChain, Probe, printable_reading
 from gpuyard.probes.machine_reader import HostProbe, MachineReader, assemble

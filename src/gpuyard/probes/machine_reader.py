@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from gpuyard.model.snapshot import Device, Host, Problem, Reading, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Problem, Reading, Snapshot, Vendor
 from gpuyard.probes.device_links import LinkReader
 from gpuyard.probes.fallback_chain import FallbackChain
 from gpuyard.probes.run_tool import Deadline

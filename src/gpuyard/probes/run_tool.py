@@ -19,7 +19,7 @@ from typing import IO
 from msgspec import Struct
 
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing, ProbeTimeout
-from gpuyard.model.snapshot import Problem, Reading, Vendor
+from gpuyard.model.machine_snapshot import Problem, Reading, Vendor
 
 MAX_OUTPUT_BYTES = 32 * 1024 * 1024
 _AFTER_EXIT_S = 0.1  # a grandchild may hold the pipe open after the tool itself has ended

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.model.snapshot import Sample, device_as_dict, iso_time
+from gpuyard.model.machine_snapshot import Sample, device_as_dict, iso_time
 from gpuyard.system.write_files import UnsafePathError, open_results
 
 COLUMNS = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from gpuyard.model.snapshot import HOST_RAM, Problem, Sample, Snapshot, find_new_problems
+from gpuyard.model.machine_snapshot import HOST_RAM, Problem, Sample, Snapshot, find_new_problems
 from gpuyard.policy.foreign_load import Smoothed, smooth
 
 if TYPE_CHECKING:

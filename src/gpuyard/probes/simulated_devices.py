@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.errors import EnvironmentFault, ProbeCrashed, SimulatedOutOfMemory, UserError
-from gpuyard.model.snapshot import Device, HealthFigures, Host, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, HealthFigures, Host, Process, Reading, Vendor
 from gpuyard.model.units import parse_size
 from gpuyard.probes.machine_reader import HostProbe
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices, pid_namespace

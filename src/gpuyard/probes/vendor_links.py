@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.topology import Link, LinkKind, Topology
 from gpuyard.probes.devices_and_processes import pci_bus_id
 from gpuyard.probes.nvidia.nvml import import_nvml

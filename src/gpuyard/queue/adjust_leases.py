@@ -10,13 +10,13 @@ from msgspec import Struct
 from gpuyard.model.job import Job
 from gpuyard.model.lease import Claim, Lease, Share
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Sample
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.device_state import capacity
 from gpuyard.policy.estimates import ExpectedPeak
 from gpuyard.policy.usage_curve import Newcomer
 from gpuyard.ports import WantedClaim
 from gpuyard.queue.learn_estimates import RunningPeaks
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.measure_usage import UsageTracker
 from gpuyard.queue.transitions import JobTransitions
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, Usage
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.model.out_of_memory import Shortage, ShortageKind, killed_by_kernel
 from gpuyard.model.retry import (
     REBOOTED,
@@ -27,7 +28,6 @@ from gpuyard.model.retry import (
     judge,
     judge_shortage,
 )
-from gpuyard.model.snapshot import Sample
 from gpuyard.model.stopping import signal_name
 from gpuyard.policy.device_health import device_issues, first_faults
 from gpuyard.policy.sizing import grow, hopeless_reason
@@ -36,11 +36,11 @@ from gpuyard.ports import Ended, LeaseLedger
 from gpuyard.queue.cluster_jobs import ClusterDispatch
 from gpuyard.queue.engine_set import EngineSet
 from gpuyard.queue.launch_jobs import OOM_COUNT_VARIABLE
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.measure_usage import NOTHING_MB, ProgressTracker, UsageTracker
 from gpuyard.queue.start_pauses import StartPauses
 from gpuyard.queue.transitions import JobTransitions
-from gpuyard.system.script_text import mentions
+from gpuyard.system.command_mentions import mentions
 
 WAIT_FOR_SAMPLE_S = 2.0
 

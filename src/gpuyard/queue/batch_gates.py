@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.job_spec import BatchPace
-from gpuyard.model.snapshot import Device, Sample, iso_time
+from gpuyard.model.machine_snapshot import Device, Sample, iso_time
 from gpuyard.policy.batch_pacing import (
     ExpectedUse,
     GateFigure,
@@ -25,7 +25,7 @@ from gpuyard.policy.device_names import silent_probe
 from gpuyard.policy.queue_order import Lane
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import Plan, Start
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 _log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from gpuyard.policy.world import Plan
 from gpuyard.ports import Ended, SiteStatus
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.engine_set import OPEN_AGAIN_S, EngineSet
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.running_jobs import running_jobs
 from gpuyard.queue.transitions import JobTransitions
 

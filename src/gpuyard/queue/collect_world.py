@@ -8,7 +8,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Need
-from gpuyard.model.snapshot import Sample
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.device_health import closed_devices
 from gpuyard.policy.host_room import grantable_mb
 from gpuyard.policy.machine import Machine
@@ -20,8 +20,8 @@ from gpuyard.policy.world import JobFacts, Plan, WaitingLane, World
 from gpuyard.queue.configured_rules import HostGates
 from gpuyard.queue.host_usage import HostUsage
 from gpuyard.queue.own_leases import LedgerState
-from gpuyard.queue.queue_parts import QueueParts
 from gpuyard.queue.running_jobs import lease_loads, packing_now, power_limit, running_jobs
+from gpuyard.queue.step_parts import QueueParts
 
 # The first world has this many jobs of each lane. A lane that runs dry is given this many times as many.
 _FIRST_JOBS, _MORE = 2, 8

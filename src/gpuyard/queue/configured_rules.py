@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 
 from gpuyard.config import DeviceConfig, HostConfig, load_config
 from gpuyard.model.energy import EnergyPrice
-from gpuyard.model.snapshot import Sample
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.estimates import sureness_of
 from gpuyard.policy.foreign_load import is_above, is_below
 from gpuyard.policy.machine import Packing

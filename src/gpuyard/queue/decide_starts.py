@@ -10,17 +10,17 @@ from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault, LedgerBusy
 from gpuyard.model.job import Job
-from gpuyard.model.snapshot import Sample
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.plan import estimate_start
 from gpuyard.policy.queue_order import LaneQueue
 from gpuyard.policy.world import Explanation, Plan, Start, World
 from gpuyard.ports import HeldClaim, WantedClaim
 from gpuyard.queue.collect_world import PlannerInput
 from gpuyard.queue.host_usage import HostUsage
+from gpuyard.queue.job_slices import Slices
 from gpuyard.queue.launch_jobs import JobLauncher
 from gpuyard.queue.own_leases import LedgerState, with_changes
-from gpuyard.queue.queue_parts import QueueParts
-from gpuyard.queue.slices import Slices
+from gpuyard.queue.step_parts import QueueParts
 
 # An engine that is not ready is asked again after this time at the latest.
 _LOOK_AGAIN_S = 0.5

@@ -14,8 +14,8 @@ from gpuyard.ledger.measured_usage import LEASE_VARIABLE
 from gpuyard.model.job import Job
 from gpuyard.model.lease import FixedMemory, Need, WholeDevice
 from gpuyard.model.lifecycle import WAITING, JobEvent, JobState
+from gpuyard.model.machine_snapshot import Snapshot, Vendor
 from gpuyard.model.resubmit import edited
-from gpuyard.model.snapshot import Snapshot, Vendor
 from gpuyard.model.submission import Submission
 from gpuyard.model.units import format_duration, parse_duration
 from gpuyard.policy.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent, silent_probe

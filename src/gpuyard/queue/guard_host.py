@@ -4,7 +4,7 @@ The host guard compares the age of its jobs with theirs: the youngest makes way,
 
 Watches the RAM of the machine, and lets the youngest job that holds much of it make way before it is gone.
 
-The rules are in `policy/guards.py`. `note` follows each reading of the RAM, `act` is part of a step.
+The rules are in `policy/memory_guards.py`. `note` follows each reading of the RAM, `act` is part of a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,10 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.model.job import OutcomeKind
 from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Sample
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.policy.foreign_load import SteadyGate
-from gpuyard.policy.guards import (
+from gpuyard.policy.memory_guards import (
     HostAlarm,
     HostJob,
     HostProgram,
@@ -34,7 +34,7 @@ from gpuyard.policy.guards import (
 from gpuyard.policy.wait_reasons import Reason
 from gpuyard.ports import LeaseLedger
 from gpuyard.queue.configured_rules import Rules
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 # Near the floor, RAM is read ten times a second; who else is there is read less often.

@@ -1,6 +1,6 @@
 """Watches the cards on which first runs grow, and lets the youngest of them make way before the memory is gone.
 
-The rules are in `policy/guards.py`. `note` follows each reading of the devices, `act` is part of a step.
+The rules are in `policy/memory_guards.py`. `note` follows each reading of the devices, `act` is part of a step.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -12,11 +12,11 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.model.job import OutcomeKind, SuspendedBy
 from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lifecycle import IN_SUSPENSION, JobState
-from gpuyard.model.snapshot import Device, Sample
+from gpuyard.model.machine_snapshot import Device, Sample
 from gpuyard.model.units import format_size
 from gpuyard.policy.device_state import capacity
 from gpuyard.policy.foreign_load import SteadyGate
-from gpuyard.policy.guards import (
+from gpuyard.policy.memory_guards import (
     Alarm,
     GuardedJob,
     MemoryClimb,
@@ -35,7 +35,7 @@ from gpuyard.policy.usage_curve import devices_to_watch
 from gpuyard.policy.wait_reasons import Reason
 from gpuyard.ports import LeaseLedger
 from gpuyard.queue.configured_rules import Rules
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.suspend_jobs import SuspendControl
 from gpuyard.queue.transitions import JobTransitions
 

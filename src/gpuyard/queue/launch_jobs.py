@@ -13,11 +13,11 @@ from gpuyard.model.container import Container, Mount
 from gpuyard.model.job import Attempt, HandedOver, Job, Started
 from gpuyard.model.job_spec import CodeSnapshot, JobSpec, place_of
 from gpuyard.model.lifecycle import JobEvent
+from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.model.placeholders import fill_in, fill_pattern
 from gpuyard.model.shell_environment import CPUS_VARIABLE, thread_variables
-from gpuyard.model.snapshot import Device, Snapshot
 from gpuyard.model.sweep import SWEEP_PREFIX, variable_of
-from gpuyard.output.line_counts import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.policy.host_room import CpuLayout, choose_cpus, owned_cpus
 from gpuyard.policy.preallocation import growth_variables
 from gpuyard.policy.sizing import ram_limit_mb
@@ -27,7 +27,7 @@ from gpuyard.probes.cpu_layout import node_of, read_cpu_layout
 from gpuyard.queue.cluster_jobs import ClusterDispatch
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.engine_set import EngineSet
-from gpuyard.queue.slices import Slices
+from gpuyard.queue.job_slices import Slices
 from gpuyard.queue.start_pauses import StartPauses
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.visible_devices import visible_variables

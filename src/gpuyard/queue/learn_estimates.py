@@ -9,8 +9,8 @@ from gpuyard.model.container import bare_container_tool
 from gpuyard.model.job import Attempt, Growth, Job, Outcome, OutcomeKind, Usage
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Need
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.out_of_memory import ShortageKind
-from gpuyard.model.snapshot import Device
 from gpuyard.policy.estimates import (
     Estimate,
     ExpectedPeak,

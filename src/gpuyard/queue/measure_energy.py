@@ -23,8 +23,8 @@ from gpuyard.model.energy import (
 )
 from gpuyard.model.job import Usage
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Device, Sample, Snapshot
-from gpuyard.queue.live_jobs import Live
+from gpuyard.model.machine_snapshot import Device, Sample, Snapshot
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 # Samples may follow each other within milliseconds, and a counter moves about ten times a second.

@@ -18,11 +18,11 @@ from gpuyard.model.job import Attempt, Usage
 from gpuyard.model.job_progress import JobProgress, ProgressReading, add_reading
 from gpuyard.model.lease import Holder, Lease, Share
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Device, Sample, Snapshot
+from gpuyard.model.machine_snapshot import Device, Sample, Snapshot
 from gpuyard.policy.preallocation import JUMP_PART, find_preallocation, has_jumped
 from gpuyard.policy.usage_curve import add_sample
 from gpuyard.ports import LeaseLedger
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 # Used by the driver itself and by idle foreign processes.

@@ -25,7 +25,7 @@ from gpuyard.model.lifecycle import IN_SUSPENSION
 from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.policy.world import WaitingJob
 from gpuyard.ports import HeldClaim, LeaseLedger, WantedClaim
-from gpuyard.queue.live_jobs import Live, LiveJobs
+from gpuyard.queue.live_attempts import Live, LiveJobs
 from gpuyard.queue.transitions import JobTransitions
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from gpuyard.policy.numbers import MOST_PER_DEVICE
 from gpuyard.policy.queue_order import LaneQueue
 from gpuyard.policy.sharing import assumed_load, depth_limit
 from gpuyard.policy.world import PowerLimit, RunningJob
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 _EARLY = 0.05

@@ -8,8 +8,15 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault, GpuyardError, WaitedTooLong
 from gpuyard.model.lifecycle import JobEvent
 from gpuyard.model.retry import Verdict
+from gpuyard.policy.disk_and_system_limits import (
+    CONFIGURED,
+    DiskFigure,
+    ResourceLimit,
+    StartBackoff,
+    disk_reason,
+    output_folders,
+)
 from gpuyard.policy.numbers import LONGEST_DELAY_S
-from gpuyard.policy.start_delays import CONFIGURED, DiskFigure, ResourceLimit, StartBackoff, disk_reason, output_folders
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import StartCap
 from gpuyard.ports import DiskSpace

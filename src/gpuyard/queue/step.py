@@ -19,8 +19,8 @@ from gpuyard.engines.common.program_outcome import loaded_libraries
 from gpuyard.model.job import PublishedEvent
 from gpuyard.model.lease import Holder
 from gpuyard.model.lifecycle import JobEvent
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.model.retry import died_with_the_machine
-from gpuyard.model.snapshot import Sample
 from gpuyard.policy.wait_reasons import NOTICED_BY_QUEUE, ReasonKind
 from gpuyard.policy.world import Plan, WaitingJob
 from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Suspender
@@ -29,7 +29,7 @@ from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.decide_starts import Starts
 from gpuyard.queue.measure_usage import PreallocationWatch
 from gpuyard.queue.own_leases import QueueTicket
-from gpuyard.queue.queue_parts import QueueParts
+from gpuyard.queue.step_parts import QueueParts
 from gpuyard.queue.stop_signals import MachineSleep, StopSignals
 from gpuyard.store.job_store import JobStore
 

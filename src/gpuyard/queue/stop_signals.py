@@ -27,7 +27,7 @@ from gpuyard.model.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.model.stopping import signal_name, warn_at
 from gpuyard.model.units import format_count, format_duration
 from gpuyard.queue.engine_set import EngineSet
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 _KILL_AGAIN_S = 5.0

@@ -20,15 +20,15 @@ from gpuyard.model.job import Attempt, OutcomeKind, SuspendedBy, Usage
 from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lease import Claim, FixedMemory, Lease, MemoryNeed, Need, Share, UncertainMemory, WholeDevice
 from gpuyard.model.lifecycle import IN_SUSPENSION, JobEvent, JobState
-from gpuyard.model.snapshot import Sample, Snapshot
+from gpuyard.model.machine_snapshot import Sample, Snapshot
 from gpuyard.model.units import format_size
-from gpuyard.policy.guards import room_to_resume
+from gpuyard.policy.memory_guards import room_to_resume
 from gpuyard.policy.preempt import MoveRates, learn_back, learn_out, learn_together
 from gpuyard.policy.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.policy.world import Preempt, RunningJob
 from gpuyard.ports import LeaseLedger, Suspender, SuspendResult, WantedClaim
 from gpuyard.queue.configured_rules import Rules
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.store.job_store import JobStore
 

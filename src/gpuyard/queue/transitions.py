@@ -31,7 +31,7 @@ from gpuyard.model.units import format_duration
 from gpuyard.policy.queue_order import Party
 from gpuyard.queue.dependants import Dependants
 from gpuyard.queue.learn_estimates import LearnedEstimates
-from gpuyard.queue.live_jobs import Live, LiveJobs, RecentUse, StaggeredStarts
+from gpuyard.queue.live_attempts import Live, LiveJobs, RecentUse, StaggeredStarts
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.row_codec import EndedJob

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from gpuyard.errors import UserError
 from gpuyard.model.job import Job, OutcomeKind, PublishedEvent, PublishedEventKind, SuspendedBy
 from gpuyard.model.lifecycle import FINISHED, LIVE, TRANSITIONS, WAITING, JobEvent, JobState, can
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.model.selection import JobSelection
-from gpuyard.model.snapshot import Sample
 from gpuyard.policy.estimates import Profile
 from gpuyard.ports import Clock
 from gpuyard.queue.add_submission import InPieces, SubmissionIntake, batched

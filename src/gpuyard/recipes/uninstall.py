@@ -1,8 +1,8 @@
 """`gpuyard uninstall`: find all files of this user's gpuyard, stop the daemon, and remove them.
 
 Rules:
-- Outside gpuyard's own folders, only what the manifest (`system/outside_files.py`) names is listed, and a systemd unit
-  and a completion that start gpuyard. In its own folders, only names that gpuyard gives; the rest is the user's.
+- Outside gpuyard's own folders, only what the manifest (`system/files_outside_home.py`) names is listed, and a systemd
+  unit and a completion that start gpuyard. In its own folders, only names that gpuyard gives; the rest is the user's.
 - Nothing is removed while jobs run or wait, or while a program of the user holds a lease.
 - A symbolic link is listed and removed as a link, at any depth: its target stays.
 - What belongs to another user, or is mounted inside a folder, stays, and so do the folders that contain it.
@@ -28,8 +28,8 @@ from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.store.backup import count_unfinished
+from gpuyard.system.files_outside_home import CLUSTER, LOG, MANIFEST, SNAPSHOTS, WORKSPACE, read_outside
 from gpuyard.system.folder_tree import FolderTree, LeftAlone, remove_entries
-from gpuyard.system.outside_files import CLUSTER, LOG, MANIFEST, SNAPSHOTS, WORKSPACE, read_outside
 from gpuyard.system.private_files import MOST_CONFIGURED
 from gpuyard.system.processes import host_name, machine_name
 from gpuyard.system.user_directories import named_state_directory

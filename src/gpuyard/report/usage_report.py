@@ -29,7 +29,7 @@ from gpuyard.model.energy import (
     part_of_energy,
 )
 from gpuyard.model.job import OutcomeKind
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.report.chart_rows import (
     HOUR_S,
     HourlyPicture,

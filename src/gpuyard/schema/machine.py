@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from gpuyard.model.energy import EnergyTotals
 from gpuyard.model.job import OutcomeKind
 from gpuyard.model.lease import Drain
-from gpuyard.model.snapshot import HealthFigures, Host, IssueKind, Problem, Vendor, iso_time
+from gpuyard.model.machine_snapshot import HealthFigures, Host, IssueKind, Problem, Vendor, iso_time
 from gpuyard.policy.device_health import HealthIssue, Severity
 from gpuyard.policy.device_state import MemoryParts
 from gpuyard.policy.host_room import HostReserved

@@ -24,13 +24,13 @@ from gpuyard.errors import EnvironmentFault
 from gpuyard.ledger.ledger import open_ledger
 from gpuyard.ledger.measured_usage import LEASE_VARIABLE
 from gpuyard.model.lease import Need, WholeDevice
-from gpuyard.model.snapshot import Device, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Snapshot, Vendor
 from gpuyard.model.units import format_count
 from gpuyard.policy.device_health import closed_devices
 from gpuyard.policy.device_names import banned_ids, choose_vendor, find_devices
 from gpuyard.policy.device_state import capacity
-from gpuyard.policy.fit import choose
 from gpuyard.policy.machine import Machine, tiny_mb
+from gpuyard.policy.placement import choose
 from gpuyard.probes.local_machine import snapshot as read_machine
 from gpuyard.visible_devices import process_numbers
 

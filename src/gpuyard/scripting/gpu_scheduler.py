@@ -27,7 +27,7 @@ from gpuyard.ledger.ledger_status import warn_about_own_ram
 from gpuyard.ledger.neighbours import announce
 from gpuyard.ledger.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 from gpuyard.model.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
-from gpuyard.model.snapshot import Device, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Snapshot, Vendor
 from gpuyard.model.submit_options import MAX_PRIORITY
 from gpuyard.model.units import parse_size
 from gpuyard.policy.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent

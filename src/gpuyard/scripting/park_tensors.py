@@ -1,5 +1,5 @@
-"""The side of a program that can park its GPU memory: it answers requests (`system/park_sockets.py`) in a thread, and
-fulfils them where the program calls `point`.
+"""The side of a program that can park its GPU memory: it answers requests (`system/parking_protocol.py`) in a thread,
+and fulfils them where the program calls `point`.
 
 - The thread never touches the GPU. `point` takes a lock and counts while nothing is asked.
 - A program that has parked stays in `point` until it is asked to return, and until that is kept.
@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from gpuyard.scripting.pinned_memory import PinnedMemory
 from gpuyard.system import user_sockets
-from gpuyard.system.park_sockets import HOLD, KEEP, LONGEST_LINE, NEXT, PARK, PARKED, REFUSED, RETURN, RETURNED
+from gpuyard.system.parking_protocol import HOLD, KEEP, LONGEST_LINE, NEXT, PARK, PARKED, REFUSED, RETURN, RETURNED
 
 _FIRST_REQUEST_WITHIN_S = 5.0
 # A signal that comes just before a wait begins does not interrupt it: its handler runs when the wait is over.

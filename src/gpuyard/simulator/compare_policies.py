@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpuyard.errors import UserError
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.simulated_topology import split_spec
-from gpuyard.model.snapshot import Device
 from gpuyard.model.units import format_count
 from gpuyard.policy.plan import WorldFile
 from gpuyard.policy.wait_reasons import group_by_device

@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.job import Outcome
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
-from gpuyard.model.snapshot import Device, Process
 from gpuyard.policy.foreign_load import Smoothed, smooth
 from gpuyard.simulated_usage import ROUNDING_MB, out_of_memory_message
 from gpuyard.simulator.traces import Member, TraceJob, phases_of, utilization_percent

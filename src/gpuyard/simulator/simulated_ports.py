@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.job import Attempt, Outcome, OutcomeKind
 from gpuyard.model.lease import Drain, Holder, Lease, Need, Ticket, amended
-from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.policy.foreign_load import ForeignLoad
 from gpuyard.policy.host_room import HostUse
 from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim

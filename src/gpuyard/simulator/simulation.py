@@ -18,8 +18,8 @@ from gpuyard import config
 from gpuyard.errors import UserError
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import FixedMemory, Need, UnknownMemory, WholeDevice
+from gpuyard.model.machine_snapshot import Device, Sample
 from gpuyard.model.placeholders import ArrayElement
-from gpuyard.model.snapshot import Device, Sample
 from gpuyard.model.submission import Submission
 from gpuyard.policy.estimates import sureness_of
 from gpuyard.policy.machine import Packing

@@ -11,7 +11,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from gpuyard.model.job import Outcome, OutcomeKind
-from gpuyard.model.snapshot import Device, Host, Snapshot
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot
 from gpuyard.simulator.machine_parts import (
     EventQueue,
     MemoryLocation,

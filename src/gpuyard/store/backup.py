@@ -30,7 +30,7 @@ from gpuyard.store.database import (
     copy_database,
     open_reader,
 )
-from gpuyard.store.queue_record import QueueProgress, QueueRecord
+from gpuyard.store.stale_database_check import QueueProgress, QueueRecord
 from gpuyard.system.private_files import open_trusted
 
 _MAGIC = b"SQLite format 3\0"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.store.database import Database, convert_sqlite_errors
-from gpuyard.store.queue_record import SET_GENERATION
+from gpuyard.store.stale_database_check import SET_GENERATION
 
 # In the file formats of SQLite: the last frame of the log, in its index; and what precedes a page in the log.
 _LAST_FRAME_AT, _FRAME_HEADER_BYTES = 16, 24

@@ -1,7 +1,7 @@
 """Open the queue's database. A damaged file is set aside, never deleted; another schema is refused and left alone.
 
-A record beside it (`queue_record.py`) shows whether the database is older than the queue was. A copy is kept before a
-migration changes anything.
+A record beside it (`stale_database_check.py`) shows whether the database is older than the queue was. A copy is kept
+before a migration changes anything.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuyard.errors import EnvironmentFault, StoreFault, UnreadableRow
-from gpuyard.store.queue_record import SET_GENERATION, QueueProgress, QueueRecord, compare
+from gpuyard.store.stale_database_check import SET_GENERATION, QueueProgress, QueueRecord, compare
 from gpuyard.system.write_files import sync
 
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -15,8 +15,8 @@ from gpuyard.model.job import Attempt, Job, OutcomeKind
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.placeholders import ArrayElement, fill_in
+from gpuyard.policy.disk_and_system_limits import writes_files
 from gpuyard.policy.queue_order import Lane
-from gpuyard.policy.start_delays import writes_files
 
 JOB_COLUMNS = (
     "id, spec, state, priority, user, submitted_at, group_id, group_limit, array_index, details, attempts, failures, "

@@ -86,7 +86,7 @@ def _by_path(path: str, mounts: bytes) -> str | None:
 
 
 _BASES = ("/var/lib/gpuyard/{uid}", "/var/tmp/gpuyard-{uid}")  # noqa: S108 - checked as described above
-_TEST = "gpuyard.store.folder_check"
+_TEST = "gpuyard.store.file_system_check"
 _TEST_S = 60.0
 _PASSED = "passed"
 _found: "dict[str, LocalFolder]" = {}

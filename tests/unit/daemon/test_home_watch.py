@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.client.daemon_liveness import hold_daemon_lock
-from gpuyard.daemon.loop_signals import HomeWatch
+from gpuyard.daemon.loop_wakeups import HomeWatch
 
 
 @pytest.mark.parametrize("harm", ["removed", "renamed", "replaced", "folder replaced"])

@@ -24,8 +24,8 @@ from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.sampling import SamplingThread
+from gpuyard.daemon.next_step_time import StepTimer
 from gpuyard.daemon.server.connection import serve
-from gpuyard.daemon.step_timer import StepTimer
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import StoreFault
@@ -34,8 +34,8 @@ from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.lease import Holder
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
 from gpuyard.model.selection import JobSelection
-from gpuyard.model.snapshot import Device, Host, Problem, Sample, Snapshot, Vendor
 from gpuyard.model.submission import SubmissionRequest, parse_submission
 from gpuyard.queue.step import Step
 from gpuyard.store import checkpoints as checkpoint_thread

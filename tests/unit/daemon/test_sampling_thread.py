@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.daemon.monitor.sampling import SamplingThread
-from gpuyard.model.snapshot import HOST_RAM, Host, Sample, Snapshot
-from gpuyard.policy.guards import HostWatch
+from gpuyard.model.machine_snapshot import HOST_RAM, Host, Sample, Snapshot
+from gpuyard.policy.memory_guards import HostWatch
 from gpuyard.probes.sampler import Sampler
 from tests.fakes.clock import FakeClock
 

@@ -12,7 +12,7 @@ import pytest
 from gpuyard.engines.suspend.ask_to_park import NotDone, RegisteredProcesses, agree_on_points
 from gpuyard.scripting.park_tensors import ParkListener
 from gpuyard.system import user_sockets
-from gpuyard.system.park_sockets import Registration, path_of, registered, why_incomplete
+from gpuyard.system.parking_protocol import Registration, path_of, registered, why_incomplete
 
 DEADLINE_S = 30.0
 BYTES = 5

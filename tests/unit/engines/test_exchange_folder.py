@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.registry import log_folders
+from gpuyard.engines.open_cluster_engine import log_folders
 from gpuyard.system import user_directories as local_folder
 from gpuyard.system.user_directories import state_directory
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.config import load_config
-from gpuyard.engines.registry import check_engines, check_name, log_folders
+from gpuyard.engines.open_cluster_engine import check_engines, check_name, log_folders
 from gpuyard.errors import UserError
 from gpuyard.model.job import Job
 from gpuyard.model.job_spec import JobSpec

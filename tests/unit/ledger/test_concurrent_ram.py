@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.lease import Claim, HostShare, Lease, Need, Ticket
-from gpuyard.model.snapshot import Host, Snapshot
-from gpuyard.policy.fit import choose
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import choose
 from gpuyard.system.processes import this_process
 
 GB = 1024.0

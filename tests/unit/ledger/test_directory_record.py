@@ -7,7 +7,7 @@ import pytest
 
 from gpuyard.config import state_dir
 from gpuyard.errors import EnvironmentFault
-from gpuyard.ledger.directory_record import RECORD, check_directory, move_in
+from gpuyard.ledger.directory_in_use import RECORD, check_directory, move_in
 from gpuyard.ledger.drains_and_marks import add_drain, remove_drains
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.ledger.lock_file import LockFile

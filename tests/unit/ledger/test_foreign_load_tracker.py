@@ -7,7 +7,7 @@ import pytest
 
 from gpuyard.ledger.measured_usage import ForeignLoadTracker
 from gpuyard.model.lease import Lease, Share
-from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.system.processes import this_process
 
 ELSEWHERE = 2**22 + 7  # higher than any pid of this machine

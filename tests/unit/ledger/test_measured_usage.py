@@ -8,7 +8,7 @@ import pytest
 
 from gpuyard.ledger.measured_usage import LEASE_VARIABLE, LeaseFinder, measure, measure_loads
 from gpuyard.model.lease import Lease, Share
-from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.system.processes import this_process
 from tests.unit.ledger import as_root
 

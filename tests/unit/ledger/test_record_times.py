@@ -12,7 +12,7 @@ from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.ledger.lock_file import HeldFile
 from gpuyard.ledger.records import TicketRecord, read_record
 from gpuyard.model.lease import Need, Ticket
-from gpuyard.policy.fit import in_queue_order
+from gpuyard.policy.placement import in_queue_order
 from gpuyard.system.clock import since_boot
 from gpuyard.system.processes import this_process
 from tests.unit.ledger import DEADLINE_S, take

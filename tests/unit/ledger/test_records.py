@@ -25,10 +25,10 @@ from gpuyard.ledger.records import (
     replace_shares,
 )
 from gpuyard.model.lease import Claim, Holder, HostShare, Lease, Need, Share, Ticket
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.model.submit_options import MAX_PRIORITY
-from gpuyard.policy.fit import choose, in_queue_order
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import choose, in_queue_order
 from gpuyard.system.processes import is_stopped, user_name
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.machine_tables import ignored_texts, lease_lines

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 from gpuyard.model.lease import FixedMemory, Need
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.policy.device_names import banned_ids, check_possible, choose_vendor, find_devices
 
 GB = 1024.0

@@ -8,8 +8,8 @@ from gpuyard.model.job import Growth, Job
 from gpuyard.model.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot, Task
 from gpuyard.model.lease import Need, UnknownMemory
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.resubmit import edited, resubmission
-from gpuyard.model.snapshot import Vendor
 from gpuyard.model.submission import Submission, SubmissionRequest, parse_submission
 
 TYPED = {

@@ -1,4 +1,4 @@
-from gpuyard.model.snapshot import Device, Host, Problem, Snapshot, Vendor, find_new_problems, snapshot_as_dict
+from gpuyard.model.machine_snapshot import Device, Host, Problem, Snapshot, Vendor, find_new_problems, snapshot_as_dict
 
 CARD = Device(id="GPU-a", vendor=Vendor.NVIDIA, index=0)
 

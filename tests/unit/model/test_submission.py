@@ -13,9 +13,9 @@ from gpuyard.model.job import Job
 from gpuyard.model.job_spec import BatchPace, JobSpec, OnReboot, TagSharing
 from gpuyard.model.lease import FixedMemory, HostShare, Need, UnknownMemory, WholeDevice
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.placeholders import ArrayElement
 from gpuyard.model.selection import JobSelection
-from gpuyard.model.snapshot import Vendor
 from gpuyard.model.submission import MOST_JOBS, Submission, SubmissionRequest, parse_submission
 
 

@@ -18,7 +18,7 @@ from gpuyard.model.job_progress import (
     add_reading,
     time_left,
 )
-from gpuyard.output.line_counts import read_progress_line
+from gpuyard.output.progress_line import read_progress_line
 
 
 def amount(done: float, total: float | None = 100, left_s: float | None = None) -> ProgressReading:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.model.job_progress import MOST_FIGURES
-from gpuyard.output.line_counts import LONGEST_NAME, read_line
-from gpuyard.output.log_reader import MOST_LINES, LogReader, advance, drawn_lines
+from gpuyard.output.progress_line import LONGEST_NAME, read_line
+from gpuyard.output.progress_reader import MOST_LINES, LogReader, advance, drawn_lines
 
 
 def read(*pieces: str) -> tuple[float, float | None, str] | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.output.log_reader import LogReader, advance
+from gpuyard.output.progress_reader import LogReader, advance
 
 RECORDINGS = Path(__file__).parents[2] / "data" / "progress"
 

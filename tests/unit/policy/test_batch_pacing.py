@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.job_spec import BatchPace
 from gpuyard.model.lease import Need, UncertainMemory
-from gpuyard.model.snapshot import Device, Host, Snapshot
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot
 from gpuyard.policy.batch_pacing import (
     ExpectedUse,
     GateFigure,
@@ -21,8 +21,8 @@ from gpuyard.policy.batch_pacing import (
     update_pace,
 )
 from gpuyard.policy.device_state import DeviceState, PromisedShare
-from gpuyard.policy.fit import PlacementState
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import PlacementState
 from gpuyard.policy.queue_order import Lane
 from gpuyard.policy.rules import HostLoad, Stagger, StartRequest
 from gpuyard.policy.running_counts import StartedSoFar

@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Drain, Need
-from gpuyard.model.snapshot import Snapshot
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.policy.device_health import closed_devices
-from gpuyard.policy.fit import choose
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import choose
 from gpuyard.policy.plan import decide
 from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.policy.world import World

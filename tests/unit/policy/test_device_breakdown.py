@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.model.lease import Holder, Share
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.policy.device_state import MemoryParts, PromisedShare, break_down
 
 ME = Holder(uid=1, user="me", pid=7)

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 from gpuyard.model.lease import Lease, Need
-from gpuyard.model.snapshot import Device, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Snapshot, Vendor
 from gpuyard.model.topology import Topology, merge
 from gpuyard.policy.device_names import check_possible
-from gpuyard.policy.fit import PlacementState, choose
 from gpuyard.policy.linked_sets import broken, is_joined, score
 from gpuyard.policy.machine import Machine
 from gpuyard.policy.numbers import PATIENCE_S
+from gpuyard.policy.placement import PlacementState, choose
 from gpuyard.policy.plan import decide
 from gpuyard.policy.preempt import find_victims
 from gpuyard.policy.wait_reasons import ReasonKind

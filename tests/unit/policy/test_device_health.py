@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.model.lease import FixedMemory, Need, WholeDevice
-from gpuyard.model.snapshot import (
+from gpuyard.model.machine_snapshot import (
     Device,
     HealthFigures,
     HealthMark,
@@ -15,8 +15,8 @@ from gpuyard.model.snapshot import (
     XidEvent,
 )
 from gpuyard.policy.device_health import XIDS, Severity, closed_devices, device_issues, find_issues, first_faults
-from gpuyard.policy.fit import choose
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import choose
 from gpuyard.policy.wait_reasons import ReasonKind
 
 GB = 1024.0

@@ -10,7 +10,7 @@ from gpuyard.model.job import Job
 from gpuyard.model.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot, Task
 from gpuyard.model.lease import Need
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 
 SECRET = "hunter2"
 TASK = Task(workspace="/w", config="a", owner="o", marker="/w/out/a", record="/w/r")

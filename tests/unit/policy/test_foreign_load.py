@@ -3,8 +3,7 @@
 import pytest
 
 from gpuyard.model.lease import FixedMemory, Holder, Lease, Need, Share, WholeDevice
-from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.policy.fit import choose
+from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.policy.foreign_load import (
     NO_FOREIGN_LOAD,
     ForeignLoad,
@@ -14,6 +13,7 @@ from gpuyard.policy.foreign_load import (
     read_foreign_load,
 )
 from gpuyard.policy.machine import Machine, Packing
+from gpuyard.policy.placement import choose
 from gpuyard.policy.wait_reasons import ReasonKind
 
 GB = 1024.0

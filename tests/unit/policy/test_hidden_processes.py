@@ -3,9 +3,9 @@
 import pytest
 
 from gpuyard.model.lease import Lease, Need, Share
-from gpuyard.model.snapshot import Device, Process
-from gpuyard.policy.fit import PlacementChoice, choose
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import PlacementChoice, choose
 from tests.unit.policy.test_placement import ALICE, GB, card, devices_of, free_memory, machine, shared
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from gpuyard.model.job import Attempt, MemoryLack, Started, Usage
 from gpuyard.model.lease import Need
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
-from gpuyard.model.snapshot import Device
 from gpuyard.policy.sizing import hopeless_reason
 from tests.unit.policy.test_placement import GB, card
 

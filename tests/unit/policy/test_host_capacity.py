@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 from gpuyard.model.lease import Claim, Holder, HostShare, Lease, Need
-from gpuyard.model.snapshot import Host, Snapshot
-from gpuyard.policy.fit import choose
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.policy.host_room import (
     HostLimits,
     HostState,
@@ -22,6 +21,7 @@ from gpuyard.policy.host_room import (
     sum_reserved,
 )
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import choose
 from gpuyard.policy.wait_reasons import ReasonKind
 from tests.unit.policy.test_placement import ALICE, BOB, GB, ticket
 

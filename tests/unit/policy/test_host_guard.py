@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from gpuyard.model.job import Growth
 from gpuyard.model.lease import HostShare, Need
-from gpuyard.model.snapshot import Host
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.policy.declared_ram import host_closed_reason, judge_host, notable_mb
 from gpuyard.policy.foreign_load import SteadyGate
-from gpuyard.policy.guards import (
+from gpuyard.policy.host_room import HostLimits, HostState
+from gpuyard.policy.memory_guards import (
     HostAlarm,
     HostJob,
     HostProgram,
@@ -23,7 +24,6 @@ from gpuyard.policy.guards import (
     next_watch,
     ram_to_restart,
 )
-from gpuyard.policy.host_room import HostLimits, HostState
 
 GB = 1024.0
 FLOOR = 2 * GB

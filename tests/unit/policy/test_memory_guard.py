@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuyard.model.job import Growth
 from gpuyard.policy.foreign_load import SteadyGate
-from gpuyard.policy.guards import (
+from gpuyard.policy.memory_guards import (
     Alarm,
     GuardedJob,
     MemoryClimb,

@@ -1,7 +1,7 @@
 """Where the memory of a device is that lacks memory for a job: used, and kept for whom."""
 
 from gpuyard.model.lease import FixedMemory, Holder, Need, Share
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.policy.device_state import DeviceState, PromisedShare, describe_memory
 from gpuyard.policy.rules import FreeMemory
 from gpuyard.policy.wait_reasons import Reason, ReasonKind, describe_holder, group_by_device, job_of

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Lease, Need, WholeDevice
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.policy.machine import Packing, would_have_run_out
 from gpuyard.policy.plan import decide
 from tests.unit.policy.test_placement import GB, card, lease, machine, shared

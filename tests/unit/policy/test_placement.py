@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.model.lease import FixedMemory, Holder, Lease, Need, Share, Ticket, WholeDevice
-from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
-from gpuyard.policy.fit import PlacementChoice, PlacementState, choose
+from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import PlacementChoice, PlacementState, choose
 from gpuyard.policy.wait_reasons import ReasonKind
 
 GB = 1024.0

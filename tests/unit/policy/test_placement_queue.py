@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from gpuyard.model.lease import Need, WholeDevice
-from gpuyard.model.snapshot import Host
-from gpuyard.policy.fit import choose, in_queue_order
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.policy.machine import Machine
 from gpuyard.policy.numbers import PATIENCE_S
+from gpuyard.policy.placement import choose, in_queue_order
 from gpuyard.policy.wait_reasons import ReasonKind
 from tests.unit.policy.test_placement import (
     BOB,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.model.lease import FixedMemory, Holder, Lease, Need, WholeDevice
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.policy.machine import Machine
 from gpuyard.policy.numbers import AGEING_S
 from gpuyard.policy.plan import decide, estimate_start

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Claim, FixedMemory, Lease, Need, Share, UncertainMemory
-from gpuyard.model.snapshot import Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Host, Snapshot, Vendor
 from gpuyard.policy.estimates import Estimate, Profile, estimate
-from gpuyard.policy.fit import PlacementState
 from gpuyard.policy.numbers import STRICT_AFTER_S, SURENESS
+from gpuyard.policy.placement import PlacementState
 from gpuyard.policy.plan import decide
 from gpuyard.policy.queue_order import LaneQueue
 from gpuyard.policy.wait_reasons import ReasonKind

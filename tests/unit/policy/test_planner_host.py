@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from gpuyard.model.lease import FixedMemory, HostShare, Lease, Need
-from gpuyard.model.snapshot import Host, Snapshot
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.policy.host_room import HostUse, HostView
 from gpuyard.policy.numbers import STRICT_AFTER_S
 from gpuyard.policy.plan import decide

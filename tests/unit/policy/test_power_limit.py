@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Lease, Need
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.policy.estimates import Estimate
 from gpuyard.policy.plan import decide
 from gpuyard.policy.wait_reasons import ReasonKind

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuyard.model.lease import FixedMemory, Lease, Need, WholeDevice
-from gpuyard.model.snapshot import Host
-from gpuyard.policy.fit import PlacementState
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import PlacementState
 from gpuyard.policy.preempt import find_victims
 from gpuyard.policy.world import RunningJob
 from tests.unit.policy.test_placement import GB, card, lease, machine, placement_without, shared

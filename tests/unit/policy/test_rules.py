@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.model.lease import HostShare, Need
-from gpuyard.model.snapshot import Host
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.policy.machine import Packing
 from gpuyard.policy.plan import decide
 from gpuyard.policy.rules import (

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from gpuyard.model.lease import FixedMemory, Lease, Need, Share
 from gpuyard.policy.device_state import DeviceState, PromisedShare
-from gpuyard.policy.fit import PlacementChoice, choose
 from gpuyard.policy.foreign_load import ForeignLoad, Smoothed
 from gpuyard.policy.machine import Machine, Packing
 from gpuyard.policy.numbers import MOST_PER_DEVICE
+from gpuyard.policy.placement import PlacementChoice, choose
 from gpuyard.policy.sharing import DepthLimit, depth_limit, durations_with
 from gpuyard.policy.wait_reasons import ReasonKind
 from tests.unit.policy.test_placement import ALICE, GB, card, devices_of, machine, shared

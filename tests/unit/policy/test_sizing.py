@@ -21,12 +21,12 @@ from gpuyard.model.lease import (
     WholeDevice,
 )
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
-from gpuyard.model.snapshot import Device, Vendor
 from gpuyard.policy.estimates import ExpectedPeak, Profile
-from gpuyard.policy.fit import choose
 from gpuyard.policy.machine import Machine
 from gpuyard.policy.numbers import MOST_RERUNS
+from gpuyard.policy.placement import choose
 from gpuyard.policy.sizing import (
     FirstRuns,
     KnownRuns,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.policy.disk_and_system_limits import ResourceLimit, StartBackoff
 from gpuyard.policy.numbers import FIRST_DELAY_S, LONGEST_DELAY_S
-from gpuyard.policy.start_delays import ResourceLimit, StartBackoff
 
 LIMIT = ResourceLimit(text="no program can be started", remedy="end some")
 OWN = ResourceLimit(text="its program cannot be read", is_own=True)

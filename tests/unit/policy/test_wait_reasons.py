@@ -3,8 +3,8 @@ import pytest
 from gpuyard.model.lease import Holder, Need, Share
 from gpuyard.policy import wait_reasons
 from gpuyard.policy.device_state import DeviceState, PromisedShare
-from gpuyard.policy.fit import PlacementState
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import PlacementState
 from gpuyard.policy.rules import DeviceRule, FreeMemory, Leased, OtherPrograms
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from tests.unit.policy.test_placement import GB, card, machine, shared

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Drain, HostShare, Need, Share, UncertainMemory
-from gpuyard.model.snapshot import Device, Host
+from gpuyard.model.machine_snapshot import Device, Host
 from gpuyard.policy.device_health import closed_devices
-from gpuyard.policy.fit import choose
 from gpuyard.policy.foreign_load import NO_FOREIGN_LOAD, follow_foreign_load
 from gpuyard.policy.machine import Machine, Packing
+from gpuyard.policy.placement import choose
 from gpuyard.policy.sharing import depth_limit
 from gpuyard.policy.wait_reasons import ReasonKind, brief_of
 from tests.unit.policy.test_placement import GB, card, lease, machine, shared

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.errors import UserError
 from gpuyard.model.lease import Need
-from gpuyard.model.snapshot import Process
+from gpuyard.model.machine_snapshot import Process
 from gpuyard.policy import plan as planner
 from gpuyard.policy.plan import read_world, write_world
 from gpuyard.policy.rules import Rule

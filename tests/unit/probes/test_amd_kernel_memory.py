@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.model.snapshot import Device, Process
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.probes.amd.amdsmi_library import AmdSmiLibrary
 from tests.fakes.amd_kernel import BUS_ID, MB, NUMBER, AmdKernel
 from tests.unit.probes.test_amd_library import amdsmi, answer, refuse

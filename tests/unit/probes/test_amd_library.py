@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
-from gpuyard.model.snapshot import Device, Process, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Vendor
 from gpuyard.probes.amd.amdsmi_library import AmdSmiLibrary
 
 NOWHERE = Path("/nonexistent")  # no kernel files

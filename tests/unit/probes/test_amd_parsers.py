@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuyard.errors import ProbeGarbled
-from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes.amd import amd_smi, radeontop, rocm_smi
 from tests.unit.probes.samples_amd import (
     AMD_SMI_LIST,

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from gpuyard.model.snapshot import Process
+from gpuyard.model.machine_snapshot import Process
 from gpuyard.probes.amd import amd_smi
 from gpuyard.probes.local_machine import replay
 

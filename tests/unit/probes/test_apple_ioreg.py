@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.probes.apple_gpu import parse_ioreg as parse
 
 M3 = (

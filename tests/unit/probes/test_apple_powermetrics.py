@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.errors import ProbeGarbled
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.probes.apple_gpu import parse_powermetrics as parse
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeMissing, ProbeTimeout
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.probes.apple_gpu import AppleProbe, read_powermetrics, unified_memory_limit_mb
 from tests.executables import write_executable
 from tests.in_time import in_time

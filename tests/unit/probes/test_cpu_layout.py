@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.policy.host_room import CpuLayout
 from gpuyard.probes.cpu_layout import node_of, read_cpu_layout
 

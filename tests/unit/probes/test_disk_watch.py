@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.policy.start_delays import DiskFigure
+from gpuyard.policy.disk_and_system_limits import DiskFigure
 from gpuyard.probes.disk_watch import (
     FRESH_S,
     NEAR_MB,

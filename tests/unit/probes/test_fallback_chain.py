@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeMissing, ProbeTimeout
-from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes.fallback_chain import FallbackChain
 from tests.fakes.clock import FakeClock
 

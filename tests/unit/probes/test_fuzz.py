@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuyard.errors import ProbeError, ProbeGarbled
-from gpuyard.model.snapshot import Reading, snapshot_as_dict
+from gpuyard.model.machine_snapshot import Reading, snapshot_as_dict
 from gpuyard.probes.local_machine import TOOLS, find_parser, replay
 from tests.scale import size
 from tests.unit.probes import samples_amd, samples_apple, samples_intel, samples_nvidia

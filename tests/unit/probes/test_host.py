@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpuyard.model.snapshot import Host
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.probes.host import REREAD_LIMITS_AFTER_S, PsutilHost
 
 GB = 1024**3

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
-from gpuyard.model.snapshot import Device, Process
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.probes.intel.intel_gpu_top import IntelGpuTop, parse
 from tests.executables import write_executable
 from tests.in_time import in_time

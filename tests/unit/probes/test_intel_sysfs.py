@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import ProbeMissing
-from gpuyard.model.snapshot import Device, Process
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.probes.intel.sysfs import IntelSysfs, parse_fdinfo
 
 ARC = "0000:03:00.0"

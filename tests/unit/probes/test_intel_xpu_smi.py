@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import ProbeCrashed, ProbeGarbled, ProbeMissing, ProbeTimeout
-from gpuyard.model.snapshot import Device, Process
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.probes.intel.xpu_smi import XpuSmi, parse
 from tests.executables import write_executable
 from tests.unit.probes.samples_intel import (

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed
-from gpuyard.model.snapshot import Device, Host, Problem, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Problem, Reading, Vendor
 from gpuyard.probes.fallback_chain import FallbackChain
 from gpuyard.probes.machine_reader import MachineReader, assemble
 from tests.fakes.clock import FakeClock

@@ -1,7 +1,7 @@
 import pytest
 
 from gpuyard.errors import ProbeGarbled
-from gpuyard.model.snapshot import Process
+from gpuyard.model.machine_snapshot import Process
 from gpuyard.probes.nvidia.nvidia_smi_csv import parse_apps, parse_csv
 from tests.unit.probes.samples_nvidia import (
     APPS,

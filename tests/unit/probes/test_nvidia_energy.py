@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.probes.nvidia.nvml_health import ASK_RARELY_S, EnergyCounters
+from gpuyard.probes.nvidia.nvml_health_and_energy import ASK_RARELY_S, EnergyCounters
 
 
 class Driver:

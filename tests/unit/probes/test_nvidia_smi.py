@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import ProbeCrashed
-from gpuyard.model.snapshot import Process
+from gpuyard.model.machine_snapshot import Process
 from gpuyard.probes.nvidia.lost_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
 from tests.unit.probes.samples_nvidia import APPS, CSV, LOST_LINE, XML

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.model.snapshot import Device, HealthFigures, Throttle
+from gpuyard.model.machine_snapshot import Device, HealthFigures, Throttle
 from gpuyard.probes.nvidia.nvidia_smi import parse_xml
 
 CARD = """<nvidia_smi_log><gpu id="00000000:3B:00.0"><uuid>GPU-1</uuid>

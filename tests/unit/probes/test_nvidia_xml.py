@@ -1,7 +1,7 @@
 import pytest
 
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.model.snapshot import Process, Vendor
+from gpuyard.model.machine_snapshot import Process, Vendor
 from gpuyard.probes.nvidia.nvidia_smi import parse_xml
 from tests.unit.probes.samples_nvidia import LOST_FIELD_XML, LOST_LINE, MIG_XML, XML
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import ProbeGarbled
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.probes.local_machine import TOOLS, replay
 from tests.unit.probes import expected_amd, expected_apple, expected_intel, expected_nvidia
 

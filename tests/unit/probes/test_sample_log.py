@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.model.snapshot import Device, Host, Sample, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.probes.sample_log import COLUMNS, RowLog, SampleLog
 
 DEVICES = (

@@ -3,7 +3,7 @@ from collections.abc import Collection
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.model.snapshot import HOST_RAM, Device, Host, Problem, Sample, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import HOST_RAM, Device, Host, Problem, Sample, Snapshot, Vendor
 from gpuyard.probes.sampler import Sampler
 from tests.fakes.clock import FakeClock
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import SimulatedOutOfMemory, UserError
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids
 from gpuyard.simulated_usage import parse_devices
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.model.snapshot import Host
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.probes.simulated_devices import SimulatedHost
 
 

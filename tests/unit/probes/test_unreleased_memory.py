@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.model.snapshot import Device, Process, Vendor
-from gpuyard.probes.nvidia import nvml_health
-from gpuyard.probes.nvidia.nvml_health import NvmlHealth
+from gpuyard.model.machine_snapshot import Device, Process, Vendor
+from gpuyard.probes.nvidia import nvml_health_and_energy as nvml_health
+from gpuyard.probes.nvidia.nvml_health_and_energy import NvmlHealth
 
 USED = Device(id="G0", vendor=Vendor.NVIDIA, memory_used_mb=4096.0, memory_total_mb=24576.0, processes=())
 

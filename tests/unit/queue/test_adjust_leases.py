@@ -7,7 +7,7 @@ import pytest
 
 from gpuyard.model.job import Attempt, Started, Usage
 from gpuyard.model.lease import Lease, Need, Share, UnknownMemory
-from gpuyard.model.snapshot import Sample
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.usage_curve import Newcomer
 from gpuyard.queue.adjust_leases import LeaseAdjuster
 from gpuyard.queue.measure_usage import UsageTracker

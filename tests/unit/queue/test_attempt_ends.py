@@ -15,13 +15,13 @@ from gpuyard.model.job import Attempt, MemoryLack, Outcome, OutcomeKind, Started
 from gpuyard.model.job_progress import ProgressReading
 from gpuyard.model.lease import Holder, Lease, Share
 from gpuyard.model.lifecycle import JobEvent, JobState
+from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
-from gpuyard.model.snapshot import Host, Sample, Snapshot
 from gpuyard.policy.world import Preempt
 from gpuyard.ports import Ended, SuspendResult
 from gpuyard.queue.attempt_ends import AttemptEnds, _after_shortage
 from gpuyard.queue.engine_set import EngineSet
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.measure_usage import ProgressTracker
 from gpuyard.queue.suspend_jobs import SuspendControl
 from gpuyard.queue.transitions import JobTransitions

@@ -11,8 +11,8 @@ from gpuyard.model.job import Attempt, Outcome, OutcomeKind, Started, Usage
 from gpuyard.model.job_spec import BatchPace
 from gpuyard.model.lease import Claim, Share
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Device, Host, Sample, Snapshot
 from gpuyard.model.placeholders import ArrayElement
-from gpuyard.model.snapshot import Device, Host, Sample, Snapshot
 from gpuyard.policy.batch_pacing import PaceState
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import Plan, Start, WaitingJob

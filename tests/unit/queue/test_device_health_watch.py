@@ -9,11 +9,11 @@ from gpuyard.model.job import Attempt, Job, Outcome, OutcomeKind, Started
 from gpuyard.model.job_spec import JobSpec, RetryCause
 from gpuyard.model.lease import Need
 from gpuyard.model.lifecycle import JobEvent, JobState
+from gpuyard.model.machine_snapshot import HealthFigures, HealthMark, Host, IssueKind, Sample, Snapshot, XidEvent
 from gpuyard.model.retry import after_device_fault
-from gpuyard.model.snapshot import HealthFigures, HealthMark, Host, IssueKind, Sample, Snapshot, XidEvent
 from gpuyard.ports import Ended
 from gpuyard.queue.attempt_ends import DeviceHealthWatch
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from tests.unit.policy.test_device_health import card
 
 FAILED = Outcome(kind=OutcomeKind.FAILED, status=1, reason="exit status 1")

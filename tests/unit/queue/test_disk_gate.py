@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.job import Job
 from gpuyard.model.job_spec import DiskLimits
-from gpuyard.policy.start_delays import DiskFigure, output_folders, writes_files
+from gpuyard.policy.disk_and_system_limits import DiskFigure, output_folders, writes_files
 from gpuyard.queue.start_pauses import DiskGate
 from gpuyard.queue.transitions import JobTransitions
 from tests.unit.policy.test_sizing import job

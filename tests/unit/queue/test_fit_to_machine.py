@@ -7,7 +7,7 @@ import pytest
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import FixedMemory, WholeDevice
-from gpuyard.model.snapshot import Device, Host, Problem, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.model.submission import SubmissionRequest, parse_submission
 from gpuyard.queue.edit_jobs import fit_to_machine
 from tests.unit.policy.test_placement import GB, card

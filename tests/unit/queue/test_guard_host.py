@@ -9,8 +9,8 @@ from gpuyard.model.job import Attempt, Growth, Outcome, OutcomeKind, Started
 from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lease import Need
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Host, Sample, Snapshot
-from gpuyard.policy.guards import HostProgram, HostWatch
+from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
+from gpuyard.policy.memory_guards import HostProgram, HostWatch
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.guard_host import HostGuard

@@ -10,7 +10,7 @@ from gpuyard.model.job import Attempt, Outcome, OutcomeKind, PublishedEventKind,
 from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lease import FixedMemory, Holder, Lease, Need, Share, UncertainMemory, UnknownMemory
 from gpuyard.model.lifecycle import JobEvent, JobState
-from gpuyard.model.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.ports import LeaseLedger, SuspendResult
 from gpuyard.queue.configured_rules import Rules

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuyard.config import HostConfig
 from gpuyard.model.job import Attempt, Started, Usage
 from gpuyard.model.lease import Claim, Holder, HostShare, Lease, Need
-from gpuyard.model.snapshot import Host, Sample, Snapshot
+from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
 from gpuyard.policy.host_room import HostLimits, HostUse
 from gpuyard.policy.queue_order import Lane, LaneQueue
 from gpuyard.policy.world import SchedulingLimits

@@ -9,7 +9,7 @@ from gpuyard.model.job import Job
 from gpuyard.model.job_spec import JobSpec, Task
 from gpuyard.model.lease import Holder, Lease, Need, Share
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.queue.launch_jobs import launch_of
 from tests.simulation.simulated_daemon import RULES
 

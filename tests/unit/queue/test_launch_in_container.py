@@ -8,7 +8,7 @@ from gpuyard.model.job import Job
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Holder, Lease, Need, Share
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.launch_jobs import launch_of

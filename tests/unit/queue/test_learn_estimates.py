@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.job import Attempt, Growth, Outcome, OutcomeKind, Started, Usage
 from gpuyard.model.lease import HostShare, Need, UnknownMemory
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.policy.estimates import Profile
 from gpuyard.policy.sizing import FirstRuns, expected_before
 from gpuyard.queue.learn_estimates import LearnedEstimates

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.job import Usage
 from gpuyard.model.lifecycle import JobState
-from gpuyard.queue.live_jobs import Live, LiveJobs
+from gpuyard.queue.live_attempts import Live, LiveJobs
 from tests.unit.policy.test_sizing import attempt, job
 
 _IDS = st.integers(1, 3)

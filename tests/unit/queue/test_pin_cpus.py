@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from gpuyard.config import HostConfig
 from gpuyard.model.job import Attempt, Started
 from gpuyard.model.lease import HostShare, Need
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.policy.host_room import CpuLayout
 from gpuyard.queue.launch_jobs import CpuPinning, launch_of
 from gpuyard.queue.transitions import JobTransitions

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.model.job import Attempt, Started, Usage
-from gpuyard.model.snapshot import Device, Host, Process, Sample, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Process, Sample, Snapshot, Vendor
 from gpuyard.queue.measure_usage import EVENT, PreallocationWatch
 from gpuyard.queue.transitions import JobTransitions
 from tests.unit.store import QueueDb

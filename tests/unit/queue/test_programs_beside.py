@@ -8,7 +8,7 @@ import pytest
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.job import Attempt, Started
 from gpuyard.model.lease import Lease
-from gpuyard.policy.guards import HostProgram
+from gpuyard.policy.memory_guards import HostProgram
 from gpuyard.ports import LeaseLedger
 from gpuyard.queue.guard_host import ProgramsBeside
 from gpuyard.queue.transitions import JobTransitions

@@ -12,7 +12,7 @@ from gpuyard.model.lease import Need
 from gpuyard.model.lifecycle import JobState
 from gpuyard.policy.estimates import Estimate
 from gpuyard.policy.world import RunningJob
-from gpuyard.queue.live_jobs import Live, LiveJobs
+from gpuyard.queue.live_attempts import Live, LiveJobs
 from gpuyard.queue.running_jobs import running_jobs
 from gpuyard.queue.transitions import JobTransitions
 

@@ -8,7 +8,7 @@ import pytest
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.job import Attempt, Outcome, OutcomeKind
 from gpuyard.model.lifecycle import JobState
-from gpuyard.policy.start_delays import ResourceLimit
+from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared
 from tests.unit.queue.test_cluster_dispatch import QueueUnderTest

@@ -8,11 +8,11 @@ from gpuyard.model.job import Attempt, Job, Started, SuspendedBy, Usage
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import FixedMemory, MemoryNeed, Need, UnknownMemory, WholeDevice
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Device
-from gpuyard.policy.fit import choose
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.policy.machine import Machine
+from gpuyard.policy.placement import choose
 from gpuyard.policy.preempt import MoveRates
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.suspend_jobs import SuspendControl, resume_need
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.store.database import open_database

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gpuyard.model.energy import EnergyUse
 from gpuyard.model.job import Started
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Device, Process, Sample
-from gpuyard.queue.live_jobs import Live
+from gpuyard.model.machine_snapshot import Device, Process, Sample
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.measure_energy import EnergyMeter
 from gpuyard.queue.transitions import JobTransitions
 from tests.unit.policy.test_placement import card, machine

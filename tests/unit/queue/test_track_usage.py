@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from gpuyard.model.job import Usage
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Sample
+from gpuyard.model.machine_snapshot import Sample
 from gpuyard.ports import LeaseLedger
-from gpuyard.queue.live_jobs import Live, LiveJobs
+from gpuyard.queue.live_attempts import Live, LiveJobs
 from gpuyard.queue.measure_usage import UsageTracker
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.system.processes import this_process

@@ -16,7 +16,7 @@ from gpuyard.recipes import uninstall
 from gpuyard.recipes.batch.plan import default_root
 from gpuyard.recipes.uninstall import FoundFiles, KeptFile, find, measure, remove
 from gpuyard.store.database import open_database
-from gpuyard.system.outside_files import CLUSTER, LOG, SNAPSHOTS, WORKSPACE, record_outside
+from gpuyard.system.files_outside_home import CLUSTER, LOG, SNAPSHOTS, WORKSPACE, record_outside
 from tests.fakes.deep_folders import deep_folders
 from tests.unit.ledger import as_root
 

@@ -11,7 +11,7 @@ from random import Random
 
 import msgspec
 
-from gpuyard.recipes.render.planning.render_units import (
+from gpuyard.recipes.render.planning.assets_and_units import (
     Action,
     Asset,
     BudgetLimits,

@@ -11,8 +11,8 @@ import pytest
 
 from gpuyard.errors import UserError
 from gpuyard.recipes.render.coordinator import Coordinator
-from gpuyard.recipes.render.memory.asset_loader import Loader
-from gpuyard.recipes.render.planning.render_units import Budgets, Label, StallCause, Unit, limits_of
+from gpuyard.recipes.render.memory.read_asset_files import Loader
+from gpuyard.recipes.render.planning.assets_and_units import Budgets, Label, StallCause, Unit, limits_of
 from gpuyard.recipes.render.planning.transfer_plan import PlanState, plan
 from tests.residency_runs import MB, OUTPUT, PAGE, AssetFiles, WatchedMemory, check_every_label, checksum, play
 from tests.unit.render.plan_simulation import scene

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.recipes.render.planning.render_units import Budgets, Unit
+from gpuyard.recipes.render.planning.assets_and_units import Budgets, Unit
 from gpuyard.recipes.render.planning.unit_order import choose_order
 from tests.scale import some
 from tests.unit.render.plan_simulation import (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.model.energy import EnergyPrice, EnergyUse
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.report.chart_rows import HOUR_S, LocalTime, TimeWindow
 from gpuyard.report.usage_report import MAX_GROUPS, PastAttempt, Reporter, UsageReport
 

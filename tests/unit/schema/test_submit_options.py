@@ -15,9 +15,9 @@ from gpuyard.model.job_spec import (
     OnPreempt,
     OnReboot,
 )
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.option import Option
 from gpuyard.model.option_values import Options
-from gpuyard.model.snapshot import Vendor
 from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.schema import requests
 from gpuyard.schema.requests import SubmitKwargs

@@ -9,7 +9,7 @@ import pytest
 
 from gpuyard import GPUScheduler, get_gpu_info, get_total_num_gpus
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.model.snapshot import Device, Host, Problem, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.scripting import gpu_info
 
 UUIDS = ("11111111-2222-3333-4444-555555555555", "66666666-7777-8888-9999-000000000000")

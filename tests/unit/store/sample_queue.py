@@ -21,9 +21,9 @@ from gpuyard.model.job import (
 from gpuyard.model.job_spec import BatchPace, JobSpec, OnPreempt, OnReboot
 from gpuyard.model.lease import FixedMemory, Need, UnknownMemory
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
 from gpuyard.model.placeholders import ArrayElement
-from gpuyard.model.snapshot import Vendor
 from gpuyard.policy.estimates import Profile
 from gpuyard.policy.queue_order import WeightedUse
 from gpuyard.store.job_store import JobStore

@@ -17,9 +17,9 @@ from gpuyard.model.job import Growth, HandedOver, Outcome, OutcomeKind, Started,
 from gpuyard.model.job_spec import BatchPace, OnPreempt, OnReboot
 from gpuyard.model.lease import FixedMemory, Need
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.out_of_memory import ShortageKind
 from gpuyard.model.selection import JobSelection
-from gpuyard.model.snapshot import Vendor
 from gpuyard.policy.estimates import Profile
 from gpuyard.policy.queue_order import WeightedUse
 from gpuyard.queue.batch_gates import BatchGates, BatchGateState

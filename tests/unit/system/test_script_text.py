@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.system.script_text import mentions
+from gpuyard.system.command_mentions import mentions
 
 WORD = "GPUYARD_OOM_COUNT"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.model.snapshot import Device, Host, Problem, Process, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Problem, Process, Snapshot, Vendor
 from gpuyard.probes.devices_and_processes import ProcessInfo
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.machine_tables import snapshot_lines

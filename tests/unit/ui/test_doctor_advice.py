@@ -1,6 +1,6 @@
 """What `gpuyard doctor` says about a GPU that no probe can read."""
 
-from gpuyard.model.snapshot import Problem, Vendor
+from gpuyard.model.machine_snapshot import Problem, Vendor
 from gpuyard.probes.fallback_chain import Checkup
 from gpuyard.ui.cli.machine.doctor import find_advice
 

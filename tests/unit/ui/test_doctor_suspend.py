@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.probes.fallback_chain import Checkup
 from gpuyard.ui.cli.machine.doctor import suspend_notices
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.report.chart_rows import HOUR_S, TimeWindow
 from gpuyard.report.usage_report import PastAttempt, Reporter
 from gpuyard.ui.views import Frame

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_messages import Request
 from gpuyard.errors import UserError
-from gpuyard.model.snapshot import iso_time
+from gpuyard.model.machine_snapshot import iso_time
 
 T = TypeVar("T", bound=Struct)
 MOST_ROWS = 10_000

@@ -17,7 +17,7 @@ from gpuyard.model.selection import format_ids
 from gpuyard.model.units import format_count, format_due, format_duration, format_time
 from gpuyard.policy.plan import write_world
 from gpuyard.policy.wait_reasons import Reason, ReasonKind, brief_of, describe_holder, group_by_device, job_of
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.measure_usage import EVENT as PREALLOCATES
 from gpuyard.schema.jobs import ExportedWorld, HistoryEvent, JobHistory, WaitExplanation
 

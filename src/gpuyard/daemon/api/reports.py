@@ -19,8 +19,8 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
 from gpuyard.model.energy import NO_PRICE, EnergyPrice
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.selection import LONGEST_S, format_ids, last_moment, parse_moment
-from gpuyard.model.snapshot import Device
 from gpuyard.model.units import parse_duration
 from gpuyard.report.chart_rows import TimeWindow
 from gpuyard.report.failure_causes import FinishedJobs, count_causes, count_jobs, default_since

@@ -17,8 +17,8 @@ from msgspec.structs import asdict
 from gpuyard.client import paths
 from gpuyard.config import load_config
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode, wall_time
-from gpuyard.daemon.api.estimates import estimate_list, export_estimates, forget_estimates, import_estimates
 from gpuyard.daemon.api.jobs import JobHandler, queue_state
+from gpuyard.daemon.api.learned_estimates import estimate_list, export_estimates, forget_estimates, import_estimates
 from gpuyard.daemon.api.logs import JobLogs
 from gpuyard.daemon.api.reports import ReportHandler, SummaryHandler
 from gpuyard.daemon.api.slow_requests import ThreadedReader
@@ -38,7 +38,7 @@ from gpuyard.daemon.server.event_stream import EventStreams
 from gpuyard.daemon.server.http_messages import HttpError, Request, Response
 from gpuyard.daemon.server.router import EVENTS, Route, RouteKey, Router
 from gpuyard.daemon.web.open_page import PageListener
-from gpuyard.engines.registry import log_folders
+from gpuyard.engines.open_cluster_engine import log_folders
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.model.job import SuspendedBy
 from gpuyard.model.lifecycle import JobState

@@ -25,16 +25,16 @@ from gpuyard.daemon.notify.delivery import apprise_missing, has_apprise
 from gpuyard.daemon.server.http_messages import Request
 from gpuyard.engines.cluster.site_checks import SubmissionCheck, terms_of
 from gpuyard.engines.containers.container_commands import choose_tool, has_podman_init
-from gpuyard.engines.registry import LOCAL, check_name, site_to_ask
+from gpuyard.engines.open_cluster_engine import LOCAL, check_name, site_to_ask
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ledger.neighbours import due_note
 from gpuyard.model.container import bare_container_tool
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.model.placeholders import ArrayElement, fill_in
 from gpuyard.model.resubmit import edited, resubmission
 from gpuyard.model.shell_environment import ShellSettings, secret_variables, unattainable
-from gpuyard.model.snapshot import Device, Snapshot
 from gpuyard.model.submission import Submission, parse_submission
 from gpuyard.model.subscriptions import is_url
 from gpuyard.policy.device_health import closed_devices

@@ -11,8 +11,8 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_messages import Response
 from gpuyard.errors import UserError
 from gpuyard.model.job import Attempt
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.model.selection import LONGEST_S
-from gpuyard.model.snapshot import Snapshot
 from gpuyard.model.units import parse_duration
 from gpuyard.report.chart_rows import TimelineSpan, assign_rows, count_rows, suspensions
 from gpuyard.schema.machine import JobTimeline, LaneRow, TimelineRun

@@ -25,7 +25,7 @@ from gpuyard.ledger.drains_and_marks import add_mark, remove_marks
 from gpuyard.ledger.ledger import clear_devices, drain_devices, undrain_devices
 from gpuyard.ledger.measured_usage import HostMeter, Measured, measure
 from gpuyard.model.lease import Drain, Lease
-from gpuyard.model.snapshot import Device, HealthMark, IssueKind, Snapshot
+from gpuyard.model.machine_snapshot import Device, HealthMark, IssueKind, Snapshot
 from gpuyard.policy.device_health import HealthIssue, describe_issue, device_issues, drain_of
 from gpuyard.policy.device_state import MemoryParts, PromisedShare, break_down
 from gpuyard.policy.host_room import HostReserved, HostState, HostView, sum_reserved

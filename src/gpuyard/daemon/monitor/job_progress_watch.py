@@ -29,8 +29,8 @@ from gpuyard.engines.common.job_logs import OpenLog, open_log, progress_file_of
 from gpuyard.engines.common.spawn_program import headline
 from gpuyard.model.job import Attempt, PublishedEventKind
 from gpuyard.model.job_progress import NamedValues, ProgressReading, WorkDone
-from gpuyard.output.line_counts import LONGEST_FILE, read_progress_line
-from gpuyard.output.log_reader import LogReader, advance
+from gpuyard.output.progress_line import LONGEST_FILE, read_progress_line
+from gpuyard.output.progress_reader import LogReader, advance
 from gpuyard.queue.step import Step
 from gpuyard.system.worker_threads import BackgroundThread
 

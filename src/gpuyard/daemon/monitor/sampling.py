@@ -10,8 +10,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from gpuyard.errors import GpuyardError
-from gpuyard.model.snapshot import Host, Sample, Snapshot
-from gpuyard.policy.guards import HostWatch
+from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
+from gpuyard.policy.memory_guards import HostWatch
 from gpuyard.policy.usage_curve import READ_OFTEN_EVERY_S
 from gpuyard.ports import Clock
 from gpuyard.probes.sample_log import RowLog

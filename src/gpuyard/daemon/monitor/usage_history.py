@@ -22,7 +22,7 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.monitor.devices import DeviceList, DeviceUsers
 from gpuyard.daemon.server.http_messages import Response
 from gpuyard.errors import EnvironmentFault
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.queue.step import Step
 from gpuyard.schema.machine import DeviceHistory, DeviceSeries, HostSeries
 from gpuyard.schema.requests import DeviceHistoryQuery

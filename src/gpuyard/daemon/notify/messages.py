@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from gpuyard.model.job import Attempt, Job, Outcome, OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.model.lease import Lease
 from gpuyard.model.lifecycle import FINISHED, JobState
+from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.model.printable_text import printable
 from gpuyard.model.selection import format_ids
-from gpuyard.model.snapshot import Device, Snapshot
 from gpuyard.model.subscriptions import JOB_EVENTS, Event
 from gpuyard.model.units import format_duration
 from gpuyard.policy.foreign_load import may_have_unlisted_processes

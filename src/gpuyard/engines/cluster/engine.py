@@ -23,7 +23,7 @@ from gpuyard.engines.common.program_outcome import check_arguments
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.cluster_terms import ClusterTerms, Offer, amount_needed, subtract
 from gpuyard.model.job import Attempt, Outcome, OutcomeKind
-from gpuyard.output.line_counts import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 
 _log = logging.getLogger(__name__)

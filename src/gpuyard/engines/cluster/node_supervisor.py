@@ -30,8 +30,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuyard.engines.common.handled_signals import handles
 from gpuyard.engines.common.log_cap import cut_if_over, watch_log
-from gpuyard.engines.common.process_status import handles
 from gpuyard.engines.common.spawn_program import (
     BY_SIGNAL,
     NotBegun,

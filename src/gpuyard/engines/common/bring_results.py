@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from gpuyard.ports import Launch
+from gpuyard.system.code_snapshot_listing import BROUGHT, FILES, TREE, UNBROUGHT, listing_text, read_listing
 from gpuyard.system.folder_tree import FOLDER, Entry, FolderTree, Mounted, mount_of
-from gpuyard.system.snapshot_files import BROUGHT, FILES, TREE, UNBROUGHT, listing_text, read_listing
 from gpuyard.system.write_files import write_atomically
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from gpuyard.model.container import CONTAINER_TOOLS
 from gpuyard.model.error_line import explain_failure, find_device_fault
 from gpuyard.model.job import Outcome, OutcomeKind
 from gpuyard.model.out_of_memory import KILLED, Shortage, killed_by_kernel, recognise
-from gpuyard.policy.start_delays import ResourceLimit
+from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.ports import Launch
 
 BEGAN = "began"

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from gpuyard.errors import UserError
 from gpuyard.model.container import CONTAINER_TOOLS, Container, Mount
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 
 # Where podman looks for `catatonit`, by its version and its distribution.
 _INITS = tuple(

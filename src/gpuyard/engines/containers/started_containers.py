@@ -36,7 +36,7 @@ from gpuyard.engines.containers.container_commands import (
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.container import Container, Mount, variables_to_pass
 from gpuyard.model.units import MB
-from gpuyard.output.line_counts import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.ports import Launch
 from gpuyard.system.private_files import make_folder
 from gpuyard.system.run_command import NotInTime, run_command

@@ -30,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from msgspec import Struct
 
-from gpuyard.engines.common.process_status import handles, inner_pid, is_pause_process
+from gpuyard.engines.common.handled_signals import handles, inner_pid, is_pause_process
 from gpuyard.engines.local.system_processes import (
     TICKS_PER_S,
     TrackedProcess,

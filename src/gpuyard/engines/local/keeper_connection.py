@@ -30,7 +30,7 @@ from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import keeper, system_processes
 from gpuyard.engines.local.keeper_messages import frame
 from gpuyard.errors import EnvironmentFault
-from gpuyard.policy.start_delays import ResourceLimit
+from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.system import user_sockets
 from gpuyard.system.private_files import PrivateFileError, open_own
 from gpuyard.system.processes import python_command

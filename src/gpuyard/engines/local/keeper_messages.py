@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpuyard.engines.common.process_status import is_pause_process
+from gpuyard.engines.common.handled_signals import is_pause_process
 from gpuyard.engines.common.spawn_program import SpawnSpec
 
 # Variables of a job that all its processes inherit.

@@ -22,7 +22,7 @@ from gpuyard.engines.local.job_cgroups import JobCgroups
 from gpuyard.engines.local.watched_attempt import WatchedAttempt
 from gpuyard.engines.session.task_files import start_command
 from gpuyard.model.shell_environment import UNLIMITED, ShellSettings, differences
-from gpuyard.output.line_counts import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.ports import Launch
 from gpuyard.system.submitting_shell import limit_number, read_shell_settings
 from gpuyard.system.wakeable_poll import WakeablePoll

@@ -16,7 +16,7 @@ from gpuyard.engines.common.program_outcome import StartContext, limit_of, outco
 from gpuyard.engines.local.keeper_connection import JournalEntry
 from gpuyard.model.job import Attempt, Outcome, Started
 from gpuyard.model.out_of_memory import RamLimit, ended_at_limit
-from gpuyard.policy.start_delays import ResourceLimit
+from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.ports import Ended
 from gpuyard.system.clock import wall_time_of
 

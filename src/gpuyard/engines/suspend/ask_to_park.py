@@ -1,5 +1,5 @@
-"""Asks the processes of a job that have registered for it (`system/park_sockets.py`) to park their GPU memory, and to
-take it back: all of them, or none.
+"""Asks the processes of a job that have registered for it (`system/parking_protocol.py`) to park their GPU memory, and
+to take it back: all of them, or none.
 
 Processes that work together wait for each other within a step, so they have to park after the same step. They are held
 first: each says which point is its next, and does not leave it. Then all are asked to park at the largest of these,
@@ -15,7 +15,7 @@ from typing import Self
 from gpuyard.engines.local.system_processes import TrackedProcess
 from gpuyard.errors import GpuyardError
 from gpuyard.system import user_sockets
-from gpuyard.system.park_sockets import (
+from gpuyard.system.parking_protocol import (
     HOLD,
     KEEP,
     LONGEST_LINE,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpuyard import simulated_usage
 from gpuyard.config import simulated_devices, state_dir
 from gpuyard.engines.suspend.prefault import Prefault
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.units import MB
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices
 

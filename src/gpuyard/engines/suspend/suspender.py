@@ -1,4 +1,4 @@
-"""Suspends and resumes attempts of the local engine, each by a helper process (`helper_process.py`).
+"""Suspends and resumes attempts of the local engine, each by a helper process (`helper_program.py`).
 
 Nothing here calls a driver or waits for one: the helper reports the result, and `moved` returns it. If a helper dies, a
 second one finishes its work.
@@ -19,15 +19,15 @@ from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.suspend.ask_to_park import PARKS_WITHIN_S
 from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
-from gpuyard.engines.suspend.helper_process import Order
+from gpuyard.engines.suspend.helper_program import Order
 from gpuyard.model.job import Attempt
-from gpuyard.model.snapshot import Device, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Snapshot, Vendor
 from gpuyard.ports import SuspendResult
-from gpuyard.system.park_sockets import registered, remove_dead, why_incomplete
+from gpuyard.system.parking_protocol import registered, remove_dead, why_incomplete
 from gpuyard.system.system_limits import passes
 from gpuyard.system.wakeable_poll import WakeablePoll
 
-_HELPER = (sys.executable, "-P", "-m", "gpuyard.engines.suspend.helper_process")
+_HELPER = (sys.executable, "-P", "-m", "gpuyard.engines.suspend.helper_program")
 _MOST_TRIES = 2
 _CHUNK = 1 << 16
 _DRIVER_CHECK_TIMEOUT_S = 5.0

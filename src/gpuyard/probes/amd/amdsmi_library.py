@@ -24,7 +24,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
-from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd.card_fields import Record, device_of, memory, process_of, without_repeated_memory
 from gpuyard.probes.devices_and_processes import with_distinct_ids, without_number

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeGarbled
-from gpuyard.model.snapshot import Device, HealthFigures, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, HealthFigures, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id
 from gpuyard.probes.run_tool import ToolOutput

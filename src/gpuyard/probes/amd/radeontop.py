@@ -9,7 +9,7 @@ Rules:
 
 import re
 
-from gpuyard.model.snapshot import Device, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd import card_fields
 from gpuyard.probes.amd.card_fields import garbled

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd import card_fields
 from gpuyard.probes.amd.card_fields import garbled, json_documents, parse_output

@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from gpuyard.model.snapshot import Device, Process
+from gpuyard.model.machine_snapshot import Device, Process
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import one_per_pid, pci_bus_id, with_distinct_ids
 from gpuyard.probes.kernel_files import read_text

@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import structs
 
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
-from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.intel.intel_cards import IntelCard, list_cards, processes_of
 from gpuyard.probes.run_tool import Deadline, find_tool, problem_beside, run_until

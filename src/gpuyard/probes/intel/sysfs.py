@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.errors import ProbeMissing
-from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
 from gpuyard.probes.intel.intel_cards import DRIVERS, IntelCard, find_files, list_cards, processes_of

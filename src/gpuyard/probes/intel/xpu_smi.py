@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import structs
 
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing, ProbeTimeout
-from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id
 from gpuyard.probes.intel.intel_cards import device_id, processes_of, within_used, without_shared_uuids

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.model.snapshot import Device, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Reading, Vendor
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
 from gpuyard.probes.kernel_files import read_text
 from gpuyard.probes.parse_numbers import words

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled
-from gpuyard.model.snapshot import Device, HealthFigures, Process, Reading, Throttle, Vendor, XidEvent
+from gpuyard.model.machine_snapshot import Device, HealthFigures, Process, Reading, Throttle, Vendor, XidEvent
 from gpuyard.policy.numbers import IDLE_PERCENT
 from gpuyard.probes.devices_and_processes import larger_mb, one_per_pid, pci_bus_id, with_distinct_ids
 from gpuyard.probes.nvidia.lost_cards import (

@@ -6,7 +6,7 @@ A row without a process id is left out, and a problem says so; a card with no ot
 from collections.abc import Iterator, Mapping
 
 from gpuyard.errors import ProbeGarbled
-from gpuyard.model.snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes.devices_and_processes import larger_mb, one_per_pid, pci_bus_id, with_distinct_ids
 from gpuyard.probes.nvidia.lost_cards import fault_in, lost_devices, only_lost_devices, own_words
 from gpuyard.probes.parse_numbers import celsius, megabytes, percent, watts, whole, words

@@ -10,7 +10,7 @@ Rules:
   3 ms, and is queried every 10 s (`EnergyCounters`).
 - The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
   while a card is unhealthy, because only a new initialisation sees a card that came back.
-- Health, energy and the load of each process are in `nvml_health.py`.
+- Health, energy and the load of each process are in `nvml_health_and_energy.py`.
 """
 
 import contextlib
@@ -27,11 +27,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
-from gpuyard.model.snapshot import Device, Problem, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.policy.numbers import IDLE_PERCENT
 from gpuyard.probes.devices_and_processes import larger_mb, one_per_pid, pci_bus_id
 from gpuyard.probes.nvidia.lost_cards import KernelCard, list_kernel_cards
-from gpuyard.probes.nvidia.nvml_health import ASK_RARELY_S, EnergyCounters, NvmlHealth, window_start, with_loads
+from gpuyard.probes.nvidia.nvml_health_and_energy import (
+    ASK_RARELY_S,
+    EnergyCounters,
+    NvmlHealth,
+    window_start,
+    with_loads,
+)
 from gpuyard.probes.parse_numbers import megabytes
 from gpuyard.probes.run_tool import as_problem
 

@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault, GpuyardError
-from gpuyard.model.snapshot import iso_time
+from gpuyard.model.machine_snapshot import iso_time
 from gpuyard.recipes.batch import plan as batch
 from gpuyard.recipes.batch.plan import PRUNED, SUCCEEDED, BatchPlan, BatchRecord, RunRecord, run_folder
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE, PrunedRun, has_frame, prune

@@ -17,14 +17,13 @@ import msgspec
 from gpuyard.errors import AssetError, UserError
 from gpuyard.model.units import MB, parse_size
 from gpuyard.recipes.render.memory.asset_copies import Copies
-from gpuyard.recipes.render.memory.asset_loader import Loader, Source
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
 from gpuyard.recipes.render.memory.device_memory import DeviceMemory
-from gpuyard.recipes.render.memory.open_memory import open_device
+from gpuyard.recipes.render.memory.leased_memory import open_device
 from gpuyard.recipes.render.memory.page_pool import PagePool, page_size
-from gpuyard.recipes.render.output_folders import Outputs, OutputWriters
-from gpuyard.recipes.render.planning import render_units as assets
-from gpuyard.recipes.render.planning.render_units import (
+from gpuyard.recipes.render.memory.read_asset_files import Loader, Source
+from gpuyard.recipes.render.planning import assets_and_units as assets
+from gpuyard.recipes.render.planning.assets_and_units import (
     Asset,
     BudgetLimits,
     Budgets,
@@ -40,6 +39,7 @@ from gpuyard.recipes.render.planning.render_units import (
 from gpuyard.recipes.render.planning.unit_order import choose_order
 from gpuyard.recipes.render.render_worker import LabelResults, Render, RunStatus, Worker
 from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, SkipReason
+from gpuyard.recipes.render.write_outputs import Outputs, OutputWriters
 
 # Python handles a signal that arrives just before a wait only when that wait ends.
 _HANDLE_SIGNALS_EVERY_S = 1.0

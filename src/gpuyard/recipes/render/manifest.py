@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.render.planning.render_units import Label, Unit
+from gpuyard.recipes.render.planning.assets_and_units import Label, Unit
 
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

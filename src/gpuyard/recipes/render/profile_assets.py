@@ -15,11 +15,11 @@ import msgspec
 
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.model.units import MB
-from gpuyard.recipes.render.memory.asset_loader import Loader, Source
 from gpuyard.recipes.render.memory.device_memory import DeviceMemory
-from gpuyard.recipes.render.memory.open_memory import Budget, open_device
+from gpuyard.recipes.render.memory.leased_memory import Budget, open_device
 from gpuyard.recipes.render.memory.page_pool import PagePool, Pages, page_size
-from gpuyard.recipes.render.planning.render_units import WORKING_PART, Asset, Kind, Unit
+from gpuyard.recipes.render.memory.read_asset_files import Loader, Source
+from gpuyard.recipes.render.planning.assets_and_units import WORKING_PART, Asset, Kind, Unit
 
 _FOR_ASSETS = 1 - 1 / WORKING_PART
 OVERHEAD_NBYTES = 64 * MB  # memory of a GPU's allocator beside a buffer

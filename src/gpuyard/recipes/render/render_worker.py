@@ -25,13 +25,13 @@ from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.recipes.render import status_file
 from gpuyard.recipes.render.memory.asset_copies import TiersStopped, TooLarge
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
+from gpuyard.recipes.render.memory.assets_in_use import ActorCache, Frames, SceneManager, retry_with_less
 from gpuyard.recipes.render.memory.device_memory import DeviceMemory, TransferLane, as_device_full
-from gpuyard.recipes.render.memory.hold_assets import ActorCache, Frames, SceneManager, retry_with_less
 from gpuyard.recipes.render.memory.named_arrays import Arrays
 from gpuyard.recipes.render.memory.page_pool import PagePool
-from gpuyard.recipes.render.output_folders import Outputs, OutputWriters
-from gpuyard.recipes.render.planning.render_units import Budgets, Kind, Label, Unit, parts_of, path_of
+from gpuyard.recipes.render.planning.assets_and_units import Budgets, Kind, Label, Unit, parts_of, path_of
 from gpuyard.recipes.render.status_file import RenderStatus, Skip, SkipReason, TransferCounts, WorkerStatus
+from gpuyard.recipes.render.write_outputs import Outputs, OutputWriters
 
 
 class LabelResults:

@@ -4,7 +4,7 @@ import json
 
 import msgspec
 
-from gpuyard.recipes.render.planning.render_units import StallCause
+from gpuyard.recipes.render.planning.assets_and_units import StallCause
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,11 +24,11 @@ from pathlib import Path
 from yaml.constructor import SafeConstructor
 
 from gpuyard.config import load_config
-from gpuyard.engines.registry import LOCAL
+from gpuyard.engines.open_cluster_engine import LOCAL
 from gpuyard.errors import UserError
 from gpuyard.model.lease import Need
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.printable_text import natural_order
-from gpuyard.model.snapshot import Vendor
 from gpuyard.policy.device_names import choose_vendor, refuse_while_silent
 from gpuyard.probes.local_machine import snapshot
 from gpuyard.recipes.workspace.conda_environment import activate_environment, find_tools

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from gpuyard.client.fast_http import DaemonConnection, connect
 from gpuyard.client.paths import state_folder
 from gpuyard.client.submitted_code import code_of
-from gpuyard.engines.registry import LOCAL, check_name
+from gpuyard.engines.open_cluster_engine import LOCAL, check_name
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.errors import UserError
 from gpuyard.model.job_spec import TagSharing, Task
@@ -30,7 +30,7 @@ from gpuyard.recipes.workspace.prepare_sweep import arguments_of
 from gpuyard.recipes.workspace.settings import LoadedSettings, TaskOptions, WorkspaceSettings, load_task_options
 from gpuyard.recipes.workspace.yaml_settings import cannot_read
 from gpuyard.system.file_locks import locked
-from gpuyard.system.outside_files import LOG, WORKSPACE, record_outside
+from gpuyard.system.files_outside_home import LOG, WORKSPACE, record_outside
 from gpuyard.system.submitting_shell import read_shell_settings, starting_processes
 from gpuyard.system.write_files import write_whole
 

@@ -18,7 +18,7 @@ import yaml
 
 from gpuyard.errors import UserError
 from gpuyard.model.job_spec import RetryCause
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.stopping import parse_warning
 from gpuyard.model.submit_options import MAX_PRIORITY
 from gpuyard.model.units import parse_duration, parse_size

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, TextIO
 
-    from gpuyard.model.snapshot import Snapshot
+    from gpuyard.model.machine_snapshot import Snapshot
     from gpuyard.ui.cli.text_table import Column, Line
     from gpuyard.ui.views import Frame
 

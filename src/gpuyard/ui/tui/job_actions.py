@@ -9,7 +9,7 @@ from msgspec import Struct, convert
 from rich.text import Text
 
 from gpuyard.errors import GpuyardError
-from gpuyard.model.snapshot import Host
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.model.units import UNKNOWN, format_count
 from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text, row_ids
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, cut_middle

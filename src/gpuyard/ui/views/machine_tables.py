@@ -12,7 +12,7 @@ from typing import TypeVar
 from gpuyard.ledger.ledger_status import LedgerStatus, WaitingTicket
 from gpuyard.ledger.records import BadRecord
 from gpuyard.model.lease import HostShare, Lease, Need
-from gpuyard.model.snapshot import Device, Host, Problem, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Problem, Snapshot, Vendor
 from gpuyard.model.topology import link_text
 from gpuyard.model.units import UNKNOWN, format_count, format_duration, format_gigabytes, format_size
 from gpuyard.policy.host_room import HostUse, format_cpus

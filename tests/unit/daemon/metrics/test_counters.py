@@ -21,8 +21,8 @@ from gpuyard.model.job import (
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Need
 from gpuyard.model.lifecycle import JobState
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
-from gpuyard.model.snapshot import Host, Snapshot
 from gpuyard.policy.plan import decide
 from gpuyard.policy.world import Plan
 from gpuyard.queue.step import Step

@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from gpuyard.daemon.metrics import EventCounters, Scrape, write_metrics
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Host, Snapshot
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.policy.device_state import PromisedShare, break_down
 from tests.unit.policy.test_placement import ALICE, BOB, GB, card, lease, machine
 

@@ -17,7 +17,7 @@ from gpuyard.model.job_progress import ProgressReading, WorkDone
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Need
 from gpuyard.model.lifecycle import JobState
-from gpuyard.queue.live_jobs import Live, LiveJobs
+from gpuyard.queue.live_attempts import Live, LiveJobs
 from gpuyard.queue.measure_usage import ProgressTracker
 
 DEADLINE_S = 30.0

@@ -23,7 +23,7 @@ from gpuyard.model.job import Attempt, Job, Outcome, OutcomeKind, Over, Publishe
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Holder, Lease, Need, Share
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.model.subscriptions import DEFAULT_EVENTS, JOB_EVENTS, Event, Subscription, parse_subscription
 
 ON, TO = ("failed", "queue-empty"), ("everybody",)

@@ -7,7 +7,7 @@ import pytest
 from gpuyard.engines.containers import container_commands as module
 from gpuyard.engines.containers.container_commands import device_options
 from gpuyard.errors import UserError
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 
 NVIDIA = [Device(id="GPU-aa", vendor=Vendor.NVIDIA, index=2), Device(id="GPU-bb", vendor=Vendor.NVIDIA, index=0)]
 MIG = Device(id="MIG-cc", vendor=Vendor.NVIDIA, index=0, parent="GPU-bb")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpuyard.model.snapshot import Device, Host, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Process, Reading, Vendor
 from gpuyard.probes.local_machine import replay
 from gpuyard.probes.machine_reader import assemble
 from gpuyard.probes.nvidia import nvml as nvml_probe

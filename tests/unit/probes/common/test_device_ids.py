@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids, without_number
 
 ids = st.lists(st.sampled_from(["a", "b", "a#0", "a#1", "b#1"]), max_size=12)

@@ -1,6 +1,6 @@
 import pytest
 
-from gpuyard.model.snapshot import Device, Host, Process, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Process, Snapshot, Vendor
 from gpuyard.probes.devices_and_processes import idle_seconds, longest_idle
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse
 

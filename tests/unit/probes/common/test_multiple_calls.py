@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import ProbeCrashed, ProbeTimeout
-from gpuyard.model.snapshot import Device, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Reading, Vendor
 from gpuyard.probes.run_tool import Deadline, OptionalCall, problem_beside, run_until
 from tests.fakes.clock import FakeClock
 

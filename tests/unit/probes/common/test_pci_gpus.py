@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.probes.kernel_files import gpus_on_pci, vendors_on_pci
 
 

@@ -1,7 +1,7 @@
 """Whatever a driver or a tool says about devices and processes enters gpuyard as printable text."""
 
 from gpuyard.errors import ProbeCrashed
-from gpuyard.model.snapshot import Device, Problem, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.probes.fallback_chain import FallbackChain, check_probes, printable_reading
 from gpuyard.probes.local_machine import replay
 from gpuyard.system.clock import SystemClock

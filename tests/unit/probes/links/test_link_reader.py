@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeMissing
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.topology import Link, LinkKind, Topology
 from gpuyard.probes import vendor_links as nvml_links
 from gpuyard.probes.device_links import LinkReader, read_local_links, read_pci_tree

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.errors import ProbeError, ProbeGarbled
-from gpuyard.model.snapshot import Device, Vendor
+from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.topology import Topology
 from gpuyard.probes.vendor_links import parse_amd_smi, parse_rocm_smi, parse_topo
 

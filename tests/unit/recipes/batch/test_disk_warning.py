@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.policy.start_delays import DiskFigure
-from gpuyard.recipes.batch import propose_limits as run_sizes
+from gpuyard.policy.disk_and_system_limits import DiskFigure
+from gpuyard.recipes.batch import disk_warning as warning_module
 from gpuyard.recipes.batch.disk_warning import RunSize, disk_warning, expected_run_size
 from gpuyard.recipes.batch.plan import RECORD, RUNS, BatchPlan, BatchRecord
 from tests.unit.recipes.batch.test_run_results import run
@@ -35,7 +35,7 @@ def finish(folder: Path, *sizes_mb: int, **changes: str | int) -> None:
 
 def free(monkeypatch: pytest.MonkeyPatch, free_mb: float | None) -> None:
     figure = DiskFigure(folder="/out", free_mb=free_mb, total_mb=1e6)
-    monkeypatch.setattr(run_sizes, "read_disk_in_time", lambda _: figure)
+    monkeypatch.setattr(warning_module, "read_disk_in_time", lambda _: figure)
 
 
 def test_the_size_of_a_run_is_the_mean_of_those_in_the_root_or_of_the_batch_beside(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.model.snapshot import Device, Host, Sample, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Sample, Snapshot, Vendor
 from gpuyard.probes.sample_log import SampleLog
 from gpuyard.queue.batch_gates import GateSample
 from gpuyard.recipes.batch.propose_limits import ProposedLimit, propose_limits, read_sample_log

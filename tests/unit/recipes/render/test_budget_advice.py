@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gpuyard.model.units import parse_size
 from gpuyard.recipes.render.memory.page_pool import PagePool, page_size
-from gpuyard.recipes.render.planning.render_units import (
+from gpuyard.recipes.render.planning.assets_and_units import (
     Asset,
     Budgets,
     Kind,

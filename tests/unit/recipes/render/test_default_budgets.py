@@ -3,9 +3,9 @@
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
-from gpuyard.recipes.render.memory import open_memory as default_budgets
-from gpuyard.recipes.render.memory.open_memory import choose_ram, choose_vram
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.recipes.render.memory import leased_memory as default_budgets
+from gpuyard.recipes.render.memory.leased_memory import choose_ram, choose_vram
 
 
 @pytest.fixture(autouse=True)

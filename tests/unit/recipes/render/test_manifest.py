@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuyard.errors import UserError
 from gpuyard.recipes.render.manifest import parse, read
-from gpuyard.recipes.render.planning.render_units import Unit
+from gpuyard.recipes.render.planning.assets_and_units import Unit
 
 FOLDER = Path("/data/shots")
 Json = dict[str, Any]

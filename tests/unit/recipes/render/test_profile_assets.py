@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from gpuyard.recipes.render.memory.asset_loader import Loader
-from gpuyard.recipes.render.memory.open_memory import Budget
-from gpuyard.recipes.render.planning.render_units import Kind
+from gpuyard.recipes.render.memory.leased_memory import Budget
+from gpuyard.recipes.render.memory.read_asset_files import Loader
+from gpuyard.recipes.render.planning.assets_and_units import Kind
 from gpuyard.recipes.render.profile_assets import AssetProfile, Profiler
 from tests.residency_files import splats, write_ply
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gpuyard.errors import AssetError
-from gpuyard.recipes.render.memory import asset_loader
-from gpuyard.recipes.render.memory.asset_loader import Load, Loader, Source
+from gpuyard.recipes.render.memory import read_asset_files as asset_loader
 from gpuyard.recipes.render.memory.named_arrays import Layout
+from gpuyard.recipes.render.memory.read_asset_files import Load, Loader, Source
 from tests.residency_files import FORMS, PagedSink, points, splats, write_ply
 
 

@@ -14,10 +14,10 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.installation import find_installation
 from gpuyard.ledger.ledger import Ledger
 from gpuyard.model.lease import Lease
-from gpuyard.model.snapshot import Device, Host, Snapshot, Vendor
+from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.probes import local_machine
-from gpuyard.recipes.render.memory import open_memory
-from gpuyard.recipes.render.memory.open_memory import missing_gpu_advice, open_device
+from gpuyard.recipes.render.memory import leased_memory as open_memory
+from gpuyard.recipes.render.memory.leased_memory import missing_gpu_advice, open_device
 from gpuyard.scripting import gpu_scheduler
 from tests.fakes import torch_stand_in
 

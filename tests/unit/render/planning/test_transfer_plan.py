@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuyard.recipes.render.planning.render_units import (
+from gpuyard.recipes.render.planning.assets_and_units import (
     Action,
     Asset,
     Budgets,

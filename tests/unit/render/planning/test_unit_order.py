@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.recipes.render.planning.render_units import Asset, Budgets, Kind, Label, Unit
+from gpuyard.recipes.render.planning.assets_and_units import Asset, Budgets, Kind, Label, Unit
 from gpuyard.recipes.render.planning.unit_order import MovedBytes, choose_order, moved
 
 SCENES, ACTORS = ("s0", "s1", "s2", "s3"), ("a0", "a1", "a2", "a3")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.recipes.render.planning.render_units import Future, Unit, keys_of, uses_of
+from gpuyard.recipes.render.planning.assets_and_units import Future, Unit, keys_of, uses_of
 from tests.unit.render.plan_simulation import unit
 
 S0, S1, A0 = "scene:s0", "scene:s1", "actor:a0"

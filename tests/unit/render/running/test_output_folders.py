@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.render.output_folders import Outputs, SkipsUnwritten, check_outputs
-from gpuyard.recipes.render.planning.render_units import Label, Unit
+from gpuyard.recipes.render.planning.assets_and_units import Label, Unit
 from gpuyard.recipes.render.status_file import Skip
+from gpuyard.recipes.render.write_outputs import Outputs, SkipsUnwritten, check_outputs
 
 A, B = Label(name="a", value={}), Label(name="b", value={})
 
@@ -110,8 +110,8 @@ def test_a_name_that_leads_out_of_the_root_is_refused(root: Path, name: str) -> 
 def test_temporary_files_of_a_killed_run_are_removed(root: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from gpuyard.recipes.render.output_folders import Outputs\n"
-        "from gpuyard.recipes.render.planning.render_units import Label\n"
+        "from gpuyard.recipes.render.write_outputs import Outputs\n"
+        "from gpuyard.recipes.render.planning.assets_and_units import Label\n"
         "outputs = Outputs(Path(sys.argv[1]), resume=False)\n"
         "for name in 'ab':\n"
         "    label = Label(name=name, value={}); folder = outputs.open(label)\n"
@@ -266,7 +266,7 @@ def test_a_reason_with_a_file_name_that_is_not_text_is_written(root: Path) -> No
 
 FULL = (
     "import resource, signal, sys; from pathlib import Path\n"
-    "from gpuyard.recipes.render.output_folders import Outputs\n"
+    "from gpuyard.recipes.render.write_outputs import Outputs\n"
     "from gpuyard.recipes.render.status_file import Skip\n"
     "outputs = Outputs(Path(sys.argv[1]), resume=False)\n"
     "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

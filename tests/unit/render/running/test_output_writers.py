@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.recipes.render import output_folders as output_writers
-from gpuyard.recipes.render.output_folders import Outputs, OutputWriters
-from gpuyard.recipes.render.planning.render_units import Label
+from gpuyard.recipes.render import write_outputs as output_writers
+from gpuyard.recipes.render.planning.assets_and_units import Label
+from gpuyard.recipes.render.write_outputs import Outputs, OutputWriters
 from tests.residency_runs import DEADLINE_S, AssetFiles, check_every_label, play, write_checksum
 
 BUDGET = 1 << 20

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.render.memory.asset_loader import Loader, Source
-from gpuyard.recipes.render.planning.render_units import Unit
+from gpuyard.recipes.render.memory.read_asset_files import Loader, Source
+from gpuyard.recipes.render.planning.assets_and_units import Unit
 from gpuyard.residency import Coordinator
 from gpuyard.ui.cli.recipes.render import VERB
 from tests.residency_runs import (

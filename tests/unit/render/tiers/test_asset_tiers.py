@@ -9,11 +9,11 @@ import pytest
 
 from gpuyard.errors import DeviceFull
 from gpuyard.recipes.render.memory.asset_copies import Loan, TiersStopped, TooLarge
-from gpuyard.recipes.render.memory.asset_loader import Loader
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
-from gpuyard.recipes.render.memory.hold_assets import retry_with_less
+from gpuyard.recipes.render.memory.assets_in_use import retry_with_less
 from gpuyard.recipes.render.memory.named_arrays import Arrays
-from gpuyard.recipes.render.planning.render_units import Kind, Unit
+from gpuyard.recipes.render.memory.read_asset_files import Loader
+from gpuyard.recipes.render.planning.assets_and_units import Kind, Unit
 from tests.residency_runs import AssetFiles, WatchedMemory, checksum, in_time, tiers_over
 
 ROOM = 1 << 20

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuyard.errors import AssetError, DeviceFull
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
-from gpuyard.recipes.render.memory.hold_assets import ActorCache, Frames
+from gpuyard.recipes.render.memory.assets_in_use import ActorCache, Frames
 from tests.residency_files import points
 from tests.residency_runs import (
     DEADLINE_S,

@@ -27,7 +27,7 @@ from gpuyard.recipes.render.memory.asset_copies import (
     add_count,
 )
 from gpuyard.recipes.render.memory.device_memory import DeviceMemory, as_device_full
-from gpuyard.recipes.render.planning.render_units import (
+from gpuyard.recipes.render.planning.assets_and_units import (
     Action,
     Budgets,
     Future,

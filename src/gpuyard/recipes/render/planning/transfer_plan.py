@@ -22,7 +22,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from gpuyard.recipes.render.planning.render_units import (
+from gpuyard.recipes.render.planning.assets_and_units import (
     Action,
     Asset,
     BudgetLimits,

@@ -19,7 +19,7 @@ from math import inf
 
 import msgspec
 
-from gpuyard.recipes.render.planning.render_units import Asset, Budgets, Kind, Unit, limits_of
+from gpuyard.recipes.render.planning.assets_and_units import Asset, Budgets, Kind, Unit, limits_of
 
 # A good disk reads 3 to 5 GB/s, PCIe transfers about 50.
 _READ_WEIGHT = 10

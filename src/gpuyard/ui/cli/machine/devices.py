@@ -10,8 +10,8 @@ from gpuyard.config import load_config
 from gpuyard.ledger.ledger import clear_devices, drain_devices, open_ledger, undrain_devices
 from gpuyard.ledger.ledger_status import read_host_reserved
 from gpuyard.model.lease import Drain, Need
+from gpuyard.model.machine_snapshot import Device, Snapshot, device_as_dict, snapshot_as_dict
 from gpuyard.model.option import Option
-from gpuyard.model.snapshot import Device, Snapshot, device_as_dict, snapshot_as_dict
 from gpuyard.model.topology import topology_as_dict
 from gpuyard.model.units import format_count
 from gpuyard.policy.device_health import (

@@ -19,19 +19,19 @@ from gpuyard.config import config_dir, config_fault, lease_dir, load_config
 from gpuyard.engines.cluster.site_checks import NodeCheck
 from gpuyard.engines.containers.container_commands import installed_tools
 from gpuyard.engines.local.job_cgroups import find_delegated
-from gpuyard.engines.registry import Checked, check_cluster_nodes, check_engines
+from gpuyard.engines.open_cluster_engine import Checked, check_cluster_nodes, check_engines
 from gpuyard.errors import EnvironmentFault, GpuyardError, ProbeError, UserError
-from gpuyard.ledger.directory_record import check_directory
+from gpuyard.ledger.directory_in_use import check_directory
 from gpuyard.ledger.ledger import Ledger, LedgerContents
 from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.ledger.neighbours import describe, find_neighbours
 from gpuyard.model.lease import Drain
+from gpuyard.model.machine_snapshot import HealthMark, Host, IssueKind, Snapshot, Vendor, snapshot_as_dict
 from gpuyard.model.option import Option
-from gpuyard.model.snapshot import HealthMark, Host, IssueKind, Snapshot, Vendor, snapshot_as_dict
 from gpuyard.model.units import format_count, format_size
 from gpuyard.policy.device_health import closed_devices, describe_drain, device_issues
 from gpuyard.policy.device_names import banned_ids
-from gpuyard.policy.start_delays import CONFIGURED, disk_reason
+from gpuyard.policy.disk_and_system_limits import CONFIGURED, disk_reason
 from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.probes.disk_watch import read_disk_in_time
 from gpuyard.probes.fallback_chain import Checkup, check_probes

@@ -12,8 +12,8 @@ from gpuyard.ledger.ledger import Ledger, open_ledger
 from gpuyard.ledger.ledger_mutex import find_closed_parent, make_shared_directory
 from gpuyard.ledger.ledger_status import LedgerStatus, read_ledger_status
 from gpuyard.model.lease import Lease
+from gpuyard.model.machine_snapshot import iso_time
 from gpuyard.model.option import Option
-from gpuyard.model.snapshot import iso_time
 from gpuyard.policy.host_room import HostUse
 from gpuyard.probes.devices_and_processes import ProcessInfo, describe_processes, idle_seconds
 from gpuyard.probes.local_machine import snapshot

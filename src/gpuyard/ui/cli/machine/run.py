@@ -19,10 +19,10 @@ from gpuyard.ledger.measured_usage import LEASE_VARIABLE
 from gpuyard.ledger.neighbours import announce, due_note
 from gpuyard.ledger.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 from gpuyard.model.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
+from gpuyard.model.machine_snapshot import Device, Snapshot, Vendor
 from gpuyard.model.option import Option
 from gpuyard.model.option_values import Options
 from gpuyard.model.shell_environment import thread_variables
-from gpuyard.model.snapshot import Device, Snapshot, Vendor
 from gpuyard.model.submit_options import SUBMIT_OPTIONS
 from gpuyard.policy.device_names import check_possible, choose_vendor, find_devices, refuse_while_silent
 from gpuyard.policy.host_room import check_host

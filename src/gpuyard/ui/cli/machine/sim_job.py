@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Sequence
 
 from gpuyard.errors import SimulatedOutOfMemory, UserError
+from gpuyard.model.machine_snapshot import Host, Snapshot
 from gpuyard.model.option import Option
-from gpuyard.model.snapshot import Host, Snapshot
 from gpuyard.model.units import format_size, parse_duration, parse_size
 from gpuyard.policy.device_names import find_devices
 from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, visible_device_ids

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.model.machine_snapshot import Device, Sample, iso_time
 from gpuyard.model.option import Option
-from gpuyard.model.snapshot import Device, Sample, iso_time
 from gpuyard.model.units import UNKNOWN
 from gpuyard.probes.devices_and_processes import describe_processes
 from gpuyard.probes.kernel_files import vendors_on_pci

@@ -21,10 +21,10 @@ from gpuyard.model.option_values import Options
 from gpuyard.recipes.render.follow_run import Follower, StatusFile
 from gpuyard.recipes.render.load_function import RENDERER, find_function
 from gpuyard.recipes.render.manifest import Manifest
-from gpuyard.recipes.render.memory.open_memory import need_numpy
-from gpuyard.recipes.render.output_folders import SkipsUnwritten, check_outputs
-from gpuyard.recipes.render.planning.render_units import DEFAULT_WORKERS
+from gpuyard.recipes.render.memory.leased_memory import need_numpy
+from gpuyard.recipes.render.planning.assets_and_units import DEFAULT_WORKERS
 from gpuyard.recipes.render.status_file import RenderReport
+from gpuyard.recipes.render.write_outputs import SkipsUnwritten, check_outputs
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.command_grammar import JSON, Typed, Verb
 from gpuyard.ui.cli.recipes import render_profile as render_options
@@ -35,7 +35,7 @@ from gpuyard.ui.cli.text_table import clean
 
 if TYPE_CHECKING:
     from gpuyard.recipes.render.coordinator import Coordinator
-    from gpuyard.recipes.render.memory.asset_loader import Loader
+    from gpuyard.recipes.render.memory.read_asset_files import Loader
 
 _NOTE_WAIT_AFTER_S = 4.0  # longer than the initialisation of CUDA
 

@@ -16,8 +16,8 @@ from gpuyard.model.units import UNKNOWN, format_bytes
 from gpuyard.recipes.render.load_function import LOADER as LOADER_CONTRACT
 from gpuyard.recipes.render.load_function import find_function
 from gpuyard.recipes.render.manifest import Manifest, read
-from gpuyard.recipes.render.memory.open_memory import Budget, choose_ram, choose_vram, missing_gpu_advice, need_numpy
-from gpuyard.recipes.render.planning.render_units import DEFAULT_WORKERS
+from gpuyard.recipes.render.memory.leased_memory import Budget, choose_ram, choose_vram, missing_gpu_advice, need_numpy
+from gpuyard.recipes.render.planning.assets_and_units import DEFAULT_WORKERS
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.recipes.redirect_output import reserve_stdout
@@ -25,7 +25,7 @@ from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, tab
 from gpuyard.ui.cli.text_table import Column, clean
 
 if TYPE_CHECKING:
-    from gpuyard.recipes.render.memory.asset_loader import Loader
+    from gpuyard.recipes.render.memory.read_asset_files import Loader
     from gpuyard.recipes.render.profile_assets import Advice, AssetProfile, Profiler
 
 _MOST_SHOWN = 20
@@ -55,7 +55,7 @@ def read_manifest(path: str, *, is_strict: bool = False) -> Manifest:
 
 
 def make_loader(text: str | None) -> "Loader":
-    from gpuyard.recipes.render.memory.asset_loader import Loader
+    from gpuyard.recipes.render.memory.read_asset_files import Loader
 
     return Loader(None if text is None else find_function("--loader", text, LOADER_CONTRACT))
 

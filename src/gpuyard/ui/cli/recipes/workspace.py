@@ -22,7 +22,7 @@ from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, Work
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
-from gpuyard.ui.cli.recipes.workspace_help import WorkspaceLocation, help_text, relative_path
+from gpuyard.ui.cli.recipes.workspace_command_line import WorkspaceLocation, help_text, relative_path
 from gpuyard.ui.cli.terminal import (
     absolute,
     is_terminal,

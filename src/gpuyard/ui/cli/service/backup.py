@@ -60,7 +60,7 @@ class RestoreVerb:
         from gpuyard.client.daemon_liveness import hold_daemon_lock
         from gpuyard.client.paths import lock_path, state_folder
         from gpuyard.engines.local.keeper_connection import begun_attempts
-        from gpuyard.engines.registry import log_folders
+        from gpuyard.engines.open_cluster_engine import log_folders
         from gpuyard.store.backup import checked_backup, count_unfinished, restore
         from gpuyard.system.private_files import make_folder
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.model.snapshot import UNEXPLAINED_MB, Device, HealthFigures, Process, Throttle, XidEvent
+from gpuyard.model.machine_snapshot import UNEXPLAINED_MB, Device, HealthFigures, Process, Throttle, XidEvent
 from gpuyard.policy.numbers import IDLE_PERCENT
 from gpuyard.probes.kernel_files import sees_all_processes
 from gpuyard.probes.nvidia.lost_cards import MOST_REMEMBERED, KernelLog

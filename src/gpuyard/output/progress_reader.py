@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.job_progress import WorkDone
-from gpuyard.output.line_counts import Count, LineReading, read_line
+from gpuyard.output.progress_line import Count, LineReading, read_line
 
 MOST_LINES = 400
 LONGEST_LINE = 1000

@@ -1,4 +1,4 @@
-"""`python -m gpuyard.store.folder_check FOLDER`: test locks between two processes, sockets and SQLite in a folder.
+"""`python -m gpuyard.store.file_system_check FOLDER`: test locks between two processes, sockets and SQLite in a folder.
 
 Prints `passed`, or what does not work. A program of its own, because a call may hang in a file system.
 """
@@ -93,7 +93,7 @@ def _see_database(path: Path) -> str:
 
 def _ask(what: str, path: Path) -> str:
     """Return what a second process sees."""
-    command = [sys.executable, "-P", "-m", "gpuyard.store.folder_check", what, str(path)]
+    command = [sys.executable, "-P", "-m", "gpuyard.store.file_system_check", what, str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 

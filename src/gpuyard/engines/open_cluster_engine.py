@@ -17,7 +17,7 @@ from gpuyard.config import ClusterConfig, RayConfig, SlurmConfig, load_config
 from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
 from gpuyard.ports import Engine
 from gpuyard.system.file_locks import lock
-from gpuyard.system.outside_files import CLUSTER, record_outside
+from gpuyard.system.files_outside_home import CLUSTER, record_outside
 from gpuyard.system.private_files import open_own
 from gpuyard.system.user_directories import shared_directory, state_directory
 

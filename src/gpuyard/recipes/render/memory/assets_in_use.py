@@ -20,7 +20,7 @@ from gpuyard.recipes.render.memory.asset_tiers import Tiers
 from gpuyard.recipes.render.memory.device_memory import Buffer, Mark, TransferLane, as_device_full
 from gpuyard.recipes.render.memory.named_arrays import Arrays, Layout
 from gpuyard.recipes.render.memory.page_pool import PagePool, Pages
-from gpuyard.recipes.render.planning.render_units import Kind
+from gpuyard.recipes.render.planning.assets_and_units import Kind
 
 Frames = Sequence[Arrays]
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Claim, Holder, Need, Share, Ticket
-from gpuyard.model.snapshot import Device
+from gpuyard.model.machine_snapshot import Device
 from gpuyard.policy import wait_reasons
 from gpuyard.policy.device_state import DeviceState, PromisedShare, claimed_share, has_free_part, lease_ids, share_of
 from gpuyard.policy.foreign_load import NO_FOREIGN_LOAD

@@ -20,7 +20,7 @@ from gpuyard import GPUScheduler, Snapshot, snapshot
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.installation import find_installation
 from gpuyard.model.lease import Need
-from gpuyard.model.snapshot import Vendor
+from gpuyard.model.machine_snapshot import Vendor
 from gpuyard.model.units import MB, format_size
 from gpuyard.policy.device_names import choose_vendor
 from gpuyard.recipes.render.memory.device_memory import DeviceMemory

@@ -21,7 +21,7 @@ from gpuyard.policy.plan import LONGEST_S, MOST, may_slice, slice_length
 from gpuyard.policy.world import Plan, Start, World
 from gpuyard.ports import Prepared, SiteStatus
 from gpuyard.queue.engine_set import EngineSet
-from gpuyard.queue.live_jobs import Live
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.render.planning.render_units import Label, Unit
+from gpuyard.recipes.render.planning.assets_and_units import Label, Unit
 from gpuyard.recipes.render.status_file import Skip, as_json
 from gpuyard.system.folder_tree import FolderTree, raise_it, remove_tree
 

@@ -18,8 +18,8 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from gpuyard.model.lease import Claim, Holder, Need
-from gpuyard.policy.fit import PlacementState, in_queue_order
 from gpuyard.policy.numbers import STRICT_AFTER_S
+from gpuyard.policy.placement import PlacementState, in_queue_order
 from gpuyard.policy.queue_order import Candidate, Lane
 from gpuyard.policy.rules import Rule
 from gpuyard.policy.running_counts import StartedSoFar
