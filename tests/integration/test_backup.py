@@ -89,6 +89,8 @@ def test_after_a_crash_restore_names_the_jobs_that_have_begun_and_no_others(
     queue.shell(f"echo $GPUYARD_JOB_ID >> {runs}", array="1-4000", vram="8G")
     until(lambda: len(ids_in(runs)) > 50, "the first runs")
     backed_up(path)
+    before = len(ids_in(runs))
+    until(lambda: len(ids_in(runs)) > before + 200, "runs of slices that were not in the backup")
     queue.kill9()
     while not logs_in_advance(queue, runs):  # after the daemon's end
         queue.start()

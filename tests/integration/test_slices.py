@@ -51,6 +51,7 @@ def _rows(queue: QueueUnderTest, query: str) -> list[tuple[Any, ...]]:
 
 
 def _keeper_pid(queue: QueueUnderTest) -> int:
+    until(lambda: any((queue.home / "keepers").glob("*.sock")), "a keeper")
     return next(int(path.stem) for path in (queue.home / "keepers").glob("*.sock"))
 
 

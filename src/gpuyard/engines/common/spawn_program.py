@@ -18,6 +18,9 @@ from gpuyard.system.system_limits import passes
 from gpuyard.system.write_files import UnsafePathError, open_results
 
 LEASE_AT = 8
+# The mode of a log that was created before its program begins. The sticky bit, which has no meaning on files, tells it
+# from the empty log of a program that has begun.
+UNBEGUN_LOG = 0o600 | stat.S_ISVTX
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
 # Limits that can keep us from starting a process.
 _STOPPING = {resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NPROC}
@@ -124,7 +127,10 @@ def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
 
 def _open_log(path: str) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if os.fstat(log).st_mode & stat.S_ISVTX:
+            os.fchmod(log, 0o600)
+        return log
     except OSError as error:
         raise (NotBegun("log", error) if passes(error) else StartFailure("no-log")) from None
 

@@ -27,6 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.engines.common.program_outcome import BEGAN
+from gpuyard.engines.common.spawn_program import UNBEGUN_LOG
 from gpuyard.engines.common.unbegun_words import is_unbegun
 from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.local.attempt_processes import ProcessSignals
@@ -179,7 +180,7 @@ class LocalEngine(PlacesNothing):
         for each in upcoming:
             with contextlib.suppress(OSError):  # the keeper reports it
                 if each.log is not None and each.log.startswith(f"{self._logs}/"):
-                    os.close(os.open(each.log, _CREATE_LOG, 0o600))
+                    os.close(os.open(each.log, _CREATE_LOG, UNBEGUN_LOG))
 
     def _remove_unused_log(self, watched: WatchedAttempt) -> None:
         with contextlib.suppress(OSError):

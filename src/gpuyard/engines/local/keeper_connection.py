@@ -18,6 +18,7 @@ import os
 import re
 import select
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,9 +80,18 @@ def begun_attempts(journal: Path, logs: Iterable[Path]) -> dict[int, int]:
         begun += [(int(job_id), int(number)) for job_id, number in keys]
     for folder in logs:
         with contextlib.suppress(OSError):
-            names = map(_LOG_NAME.fullmatch, os.listdir(folder))
-            begun += [(int(name[1]), int(name[2])) for name in names if name is not None]
+            names = filter(None, map(_LOG_NAME.fullmatch, os.listdir(folder)))
+            begun += [(int(name[1]), int(name[2])) for name in names if not _is_unbegun_log(folder / name[0])]
     return {job_id: number for job_id, number in sorted(begun) if job_id}
+
+
+def _is_unbegun_log(path: Path) -> bool:
+    """Return False in case of doubt, so that the job does not run a second time."""
+    try:
+        log = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_IFMT(log.st_mode) == stat.S_IFREG and bool(log.st_mode & stat.S_ISVTX) and not log.st_size
 
 
 class KeeperConnection:
