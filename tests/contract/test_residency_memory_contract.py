@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from gpuyard.recipes.render.memory.cuda_memory import CudaMemory
-from gpuyard.recipes.render.memory.device_memory import DeviceMemory, HostMemory
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory
+from gpuyard.recipes.render.memory.host_memory import HostMemory
 from tests.contract.residency_memory import BUDGET, MemoryContract
 from tests.fakes import torch_stand_in
 

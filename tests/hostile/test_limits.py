@@ -57,7 +57,7 @@ def give_back(folder: str) -> None:
 def waits_for(queue: QueueUnderTest, job_id: int, text: str) -> bool:
     """Return whether the job waits for this reason. No job may fail meanwhile."""
     counts = queue.counts()
-    assert set(counts) <= {"queued", "running", "succeeded"}, counts
+    assert set(counts) <= {"queued", "pending", "running", "succeeded"}, counts
     return text in queue.why(job_id)
 
 

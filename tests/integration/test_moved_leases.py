@@ -169,7 +169,7 @@ def test_a_daemon_that_dies_while_it_moves_leaves_all_leases(
 DIES = """
 import os, sys
 from pathlib import Path
-from gpuyard.ledger import directory_record
+from gpuyard.ledger import directory_in_use
 
 call, is_after = sys.argv[1], sys.argv[2] == "True"
 real = getattr(os, call)
@@ -178,5 +178,5 @@ def die(*arguments, **options):
         real(*arguments, **options)
     os._exit(9)
 setattr(os, call, die)
-directory_record.move_in(Path(os.environ["GPUYARD_LOCK_DIR"]))
+directory_in_use.move_in(Path(os.environ["GPUYARD_LOCK_DIR"]))
 """

@@ -128,7 +128,9 @@ def test_the_wheel_contains_every_file_of_the_packages_and_nothing_else(built: B
         str(path.relative_to(ROOT / "src"))
         for package in PACKAGES
         for path in (ROOT / "src" / package).rglob("*")
-        if path.is_file() and not _is_left_by_tools(path.relative_to(ROOT)) and path.name != "ruff.toml"
+        if path.is_file()
+        and not _is_left_by_tools(path.relative_to(ROOT))
+        and path.name not in {"ruff.toml", "README.md"}
     }
     assert names == there
     assert {Path(name).suffix for name in names} == DATA

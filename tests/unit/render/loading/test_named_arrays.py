@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpuyard.recipes.render.memory.device_memory import HostMemory
+from gpuyard.recipes.render.memory.host_memory import HostMemory
 from gpuyard.recipes.render.memory.named_arrays import Arrays, Field, Layout, packed
 
 ROWS = 5

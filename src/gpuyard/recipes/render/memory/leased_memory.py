@@ -64,7 +64,7 @@ def _open(number: int, nbytes: int, torch: Any) -> DeviceMemory:
         from gpuyard.recipes.render.memory.cuda_memory import CudaMemory
 
         return CudaMemory(number, nbytes)
-    from gpuyard.recipes.render.memory.device_memory import HostMemory
+    from gpuyard.recipes.render.memory.host_memory import HostMemory
 
     return HostMemory(nbytes)
 

@@ -120,7 +120,7 @@ def _run_top(_: Typed) -> int:
     try:
         from gpuyard.ui.tui.app import Top
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "textual":
+        if error.name is None or error.name.partition(".")[0] not in {"textual", "rich"}:  # which textual brings along
             raise
         from gpuyard.installation import find_installation
 
