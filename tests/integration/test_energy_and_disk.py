@@ -80,5 +80,5 @@ def test_only_a_job_that_writes_to_the_full_disk_waits(own_queue: QueueUnderTest
     free = queue.submit("echo", "hello", gpus=0, output=output, **{"min-free-disk": "0"})
     assert queue.wait(free)["succeeded"] == 1
     assert (tmp_path / "logs" / f"{free}.txt").read_text() == "hello\n"
-    until(lambda: "the disk of " in queue.why(waits), "the reason")
+    until(lambda: "the disk of its output" in queue.why(waits), "the reason")
     queue.client.request("POST", "/jobs/cancel", body={"ids": str(waits)})

@@ -235,7 +235,7 @@ def test_of_what_a_killed_keeper_had_only_begun_jobs_are_lost(
 def test_what_a_job_of_a_slice_left_behind_is_stopped_before_its_next_attempt(
     queue: QueueUnderTest, tmp_path: Path
 ) -> None:
-    """The job kills its keeper, before which nobody has recorded that it began."""
+    """The job kills its keeper before the daemon has recorded that it began."""
     left, beside = tmp_path / "left", tmp_path / "beside"
     kills = f"echo $$ > {left}; kill -9 $PPID; exec sleep 77"
     is_there = f"grep -q . /proc/$(cat {left})/cmdline"  # not so for a zombie

@@ -62,7 +62,8 @@ class DiskGate:
         own_mb = spec.disk.min_free_mb
         folders = dict.fromkeys(output_folders(spec), "the disk of its output")
         if own_mb is not None and own_mb > least_mb:
-            folders = {folder: f"the disk of the queue's {what}" for what, folder in self._folders.items()} | folders
+            for what, folder in self._folders.items():
+                folders.setdefault(folder, f"the disk of the queue's {what}")
         limit = least_mb if own_mb is None else own_mb
         found = (self._reason(folder, limit, what, _OPTION) for folder, what in folders.items())
         return tuple(reason for reason in found if reason is not None)

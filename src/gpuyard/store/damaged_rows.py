@@ -5,8 +5,8 @@ as its readers do, and mends or deletes those that cannot be read, in one transa
 
 Rules:
 - The row as it was is kept in a file that only this user can read, and is shown nowhere: it may hold an environment.
-- A job keeps its id and what can be read of it. If it waits, it is held, with the reason; so is one whose live attempt
-  is lost.
+- A job keeps its id and what can be read of it. If it waits, it is held, with the reason; so is a job whose live
+  attempt is lost.
 - Rows of all other tables but `specs` are deleted. What the queue counts or derives (counts, lanes) is made anew.
 """
 
