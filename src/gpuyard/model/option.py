@@ -2,7 +2,7 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Literal, Self
 
     Kind = Literal["flag", "whole", "number", "size", "time", "choice", "text", "word", "texts", "ids"]
 
@@ -12,12 +12,8 @@ class Option:
 
     `kind` says how the value is parsed (`model/option_values.py`); `least` and `most` bound numbers and times, and a
     size may be 0 if `least` is. `default` is the value as a user would type it, and `note` describes the default where
-    it is not a single value. "texts" and "ids" may be given several times. `label` is what the form of the web page
-    calls it.
-
-    `is_local`: only this machine can fulfil it, and not another engine. `is_for_gpu`: meaningless without a GPU.
-    `makes_many`: one submission becomes many jobs. `is_for_batch`: only a batch takes it, and `gpuyard submit` does
-    not. `is_hidden`: not in the help.
+    it is not a single value. "texts" and "ids" may be given several times. `heading` is that of the help; options with
+    `is_hidden` are not in the help.
     """
 
     def __init__(  # noqa: PLR0913 - the columns of the table
@@ -33,34 +29,21 @@ class Option:
         least: float | None = None,
         most: float | None = None,
         choices: tuple[str, ...] = (),
-        label: str | None = None,
-        is_local: bool = False,
-        is_for_gpu: bool = False,
-        makes_many: bool = False,
-        is_for_batch: bool = False,
+        heading: str = "",
         is_hidden: bool = False,
     ) -> None:
         self.name, self.kind, self.metavar, self.help, self.short = name, kind, metavar, help, short
-        self.default, self.note = default, note
-        self.least, self.most, self.choices, self.label = least, most, choices, label
-        self.is_local, self.is_for_gpu = is_local, is_for_gpu
-        self.makes_many, self.is_for_batch, self.is_hidden = makes_many, is_for_batch, is_hidden
-
-    @property
-    def is_flag(self) -> bool:
-        return self.kind == "flag"
-
-    @property
-    def is_repeatable(self) -> bool:
-        return self.kind in ("texts", "ids")
+        self.default, self.note, self.least, self.most, self.choices = default, note, least, most, choices
+        self.heading, self.is_hidden = heading, is_hidden
+        self.is_flag, self.is_repeatable = kind == "flag", kind in ("texts", "ids")
 
     @property
     def help_with_default(self) -> str:
         default = self.note or self.default
         return f"{self.help} [{default}]" if default else self.help
 
-    def but(self, **changes: object) -> "Option":
+    def but(self, **changes: object) -> "Self":
         """Return the same option with other fields."""
-        changed = object.__new__(Option)
+        changed = object.__new__(type(self))
         changed.__dict__.update(self.__dict__, **changes)
         return changed

@@ -32,9 +32,6 @@ class Options:
             return _parse_default(option)
         return False if option.is_flag else [] if option.is_repeatable else None
 
-    def given(self) -> list[Option]:
-        return [self._table[name] for name in self._values if name in self]
-
 
 @functools.cache
 def _parse_default(option: Option) -> Any:
@@ -56,36 +53,22 @@ def _parse(option: Option, value: Any) -> Any:
     return str(value) if option.kind == "text" else _PARSERS[option.kind](option, str(value))
 
 
-def _parse_whole(option: Option, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise UserError(
-            f"--{option.name} takes a whole number, not '{text}'", hint=f"write it as --{option.name} 4"
-        ) from None
-    _check_range(option, value, f"{value}")
-    return value
-
-
 def _parse_number(option: Option, text: str) -> float:
+    is_whole = option.kind == "whole"
     try:
-        value = float(text)
+        value = int(text) if is_whole else float(text)
     except ValueError:
+        what, example = ("whole number", 4) if is_whole else ("number", 80)
         raise UserError(
-            f"--{option.name} takes a number, not '{text}'", hint=f"write it as --{option.name} 80"
+            f"--{option.name} takes a {what}, not '{text}'", hint=f"write it as --{option.name} {example}"
         ) from None
-    _check_range(option, value, text)
-    if not 0 <= value < float("inf"):
+    least, most = option.least, option.most
+    if (least is not None and not value >= least) or (most is not None and not value <= most):
+        hint = f"give it {least:,} or more" if most is None else f"give it from {least or 0:,} to {most:,}"
+        raise UserError(f"--{option.name} {value if is_whole else text} is out of range", hint=hint)
+    if not is_whole and not 0 <= value < float("inf"):
         raise UserError(f"--{option.name} {text} is out of range", hint="give it 0 or more")
     return value
-
-
-def _check_range(option: Option, value: float, text: str) -> None:
-    least, most = option.least, option.most
-    if (least is None or value >= least) and (most is None or value <= most):
-        return
-    hint = f"give it {least:,} or more" if most is None else f"give it from {least or 0:,} to {most:,}"
-    raise UserError(f"--{option.name} {text} is out of range", hint=hint)
 
 
 def _parse_size(option: Option, text: str) -> float:
@@ -117,7 +100,7 @@ def _parse_word(option: Option, text: str) -> str:
 
 
 _PARSERS: dict[str, Callable[[Option, str], Any]] = {
-    "whole": _parse_whole,
+    "whole": _parse_number,
     "number": _parse_number,
     "size": _parse_size,
     "time": _parse_time,

@@ -1,5 +1,6 @@
 """Submits a job again, or edits one that waits: the options of the first submission, with the user's changes."""
 
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -7,8 +8,9 @@ from msgspec.structs import replace
 from gpuyard.errors import UserError
 from gpuyard.model.command_line import SHELL, change_arguments, is_change_of_arguments
 from gpuyard.model.job import Job
-from gpuyard.model.job_spec import DEFAULT_LOG_CAP_MB, RetryCause
+from gpuyard.model.job_spec import RetryCause
 from gpuyard.model.lease import WholeDevice
+from gpuyard.model.option_values import Options
 from gpuyard.model.placeholders import ArrayElement, fill_in
 from gpuyard.model.stopping import warning_text
 from gpuyard.model.submission import LOCAL, Submission, SubmissionRequest, parse_submission
@@ -23,14 +25,21 @@ def resubmission(job: Job, command: tuple[str, ...] | None, options: dict[str, A
     for name, value in options.items():
         if value is not None and name in SUBMIT_OPTIONS and SUBMIT_OPTIONS[name].makes_many:
             raise UserError(f"--{name} makes many jobs, and resubmit makes one", hint="use `gpuyard submit`")
-    given = _names(options.get("env"))
+    variables = options.get("env") or []
+    texts = [variables] if isinstance(variables, str) else variables
+    given = {str(each).partition("=")[0] for each in texts}
     if missing := [name for name in job.spec.dropped if name not in given]:
         raise UserError(
             f"gpuyard keeps no secrets of jobs that have ended: job {job.id} lacks {', '.join(missing)}",
             hint=f"give it with env, such as {missing[0]}=…; {missing[0]}= runs without it",
             code="conflict",
         )
-    submission = _changed(job, None if command is None else _new_command(job, command), options, token)
+    if command is not None and is_change_of_arguments(command):
+        if job.argv[:2] == SHELL:
+            hint = "write the whole command after --"
+            raise UserError(f"job {job.id} runs a shell line, whose arguments cannot be told apart", hint=hint)
+        command = change_arguments(job.argv, command)
+    submission = _changed(job, command, options, token)
     return replace(submission, spec=replace(submission.spec, resubmitted_from=job.id))
 
 
@@ -50,9 +59,14 @@ def edited(job: Job, options: dict[str, Any]) -> Submission:
 
 def _changed(job: Job, command: tuple[str, ...] | None, options: dict[str, Any], token: str) -> Submission:
     spec = job.spec
+    filled = {  # the variables with this job's values in place of placeholders
+        name: fill_in((spec.environment[name],), job.placeholders)[0]
+        for name in spec.filled_variables
+        if name in spec.environment
+    }
     request = SubmissionRequest(
         cwd=spec.cwd,
-        environment=_filled_environment(job),
+        environment={**spec.environment, **filled},
         shell=spec.shell,
         token=token,
         configuration=spec.configuration if command is None else "",
@@ -70,76 +84,41 @@ def _changed(job: Job, command: tuple[str, ...] | None, options: dict[str, Any],
     return replace(submission, spec=replace(submission.spec, notify=spec.notify))
 
 
-def _new_command(job: Job, command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command, or the job's own with other arguments where it names only these."""
-    if not is_change_of_arguments(command):
-        return command
-    if job.argv[:2] == SHELL:
-        raise UserError(
-            f"job {job.id} runs a shell line, whose arguments cannot be told apart",
-            hint="write the whole command after --",
-        )
-    return change_arguments(job.argv, command)
-
-
 def _refuse_part_of_whole(job: Job, hint: str) -> None:
     spec = job.spec
-    belongs_to = ""
     if spec.task is not None:
-        belongs_to = f"a task of the workspace {spec.task.workspace}, which has one for each config"
-    elif spec.pace is not None:
-        belongs_to = "a run of a batch, which is paced as a whole"
-    if belongs_to:
-        raise UserError(f"job {job.id} is {belongs_to}", hint=hint)
+        workspace = spec.task.workspace
+        raise UserError(
+            f"job {job.id} is a task of the workspace {workspace}, which has one for each config", hint=hint
+        )
+    if spec.pace is not None:
+        raise UserError(f"job {job.id} is a run of a batch, which is paced as a whole", hint=hint)
 
 
 def options_of(job: Job) -> dict[str, Any]:
-    """Return the options with which `gpuyard submit` would make this job."""
-    spec, need = job.spec, job.spec.need
-    found = {
-        "gpus": need.devices,
+    """Return the options with which `gpuyard submit` would make this job, without those that are the default."""
+    spec, need, container = job.spec, job.spec.need, job.spec.container
+    found: dict[str, Any] = {
         "vram": _digits(need.required_mb),
         "exclusive": need.devices > 0 and isinstance(need.memory, WholeDevice),
-        "vendor": need.vendor and str(need.vendor),
-        "gpu-name": need.model,
-        "linked": need.is_linked,
-        "same-node": need.is_on_one_node,
         "device": None if need.only is None else ",".join(need.only),
-        "max-gpu": need.max_utilization_percent,
-        "max-power-w": need.max_power_w,
-        "max-gpu-mem-mb": need.max_memory_used_mb,
-        "max-cpu": need.max_cpu_percent,
-        "min-free-mem-mb": need.min_host_memory_mb,
         "ram": _digits(need.ram_mb),
         "priority": job.priority,
-        "name": spec.name,
-        "tag": spec.tag or None,
-        "retries": spec.retries,
         "retry-on": list(spec.retry_on) if len(spec.retry_on) < len(RetryCause) else None,
-        "retry-delay": _digits(spec.retry_delay_s),
-        "time-limit": _digits(spec.time_limit_s),
-        "grace": _digits(spec.grace_s),
         "signal": spec.warning and warning_text(spec.warning),
-        "duration": _digits(spec.duration_s),
-        "on-reboot": spec.on_reboot and str(spec.on_reboot),
-        "stdin": spec.stdin,
-        "log-cap": None if spec.log_cap_mb == DEFAULT_LOG_CAP_MB else _digits(spec.log_cap_mb),
-        "min-free-disk": _digits(spec.disk.min_free_mb),
-        "output": spec.output,
-        "error": spec.error,
-        "split-stderr": spec.split_stderr,
-        "timestamps": spec.timestamps,
-        "preempt": spec.preempts,
-        "on-preempt": str(spec.on_preempt),
         "engine": spec.engine or LOCAL,
-        "engine-option": list(spec.engine_options) or None,
-        "cpus": spec.cpus,
-        "image": spec.container and spec.container.image,
-        "mount": list(map(str, spec.container.mounts)) if spec.container else None,
-        "container-option": list(spec.container.options) if spec.container else None,
+        "image": container and container.image,
+        "mount": list(map(str, container.mounts)) if container else None,
+        "container-option": list(container.options) if container else None,
         "notify": list(map(subscription_text, spec.notify)) or None,
     }
-    return {name: value for name, value in found.items() if value is not None and value is not False}
+    defaults = Options({}, SUBMIT_OPTIONS)
+    for option in SUBMIT_OPTIONS.values():
+        value = None if option.field is None else attrgetter(option.field)(spec)
+        if value not in (None, "", defaults[option.name]):
+            is_digits = option.kind in ("size", "time")
+            found[option.name] = _digits(value) if is_digits else list(value) if option.is_repeatable else value
+    return {name: value for name, value in found.items() if value is not None and value is not False and value != []}
 
 
 def _change_options(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -153,22 +132,6 @@ def _change_options(before: dict[str, Any], changes: dict[str, Any]) -> dict[str
         and not (moves and (SUBMIT_OPTIONS[name].is_local or name == "engine-option"))
     }
     return {**kept, **changes}
-
-
-def _names(variables: str | list[str] | None) -> set[str]:
-    """Return the names of the variables that the option `env` sets."""
-    texts = [variables] if isinstance(variables, str) else variables or []
-    return {str(each).partition("=")[0] for each in texts}
-
-
-def _filled_environment(job: Job) -> dict[str, str]:
-    """Return the variables with this job's values in place of placeholders."""
-    filled = {
-        name: fill_in((job.spec.environment[name],), job.placeholders)[0]
-        for name in job.spec.filled_variables
-        if name in job.spec.environment
-    }
-    return {**job.spec.environment, **filled}
 
 
 def _digits(number: float | None) -> str | None:

@@ -34,9 +34,9 @@ MOST_JOBS = 1_000_000
 LOCAL = "local"
 # The default priority of a job that preempts others: jobs of the same priority are never preempted.
 URGENT = 100
-_ARRAY = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
-_PLACEHOLDER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _BYTE_ORDER_MARK = "\ufeff"  # spreadsheets write it before the first column's name
+# The types of the fields whose option is plain text.
+_FIELD_TYPES = {"vendor": Vendor, "on_preempt": OnPreempt, "on_reboot": OnReboot, "engine_options": tuple}
 
 
 class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,50 +89,40 @@ def parse_submission(request: SubmissionRequest) -> Submission:
     engine = "" if options["engine"] in (None, LOCAL) else options["engine"]
     _check(request, options, engine)
     pace = _parse_pace(options) if "concurrency" in options else None
-    need = _with_links(_parse_need(options, pace), options)
+    fields = _parse_fields(options)
+    need = _parse_need(options, fields.pop("need"), pace)
     count, elements, group_limit = _expand(request, options)
     _check_output(request, options, elements, count)
     if request.list is None:
         check_placeholders(request.command or (), options, elements)
-    cwd, on_reboot = request.cwd, options["on-reboot"]
+    stagger_s, cwd, at = options["stagger"], request.cwd, options["at"]
+    if stagger_s and count < 2 and pace is None:
+        raise UserError(
+            "--stagger is a pause between the starts of several jobs, and this is one",
+            hint="give --array, --sweep or --from, or leave it out; --in delays a single job",
+        )
+    if at is not None:
+        parse_moment(at)
     variables = dict(map(_parse_variable, options["env"]))
     spec = JobSpec(
+        **fields,
         command=request.command or (),
         cwd=cwd,
         environment={**(request.environment or {}), **variables},
         need=need,
-        name=options["name"],
-        tag=options["tag"] or "",
-        retries=options["retries"],
         retry_on=parse_causes(options["retry-on"], options["retries"]),
-        retry_delay_s=options["retry-delay"],
-        time_limit_s=options["time-limit"],
-        grace_s=options["grace"],
         warning=parse_signal_option(options["signal"], engine, options["time-limit"]),
-        duration_s=options["duration"],
-        on_reboot=on_reboot and OnReboot(on_reboot),
-        stdin=options["stdin"],
-        log_cap_mb=options["log-cap"],
-        output=options["output"],
-        error=options["error"],
-        disk=_parse_disk_limits(options),
-        split_stderr=options["split-stderr"],
-        timestamps=options["timestamps"],
         is_array=count > 1 or group_limit is not None or "array" in options,
         configuration=request.configuration,
         framework=request.framework,
-        preempts=options["preempt"],
-        on_preempt=OnPreempt(options["on-preempt"]),
         pace=pace,
         tag_sharing=request.tag_sharing,
         task=request.task,
         engine=engine,
-        engine_options=tuple(options["engine-option"]),
-        cpus=options["cpus"],
         notify=tuple(map(parse_subscription, options["notify"])),
         container=parse_container(options["image"], options["mount"], options["container-option"], variables, cwd),
         shell=request.shell,
-        stagger_s=0.0 if pace is not None else _parse_stagger(options["stagger"], count),
+        stagger_s=0.0 if pace is not None else stagger_s,
         code=request.code,
         varies=varying_names(elements) if isinstance(elements, list) else (),
         filled_variables=tuple(name for name, value in variables.items() if used_names([value])),
@@ -152,14 +142,31 @@ def parse_submission(request: SubmissionRequest) -> Submission:
         group_limit=group_limit,
         is_held=options["hold"],
         submitters=request.submitters,
-        at=_parse_start(options["at"]),
+        at=at,
         devices_are_optional=pace is not None and "gpus" not in options and devices is None,
     )
 
 
+def _parse_fields(options: Options) -> dict[str, Any]:
+    """Return the fields of the spec that have an option each, and those of its need; by the table of options."""
+    found: dict[str, dict[str, Any]] = {"": {}, "need": {}, "disk": {}}
+    for option in SUBMIT_OPTIONS.values():
+        if option.field is not None:
+            part, _, name = option.field.rpartition(".")
+            value = options[option.name]
+            found[part][name] = _FIELD_TYPES[name](value) if name in _FIELD_TYPES and value is not None else value
+    disk = DiskLimits(**found["disk"])
+    if disk.output_root is not None and not disk.output_root.startswith("/"):
+        hint = "give the whole path of the folder"
+        raise UserError(f"--output-root '{disk.output_root}' is not an absolute path", hint=hint)
+    return {**found[""], "tag": found[""]["tag"] or "", "disk": disk, "need": found["need"]}
+
+
 def _check(request: SubmissionRequest, options: Options, engine: str) -> None:
     """Refuse options that the batch or the engine does not take, and values that no job may have."""
-    for option in options.given():
+    for option in SUBMIT_OPTIONS.values():
+        if option.name not in options:
+            continue
         if option.is_for_batch and "concurrency" not in options:
             raise UserError(f"--{option.name} is an option of a batch", hint="give a concurrency, or leave it out")
         if option.is_local and engine:
@@ -227,64 +234,25 @@ def _parse_pace(options: Options) -> BatchPace:
     )
 
 
-def _parse_need(options: Options, pace: BatchPace | None) -> Need:
-    gpus, vram_mb, is_exclusive = options["gpus"], options["vram"], options["exclusive"]
-    vendor, model = options["vendor"], options["gpu-name"]
+def _parse_need(options: Options, fields: dict[str, Any], pace: BatchPace | None) -> Need:
+    """`fields` are those of the need that have an option each."""
+    gpus, vram_mb, is_exclusive, model = options["gpus"], options["vram"], options["exclusive"], options["gpu-name"]
     if model is not None and not model.isprintable():
         raise UserError("--gpu-name takes plain text", hint="a part of the GPU's name, such as H100")
-    only_watches = pace is not None and pace.gates_devices
-    names_gpu = "device" in options and not only_watches
-    if gpus == 0 and (vram_mb is not None or is_exclusive or vendor or model or names_gpu):
+    names_gpu = "device" in options and not (pace is not None and pace.gates_devices)  # such a batch only watches it
+    if gpus == 0 and (vram_mb is not None or is_exclusive or options["vendor"] or model or names_gpu):
         raise UserError("--gpus 0 asks for no GPU, and other options for one", hint="leave out one or the other")
     if gpus == 0 and options["preempt"]:
         raise UserError("--preempt takes GPUs from others, and --gpus 0 asks for none", hint="leave out one of them")
+    check_several(gpus, "--gpus 2", [f"--{name}" for name in ("linked", "same-node") if options[name]])
+    if pace is not None:  # its gates have these bounds
+        bounds = ("max_utilization_percent", "max_memory_used_mb", "max_cpu_percent", "min_host_memory_mb")
+        fields = {name: value for name, value in fields.items() if name not in bounds}
+    share = HostShare(ram_mb=options["ram" if pace is None else "run-ram"], cpus=options["cpus"])
     memory: MemoryNeed = UnknownMemory() if vram_mb is None else FixedMemory(vram_mb)
-    is_single = pace is None
-    share = HostShare(ram_mb=options["ram" if is_single else "run-ram"], cpus=options["cpus"])
-    return Need(
-        devices=gpus,
-        memory=WholeDevice(vram_mb) if is_exclusive or gpus == 0 else memory,
-        vendor=vendor and Vendor(vendor),
-        model=model,
-        max_utilization_percent=options["max-gpu"] if is_single else None,
-        max_power_w=options["max-power-w"],
-        max_memory_used_mb=options["max-gpu-mem-mb"] if is_single else None,
-        max_cpu_percent=options["max-cpu"] if is_single else None,
-        min_host_memory_mb=options["min-free-mem-mb"] if is_single else None,
-        host=None if share == HostShare() else share,
-    )
-
-
-def _with_links(need: Need, options: Options) -> Need:
-    """Return the need with how its GPUs have to be linked."""
-    is_linked, is_on_one_node = options["linked"], options["same-node"]
-    given = ["--linked"] * is_linked + ["--same-node"] * is_on_one_node
-    check_several(need.devices, "--gpus 2", given)
-    return replace(need, is_linked=is_linked, is_on_one_node=is_on_one_node) if given else need
-
-
-def _parse_disk_limits(options: Options) -> DiskLimits:
-    root = options["output-root"]
-    if root is not None and not root.startswith("/"):
-        raise UserError(f"--output-root '{root}' is not an absolute path", hint="give the whole path of the folder")
-    return DiskLimits(min_free_mb=options["min-free-disk"], output_root=root)
-
-
-def _parse_start(at: str | None) -> str | None:
-    """Return the moment as it was given, once it is known to be one."""
-    if at is not None:
-        parse_moment(at)
-    return at
-
-
-def _parse_stagger(stagger_s: float, count: int) -> float:
-    """Return the time between two starts of an array of `count` jobs."""
-    if stagger_s and count < 2:
-        raise UserError(
-            "--stagger is a pause between the starts of several jobs, and this is one",
-            hint="give --array, --sweep or --from, or leave it out; --in delays a single job",
-        )
-    return stagger_s
+    if is_exclusive or gpus == 0:
+        memory = WholeDevice(vram_mb)
+    return Need(**fields, memory=memory, host=None if share == HostShare() else share)
 
 
 def _expand(request: SubmissionRequest, options: Options) -> tuple[int, Iterable[ArrayElement], int | None]:
@@ -312,27 +280,31 @@ def _expand(request: SubmissionRequest, options: Options) -> tuple[int, Iterable
     found = list(_expand_list(request, options))
     _refuse_too_many(len(found))
     at_once: int | None = options["concurrency"]
-    return len(found), found if at_once is None else list(map(_with_index, found)), at_once
+    if at_once is not None:  # a column `index` identifies a run of a batch
+        indexes = (each.values.get("index", "") for each in found)
+        found = [
+            replace(each, index=int(index)) if index.isascii() and index.isdecimal() else each
+            for each, index in zip(found, indexes, strict=True)
+        ]
+    return len(found), found, at_once
 
 
-def _expand_list(request: SubmissionRequest, options: Options) -> Iterator[ArrayElement]:
+def _expand_list(request: SubmissionRequest, options: Options) -> Iterable[ArrayElement]:
     if request.list is not None:
         return _expand_lines(request.list.removeprefix(_BYTE_ORDER_MARK))
     if request.table is not None:
         return _expand_rows(request.table.removeprefix(_BYTE_ORDER_MARK))
-    if options["sweep"]:
-        return _expand_sweep(options)
-    return iter([ArrayElement()])
-
-
-def _with_index(element: ArrayElement) -> ArrayElement:
-    """Identify a run of a batch by its column `index`, where it has one."""
-    index = element.values.get("index", "")
-    return replace(element, index=int(index)) if index.isascii() and index.isdecimal() else element
+    if not options["sweep"]:
+        return (ArrayElement(),)
+    axes, sample = parse_axes(options["sweep"]), options["sample"]
+    if sample is None:
+        _refuse_too_many(count_points(axes), ", or a random part of them with --sample")
+    points = all_points(axes) if sample is None else sample_points(axes, sample, options["seed"])
+    return (ArrayElement(values=point) for point in points)
 
 
 def _expand_array(text: str) -> tuple[int, Iterable[ArrayElement], int | None]:
-    match = _ARRAY.fullmatch(text.strip())
+    match = re.fullmatch(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?(?:%(\d{1,9}))?", text.strip(), re.ASCII)
     if match is None:
         raise UserError(f"'{text}' is not a range for --array", hint="write it as 0-99, 0-99:5 or 0-99%8")
     first, last = int(match[1]), int(match[2])
@@ -349,14 +321,6 @@ def _refuse_too_many(count: int, otherwise: str = "") -> None:
         raise UserError(f"{count:,} jobs at once are too many", hint=f"submit at most {MOST_JOBS:,}{otherwise}")
 
 
-def _expand_sweep(options: Options) -> Iterator[ArrayElement]:
-    axes, sample = parse_axes(options["sweep"]), options["sample"]
-    if sample is None:
-        _refuse_too_many(count_points(axes), ", or a random part of them with --sample")
-    points = all_points(axes) if sample is None else sample_points(axes, sample, options["seed"])
-    return (ArrayElement(values=point) for point in points)
-
-
 def _expand_lines(text: str) -> Iterator[ArrayElement]:
     lines = [line.strip() for line in text.split("\n")]  # only newlines separate commands, as in a shell
     commands = [line for line in lines if line and not line.startswith("#")]
@@ -370,7 +334,7 @@ def _expand_rows(text: str) -> Iterator[ArrayElement]:
     rows = csv.reader(io.StringIO(text), strict=True)
     try:
         names = [name.strip() for name in next(rows, [])]
-        bad = next((name for name in names if not _PLACEHOLDER.fullmatch(name)), None)
+        bad = next((name for name in names if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)), None)
         if bad is not None or not names or len(set(names)) < len(names):
             raise UserError("the CSV file's first line has to name its columns", hint="such as lr,seed")
         row = None
