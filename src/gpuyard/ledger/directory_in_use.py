@@ -28,11 +28,6 @@ from gpuyard.system import file_locks as owner_locks
 from gpuyard.system.private_files import open_own
 
 RECORD = "lease-directories"
-_MUTEX_TIMEOUT_S = 2.0
-# Another file system, or one without links.
-_NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
-# Errors on reading a directory that another user may own: it is gone, closed to us, or something else is in its place.
-_NO_DIRECTORY = SKIPPED_ERRORS | {errno.ENOTDIR}
 
 
 def move_in(folder: Path) -> int:
@@ -51,7 +46,7 @@ def move_in(folder: Path) -> int:
                 # A directory that another process keeps locked grants nothing to this user's processes either.
                 # Nor does one that lost its sticky bit, or is closed to this user: the daemon must be able to leave it.
                 with contextlib.suppress(WaitedTooLong if each == folder else EnvironmentFault):
-                    mutexes.enter_context(hold_mutex(each, _MUTEX_TIMEOUT_S))
+                    mutexes.enter_context(hold_mutex(each, 2.0))
             for each in left:
                 _take_along(each, folder)
             copied = copy_drains(left[0], folder) if left and left[0] == recorded[0] else []
@@ -71,12 +66,17 @@ def move_in(folder: Path) -> int:
 
 def recorded_directory() -> Path | None:
     """Return the lease directory of the last daemon."""
+    with contextlib.suppress(FileNotFoundError):
+        return next(iter(_recorded()), None)
+    return None
+
+
+def _recorded() -> list[Path]:
+    record = open_own(str(state_dir() / RECORD), os.O_RDONLY)
     try:
-        record = open_own(str(state_dir() / RECORD), os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    with contextlib.closing(os.fdopen(record, "rb")) as file:
-        return next(iter(_read(file.fileno())), None)
+        return _read(record)
+    finally:
+        os.close(record)
 
 
 def check_directory(folder: Path) -> None:
@@ -114,56 +114,41 @@ def unlink_lease(folder: Path, name: str) -> None:
     """Remove a lease file of this user, with its links in the recorded directories. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         status = os.lstat(folder / name)
-        with contextlib.suppress(EnvironmentFault):  # there is no folder for a queue
-            for each in _recorded():
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                    if os.path.samestat(os.lstat(each / name), status):
-                        os.unlink(each / name)
+        others: list[Path] = []
+        with contextlib.suppress(EnvironmentFault, OSError):  # there is no queue, or no folder for one
+            others = _recorded()
+        for each in others:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                if os.path.samestat(os.lstat(each / name), status):
+                    os.unlink(each / name)
         os.unlink(folder / name)
-
-
-def _recorded() -> list[Path]:
-    try:
-        record = open_own(str(state_dir() / RECORD), os.O_RDONLY)
-    except OSError:
-        return []
-    try:
-        return _read(record)
-    finally:
-        os.close(record)
 
 
 def _take_along(earlier: Path, folder: Path) -> None:
     """Link all leases. A copy would need a process that holds it for as long as the program lives."""
     for found in _held(earlier):
         try:
-            is_linked = _link(earlier, folder, found.name)
+            _link(earlier / found.name, folder / found.name)
         except OSError as error:
-            raise unwritable(folder, error) from error
-        if not is_linked:
+            # Another file system, or one without links.
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                raise unwritable(folder, error) from error
             raise EnvironmentFault(
                 f"the queue cannot move from the lease directory {earlier} to {folder}, on another file system, "
                 f"while your jobs or scripts hold leases, such as {found.id}",
                 hint=f"until they have ended, start it with GPUYARD_LOCK_DIR={earlier}",
-            )
+            ) from error
 
 
-def _link(earlier: Path, folder: Path, name: str) -> bool:
-    """Give the lease the same name in `folder`. Return False if a file there cannot be the same file as here."""
+def _link(path: Path, new: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
-        there = os.lstat(folder / name)
+        there = os.lstat(new)
         if there.st_uid != os.geteuid():
-            raise OSError(errno.EEXIST, f"{name} is another user's file", str(folder / name))
-        if os.path.samestat(there, os.lstat(earlier / name)):
-            return True
-        os.unlink(folder / name)  # a lease that a daemon made again
-    try:
-        os.link(earlier / name, folder / name, follow_symlinks=False)
-    except OSError as error:
-        if error.errno in _NO_LINK:
-            return False
-        raise
-    return True
+            raise OSError(errno.EEXIST, f"{new.name} is another user's file", str(new))
+        if os.path.samestat(there, os.lstat(path)):
+            return
+        os.unlink(new)  # a lease that a daemon made again
+    os.link(path, new, follow_symlinks=False)
 
 
 def _held(folder: Path) -> list[HeldFile]:
@@ -172,9 +157,10 @@ def _held(folder: Path) -> list[HeldFile]:
         found = [each for each in LedgerScan(folder).held_files() if each.uid == os.geteuid()]
         return [each for each in found if each.name.endswith(LEASE)]
     except OSError as error:
-        if error.errno not in _NO_DIRECTORY:
-            raise  # for example no free descriptors: the leases could be held
-        return []
+        # The directory is gone, closed to us, or something else is in its place.
+        if error.errno in SKIPPED_ERRORS or error.errno == errno.ENOTDIR:
+            return []
+        raise  # for example no free descriptors: the leases could be held
 
 
 def _read(record: int) -> list[Path]:
@@ -191,12 +177,6 @@ def _write(record: int, directories: Sequence[Path]) -> None:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    first, second = _status(one), _status(other)
-    return one == other or (first is not None and second is not None and os.path.samestat(first, second))
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        return one == other or os.path.samestat(os.stat(one), os.stat(other))
+    return False

@@ -14,7 +14,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -30,7 +30,8 @@ from gpuyard.system.processes import user_name
 from gpuyard.system.write_files import write_atomically
 
 MAX_BYTES = 4096
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+LONGEST_REASON = 200
+DRAIN, MARK = ".drain", ".health"  # the endings of the files
 
 Record = TypeVar("Record")
 
@@ -53,13 +54,24 @@ class OwnedFiles(Generic[Record]):
         return tuple(record for record in self._known.values() if record is not None)
 
     def _read(self, name: str) -> Record | None:
-        found = _read_owned(self._folder, name)
-        if found is None:
-            return None
+        """Return the record; None if the file is gone, is none of ours, or belongs to another user than this one, root
+        and the directory's owner. Raises OSError."""
         try:
-            return self._decode(*found)
+            descriptor = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in SKIPPED_ERRORS:
+                return None
+            raise  # for example no free descriptors: a skipped drain would open its device
+        try:
+            status = os.fstat(descriptor)
+            owners = (os.geteuid(), 0, os.stat(self._folder).st_uid)
+            if status.st_uid not in owners or not stat.S_ISREG(status.st_mode):
+                return None
+            return self._decode(os.read(descriptor, MAX_BYTES), status.st_uid)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
+        finally:
+            os.close(descriptor)
 
     def remove(self, ending: str, is_over: Callable[[Record], bool]) -> None:
         """Remove the files for which `is_over` is true. Raises OSError."""
@@ -81,39 +93,6 @@ def write_file(folder: Path, ending: str, content: bytes) -> None:
     write_atomically(folder / f"{os.getpid()}-{os.urandom(4).hex()}{ending}", content, exact_mode=0o644)
 
 
-def own_files(folder: Path, endings: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files of these kinds that belong to this user. Raises OSError."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            is_mine = entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-            if is_mine and entry.name.endswith(endings):
-                yield Path(entry.path)
-
-
-def _read_owned(folder: str, name: str) -> tuple[bytes, int] | None:
-    """Return the content of a file and its owner; None if it is gone, is no file, or belongs to another user than this
-    one, root and the directory's owner. Raises OSError."""
-    try:
-        descriptor = os.open(f"{folder}/{name}", _READ)
-    except OSError as error:
-        if error.errno in SKIPPED_ERRORS:
-            return None
-        raise  # for example no free descriptors: a skipped drain would open its device
-    try:
-        status = os.fstat(descriptor)
-        owners = (os.geteuid(), 0, os.stat(folder).st_uid)
-        if status.st_uid not in owners or not stat.S_ISREG(status.st_mode):
-            return None
-        return os.read(descriptor, MAX_BYTES), status.st_uid
-    finally:
-        os.close(descriptor)
-
-
-DRAIN = ".drain"
-MARK = ".health"  # of a health mark
-LONGEST_REASON = 200
-
-
 class DrainRecord(Struct, frozen=True, kw_only=True):
     device_id: str
     since: float
@@ -121,18 +100,12 @@ class DrainRecord(Struct, frozen=True, kw_only=True):
 
 
 def drain_files(folder: Path) -> OwnedFiles[Drain]:
-    return OwnedFiles(folder, _decode_drain)
+    def decode(content: bytes, uid: int) -> Drain:
+        record = msgspec.json.decode(content, type=DrainRecord)
+        since, reason = min(record.since, time.time()), printable(record.reason, LONGEST_REASON)
+        return Drain(device_id=record.device_id, uid=uid, user=user_name(uid), since=since, reason=reason)
 
-
-def _decode_drain(content: bytes, uid: int) -> Drain:
-    record = msgspec.json.decode(content, type=DrainRecord)
-    return Drain(
-        device_id=record.device_id,
-        uid=uid,
-        user=user_name(uid),
-        since=min(record.since, time.time()),
-        reason=printable(record.reason, LONGEST_REASON),
-    )
+    return OwnedFiles(folder, decode)
 
 
 def add_drain(folder: Path, device_id: str, reason: str, since: float) -> None:
@@ -154,19 +127,21 @@ def copy_drains(earlier: Path, folder: Path) -> list[str]:
     with contextlib.suppress(OSError):  # a drain that cannot be read or written is lost, as with its directory
         status = os.stat(earlier)
         holds_for_others = os.geteuid() in (0, status.st_uid) and status.st_mode & 0o077
-        for path in list(own_files(earlier, (DRAIN, MARK))):
-            write_atomically(folder / path.name, path.read_bytes(), exact_mode=0o644)
-            left += [] if holds_for_others else [str(path)]
+        for name in (*find_files(earlier, DRAIN), *find_files(earlier, MARK)):
+            path = earlier / name
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                write_atomically(folder / name, path.read_bytes(), exact_mode=0o644)
+                left += [] if holds_for_others else [str(path)]
     return left
 
 
 def mark_files(folder: Path) -> OwnedFiles[HealthMark]:
-    return OwnedFiles(folder, _decode_mark)
+    def decode(content: bytes, uid: int) -> HealthMark:
+        mark = msgspec.json.decode(content, type=HealthMark)
+        return replace(mark, since=min(mark.since, time.time()), uid=uid, user=user_name(uid))
 
-
-def _decode_mark(content: bytes, uid: int) -> HealthMark:
-    mark = msgspec.json.decode(content, type=HealthMark)
-    return replace(mark, since=min(mark.since, time.time()), uid=uid, user=user_name(uid))
+    return OwnedFiles(folder, decode)
 
 
 def add_mark(folder: Path, mark: HealthMark) -> None:
@@ -182,6 +157,5 @@ def remove_marks(folder: Path, is_over: Callable[[HealthMark], bool]) -> None:
 def accept_figures(folder: Path, device_id: str, figures: HealthFigures | None) -> None:
     """Clear the device for this user: its marks go, and one that accepts its present figures takes their place."""
     accepted = replace(figures or HealthFigures(), xids=(), is_lost=False)
-    mark = HealthMark(device_id=device_id, since=time.time(), accepted=accepted)
     remove_marks(folder, lambda each: each.device_id == device_id)
-    add_mark(folder, mark)
+    add_mark(folder, HealthMark(device_id=device_id, since=time.time(), accepted=accepted))

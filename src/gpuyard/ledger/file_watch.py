@@ -10,16 +10,13 @@ import os
 import select
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
 _CLOSE_WRITE, _DELETE, _IGNORED = 0x8, 0x200, 0x8000
 _EXCLUDE_UNLINKED = 0x4000000
 _EVENT = struct.Struct("iIII")
-_NONBLOCK, _CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
-_POLL_S = 0.05
-_MAX_WAIT_S = 3600.0
 # The kernel reports a close a moment before it releases the lock, and a driver takes a while to free the memory of a
 # process that ended: after an event the waits are this short, one after the other.
 _SETTLE_S = (0.001, 0.002, 0.01, 0.05, 0.25, 1.0)
@@ -48,17 +45,21 @@ class FileWatch:
         Return False if nothing has happened for `timeout_s`.
         """
         if self._descriptor is None:
-            time.sleep(max(0.0, min(timeout_s, _POLL_S)))
+            time.sleep(max(0.0, min(timeout_s, 0.05)))
             return True
         is_settling = self._settling < len(_SETTLE_S)
         if is_settling:
             timeout_s = min(timeout_s, _SETTLE_S[self._settling])
             self._settling += 1
-        with _opened(pids) as processes:
-            poll = select.poll()  # select() fails on descriptors above 1023
-            for descriptor in (self._descriptor, *processes):
-                poll.register(descriptor, select.POLLIN)
-            if not poll.poll(max(0.0, min(timeout_s, _MAX_WAIT_S)) * 1000):
+        poll = select.poll()  # select() fails on descriptors above 1023
+        poll.register(self._descriptor, select.POLLIN)
+        with contextlib.ExitStack() as stack:
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    process = os.pidfd_open(pid)  # becomes readable when the process ends
+                    stack.callback(os.close, process)
+                    poll.register(process, select.POLLIN)
+            if not poll.poll(max(0.0, min(timeout_s, 3600.0)) * 1000):
                 return is_settling
         _drain(self._descriptor)
         self._settling = 0
@@ -74,18 +75,6 @@ class FileWatch:
 
     def give_back(self) -> None:
         self._idle[self._key].append(self._descriptor)
-
-
-@contextlib.contextmanager
-def _opened(pids: Iterable[int]) -> Iterator[list[int]]:
-    """Yield a descriptor for each existing process, which becomes readable when the process ends."""
-    with contextlib.ExitStack() as stack:
-        found = []
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                found.append(os.pidfd_open(pid))
-                stack.callback(os.close, found[-1])
-        yield found
 
 
 def _drain(descriptor: int) -> bool:
@@ -107,7 +96,7 @@ def _watch(folder: Path) -> int | None:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "inotify_init1"):
         return None
-    descriptor: int = libc.inotify_init1(_NONBLOCK | _CLOEXEC)
+    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         return None
     if libc.inotify_add_watch(descriptor, os.fsencode(folder), _CLOSE_WRITE | _DELETE | _EXCLUDE_UNLINKED) < 0:

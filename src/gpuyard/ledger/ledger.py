@@ -50,7 +50,6 @@ from gpuyard.system.system_limits import first_reserved_descriptor, passes
 
 # Below MAX_FILES_PER_USER: there are tickets and dead files, too.
 MAX_LEASES_PER_USER = 3840
-_DRAIN_TIMEOUT_S = 10.0
 Mutex: TypeAlias = contextlib.AbstractContextManager[None]  # holds the mutex of the ledger
 Decide: TypeAlias = Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[tuple[Holder, Claim]]]
 
@@ -92,13 +91,37 @@ class Ledger:
         return self.contents().tickets
 
     def contents(self) -> LedgerContents:
-        return self._live()
+        leases: list[Lease] = []
+        tickets: list[Ticket] = []
+        bad: list[BadRecord] = []
+        try:
+            for found in self._scan.held_files():
+                record = read_record(found)
+                if isinstance(record, BadRecord):
+                    bad.append(record)
+                elif isinstance(record, Ticket):
+                    tickets.append(record)
+                elif record is not None:
+                    leases.append(record)
+            self.drains = self._drains.read(self._scan.drains)
+            self.health_marks = self._marks.read(self._scan.marks)
+        except FileNotFoundError:
+            self.drains, self.health_marks = (), ()
+            return LedgerContents()  # no process has claimed anything here yet
+        except OSError as error:
+            raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
+        counted, uncounted = oldest_per_user(tickets)
+        most = f"only the newest {MAX_FILES_PER_USER} files and {MAX_MB_PER_USER} MB of a user are read"
+        scan = self._scan
+        bad += uncounted
+        bad += [bad_record(f"a group of {count} files", uid, most) for uid, count in scan.unread.items()]
+        bad += [bad_record(name, None, f"it cannot be read: {why}") for name, why in scan.unreadable.items()]
+        return LedgerContents(tuple(leases), counted, tuple(bad), self.drains, self.health_marks)
 
     def take_ticket(self, holder: Holder, need: Need, priority: int, mutex: Mutex) -> LockFile:
         """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
-        content = encode_ticket(holder, need, priority)
         with mutex, self._as_fault():
-            return LockFile(self._new_path(TICKET), content, is_inherited=False)
+            return LockFile(self._new_path(TICKET), encode_ticket(holder, need, priority), is_inherited=False)
 
     def claim(
         self,
@@ -113,11 +136,11 @@ class Ledger:
         its holder still waiting.
         """
 
-        def decide_one(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
+        def decide_all(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
             claim = decide(leases, tickets)
             return [] if claim is None else [(holder, claim)]
 
-        return next(iter(self.claim_all(decide_one, hold_mutex(self.folder, timeout_s), ticket)), None)
+        return next(iter(self.claim_all(decide_all, hold_mutex(self.folder, timeout_s), ticket)), None)
 
     def claim_all(self, decide: Decide, mutex: Mutex, ticket: LockFile | None = None) -> list[HeldLease]:
         """Grant all claims that `decide` returns, or none of them if one fails.
@@ -129,11 +152,16 @@ class Ledger:
             with mutex:
                 if self._check is not None:
                     self._check(self.folder)
-                live = self._live()
+                live = self.contents()
                 wanted = decide(live.leases, live.tickets)
                 self._scan.dead = [name for name in self._scan.dead if name not in self._remade]
                 self._remade.clear()
-                _check_count(live, len(wanted))
+                mine = sum(lease.holder.uid == os.geteuid() for lease in live.leases) if wanted else 0
+                if mine + len(wanted) > MAX_LEASES_PER_USER:  # others would not read them all
+                    raise EnvironmentFault(
+                        f"you hold {MAX_LEASES_PER_USER} leases, and others would not see more of them",
+                        hint="wait until some of them end, or lease more GPU memory for fewer processes",
+                    )
                 try:
                     self._grant_all(wanted, granted)
                 finally:
@@ -150,30 +178,27 @@ class Ledger:
         most = first_reserved_descriptor() if wanted else 0
         try:
             for holder, claim in wanted:
-                granted.append(self._grant(holder, claim))
+                dead = self._scan.dead
+                spare = dead.pop() if dead else ""
+                granted.append(self._hold(self._new_path(LEASE), holder, claim, spare))
+                if spare and not granted[-1].is_used_again:
+                    dead.insert(0, spare)  # the scan tries to remove it
                 if granted[-1].descriptor >= most:
                     break
         except EnvironmentFault as error:
             if not (granted and isinstance(error.__cause__, OSError) and passes(error.__cause__)):
                 raise
 
-    def _grant(self, holder: Holder, claim: Claim) -> HeldLease:
-        dead = self._scan.dead
-        spare = dead.pop() if dead else None
+    def _hold(self, path: str, holder: Holder, claim: Claim, spare: str = "") -> HeldLease:
         with self._as_fault():
-            held = HeldLease(self._new_path(LEASE), encode_lease(holder, claim), spare=spare)
-        if spare is not None and not held.is_used_again:
-            dead.insert(0, spare)  # the scan tries to remove it
+            held = HeldLease(path, encode_lease(holder, claim), spare=spare)
         held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time(), host=claim.host)
         return held
 
     def remake(self, lease_id: str, holder: Holder, claim: Claim) -> HeldLease:
         """Make a lease again whose file was removed or spoiled. Call it only from within `decide`."""
-        name = f"{lease_id}{LEASE}"
-        with self._as_fault():
-            held = HeldLease(f"{self.folder}/{name}", encode_lease(holder, claim))
-        self._remade.add(name)  # a dead file of this name was read before, but is not dead any more
-        held.lease = Lease(id=lease_id, holder=holder, shares=claim.shares, since=time.time(), host=claim.host)
+        held = self._hold(f"{self.folder}/{lease_id}{LEASE}", holder, claim)
+        self._remade.add(held.name)  # a dead file of this name was read before, but is not dead any more
         return held
 
     def amend(self, lease_id: str, claim: Claim, label: str = "") -> None:
@@ -200,12 +225,15 @@ class Ledger:
         A drain that this user made earlier gets the new reason."""
         if len(reason) > LONGEST_REASON:
             raise UserError(f"the reason has {len(reason)} characters", hint=f"write at most {LONGEST_REASON}")
-        with hold_mutex(self.folder, _DRAIN_TIMEOUT_S), self._as_fault():
-            before = [drain for drain in self.contents().drains if _is_mine(drain, device_id)]
-            since = min((drain.since for drain in before), default=time.time())
+        with hold_mutex(self.folder, 10.0), self._as_fault():
+            since = min((drain.since for drain in self._my_drains(device_id)), default=time.time())
             remove_drains(self.folder, device_id)
             add_drain(self.folder, device_id, reason, since)
-        return next(drain for drain in self.contents().drains if _is_mine(drain, device_id))
+        return self._my_drains(device_id)[0]
+
+    def _my_drains(self, device_id: str) -> list[Drain]:
+        drains = self.contents().drains
+        return [drain for drain in drains if drain.device_id == device_id and drain.uid == os.geteuid()]
 
     def read_drains(self) -> tuple[Drain, ...]:
         """Return the drains that hold for this user, without reading the leases."""
@@ -216,7 +244,7 @@ class Ledger:
 
     def undrain(self, device_id: str) -> None:
         """Remove this user's drain. Raises UserError if there is none, or if another user's still holds."""
-        with hold_mutex(self.folder, _DRAIN_TIMEOUT_S), self._as_fault():
+        with hold_mutex(self.folder, 10.0), self._as_fault():
             before = [drain for drain in self.contents().drains if drain.device_id == device_id]
             remove_drains(self.folder, device_id)
         others = [drain.user for drain in before if drain.uid != os.geteuid()]
@@ -249,48 +277,6 @@ class Ledger:
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
-    def _live(self) -> LedgerContents:
-        leases: list[Lease] = []
-        tickets: list[Ticket] = []
-        bad: list[BadRecord] = []
-        try:
-            for found in self._scan.held_files():
-                record = read_record(found)
-                if isinstance(record, BadRecord):
-                    bad.append(record)
-                elif isinstance(record, Ticket):
-                    tickets.append(record)
-                elif record is not None:
-                    leases.append(record)
-            self.drains = self._drains.read(self._scan.drains)
-            self.health_marks = self._marks.read(self._scan.marks)
-        except FileNotFoundError:
-            self.drains, self.health_marks = (), ()
-            return LedgerContents()  # no process has claimed anything here yet
-        except OSError as error:
-            raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
-        counted, uncounted = oldest_per_user(tickets)
-        most = f"only the newest {MAX_FILES_PER_USER} files and {MAX_MB_PER_USER} MB of a user are read"
-        bad += uncounted
-        bad += [bad_record(f"a group of {count} files", uid, most) for uid, count in self._scan.unread.items()]
-        bad += [
-            bad_record(name, None, f"it cannot be read: {problem}") for name, problem in self._scan.unreadable.items()
-        ]
-        return LedgerContents(tuple(leases), counted, tuple(bad), self.drains, self.health_marks)
-
-
-def _is_mine(drain: Drain, device_id: str) -> bool:
-    return drain.device_id == device_id and drain.uid == os.geteuid()
-
-
-def _check_count(live: LedgerContents, wanted: int) -> None:
-    """Raise EnvironmentFault if this user would hold more leases than other users read."""
-    if wanted and sum(lease.holder.uid == os.geteuid() for lease in live.leases) + wanted > MAX_LEASES_PER_USER:
-        raise EnvironmentFault(
-            f"you hold {MAX_LEASES_PER_USER} leases, and others would not see more of them",
-            hint="wait until some of them end, or lease more GPU memory for fewer processes",
-        )
-
 
 def open_ledger(*, is_queue: bool = False) -> Ledger:
     """Return the ledger in the directory of GPUYARD_LOCK_DIR or of the configuration; default: this user's own.
@@ -310,31 +296,31 @@ def drain_devices(ledger: Ledger, names: Sequence[str | int], reason: str, snaps
 
 def undrain_devices(ledger: Ledger, names: Sequence[str | int], snapshot: Snapshot) -> list[str]:
     """Let work start on these devices again, and return their ids. Also finds drained devices that are gone."""
-    gone = {drain.device_id for drain in ledger.read_drains() if snapshot.device(drain.device_id) is None}
-    ids = [each for name in names for each in ([str(name)] if name in gone else find_all_devices([name], snapshot))]
+    ids = _find_with_gone(names, snapshot, [drain.device_id for drain in ledger.read_drains()])
     for device_id in ids:
         ledger.undrain(device_id)
     return ids
+
+
+def _find_with_gone(names: Sequence[str | int], snapshot: Snapshot, known: Sequence[str]) -> list[str]:
+    """Return the ids of devices that are there, or are among `known`."""
+    gone = {device_id for device_id in known if snapshot.device(device_id) is None}
+    return [each for name in names for each in ([str(name)] if name in gone else find_all_devices([name], snapshot))]
 
 
 def clear_devices(ledger: Ledger, names: Sequence[str | int], snapshot: Snapshot) -> list[str]:
     """Let work start on these cards again although they were faulty, and return their ids. A part of a card stands for
     its card. Raises UserError, before any is cleared, for a device that is not faulty, or that another user marked."""
     marks = ledger.read_health_marks()
-    gone = {mark.device_id for mark in marks if snapshot.device(mark.device_id) is None}
-    ids = [each for name in names for each in ([str(name)] if name in gone else find_all_devices([name], snapshot))]
-    cards = list(dict.fromkeys(_card_of(device_id, snapshot) for device_id in ids))
+    ids = _find_with_gone(names, snapshot, [mark.device_id for mark in marks])
+    devices = {device_id: snapshot.device(device_id) for device_id in ids}
+    cards = list(dict.fromkeys((device and device.parent) or device_id for device_id, device in devices.items()))
     issues = device_issues(snapshot, marks)
     for card_id in cards:
-        if card_id not in issues and card_id not in gone:
+        if card_id not in issues and snapshot.device(card_id) is not None:
             label = snapshot.labels.get(card_id, card_id)
             raise UserError(f"GPU {label} is not faulty", hint="`gpuyard devices` shows which GPUs are")
     for card_id in cards:
         card = snapshot.device(card_id)
         ledger.clear_health(card_id, None if card is None else card.health)
     return cards
-
-
-def _card_of(device_id: str, snapshot: Snapshot) -> str:
-    device = snapshot.device(device_id)
-    return device_id if device is None or device.parent is None else device.parent

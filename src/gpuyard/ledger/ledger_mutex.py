@@ -59,16 +59,6 @@ def check_sticky(folder: Path, status: os.stat_result) -> None:
         )
 
 
-def is_private(folder: Path) -> bool:
-    return not folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-
-
-def restore_directory(folder: Path) -> None:
-    """Make a private lease directory again that was removed under a running daemon, unless its parent is gone, too."""
-    if not os.path.isdir(folder) and folder.parent.is_dir():  # for each grant: pathlib takes ten times as long
-        prepare_directory(folder)
-
-
 def make_shared_directory(folder: Path, group: int | None = None) -> Path:
     """Make a directory in which all users, or those of a group, see all leases and can remove only their own."""
     try:
@@ -90,7 +80,6 @@ def find_closed_parent(folder: Path) -> Path | None:
     return next((above for above in folder.resolve().parents if not above.stat().st_mode & stat.S_IXOTH), None)
 
 
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _open_here: set[int] = set()
 
 
@@ -112,15 +101,6 @@ def hold_mutex(folder: Path, timeout_s: float) -> Iterator[None]:
         time.sleep(pause_s)
 
 
-def describe_mutex_holder(folder: Path) -> str | None:
-    """Return which process holds the mutex, or None if this process sees none."""
-    try:
-        pids = find_lock_holders(os.stat(folder))
-    except OSError:
-        return None
-    return ", ".join(describe_process(pid) for pid in pids) or None
-
-
 def unwritable(folder: Path, error: OSError) -> EnvironmentFault:
     return EnvironmentFault(
         f"the lease directory {folder} cannot be written: {error.strerror}",
@@ -131,7 +111,7 @@ def unwritable(folder: Path, error: OSError) -> EnvironmentFault:
 def try_mutex(folder: Path) -> int | None:
     """Return the descriptor of the locked directory, or None if it is locked or was replaced meanwhile."""
     try:
-        descriptor = os.open(folder, _FLAGS)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise unwritable(folder, error) from error
     _open_here.add(descriptor)
@@ -160,14 +140,14 @@ def _leads_to(folder: Path, status: os.stat_result) -> bool:
 
 
 def busy_too_long(folder: Path, timeout_s: float) -> WaitedTooLong:
-    holder = describe_mutex_holder(folder)
-    if holder is None:
-        return WaitedTooLong(
-            f"the ledger in {folder} was busy for {timeout_s:g} s",
-            hint=f"a stopped process may hold the directory's lock: find it with `lsof {folder}`",
-        )
+    problem, pids = f"the ledger in {folder} was busy for {timeout_s:g} s", list[int]()
+    with contextlib.suppress(OSError):
+        pids += find_lock_holders(os.stat(folder))
+    if not pids:  # this process sees none
+        hint = f"a stopped process may hold the directory's lock: find it with `lsof {folder}`"
+        return WaitedTooLong(problem, hint=hint)
     return WaitedTooLong(
-        f"the ledger in {folder} was busy for {timeout_s:g} s: its lock is held by {holder}",
+        f"{problem}: its lock is held by {', '.join(map(describe_process, pids))}",
         hint="if that process is stopped, its user has to continue it (`kill -CONT`) or end it",
     )
 
@@ -221,8 +201,13 @@ class MutexTurns:
                 finally:
                     release_mutex(descriptor)
                 return
-        since = self._wait()
-        if time.monotonic() - since > _TOO_LONG_S:
+        now = time.monotonic()
+        with self._changing:
+            if self._waits_since is None and self._held is None:  # else it is held since a moment ago
+                self._waits_since = now
+                threading.Thread(target=self._wait_for_turn, name="ledger mutex", daemon=True).start()
+            is_late = self._held is None and now - (self._waits_since or now) > _TOO_LONG_S
+        if is_late:
             raise busy_too_long(self._folder, _TOO_LONG_S)
         raise LedgerBusy(f"the ledger in {self._folder} is busy")
 
@@ -237,16 +222,6 @@ class MutexTurns:
         with self._changing:
             self._is_closed = True
         self.end_turn()
-
-    def _wait(self) -> float:
-        """Let a thread wait, and return since when it does."""
-        with self._changing:
-            if self._held is not None:  # since a moment ago
-                return time.monotonic()
-            if self._waits_since is None:
-                self._waits_since = time.monotonic()
-                threading.Thread(target=self._wait_for_turn, name="ledger mutex", daemon=True).start()
-            return self._waits_since
 
     def _wait_for_turn(self) -> None:
         late_at = time.monotonic() + _TOO_LONG_S

@@ -19,10 +19,6 @@ from gpuyard.ledger.drains_and_marks import DRAIN, MARK
 from gpuyard.ledger.lock_file import LEASE, SKIPPED_ERRORS, TICKET, HeldFile, read_held
 
 MAX_FILES_PER_USER, MAX_MB_PER_USER = 4096, 8
-_MAX_REMOVED = 10_000
-# A lease that is not read for such a reason makes its devices seem free.
-_OWN_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_READ = (LEASE, TICKET, DRAIN, MARK)
 
 
 def remove_dead(folder: Path) -> None:
@@ -51,12 +47,12 @@ class LedgerScan:
         """Yield the files that are held, by name."""
         self.dead, self.unread, self.unreadable = [], Counter(), {}
         with os.scandir(self._folder) as entries:
-            files = {entry.name: entry.inode() for entry in entries if entry.name.endswith(_READ)}
-        self.drains = {name: files.pop(name) for name in [name for name in files if name.endswith(DRAIN)]}
-        self.marks = {name: files.pop(name) for name in [name for name in files if name.endswith(MARK)]}
-        if self._not_held:
-            self._not_held.intersection_update(files.items())
-            files = {name: inode for name, inode in files.items() if (name, inode) not in self._not_held}
+            found_files = {entry.name: entry.inode() for entry in entries}
+        self.drains = {name: inode for name, inode in found_files.items() if name.endswith(DRAIN)}
+        self.marks = {name: inode for name, inode in found_files.items() if name.endswith(MARK)}
+        self._not_held.intersection_update(found_files.items())
+        pairs = (each for each in found_files.items() if each not in self._not_held)
+        files = {name: inode for name, inode in pairs if name.endswith((LEASE, TICKET))}
         names: Iterable[str] = files
         if len(files) > MAX_FILES_PER_USER:
             names = self._newest_per_user(files)
@@ -81,33 +77,28 @@ class LedgerScan:
         try:
             uid, found = read_held(self._folder, name, unread)
         except OSError as error:
-            if error.errno in _OWN_ERRORS:
-                raise
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise  # a lease that is not read for such a reason makes its devices seem free
             if error.errno in SKIPPED_ERRORS:
                 self._not_held.add((name, inode))
             else:
                 self.unreadable[name] = os.strerror(error.errno or 0)
             return None
-        if found is None:
-            self._note_dead(name, inode, uid)
-        return None if name.startswith(".") else found
-
-    def remove_dead(self) -> None:
-        """Remove the dead files of the last scan, up to 10,000. Needs the mutex."""
-        for name in self.dead[:_MAX_REMOVED]:
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                os.unlink(f"{self._folder}/{name}")
-        self.dead = []
-
-    def _note_dead(self, name: str, inode: int, uid: int | None) -> None:
-        """`uid` is None for what is not a file, such as a pipe, or is another machine's: it stays."""
-        if uid is not None and (uid == os.geteuid() or self._may_remove_all()):
+        if found is not None:
+            return None if name.startswith(".") else found
+        # `uid` is None for what is not a file, such as a pipe, or is another machine's: it stays.
+        if uid is not None and os.geteuid() in (uid, 0, os.stat(self._folder).st_uid):
             self.dead.append(name)
         else:
             self._not_held.add((name, inode))
+        return None
 
-    def _may_remove_all(self) -> bool:
-        return os.geteuid() in (0, os.stat(self._folder).st_uid)
+    def remove_dead(self) -> None:
+        """Remove the dead files of the last scan, up to 10,000. Needs the mutex."""
+        for name in self.dead[:10_000]:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                os.unlink(f"{self._folder}/{name}")
+        self.dead = []
 
     def _newest_per_user(self, names: Iterable[str]) -> list[str]:
         files: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)

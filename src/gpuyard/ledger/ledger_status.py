@@ -29,10 +29,6 @@ from gpuyard.probes.local_machine import local_host
 from gpuyard.probes.machine_reader import HostProbe
 from gpuyard.system.processes import machine_name
 
-_EVERY_S = 2.0
-# `gpuyard run` and its two helpers, which are copies of it.
-_OWN_PROCESSES = 3
-
 
 class ProgramRamWatch:
     """The program of a `gpuyard run`. `write` gets the warnings."""
@@ -45,7 +41,7 @@ class ProgramRamWatch:
 
     def measure_if_due(self) -> None:
         """Measure the program if 2 s have passed since the last time, and write a warning if one is due."""
-        if time.monotonic() < self._measured_at + _EVERY_S:
+        if time.monotonic() < self._measured_at + 2.0:
             return
         self._measured_at = time.monotonic()
         self._host = self._host or local_host()  # not before: its first reading takes 0.1 s, and many programs end soon
@@ -54,7 +50,7 @@ class ProgramRamWatch:
             return
         held = HeldRam(
             name=self._name,
-            held_mb=max(0.0, tree_mb - _OWN_PROCESSES * own_mb),
+            held_mb=max(0.0, tree_mb - 3 * own_mb),  # `gpuyard run` has two helpers, which are copies of it
             declared_mb=self._declared_mb,
             option="--ram",
             figures=ram_figures(self._host.read(), load_config().host.keep_free_mb),
@@ -117,12 +113,19 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         host=host,
         closed=closed_devices(snapshot, contents.drains, CurrentBans().ids(snapshot), contents.health_marks),
     )
+    finders = {device.id: LeaseFinder([each for each in leases if each.on(device.id)]) for device in snapshot.devices}
+    foreign_uses = [
+        ForeignUse(device_id=device.id, process=process)
+        for device in snapshot.devices
+        for process in device.processes or ()
+        if not finders[device.id].find(process.pid)
+    ]
     return LedgerStatus(
         snapshot=snapshot,
         leases=leases,
         measured=view.measured,
         waiting=tuple(_waiting(tickets, view)),
-        foreign_uses=tuple(_foreign_uses(snapshot, leases)),
+        foreign_uses=tuple(foreign_uses),
         bad=contents.bad,
         host_used=host.used,
     )
@@ -135,11 +138,3 @@ def _waiting(order: list[Ticket], view: Machine) -> Iterator[WaitingTicket]:
         ahead = tuple(active_tickets(order[:position]))
         reasons = closed or choose(ticket.need, replace(view, ahead=ahead)).reasons
         yield WaitingTicket(ticket=ticket, reasons=reasons)
-
-
-def _foreign_uses(snapshot: Snapshot, leases: tuple[Lease, ...]) -> Iterator[ForeignUse]:
-    for device in snapshot.devices:
-        finder = LeaseFinder([lease for lease in leases if lease.on(device.id)])
-        for process in device.processes or ():
-            if not finder.find(process.pid):
-                yield ForeignUse(device_id=device.id, process=process)

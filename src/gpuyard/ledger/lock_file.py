@@ -30,6 +30,18 @@ from gpuyard.system import file_locks as owner_locks
 from gpuyard.system.file_locks import DeferInterrupts
 from gpuyard.system.processes import boot_id, machine_name
 
+_log = logging.getLogger(__name__)
+
+LEASE, TICKET = ".lease", ".ticket"
+MAX_BYTES = 65536
+# Errors on opening a file in a shared directory: removed meanwhile, another user's, a symbolic link, a socket, or its
+# owner has asked the kernel to delay all who open it (F_SETLEASE), which is impossible while a process holds the file.
+SKIPPED_ERRORS = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EAGAIN}
+)
+# The holder of a ticket calls `beat` at least this often while it waits.
+BEAT_EVERY_S = 5.0
+
 
 class _AnyRecord(Struct, frozen=True):
     holder: Holder
@@ -45,20 +57,6 @@ def is_elsewhere(content: bytes) -> bool:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return holder.boot_id not in (None, boot) and holder.machine not in (None, machine_name())
-
-
-_log = logging.getLogger(__name__)
-
-LEASE, TICKET = ".lease", ".ticket"
-MAX_BYTES = 65536
-# Errors on opening a file in a shared directory: removed meanwhile, another user's, a symbolic link, a socket, or its
-# owner has asked the kernel to delay all who open it (F_SETLEASE), which is impossible while a process holds the file.
-SKIPPED_ERRORS = frozenset(
-    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP, errno.EAGAIN}
-)
-# The holder of a ticket calls `beat` at least this often while it waits. After the longer time without a beat the
-# ticket is idle: its process is stopped, or hangs.
-BEAT_EVERY_S, _IDLE_AFTER_S = 5.0, 30
 
 
 class HeldFile(Struct, frozen=True, kw_only=True):
@@ -86,9 +84,7 @@ class LockFile:
     _beaten_at = 0.0
     _not_inherited: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
 
-    def __init__(
-        self, path: str | Path, content: bytes, *, is_inherited: bool = True, spare: str | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, content: bytes, *, is_inherited: bool = True, spare: str = "") -> None:
         """Make the file and lock it. Without `is_inherited`, forked children close their copy.
 
         `spare` is the name of a dead file in the same directory, which is used again if it is this user's.
@@ -97,7 +93,7 @@ class LockFile:
         self._pid = os.getpid()
         if not is_inherited:
             self._not_inherited.add(self)
-        self.is_used_again = spare is not None and self._use_again(spare, content)
+        self.is_used_again = bool(spare) and self._use_again(spare, content)
         if not self.is_used_again:
             self._make(content)
 
@@ -236,14 +232,10 @@ def read_held(folder: str, name: str, unread: Container[int] = ()) -> tuple[int 
             return None, None
         if not is_held:
             return status.st_uid, None
-        found = HeldFile(
-            name=name,
-            uid=status.st_uid,
-            made_at=status.st_ctime,
-            content=content,
-            is_idle=name.endswith(TICKET) and not owner_locks.has_beaten(descriptor, _IDLE_AFTER_S),
-        )
-        return status.st_uid, found
+        # A ticket without a beat for 30 s is idle: its process is stopped, or hangs.
+        is_idle = name.endswith(TICKET) and not owner_locks.has_beaten(descriptor, 30)
+        uid = status.st_uid
+        return uid, HeldFile(name=name, uid=uid, made_at=status.st_ctime, content=content, is_idle=is_idle)
     finally:
         os.close(descriptor)
 

@@ -8,14 +8,14 @@ reports them, and RAM; and the load that processes outside gpuyard put on each d
   user may not see, is unknown.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from gpuyard.model.lease import Lease, Share
+from gpuyard.model.lease import Lease
 from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.model.printable_text import printable
 from gpuyard.model.units import MB
@@ -31,14 +31,9 @@ from gpuyard.policy.host_room import HostUse
 from gpuyard.policy.numbers import IDLE_PERCENT
 from gpuyard.system.processes import is_alive
 
-if TYPE_CHECKING:
-    import psutil
-
+LEASE_VARIABLE = "GPUYARD_LEASE"
+Measured = dict[tuple[str, str], float | None]
 _IS_LINUX = sys.platform == "linux"
-_OWN_MEMORY = (b"RssAnon:", b"RssShmem:")
-_KB_PER_MB = 1024.0
-# Any user can start a great many processes: measuring one lease must not take long.
-_MOST_PROCESSES = 4096
 
 
 class HostMeter:
@@ -49,7 +44,14 @@ class HostMeter:
 
     def read(self) -> None:
         """Read which process has which children."""
-        self._children = _children() if _IS_LINUX else None
+        if not _IS_LINUX:
+            return
+        self._children = {}
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            content = _read(f"/proc/{name}/stat")
+            fields = content[content.rfind(b")") + 2 :].split(None, 2)  # the name may contain anything
+            if len(fields) > 1:
+                self._children.setdefault(int(fields[1]), []).append(int(name))
 
     def forget(self) -> None:
         """Read the processes again when they are next needed."""
@@ -58,24 +60,17 @@ class HostMeter:
     def use_of(self, leases: Sequence[Lease]) -> dict[str, HostUse]:
         """Return the use by lease id, of leases that reserve RAM and do not say themselves what they use."""
         measured = [each for each in leases if each.host and each.host.ram_mb is not None and each.host.used_mb is None]
-        if not measured:
-            return {}
-        if self._children is None and _IS_LINUX:
+        if measured and self._children is None:
             self.read()
-        by_holder: dict[int, list[Lease]] = {}
-        for lease in measured:
-            by_holder.setdefault(lease.holder.pid, []).append(lease)
-        return {lease_id: use for own in by_holder.values() for lease_id, use in self._divide(own)}
+        return {lease_id: use for own in _by_holder(measured).values() for lease_id, use in self._divide(own)}
 
     def held_by(self, leases: Sequence[Lease]) -> dict[str, float]:
         """Return the RAM that each lease says it uses, or that its holder's processes hold; of several leases of one
         holder, all of it for each. What cannot be measured is left out."""
-        if self._children is None and _IS_LINUX:
+        if self._children is None:
             self.read()
-        told = {each.id: each.host.used_mb for each in leases if each.host is not None}
-        found = {
-            each.id: told.get(each.id) if told.get(each.id) is not None else self._held_mb(each) for each in leases
-        }
+        told = {each.id: None if each.host is None else each.host.used_mb for each in leases}
+        found = {each.id: self._held_mb(each) if told[each.id] is None else told[each.id] for each in leases}
         return {lease_id: held_mb for lease_id, held_mb in found.items() if held_mb is not None}
 
     def tree_mb(self, pid: int) -> tuple[float | None, float | None]:
@@ -104,11 +99,8 @@ class HostMeter:
         """Return the memory of a process and its descendants; None if the process itself cannot be read."""
         if self._children is None:
             return _psutil_tree_mb(pid)
-        own_mb = _own_mb(pid)
-        if own_mb is None:
-            return None
-        found, waiting, total_mb = {pid}, list(self._children.get(pid, ())), own_mb
-        while waiting and len(found) < _MOST_PROCESSES:
+        found, waiting, total_mb = {pid}, list(self._children.get(pid, ())), _own_mb(pid)
+        while waiting and total_mb is not None and len(found) < 4096:  # any user can start a great many processes
             child = waiting.pop()
             if child not in found:
                 found.add(child)
@@ -117,20 +109,9 @@ class HostMeter:
         return total_mb
 
 
-def _children() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            content = _read(f"/proc/{name}/stat")
-            fields = content[content.rfind(b")") + 2 :].split(None, 2)  # the name may contain anything
-            if len(fields) > 1:
-                found.setdefault(int(fields[1]), []).append(int(name))
-    return found
-
-
 def _own_mb(pid: int) -> float | None:
-    lines = [line for line in _read(f"/proc/{pid}/status").splitlines() if line.startswith(_OWN_MEMORY)]
-    return sum(int(line.split()[1]) for line in lines) / _KB_PER_MB if lines else None
+    lines = [line for line in _read(f"/proc/{pid}/status").splitlines() if line.startswith((b"RssAnon:", b"RssShmem:"))]
+    return sum(int(line.split()[1]) for line in lines) / 1024.0 if lines else None
 
 
 def _read(path: str) -> bytes:
@@ -147,24 +128,14 @@ def _psutil_tree_mb(pid: int) -> float | None:
 
     try:
         root = psutil.Process(pid)
-        return sum(_rss_mb(each) for each in (root, *root.children(recursive=True)))
+        processes = (root, *root.children(recursive=True))
     except psutil.Error:
         return None
-
-
-def _rss_mb(process: "object") -> float:
-    import psutil
-
-    try:
-        return float(process.memory_info().rss) / MB  # type: ignore[attr-defined]
-    except psutil.Error:
-        return 0.0
-
-
-LEASE_VARIABLE = "GPUYARD_LEASE"
-# Any user can start a process at the end of a long chain: following it must not take long.
-_MAX_ANCESTORS = 64
-Measured = dict[tuple[str, str], float | None]
+    total_mb = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total_mb += process.memory_info().rss / MB
+    return total_mb
 
 
 def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
@@ -176,8 +147,15 @@ def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
     measured: Measured = {}
     for device in snapshot.devices:
         here = [lease for lease in leases if lease.on(device.id)]
-        if here:
-            measured.update(_measure_on(device, here))
+        if here and device.hides_processes:
+            measured |= {(lease.id, device.id): _growth(device, here) for lease in here}
+        elif here:
+            finder = LeaseFinder(here)
+            measured |= {(lease.id, device.id): 0.0 for lease in here}
+            for process in device.processes or ():
+                for lease, memory in _divide(process.memory_mb, finder.find(process.pid), device.id, measured):
+                    known = measured[lease.id, device.id]
+                    measured[lease.id, device.id] = None if known is None or memory is None else known + memory
     return measured
 
 
@@ -219,18 +197,6 @@ def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[
             yield ForeignProcess(process=process)
 
 
-def _measure_on(device: Device, leases: Sequence[Lease]) -> Measured:
-    if device.hides_processes:
-        return {(lease.id, device.id): _growth(device, leases) for lease in leases}
-    finder = LeaseFinder(leases)
-    sums: Measured = {(lease.id, device.id): 0.0 for lease in leases}
-    for process in device.processes or ():
-        for lease, memory in _divide(process.memory_mb, finder.find(process.pid), device.id, sums):
-            known = sums[lease.id, device.id]
-            sums[lease.id, device.id] = None if known is None or memory is None else known + memory
-    return sums
-
-
 def _growth(device: Device, leases: Sequence[Lease]) -> float | None:
     share = leases[0].on(device.id)
     if len(leases) > 1 or device.memory_used_mb is None or share is None or share.foreign_mb is None:
@@ -262,9 +228,7 @@ class LeaseFinder:
 
     def __init__(self, leases: Sequence[Lease]) -> None:
         self._by_id = {lease.id: lease for lease in leases}
-        self._by_pid: dict[int, list[Lease]] = {}
-        for lease in leases:
-            self._by_pid.setdefault(lease.holder.pid, []).append(lease)
+        self._by_pid = _by_holder(leases)
 
     def find(self, pid: int) -> list[Lease]:
         """Return the leases of the process; several if one process holds several."""
@@ -272,11 +236,12 @@ class LeaseFinder:
 
         try:
             process = psutil.Process(pid)
-            named = self._by_id.get(_environment(process).get(LEASE_VARIABLE, ""))
-            if named is not None and named.holder.uid == process.uids().real:
-                return [named]
+            with contextlib.suppress(psutil.AccessDenied, psutil.ZombieProcess, OSError):
+                named = self._by_id.get(process.environ().get(LEASE_VARIABLE, ""))
+                if named is not None and named.holder.uid == process.uids().real:
+                    return [named]
             above: psutil.Process | None = process
-            for _ in range(_MAX_ANCESTORS):
+            for _ in range(64):  # any user can start a process at the end of a long chain
                 if above is None:
                     break
                 if own := [lease for lease in self._by_pid.get(above.pid, ()) if is_alive(lease.holder)]:
@@ -287,13 +252,11 @@ class LeaseFinder:
         return []
 
 
-def _environment(process: "psutil.Process") -> dict[str, str]:
-    import psutil
-
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
+def _by_holder(leases: Sequence[Lease]) -> dict[int, list[Lease]]:
+    found: dict[int, list[Lease]] = {}
+    for lease in leases:
+        found.setdefault(lease.holder.pid, []).append(lease)
+    return found
 
 
 class ForeignLoadTracker:
@@ -307,49 +270,29 @@ class ForeignLoadTracker:
         self, snapshot: Snapshot, leases: Sequence[Lease], now: float, bound: float | None
     ) -> Mapping[str, ForeignLoad]:
         """Return the foreign load of each device after this snapshot. `now` is monotonic time."""
-        if snapshot is not self._snapshot:
-            loads: dict[str, ForeignLoad] = {}
-            unknown: set[tuple[str, int]] = set()
-            for device in snapshot.devices:
-                processes = self._processes_on(device, leases)
-                loads[device.id] = self._updated(device, processes, leases, now, bound)
-                unknown |= {(device.id, each.process.pid) for each in processes if each.user is None}
-            self._loads, self._unknown, self._leases, self._snapshot = loads, unknown, leases, snapshot
-        return self._loads
-
-    def _processes_on(self, device: Device, leases: Sequence[Lease]) -> list[ForeignProcess]:
-        """Return the foreign processes on a device, or none if it is idle: the search costs time."""
-        before = self._loads.get(device.id, NO_FOREIGN_LOAD)
-        is_idle = (device.utilization_percent or 0.0) <= IDLE_PERCENT and before.percent <= IDLE_PERCENT
-        return [] if is_idle else list(find_foreign_processes(device, leases))
-
-    def _updated(
-        self,
-        device: Device,
-        processes: Sequence[ForeignProcess],
-        leases: Sequence[Lease],
-        now: float,
-        bound: float | None,
-    ) -> ForeignLoad:
-        counted = [process for process in processes if self._counts(device, process)]
-        if not counted and not may_have_unlisted_processes(device):
-            return NO_FOREIGN_LOAD
-        reading = read_foreign_load(device, counted, list(self._shares_on(device, leases)))
-        return follow_foreign_load(self._loads.get(device.id, NO_FOREIGN_LOAD), reading, counted, now, bound)
-
-    def _counts(self, device: Device, foreign: ForeignProcess) -> bool:
-        """Return whether the process still runs.
-
-        This system does not know a process that has just ended, or one in another container. The latter was in the
-        previous snapshot as well.
-        """
-        is_known = foreign.user is not None
-        return is_known or self._snapshot is None or (device.id, foreign.process.pid) in self._unknown
-
-    def _shares_on(self, device: Device, leases: Sequence[Lease]) -> Iterator[Share]:
-        """Yield the shares on the device of live leases and of leases that ended since the previous snapshot."""
+        if snapshot is self._snapshot:
+            return self._loads
         live = {lease.id for lease in leases}
-        for lease in (*leases, *(each for each in self._leases if each.id not in live)):
-            share = lease.on(device.id)
-            if share is not None:
-                yield share
+        # Also leases that ended since the previous snapshot.
+        counted_leases = (*leases, *(each for each in self._leases if each.id not in live))
+        loads: dict[str, ForeignLoad] = {}
+        unknown: set[tuple[str, int]] = set()
+        for device in snapshot.devices:
+            before = self._loads.get(device.id, NO_FOREIGN_LOAD)
+            is_idle = (device.utilization_percent or 0.0) <= IDLE_PERCENT and before.percent <= IDLE_PERCENT
+            # Not on an idle device: the search costs time.
+            found = [] if is_idle else list(find_foreign_processes(device, leases))
+            unknown |= {(device.id, each.process.pid) for each in found if each.user is None}
+            counted = [each for each in found if each.user is not None or self._still_runs(device, each)]
+            loads[device.id] = NO_FOREIGN_LOAD
+            if counted or may_have_unlisted_processes(device):
+                shares = [share for lease in counted_leases if (share := lease.on(device.id)) is not None]
+                reading = read_foreign_load(device, counted, shares)
+                loads[device.id] = follow_foreign_load(before, reading, counted, now, bound)
+        self._loads, self._unknown, self._leases, self._snapshot = loads, unknown, leases, snapshot
+        return loads
+
+    def _still_runs(self, device: Device, foreign: ForeignProcess) -> bool:
+        """Return whether a process that this system does not know is in another container, and has not just ended: then
+        it was in the previous snapshot as well."""
+        return self._snapshot is None or (device.id, foreign.process.pid) in self._unknown

@@ -29,60 +29,46 @@ from gpuyard.model.units import format_count
 from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
 from gpuyard.system.processes import user_name
 
-_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-_REQUEST, _DUMP = 0x1, 0x300
-_ERROR, _DONE = 2, 3
-_LISTENING = 1 << 10
-_SHOW_NAME, _SHOW_UID = 0x01, 0x40
-_NAME, _UID = 0, 7
-_HEADER = struct.Struct("=IHHII")  # length, type, flags, number, pid
-_ATTRIBUTE = struct.Struct("=HH")  # length, type
-_BEFORE_ATTRIBUTES = _HEADER.size + 16
-_QUERY = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, _LISTENING, 0, _SHOW_NAME | _SHOW_UID, 0, 0)
-_BUFFER = 1 << 16
-_TIMEOUT_S = 1.0
-# Any user can open thousands.
-_MAX_READ = 8 << 20
-
 
 def listening_sockets() -> Iterator[tuple[bytes, int]]:
-    """Yield the names of listening abstract sockets, each with its user. Raises OSError if the kernel does not say."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-        kernel.settimeout(_TIMEOUT_S)
-        kernel.send(_HEADER.pack(_HEADER.size + len(_QUERY), _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, 1, 0) + _QUERY)
+    """Yield the names of listening abstract sockets, each with its user. Raises OSError if the kernel does not say.
+
+    This speaks sock_diag over netlink, see unix_diag.h of Linux.
+    """
+    header = struct.Struct("=IHHII")  # length, type, flags, number, pid
+    # Sockets in the state LISTEN (10); of each its name (UDIAG_SHOW_NAME) and its user (UDIAG_SHOW_UID).
+    query = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 1 << 10, 0, 0x01 | 0x40, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:  # NETLINK_SOCK_DIAG
+        kernel.settimeout(1.0)
+        # SOCK_DIAG_BY_FAMILY, with NLM_F_REQUEST and NLM_F_DUMP
+        kernel.send(header.pack(header.size + len(query), 20, 0x1 | 0x300, 1, 0) + query)
         read = 0
-        while read < _MAX_READ:
-            replies = kernel.recv(_BUFFER)
+        while read < 8 << 20:  # any user can open thousands
+            replies = kernel.recv(1 << 16)
             read += len(replies)
             while replies:
-                length, kind, *_ = _HEADER.unpack_from(replies)
-                if kind == _DONE:
+                length, kind, *_ = header.unpack_from(replies)
+                if kind == 3:  # NLMSG_DONE
                     return
-                if kind == _ERROR:
-                    (error,) = struct.unpack_from("=i", replies, _HEADER.size)
+                if kind == 2:  # NLMSG_ERROR
+                    (error,) = struct.unpack_from("=i", replies, header.size)
                     raise OSError(-error, "the kernel does not list unix sockets")
-                found = dict(_attributes(replies[_BEFORE_ATTRIBUTES:length]))
-                name, uid = found.get(_NAME, b""), found.get(_UID)
+                found, rest = dict[int, bytes](), replies[header.size + 16 : length]
+                while len(rest) >= 4:
+                    size, attribute = struct.unpack_from("=HH", rest)
+                    found[attribute], rest = rest[4:size], rest[_aligned(size) :]
+                name, uid = found.get(0, b""), found.get(7)  # UNIX_DIAG_NAME, UNIX_DIAG_UID
                 if name.startswith(b"\0") and uid is not None:
                     yield name[1:], int.from_bytes(uid, sys.byteorder)
                 replies = replies[_aligned(length) :]
-
-
-def _attributes(text: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(text) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(text)
-        yield kind, text[_ATTRIBUTE.size : length]
-        text = text[_aligned(length) :]
 
 
 def _aligned(length: int) -> int:
     return (length + 3) & ~3
 
 
-_PREFIX = "gpuyard-leases/"
 _LONGEST_NAME = 106
 _MOST_ANNOUNCED = 8  # by one process; the oldest ends
-_PROPOSED = "/var/lib/gpuyard-leases"
 
 _announced: dict[str, int] = {}  # descriptors, which stay open
 _number = itertools.count()
@@ -124,7 +110,14 @@ def find_neighbours(folder: Path) -> list[Neighbour]:
         for encoded, uid in listening_sockets():
             name = encoded.decode("utf-8", "surrogateescape")
             if name.startswith(gpus) and not name.startswith(f"{mine}/") and uid not in {os.geteuid(), *found}:
-                found[uid] = _neighbour(name, uid)
+                _, _, identity, process, directory = (*name.split("/", 4), "", "", "", "")[:5]
+                found[uid] = Neighbour(
+                    uid=uid,
+                    user=user_name(uid),
+                    pid=_process_of(uid, process.partition("-")[0]),
+                    directory=printable(directory, _LONGEST_NAME) or "another",
+                    is_usable=directory.isprintable() and _is_usable(directory, identity),
+                )
     return [found[uid] for uid in sorted(found)]
 
 
@@ -135,19 +128,18 @@ def describe(neighbours: list[Neighbour], folder: Path) -> str | None:
     first = neighbours[0]
     more = f" and {format_count(len(neighbours) - 1, 'other user')}" if len(neighbours) > 1 else ""
     process = f" (pid {first.pid})" if first.pid else ""
-    return (
-        f"{first.user}{process}{more} and you lease the same GPUs in different directories, {first.directory} and "
-        f"{folder}, and may both get the same GPU; to share: {_how_to_share(neighbours, folder)}"
-    )
-
-
-def _how_to_share(neighbours: list[Neighbour], folder: Path) -> str:
     shared = next((each.directory for each in neighbours if each.is_usable), None)
     if shared is not None:
-        return f"`export GPUYARD_LOCK_DIR={shared}`"
-    if folder.is_dir() and folder.stat().st_mode & stat.S_IWOTH:
-        return f"they run `export GPUYARD_LOCK_DIR={folder}`"
-    return f"`sudo gpuyard leases init-shared {_PROPOSED}`, then all users `export GPUYARD_LOCK_DIR={_PROPOSED}`"
+        remedy = f"`export GPUYARD_LOCK_DIR={shared}`"
+    elif folder.is_dir() and folder.stat().st_mode & stat.S_IWOTH:
+        remedy = f"they run `export GPUYARD_LOCK_DIR={folder}`"
+    else:
+        new = "/var/lib/gpuyard-leases"
+        remedy = f"`sudo gpuyard leases init-shared {new}`, then all users `export GPUYARD_LOCK_DIR={new}`"
+    return (
+        f"{first.user}{process}{more} and you lease the same GPUs in different directories, {first.directory} and "
+        f"{folder}, and may both get the same GPU; to share: {remedy}"
+    )
 
 
 def _name(folder: Path) -> str:
@@ -155,18 +147,7 @@ def _name(folder: Path) -> str:
     gpus = "gpus"
     if simulated_devices() is not None:
         gpus = hashlib.blake2b(os.fsencode(state_dir() / "simulated"), digest_size=6).hexdigest()
-    return f"{_PREFIX}{gpus}/{_identity(folder)}"
-
-
-def _neighbour(name: str, uid: int) -> Neighbour:
-    _, _, identity, process, directory = (*name.split("/", 4), "", "", "", "")[:5]
-    return Neighbour(
-        uid=uid,
-        user=user_name(uid),
-        pid=_process_of(uid, process.partition("-")[0]),
-        directory=printable(directory, _LONGEST_NAME) or "another",
-        is_usable=directory.isprintable() and _is_usable(directory, identity),
-    )
+    return f"gpuyard-leases/{gpus}/{_identity(folder)}"
 
 
 def _process_of(uid: int, pid: str) -> int | None:
@@ -193,22 +174,18 @@ def _identity(directory: str | Path) -> str:
     return f"{status.st_dev:x}-{status.st_ino:x}"
 
 
-# The file's time is when to look again. That way most commands only ask for a file's time.
-_STAMP = "neighbours-checked"
-_LOOK_AGAIN_S, _SAY_AGAIN_S = 3600.0, 86400.0
-
-
 def due_note(folder: Path) -> str | None:
     """Return a line if another user has another lease directory than `folder`, and that was not said today."""
-    now, stamp = time.time(), state_dir() / _STAMP
+    # The file's time is when to look again: in an hour, or a day after it was said.
+    now, stamp, day_s = time.time(), state_dir() / "neighbours-checked", 86400.0
     with contextlib.suppress(OSError):
-        if now < stamp.stat().st_mtime <= now + _SAY_AGAIN_S:
+        if now < stamp.stat().st_mtime <= now + day_s:
             return None
     line = describe(find_neighbours(folder), folder)
     with contextlib.suppress(OSError, PrivateFileError):  # then it is said again
         make_folder(str(stamp.parent))
         descriptor = open_own(str(stamp), os.O_WRONLY | os.O_CREAT)
-        due = now + (_LOOK_AGAIN_S if line is None else _SAY_AGAIN_S)
+        due = now + (3600.0 if line is None else day_s)
         os.utime(descriptor, (due, due))
         os.close(descriptor)
     return line

@@ -1,11 +1,12 @@
 """The ledger as the daemon uses it: many claims in one step, and one ticket for all its waiting jobs."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from gpuyard.ledger.ledger import HeldLease, Ledger
-from gpuyard.ledger.ledger_mutex import MutexTurns, is_private, restore_directory
+from gpuyard.ledger.ledger_mutex import MutexTurns, prepare_directory
 from gpuyard.ledger.lock_file import LockFile
 from gpuyard.ledger.measured_usage import ForeignLoadTracker, HostMeter, measure, measure_loads
 from gpuyard.ledger.records import active_tickets
@@ -25,7 +26,7 @@ class QueueLedger:
         self._ticket: LockFile | None = None
         self._waits_for: tuple[Need, int] | None = None
         self.foreign_loads = ForeignLoadTracker().update
-        self._is_private = is_private(ledger.folder)
+        self._is_private = not ledger.folder.stat().st_mode & 0o077
         self._host_meter = HostMeter()
         # Of the mutex: the queue has requests to answer, so it never waits for others.
         self.turns = MutexTurns(ledger.folder)
@@ -45,8 +46,11 @@ class QueueLedger:
             return [(replace(self._holder, label=each.label), each.claim) for each in new]
 
         remade: list[HeldLease] = []
-        if self._is_private:
-            restore_directory(self.ledger.folder)
+        folder = self.ledger.folder
+        # A private directory that was removed is made again, unless its parent is gone, too. For each grant: pathlib
+        # takes ten times as long.
+        if self._is_private and not os.path.isdir(folder) and folder.parent.is_dir():
+            prepare_directory(folder)
         try:
             granted = self.ledger.claim_all(decide_as_us, self.turns.hold())
         except BaseException:
@@ -81,8 +85,8 @@ class QueueLedger:
                 self._ticket.beat()
                 return
         self.return_ticket()
-        holder = replace(self._holder, label=label)
-        self._ticket = self.ledger.take_ticket(holder, need, priority, self.turns.hold())
+        holder, mutex = replace(self._holder, label=label), self.turns.hold()
+        self._ticket = self.ledger.take_ticket(holder, need, priority, mutex)
         self._waits_for = (need, priority)
 
     def return_ticket(self) -> None:

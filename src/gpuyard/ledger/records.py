@@ -33,15 +33,9 @@ from gpuyard.system.processes import is_stopped, tidy_label, user_name
 
 MAX_TICKETS_PER_USER = 128
 MAX_DEVICES = 4096
-_MAX_PID = 1 << 22  # the largest value of the kernel's pid_max
 _MAX_MB = 1e9
-_MAX_CPUS = 1e6
-_MAX_FIGURE = 1e12  # of percentages, watts and times
 _MAX_TEXT = 200
-# The kernel's time of a file may be some milliseconds older than the time of the record in it.
-_CLOCK_ERROR_S = 1.0
-_MAX_NAME = 100
-_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{_MAX_NAME}}}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}", re.ASCII)
 
 
 class LeaseRecord(Struct, frozen=True, kw_only=True):
@@ -75,8 +69,7 @@ class BadRecord(Struct, frozen=True, kw_only=True):
 
 
 def encode_lease(holder: Holder, claim: Claim) -> bytes:
-    record = LeaseRecord(holder=holder, shares=claim.shares, made=since_boot(), host=claim.host)
-    return msgspec.json.encode(record)
+    return msgspec.json.encode(LeaseRecord(holder=holder, shares=claim.shares, made=since_boot(), host=claim.host))
 
 
 def encode_ticket(holder: Holder, need: Need, priority: int) -> bytes:
@@ -104,7 +97,7 @@ def read_record(found: HeldFile) -> Lease | Ticket | BadRecord | None:
 
 def bad_record(name: str, uid: int | None, problem: str) -> BadRecord:
     user = "an unknown user" if uid is None else user_name(uid)
-    return BadRecord(name=printable(name, _MAX_NAME), uid=uid, user=user, problem=printable(problem, _MAX_TEXT))
+    return BadRecord(name=printable(name, 100), uid=uid, user=user, problem=printable(problem, _MAX_TEXT))
 
 
 def oldest_per_user(tickets: Iterable[Ticket]) -> tuple[tuple[Ticket, ...], list[BadRecord]]:
@@ -112,13 +105,14 @@ def oldest_per_user(tickets: Iterable[Ticket]) -> tuple[tuple[Ticket, ...], list
     not make placement slow for all."""
     counts: Counter[int] = Counter()
     kept, bad = [], []
+    problem = f"only the oldest {MAX_TICKETS_PER_USER} tickets of a user count"
     for ticket in sorted(tickets, key=lambda ticket: (ticket.since, ticket.id)):
-        counts[ticket.holder.uid] += 1
-        if counts[ticket.holder.uid] <= MAX_TICKETS_PER_USER:
+        uid = ticket.holder.uid
+        counts[uid] += 1
+        if counts[uid] <= MAX_TICKETS_PER_USER:
             kept.append(ticket)
         else:
-            problem = f"only the oldest {MAX_TICKETS_PER_USER} tickets of a user count"
-            bad.append(bad_record(ticket.id + TICKET, ticket.holder.uid, problem))
+            bad.append(bad_record(ticket.id + TICKET, uid, problem))
     return tuple(kept), bad
 
 
@@ -134,12 +128,12 @@ def _read_lease(found: HeldFile) -> Lease | None:
         raise _RefusedError(f"it lists a device twice, or more than {MAX_DEVICES} devices")
     for share in shares:
         _check_device_id(share.device_id)
-        _check_figure("memory_mb", share.memory_mb, _MAX_MB)
-        _check_figure("foreign_mb", share.foreign_mb, _MAX_MB)
-        _check_figure("spread_mb", share.spread_mb, _MAX_MB)
-        _check_figure("load_percent", share.load_percent)
-    _check_host(record.host, _most_ram_mb())
-    _check_figure("made", record.made)
+        _check_figures(share, ("memory_mb", "foreign_mb", "spread_mb"), _MAX_MB)
+        _check_figures(share, ("load_percent",))
+    ram_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    # More than the machine has is never granted, and a promise of more would block all users.
+    _check_host(record.host, ram_mb if simulated_host() is None else _MAX_MB)
+    _check_figures(record, ("made",))
     since = found.made_at if record.made is None else min(time.time(), wall_time_of(record.made))
     since = math.floor(since * 10) / 10  # the difference of two clocks is slightly another one each time
     if not shares and record.host is None:
@@ -154,34 +148,27 @@ def _since(found: HeldFile, made: float | None) -> float:
     where lying does not pay: if it makes the file younger (the clock was set forward), or if the file is from the
     future (the clock was set back).
     """
-    _check_figure("made", made)
     now = time.time()
     claimed = found.made_at if made is None else min(now, wall_time_of(made))
-    is_later = claimed > found.made_at + _CLOCK_ERROR_S
-    return claimed if is_later or found.made_at > now + _CLOCK_ERROR_S else found.made_at
+    # The file's time may be some milliseconds older than the time of the record in it.
+    return claimed if claimed > found.made_at + 1.0 or found.made_at > now + 1.0 else found.made_at
 
 
 def _read_ticket(found: HeldFile) -> Ticket:
     record = msgspec.json.decode(found.content, type=TicketRecord)
     holder = _check_holder(found, record.holder)
     _check_need(record.need)
-    priority = max(-MAX_PRIORITY, min(MAX_PRIORITY, record.priority))
-    return Ticket(
-        id=found.id,
-        holder=holder,
-        need=record.need,
-        since=_since(found, record.made),
-        priority=priority,
-        is_idle=found.is_idle,
-    )
+    _check_figures(record, ("made",))
+    priority, since = max(-MAX_PRIORITY, min(MAX_PRIORITY, record.priority)), _since(found, record.made)
+    return Ticket(id=found.id, holder=holder, need=record.need, since=since, priority=priority, is_idle=found.is_idle)
 
 
 def _check_holder(found: HeldFile, holder: Holder) -> Holder:
     """Return the holder with the user that owns the file, and with a label that can be shown."""
     if not _NAME.fullmatch(found.id):
         raise _RefusedError("the file's name is not one that gpuyard gives")
-    _check_count("pid", holder.pid, 1, _MAX_PID)
-    _check_figure("pid_started", holder.pid_started)
+    _check_count("pid", holder.pid, 1, 1 << 22)  # the largest value of the kernel's pid_max
+    _check_figures(holder, ("pid_started",))
     _check_text("boot_id", holder.boot_id)
     _check_text("machine", holder.machine)
     return replace(holder, uid=found.uid, user=user_name(found.uid), label=tidy_label(holder.label))
@@ -191,15 +178,11 @@ def _check_need(need: Need) -> None:
     _check_count("devices", need.devices, 0, MAX_DEVICES)
     _check_count("the number of devices with memory", len(need.memory_on), 0, MAX_DEVICES)
     for each in (need, *(replace(need, memory=memory) for _, memory in need.memory_on)):
-        for figure in (each.required_mb, each.least_mb, each.spread_mb):
-            _check_figure("the memory", figure, _MAX_MB)
+        _check_figures(each, ("required_mb", "least_mb", "spread_mb"), _MAX_MB, name="the memory")
         if isinstance(each.memory, PartOfDevice):
-            _check_figure("part", each.memory.part, 1.0)
-    for name in (
-        "load_percent", "max_utilization_percent", "max_power_w", "max_memory_used_mb", "max_cpu_percent",
-        "min_host_memory_mb",
-    ):  # fmt: skip
-        _check_figure(name, getattr(need, name))
+            _check_figures(each.memory, ("part",), 1.0)
+    limits = ("load_percent", "max_utilization_percent", "max_power_w", "max_memory_used_mb", "max_cpu_percent")
+    _check_figures(need, (*limits, "min_host_memory_mb"))
     ids = (*(need.only or ()), *need.banned)
     _check_count("the number of device ids", len(ids), 0, 2 * MAX_DEVICES)
     for device_id in (*ids, *(device_id for device_id, _ in need.memory_on)):
@@ -210,16 +193,8 @@ def _check_need(need: Need) -> None:
 
 def _check_host(share: HostShare | None, most_mb: float) -> None:
     if share is not None:
-        _check_figure("ram_mb", share.ram_mb, most_mb)
-        _check_figure("used_mb", share.used_mb, most_mb)
-        _check_figure("cpus", share.cpus, _MAX_CPUS)
-        _check_figure("used_cpus", share.used_cpus, _MAX_CPUS)
-
-
-def _most_ram_mb() -> float:
-    """Return the RAM of the machine: nothing greater is granted, and a promise of more would block all users."""
-    is_simulated = simulated_host() is not None
-    return _MAX_MB if is_simulated else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        _check_figures(share, ("ram_mb", "used_mb"), most_mb)
+        _check_figures(share, ("cpus", "used_cpus"), 1e6)
 
 
 def _check_count(name: str, value: int, least: int, most: int) -> None:
@@ -227,10 +202,12 @@ def _check_count(name: str, value: int, least: int, most: int) -> None:
         raise _RefusedError(f"{name} is {value if abs(value) < 1e20 else 'huge'}, not {least} to {most}")
 
 
-def _check_figure(name: str, value: float | None, most: float = _MAX_FIGURE) -> None:
+def _check_figures(record: object, fields: Iterable[str], most: float = 1e12, *, name: str = "") -> None:
     """JSON has no NaN and no infinity, and the decoder refuses numbers that are too large for a float."""
-    if value is not None and not 0.0 <= value <= most:
-        raise _RefusedError(f"{name} is {value:g}, not 0 to {most:g}")
+    for field in fields:
+        value: float | None = getattr(record, field)
+        if value is not None and not 0.0 <= value <= most:
+            raise _RefusedError(f"{name or field} is {value:g}, not 0 to {most:g}")
 
 
 def _check_device_id(device_id: str) -> None:

@@ -1,10 +1,12 @@
 """Acquisition: wait with a ticket until the ledger grants a lease for a need. WaitMessages: say what it waits for."""
 
 import contextlib
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -16,23 +18,19 @@ from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.ledger.lock_file import BEAT_EVERY_S, LockFile
 from gpuyard.ledger.measured_usage import LEASE_VARIABLE, ForeignLoadTracker, HostMeter, measure
 from gpuyard.ledger.records import active_tickets
-from gpuyard.model.lease import Claim, Lease, Need, Share, Ticket
-from gpuyard.model.machine_snapshot import Host, Snapshot
+from gpuyard.model.lease import Claim, Lease, Need, Ticket
+from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.model.printable_text import printable
 from gpuyard.model.units import format_count, format_duration
 from gpuyard.policy.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.policy.device_health import closed_devices
 from gpuyard.policy.foreign_load import ForeignLoad, SteadyGate
-from gpuyard.policy.host_room import HostUse, HostView
+from gpuyard.policy.host_room import HostView
 from gpuyard.policy.linked_sets import best_set, conditions_of
 from gpuyard.policy.machine import Machine, Packing
 from gpuyard.policy.placement import PlacementChoice, choose, in_queue_order
 from gpuyard.policy.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
 from gpuyard.system.processes import this_process
-
-# A snapshot is used again for this long: one event may wake up a waiting process several times.
-_FRESH_S = 0.005
-_MAX_WATCHED_PIDS = 16
 
 
 def enclosing_lease(ledger: Ledger, need: Need, seen: Snapshot) -> Lease | None:
@@ -46,7 +44,8 @@ def enclosing_lease(ledger: Ledger, need: Need, seen: Snapshot) -> Lease | None:
     if lease is None or lease.holder.uid != os.getuid() or not need.devices:
         return None
     held = [share for share in lease.shares if need.only is None or share.device_id in need.only]
-    enough = [share for share in held if _covers(share, need)]
+    least_mb = math.inf if need.is_exclusive else need.required_mb or 0.0
+    enough = [share for share in held if share.is_exclusive or (share.memory_mb or 0.0) >= least_mb]
     chosen = best_set(seen.topology, [share.device_id for share in enough], conditions_of(need))
     if chosen is not None:
         return replace(lease, shares=tuple(share for share in enough if share.device_id in chosen))
@@ -56,12 +55,6 @@ def enclosing_lease(ledger: Ledger, need: Need, seen: Snapshot) -> Lease | None:
             hint="request more in the `gpuyard run` around it, or less inside",
         )
     return None
-
-
-def _covers(share: Share, need: Need) -> bool:
-    if share.is_exclusive:
-        return True
-    return not need.is_exclusive and (share.memory_mb or 0.0) >= (need.required_mb or 0.0)
 
 
 class Acquisition:
@@ -82,10 +75,8 @@ class Acquisition:
         mutex_timeout_s: float = 10.0,
         max_foreign_load_percent: float | None = None,
     ) -> None:
-        self._ledger = ledger
-        self._look = look
-        self._need = need
-        self._priority = priority
+        self._ledger, self._look = ledger, look
+        self._need, self._priority = need, priority
         self._holder = this_process(label)
         self._mutex_timeout_s = mutex_timeout_s
         self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
@@ -112,40 +103,33 @@ class Acquisition:
         """
         held: HeldLease | None = None
         try:
-            held = self.attempt()
-            if held is None:
-                with contextlib.ExitStack() as stack:
-                    held = self._wait_with_ticket(stack, max_wait_s, poll_interval_s, on_wait)
+            if (held := self.attempt()) is not None:
+                return held
+            deadline = time.monotonic() + max_wait_s
+            with contextlib.ExitStack() as stack:
+                notice = FileWatch(self._ledger.folder)
+                stack.callback(notice.give_back)
+                stack.callback(self._return_ticket)
+                mutex = hold_mutex(self._ledger.folder, self._mutex_timeout_s)
+                self._ticket = self._ledger.take_ticket(self._holder, self._need, self._priority, mutex)
+                while (held := self.attempt()) is None:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise WaitedTooLong(self._timeout_message(max_wait_s))
+                    on_wait(self.reasons)
+                    self._wait_for_change(notice, min(left, poll_interval_s))
+                return held
         except BaseException:  # also an interrupt that comes after the grant
             if held is not None:
                 held.release()
             raise
-        return held
-
-    def _wait_with_ticket(
-        self,
-        stack: contextlib.ExitStack,
-        max_wait_s: float,
-        poll_interval_s: float,
-        on_wait: Callable[[tuple[Reason, ...]], None],
-    ) -> HeldLease:
-        deadline = time.monotonic() + max_wait_s
-        notice = FileWatch(self._ledger.folder)
-        stack.callback(notice.give_back)
-        stack.callback(self._return_ticket)
-        mutex = hold_mutex(self._ledger.folder, self._mutex_timeout_s)
-        self._ticket = self._ledger.take_ticket(self._holder, self._need, self._priority, mutex)
-        while (held := self.attempt()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise WaitedTooLong(self._timeout_message(max_wait_s))
-            on_wait(self.reasons)
-            self._wait_for_change(notice, min(left, poll_interval_s))
-        return held
 
     def _wait_for_change(self, notice: FileWatch, timeout_s: float) -> None:
         """Wait until it is time for another attempt, and show meanwhile that this process is not stopped."""
-        until, pids = time.monotonic() + timeout_s, self._blocking_pids()
+        # When a foreign process that keeps a device too busy ends, it is time, too.
+        loads = [load for load in self._loads.values() if load.is_over]
+        pids = [foreign.process.pid for load in loads for foreign in load.processes][:16]
+        until = time.monotonic() + timeout_s
         is_over = False
         while not is_over:
             left = until - time.monotonic()
@@ -158,18 +142,14 @@ class Acquisition:
         if ticket is not None:
             ticket.release()
 
-    def _blocking_pids(self) -> list[int]:
-        """Return the foreign processes that keep devices too busy: when one ends, it is time to try again."""
-        loads = [load for load in self._loads.values() if load.is_over]
-        return [foreign.process.pid for load in loads for foreign in load.processes][:_MAX_WATCHED_PIDS]
-
     def attempt(self) -> HeldLease | None:
         """Return the lease if it is granted now; otherwise `reasons` says why not."""
         # The machine is read before the ledger's mutex is taken: a slow driver must not block other processes. Changes
         # in between are safe: a new lease is charged its reservation, and the memory of a lease that ended since counts
         # as a foreign process's until the next snapshot.
         now = time.monotonic()
-        if self._snapshot is None or now - self._looked_at > _FRESH_S:
+        # One event may wake up a waiting process several times.
+        if self._snapshot is None or now - self._looked_at > 0.005:
             if self._need.host is not None:
                 self._host_meter.read()  # before the free RAM: what is taken in between counts as not taken yet
             self._snapshot, self._looked_at = self._look(), now
@@ -177,11 +157,19 @@ class Acquisition:
 
     def _decide(self, leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> Claim | None:
         assert self._snapshot is not None
-        if (closed := self._below_floor(self._snapshot.host)) is not None:
-            self.reasons = (closed,)
-            return None
+        # Nothing starts while the machine has less RAM available than has to stay free.
+        if (figures := ram_figures(self._snapshot.host, self._host_limits.keep_free_mb)) is not None:
+            self._floor_gate = judge_host(self._floor_gate, *figures, time.monotonic(), has_alarm=False)
+            if self._floor_gate.is_closed:
+                self.reasons = (host_closed_reason(*figures),)
+                return None
         bound = self._packing.max_foreign_load_percent
         self._loads = self._foreign.update(self._snapshot, leases, time.monotonic(), bound)
+        bans, ledger = self._bans.ids(self._snapshot), self._ledger
+        used = {} if self._need.host is None else self._host_meter.use_of(leases)
+        # Without a ticket, this process comes after all of the same priority.
+        order, mine = active_tickets(in_queue_order(tickets)), self._ticket.id if self._ticket else None
+        ahead = takewhile(lambda each: each.priority >= self._priority if mine is None else each.id != mine, order)
         view = Machine(
             now=time.time(),
             snapshot=self._snapshot,
@@ -189,35 +177,13 @@ class Acquisition:
             measured=measure(self._snapshot, leases),
             foreign=self._loads,
             packing=self._packing,
-            host=HostView(limits=self._host_limits, used=self._measure_host(leases), machine=self._holder.machine),
-            closed=closed_devices(
-                self._snapshot, self._ledger.drains, self._bans.ids(self._snapshot), self._ledger.health_marks
-            ),
-            ahead=self._ahead(tickets),
+            host=HostView(limits=self._host_limits, used=used, machine=self._holder.machine),
+            closed=closed_devices(self._snapshot, ledger.drains, bans, ledger.health_marks),
+            ahead=tuple(ahead),
         )
         choice: PlacementChoice = choose(self._need, view)
         self.reasons = choice.reasons
         return choice.claim
-
-    def _below_floor(self, host: Host) -> Reason | None:
-        """Return why nothing starts on this machine now: it has less RAM available than has to stay free."""
-        figures = ram_figures(host, self._host_limits.keep_free_mb)
-        if figures is None:
-            return None
-        self._floor_gate = judge_host(self._floor_gate, *figures, time.monotonic(), has_alarm=False)
-        return host_closed_reason(*figures) if self._floor_gate.is_closed else None
-
-    def _measure_host(self, leases: tuple[Lease, ...]) -> Mapping[str, HostUse]:
-        return {} if self._need.host is None else self._host_meter.use_of(leases)
-
-    def _ahead(self, tickets: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
-        """Return the active tickets ahead of this process. Without one, it comes after all of the same priority."""
-        order = active_tickets(in_queue_order(tickets))
-        mine = self._ticket.id if self._ticket else None
-        for position, ticket in enumerate(order):
-            if ticket.id == mine or (mine is None and ticket.priority < self._priority):
-                return tuple(order[:position])
-        return tuple(order)
 
     def _timeout_message(self, waited_s: float) -> str:
         """Say what was missing on each device that the need allows, and what would change that."""
@@ -246,9 +212,7 @@ class WaitMessages:
         writes_changes: bool,
         writes_figures: bool = False,
     ) -> None:
-        self._need = need
-        self._names = here.labels
-        self._write = write
+        self._need, self._names, self._write = need, here.labels, write
         self._writes_changes, self._writes_figures = writes_changes, writes_figures
         self._written: object = None
         self._since = time.monotonic()

@@ -22,7 +22,6 @@ from gpuyard.model.printable_text import printable
 
 LONGEST_NAME = 32
 LARGEST_TOTAL = 1e15
-_LONGEST_LEFT_S = 366 * 86_400.0
 
 # Units that contain other units: a fold has epochs, an epoch has steps.
 _OUTERMOST = ("fold", "trial", "seed", "experiment", "run")
@@ -120,18 +119,11 @@ def read_line(line: str) -> LineReading:
     if bar is not None or "[" in rest:
         alone = _lone_epoch(line) if not any(count.rank < 2 for count in words) else None
         if alone is not None:
-            inside = replace(bar, unit="", rank=2) if bar is not None else _count_after_epoch(rest)
+            inside = replace(bar, unit="", rank=2) if bar is not None else _fraction(_AFTER_EPOCH.search(rest))
             words, bar = ([*words, alone] if inside is not None else words), inside
-    counts = [*words, *([bar] if bar is not None else [])]
-    counts.sort(key=lambda count: count.rank)
-    return LineReading(
-        counts=tuple(counts[:3]),
-        left_s=_left_s(line) if counts else None,
-        figures=_figures(line, has_count=bool(counts)),
-    )
-
-
-# Counts
+    counts = sorted([*words, *([bar] if bar is not None else [])], key=lambda count: count.rank)
+    left_s, figures = _left_s(line) if counts else None, _figures(line, has_count=bool(counts))
+    return LineReading(counts=tuple(counts[:3]), left_s=left_s, figures=figures)
 
 
 def _word_counts(line: str) -> tuple[list[Count], str]:
@@ -146,21 +138,19 @@ def _word_counts(line: str) -> tuple[list[Count], str]:
         found += _counted(match[3], match[1], match[2], is_ordinal=False)
     if found and "•" in line and "━" in line:  # Lightning's Rich bar counts epochs from 0, and names the last one
         found = [
-            Count(unit=each.unit, rank=each.rank, done=each.done, total=(each.total or 0) + 1, is_from_zero=True)
-            if each.rank == 1
-            else each
+            replace(each, total=(each.total or 0) + 1, is_from_zero=True, is_ordinal=False) if each.rank == 1 else each
             for each in found
         ]
     return found, _WORD_LAST.sub(" ", rest)
 
 
 def _counted(word: str, done: str, total: str, *, is_ordinal: bool) -> list[Count]:
-    unit, numbers = _unit(word), _amounts(done, total)
-    if numbers is None:
-        return []
+    unit = _unit(word)
     rank = _rank(unit)
     # A step is mostly printed once it is done; an epoch mostly when it begins.
-    return [Count(unit=unit, rank=rank, done=numbers[0], total=numbers[1], is_ordinal=is_ordinal and rank < 2)]
+    is_ordinal = is_ordinal and rank < 2
+    found = _amounts(done, total)
+    return [Count(unit=unit, rank=rank, done=found[0], total=found[1], is_ordinal=is_ordinal)] if found else []
 
 
 def _bar_count(line: str, rest: str) -> Count | None:
@@ -184,15 +174,12 @@ def _plain_count(line: str) -> Count | None:
     if match is not None:
         percent = float(next(filter(None, match.groups())))
         return Count(unit="%", rank=2, done=percent, total=100.0, is_bar=True) if percent <= 100 else None
-    match = _BRACKETED.match(line)
-    numbers = None if match is None else _amounts(match[1], match[2])
-    return None if numbers is None else Count(unit="", rank=2, done=numbers[0], total=numbers[1], is_bar=True)
+    return _fraction(_BRACKETED.match(line), is_bar=True)
 
 
-def _count_after_epoch(rest: str) -> Count | None:
-    match = _AFTER_EPOCH.search(rest)
+def _fraction(match: re.Match[str] | None, *, is_bar: bool = False) -> Count | None:
     numbers = None if match is None else _amounts(match[1], match[2])
-    return None if numbers is None else Count(unit="", rank=2, done=numbers[0], total=numbers[1])
+    return None if numbers is None else Count(unit="", rank=2, done=numbers[0], total=numbers[1], is_bar=is_bar)
 
 
 def _lone_epoch(line: str) -> Count | None:
@@ -200,20 +187,16 @@ def _lone_epoch(line: str) -> Count | None:
     match = _WORD_ALONE.search(line)
     if match is None:
         return None
-    number = float(match[2] or match[4])
-    is_from_zero = "%|" in line
-    return Count(unit=_unit(match[1] or match[3]), rank=1, done=number, total=None, is_ordinal=not is_from_zero,
-                 is_from_zero=is_from_zero)  # fmt: skip
+    unit, number, is_from_zero = _unit(match[1] or match[3]), float(match[2] or match[4]), "%|" in line
+    return Count(unit=unit, rank=1, done=number, total=None, is_ordinal=not is_from_zero, is_from_zero=is_from_zero)
 
 
-def _amounts(done: str, total: str) -> tuple[float, float] | None:
-    first, second = _amount(done), _amount(total)
-    return (first, second) if 0 <= first <= second and 0 < second <= LARGEST_TOTAL else None
-
-
-def _amount(text: str) -> float:
-    scale = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(text[-1], 1.0)
-    return float(text.rstrip("kKMGT").replace(",", "")[:32] or "nan") * scale
+def _amounts(*texts: str) -> tuple[float, float] | None:
+    scales = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+    done, total = (
+        float(text.rstrip("kKMGT").replace(",", "")[:32] or "nan") * scales.get(text[-1], 1.0) for text in texts
+    )
+    return (done, total) if 0 <= done <= total and 0 < total <= LARGEST_TOTAL else None
 
 
 def _unit(word: str) -> str:
@@ -232,15 +215,10 @@ def _label(rest: str) -> str:
 
 
 def _bar_unit(label: str, line: str) -> str:
-    words = re.findall(r"[a-z]+", label)
-    for word in words:
-        singular = word.removesuffix("es") if word.endswith("ches") else word.removesuffix("s")
-        if singular in (*_OUTERMOST, *_OUTER, *_INNER):
-            return _unit(singular)
-    rate = _RATE.search(line)
-    unit = "" if rate is None else (rate[1] or rate[2]).lower()
-    unit = unit.removesuffix("s")
-    return _unit(unit) if unit in (*_OUTERMOST, *_OUTER, *_INNER) else ""
+    words = [word.removesuffix("es" if word.endswith("ches") else "s") for word in re.findall(r"[a-z]+", label)]
+    if rate := _RATE.search(line):
+        words.append((rate[1] or rate[2]).lower().removesuffix("s"))
+    return next((_unit(word) for word in words if word in (*_OUTERMOST, *_OUTER, *_INNER)), "")
 
 
 def _left_s(line: str) -> float | None:
@@ -250,10 +228,7 @@ def _left_s(line: str) -> float | None:
         return None
     days, hours, minutes, seconds = (float((text or "0")[:9]) for text in match.groups())
     left_s = 86_400 * days + 3600 * hours + 60 * minutes + seconds
-    return left_s if left_s <= _LONGEST_LEFT_S else None
-
-
-# Figures
+    return left_s if left_s <= 366 * 86_400.0 else None
 
 
 def _figures(line: str, *, has_count: bool) -> tuple[tuple[str, float | None], ...]:
@@ -266,13 +241,9 @@ def _figures(line: str, *, has_count: bool) -> tuple[tuple[str, float | None], .
             break
         if _NO_FIGURES.match(name) or not (has_count or _METRIC.search(name)):
             continue
-        found.setdefault(printable(name, LONGEST_NAME), _value(match[2]))
+        value = float(match[2].replace(",", "")[:40])
+        found.setdefault(printable(name, LONGEST_NAME), value if math.isfinite(value) else None)
     return tuple(found.items())
-
-
-def _value(text: str) -> float | None:
-    value = float(text.replace(",", "")[:40])
-    return value if math.isfinite(value) else None
 
 
 VARIABLE = "GPUYARD_PROGRESS"
@@ -294,19 +265,14 @@ def read_progress_line(text: str) -> ProgressReading | None:
     for name, _, value in (word.partition("=") for word in words[1:]):
         if name == "unit":
             unit = printable(value, LONGEST_NAME)
-        elif (number := _number(value)) is None or not name:
             continue
-        elif name == "left":
+        try:
+            number = float(value[:40])  # may be nan or inf
+        except ValueError:
+            continue
+        if name == "left":
             left_s = number if 0 <= number < LARGEST_TOTAL else None
-        elif len(figures) < MOST_FIGURES:
+        elif name and len(figures) < MOST_FIGURES:
             figures[printable(name, LONGEST_NAME)] = number if math.isfinite(number) else None
     amount = WorkDone(done=done if total is None else min(done, total), total=total, unit=unit, left_s=left_s)
     return ProgressReading(amount=amount, figures=(tuple(figures.items()),) if figures else (), is_told=True)
-
-
-def _number(text: str) -> float | None:
-    """Return a number, which may be nan or inf; None if the text is none."""
-    try:
-        return float(text[:40])
-    except ValueError:
-        return None

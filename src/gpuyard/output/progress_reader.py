@@ -12,7 +12,7 @@ have done since it last changed is added to it. So epoch 3 of 10 with half of it
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,48 +40,29 @@ def drawn_lines(text: str, row: int) -> tuple[list[DrawnLine], int, str]:
     more may be written to it. Of a line that is drawn again and again in place, the last drawing alone counts."""
     lines: list[DrawnLine] = []
     last = ""
-    for piece, is_break in _pieces(text):
-        if not is_break:
+    for number, piece in enumerate(_BREAK.split(text)):
+        if piece and number % 2 == 0:
             last = piece
             lines.append(DrawnLine(plain_text(piece), row))
-            continue
-        if piece.endswith("\n"):
-            row, last = row + 1, ""
-        elif piece.endswith("A"):
-            drawn = lines.pop() if lines else DrawnLine("", row)
-            row, last = row - int(piece[2:-1][:4] or 1), ""
-            lines.append(DrawnLine(drawn.text, drawn.row, row))
-        else:
+        elif piece:
             last = ""
-    return _without_redrawn(lines)[-MOST_LINES:], row, last[-LONGEST_LINE:]
+            if piece.endswith("\n"):
+                row += 1
+            elif piece.endswith("A"):
+                drawn = lines.pop() if lines else DrawnLine("", row)
+                row -= int(piece[2:-1][:4] or 1)
+                lines.append(DrawnLine(drawn.text, drawn.row, row))
+    lines = [line for line in lines if line.moves_up_to is not None or line.text.strip()]
+    # The last line may not be whole yet: what it overwrites stays.
+    kept = [
+        line for line, after in itertools.pairwise(lines[:-1]) if line.moves_up_to is not None or after.row != line.row
+    ]
+    return [*kept, *lines[-2:]][-MOST_LINES:], row, last[-LONGEST_LINE:]
 
 
 def plain_text(text: str) -> str:
     """Return a line without escape sequences and control characters, at most 1000 characters of it."""
-    text = text[: 4 * LONGEST_LINE]
-    if "\x1b" in text:
-        text = _ESCAPE.sub("", text)
-    return _CONTROL.sub("", text)[:LONGEST_LINE]
-
-
-def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    for number, piece in enumerate(_BREAK.split(text)):
-        if piece:
-            yield piece, number % 2 == 1
-
-
-def _without_redrawn(lines: list[DrawnLine]) -> list[DrawnLine]:
-    """Drop empty lines, and those that the next one overwrites in place. The last line may not be whole yet: what it
-    overwrites stays."""
-    lines = [line for line in lines if line.moves_up_to is not None or line.text.strip()]
-    kept = [
-        line for line, after in itertools.pairwise(lines[:-1]) if line.moves_up_to is not None or after.row != line.row
-    ]
-    return [*kept, *lines[-2:]]
-
-
-_MOST_LEVELS = 16
-_ABOUT = 0.01
+    return _CONTROL.sub("", _ESCAPE.sub("", text[: 4 * LONGEST_LINE]))[:LONGEST_LINE]
 
 
 class Level(Struct, frozen=True, kw_only=True):
@@ -119,14 +100,12 @@ class LogReader(Struct, frozen=True, kw_only=True):
         chain = _chain(self.shown)
         if not chain:
             return None
-        top = chain[0]
+        top, total = chain[0], chain[0].count.total
         done = _done(chain, has_inner=self.has_inner)
-        total = top.count.total
         is_latest = top.drawn == max(level.drawn for level in chain)
         left_s = top.left_s if top.count.is_bar and is_latest else None
-        return WorkDone(
-            done=done if total is None else min(done, total), total=total, unit=top.count.unit, left_s=left_s
-        )
+        done = done if total is None else min(done, total)
+        return WorkDone(done=done, total=total, unit=top.count.unit, left_s=left_s)
 
 
 def advance(reader: LogReader, text: str) -> tuple[LogReader, list[tuple[tuple[str, float | None], ...]]]:
@@ -138,14 +117,16 @@ def advance(reader: LogReader, text: str) -> tuple[LogReader, list[tuple[tuple[s
         if reading.counts:
             number += 1
             _add(levels, reading, line.row, number)
-            has_inner = has_inner or _is_inner(reading.counts, levels)
+            is_inside = reading.counts[-1].rank == 2 and any(level.count.rank < 2 for level in levels.values())
+            has_inner = has_inner or is_inside
         if reading.figures:
             figures.append(reading.figures)
-        if not line.text.strip():
-            _wipe(levels, line.row)
-        if line.moves_up_to is not None:
-            _sink(levels, line.moves_up_to)
-    for key in sorted(levels, key=lambda key: levels[key].drawn)[:-_MOST_LEVELS]:
+        if not line.text.strip():  # a bar inside another one that was drawn over with blanks is over
+            levels = {key: level for key, level in levels.items() if level.row != line.row or not level.depth}
+        if (top := line.moves_up_to) is not None:  # what is below it is inside what is there
+            sunk = {key: replace(level, depth=level.row - top) for key, level in levels.items() if level.row > top}
+            levels.update(sunk)
+    for key in sorted(levels, key=lambda key: levels[key].drawn)[:-16]:
         del levels[key]
     shown = dict(levels)
     if last and lines and (reading := read_line(lines[-1].text)).counts:
@@ -154,16 +135,13 @@ def advance(reader: LogReader, text: str) -> tuple[LogReader, list[tuple[tuple[s
     return after, figures
 
 
-def _is_inner(counts: Sequence[Count], levels: Levels) -> bool:
-    return counts[-1].rank == 2 and any(level.count.rank < 2 for level in levels.values())
-
-
 def _add(levels: dict[LevelKey, Level], reading: LineReading, row: int, number: int) -> None:
     for given in reading.counts:
         # Bars without a label differ in their totals.
         key = (given.rank, given.unit, f"{given.label}/{given.total}" if given.is_bar else "")
-        before = levels.get(key)
-        count = _counted_from_zero(given, before)
+        before, count = levels.get(key), given
+        if count.is_ordinal and (count.done == 0 or (before is not None and before.count.is_from_zero)):
+            count = replace(count, is_ordinal=False, is_from_zero=True)
         levels[key] = Level(
             count=count,
             row=row,
@@ -177,19 +155,13 @@ def _add(levels: dict[LevelKey, Level], reading: LineReading, row: int, number: 
         )
 
 
-def _counted_from_zero(count: Count, before: Level | None) -> Count:
-    """Return the count with its number as that of the epochs that are done, if it was 0 before or is 0 now."""
-    is_from_zero = count.is_ordinal and (count.done == 0 or (before is not None and before.count.is_from_zero))
-    return replace(count, is_ordinal=False, is_from_zero=True) if is_from_zero else count
-
-
 def _fits_epochs(count: Count, levels: Levels) -> bool:
     """Return whether as much of it is done as of all epochs, so that it may count the whole work."""
     epochs = max((each for each in levels.values() if each.count.rank == 1), key=lambda each: each.drawn, default=None)
     if epochs is None or not epochs.count.total or not count.total:
         return False
     first, total = epochs.count.done - epochs.count.is_ordinal, epochs.count.total
-    return first / total - _ABOUT <= count.done / count.total <= (first + 1) / total + _ABOUT
+    return first / total - 0.01 <= count.done / count.total <= (first + 1) / total + 0.01
 
 
 def _goes_on(before: Level, count: Count, levels: Levels) -> bool:
@@ -203,43 +175,25 @@ def _goes_on(before: Level, count: Count, levels: Levels) -> bool:
     return has_begun and before.fits_epochs and before.count.done > 0 and _fits_epochs(count, levels)
 
 
-def _sink(levels: dict[LevelKey, Level], row: int) -> None:
-    """Note that the cursor went back up to `row`: what is below it is inside what is there."""
-    for key, level in levels.items():
-        if level.row > row:
-            levels[key] = replace(level, depth=level.row - row)
-
-
-def _wipe(levels: dict[LevelKey, Level], row: int) -> None:
-    """Forget a bar inside another one that was drawn over with blanks: it is over."""
-    for key in [key for key, level in levels.items() if level.row == row and level.depth]:
-        del levels[key]
-
-
 def _chain(levels: Levels) -> list[Level]:
     """Return the levels that count now, from the outermost to the innermost."""
-    words = {rank: [level for level in levels.values() if level.count.rank == rank] for rank in (0, 1, 2)}
-    bars = sorted(words[2], key=lambda level: level.drawn)
-    whole = [level for level in bars if level.is_whole]
-    top = [max(words[rank], key=lambda level: level.drawn) for rank in (0, 1) if words[rank] and not whole]
-    inside = _nested(whole[-1:] or bars)
+    by_rank: dict[int, list[Level]] = {0: [], 1: [], 2: []}
+    for level in sorted(levels.values(), key=lambda level: level.drawn):
+        by_rank[level.count.rank].append(level)
+    whole = [level for level in by_rank[2] if level.is_whole]
+    bars = whole[-1:] or by_rank[2]
+    found = [] if whole else [*by_rank[0][-1:], *by_rank[1][-1:]]
+    if roots := [bar for bar in bars if not bar.depth]:  # the last bar at the left, and those inside it
+        inside = {bar.depth: bar for bar in bars if bar.depth and bar.drawn >= roots[-1].changed}
+        bars = [roots[-1], *(inside[depth] for depth in sorted(inside))]
+    else:
+        bars = bars[-1:]
     chain: list[Level] = []
-    for level in (*top, *inside):
+    for level in (*found, *bars):
         # What was drawn before the level above it last changed belongs to an earlier part of the work.
         if not chain or level.drawn >= chain[-1].changed:
             chain.append(level)
     return chain
-
-
-def _nested(bars: list[Level]) -> list[Level]:
-    """Return the last bar at the left of the screen, so to say, and those inside it."""
-    roots = [bar for bar in bars if not bar.depth]
-    if not roots:
-        return bars[-1:]
-    root = roots[-1]
-    inside = [bar for bar in bars if bar.depth and bar.drawn >= root.changed]
-    deepest = sorted({bar.depth: bar for bar in inside}.values(), key=lambda bar: bar.depth)
-    return [root, *deepest]
 
 
 def _done(chain: Sequence[Level], *, has_inner: bool) -> float:

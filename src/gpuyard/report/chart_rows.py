@@ -6,6 +6,7 @@ their starts, so the number of rows is the largest number that ever overlaps.
 """
 
 import heapq
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -66,28 +67,26 @@ class Hours:
         self._steps[last] -= weight
 
     def seconds(self) -> list[float]:
-        found, whole = [], 0
-        for at in range(self.count):
-            whole += self._steps[at]
-            found.append(self._parts[at] + whole * HOUR_S)
-        return found
+        whole = itertools.accumulate(self._steps[: self.count])
+        return [part + hours * HOUR_S for part, hours in zip(self._parts, whole, strict=False)]
 
 
 def hourly_picture(window: TimeWindow, local: LocalTime, used: Hours, busy: Hours, devices: int) -> HourlyPicture:
     """Arrange hours as rows. `used` sums the time of all attempts; `busy` counts each of `devices` devices once."""
     moments = [local(used.first + at * HOUR_S) for at in range(used.count)]
     first_day, last_day = moments[0].toordinal(), moments[-1].toordinal()
-    days = _days_per_row(last_day - first_day + 1)
+    count, days = last_day - first_day + 1, 1
+    while -(-count // days) > MAX_ROWS:
+        days = 7 if days == 1 else 2 * days
     # For each hour of each row, sums of: use, time in use, time of all devices. An hour that occurs twice on one day
     # (end of summer time) is one cell of double length.
-    sums = [[[0.0, 0.0, 0.0] for _ in range(24)] for _ in range((last_day - first_day) // days + 1)]
+    sums = [[(0.0, 0.0, 0.0)] * 24 for _ in range((last_day - first_day) // days + 1)]
     for at, (moment, used_s, busy_s) in enumerate(zip(moments, used.seconds(), busy.seconds(), strict=True)):
         start = used.first + at * HOUR_S
         in_window_s = max(0.0, min(start + HOUR_S, window.until) - max(start, window.since))
-        cell = sums[(moment.toordinal() - first_day) // days][moment.hour]
-        cell[0] += used_s
-        cell[1] += busy_s
-        cell[2] += in_window_s * devices
+        row = sums[(moment.toordinal() - first_day) // days]
+        before = row[moment.hour]
+        row[moment.hour] = (before[0] + used_s, before[1] + busy_s, before[2] + in_window_s * devices)
     rows = [
         DayRow(
             day=date.fromordinal(first_day + number * days).isoformat(),
@@ -97,15 +96,6 @@ def hourly_picture(window: TimeWindow, local: LocalTime, used: Hours, busy: Hour
         for number, row in enumerate(sums)
     ]
     return HourlyPicture(days_per_row=days, rows=tuple(rows))
-
-
-def _days_per_row(days: int) -> int:
-    if days <= MAX_ROWS:
-        return 1
-    weeks = 1
-    while -(-days // (7 * weeks)) > MAX_ROWS:
-        weeks *= 2
-    return 7 * weeks
 
 
 def merge_intervals(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

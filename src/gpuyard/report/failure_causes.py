@@ -6,7 +6,7 @@ random names. "loss is NaN at step 120" and "loss is NaN at step 340" are one ca
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, time, timedelta
 
 from msgspec import Struct
@@ -14,8 +14,6 @@ from msgspec import Struct
 from gpuyard.model.lifecycle import LIVE, JobState
 from gpuyard.model.selection import format_ids
 
-# Texts are compared up to this length.
-_MOST_CHARS = 300
 _VARIES = "…"
 _FIGURE = re.compile(
     r"(?P<keep>\b(?:exit status|status|signal|errno|code|error|exitcode|http)\b[ =:]{0,3}-?\d{1,9}\b)"
@@ -23,7 +21,7 @@ _FIGURE = re.compile(
     r"|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"
     r"|\b(?=[a-f]{0,39}\d)[0-9a-f]{8,64}\b"
     r"|\btmp\w{6,12}\b"
-    r"|(?<![\w.])[-+]?\d{1,40}(?:[.,]\d{1,40}){0,10}(?:e[-+]?\d{1,5})?(?:\s?(?:bytes|[kmgtp]i?b)\b)?|\d{1,40}",
+    r"|…|(?<![\w.])[-+]?\d{1,40}(?:[.,]\d{1,40}){0,10}(?:e[-+]?\d{1,5})?(?:\s?(?:bytes|[kmgtp]i?b)\b)?|\d{1,40}",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -61,7 +59,7 @@ def group_failures(failures: Iterable[tuple[int, str]]) -> list[FailureGroup]:
         texts[key] = merge_texts(texts[key], text) if key in texts else text
         ids.setdefault(key, []).append(job_id)
     groups = [FailureGroup(text=texts[key], ids=tuple(sorted(found))) for key, found in ids.items()]
-    return sorted(groups, key=lambda group: (-group.count, group.ids))
+    return sorted(groups, key=lambda group: (-len(group.ids), group.ids))
 
 
 class CauseTexts:
@@ -87,30 +85,18 @@ class CauseTexts:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the text in pieces, each with whether it is the same for all texts of the cause. Figures that were replaced
-    before (`…`) vary too."""
-    text, at = text[:_MOST_CHARS], 0
+    """Yield the text (up to 300 characters) in pieces, each with whether it is the same for all texts of the cause.
+    Figures that were replaced before (`…`) vary too."""
+    text, at = text[:300], 0
     for found in _FIGURE.finditer(text):
-        if found["keep"] is not None:
-            continue
-        yield from _split(text[at : found.start()])
-        yield found[0], False
-        at = found.end()
-    yield from _split(text[at:])
+        if found["keep"] is None:
+            yield text[at : found.start()], True
+            yield found[0], False
+            at = found.end()
+    yield text[at:], True
 
 
-def _split(fixed: str) -> Iterator[tuple[str, bool]]:
-    *before, last = fixed.split(_VARIES)
-    for part in before:
-        yield part, True
-        yield _VARIES, False
-    yield last, True
-
-
-EVENING = time(18)
-_LEAST = timedelta(hours=6)
-# The most causes that are listed one by one.
-MOST_CAUSES = 50
+MOST_CAUSES = 50  # that are listed one by one
 
 
 class FailureCause(Struct, frozen=True, kw_only=True):
@@ -153,27 +139,26 @@ class JobsNow(Struct, frozen=True, kw_only=True):
 
 def default_since(now: datetime) -> datetime:
     """Return the start of the last night: the last 18:00 that was at least 6 h ago."""
-    evening = datetime.combine(now.date(), EVENING)
-    return evening if evening <= now - _LEAST else evening - timedelta(days=1)
+    evening = datetime.combine(now.date(), time(18))
+    return evening if evening <= now - timedelta(hours=6) else evening - timedelta(days=1)
 
 
 def count_causes(failed: Iterable[FailedJob]) -> list[FailureCause]:
     """Return the causes of failures, the most frequent first."""
     groups = group_failures((job.id, job.cause) for job in failed)
-    causes = [
-        FailureCause(text=group.text, count=group.count, ids=format_ids(group.ids), first=group.ids[0])
-        for group in groups[:MOST_CAUSES]
-    ]
-    others = sorted(job_id for group in groups[MOST_CAUSES:] for job_id in group.ids)
-    if others:
-        causes.append(FailureCause(text=None, count=len(others), ids=format_ids(others), first=others[0]))
-    return causes
+    found: list[tuple[str | None, Sequence[int]]] = [(group.text, group.ids) for group in groups[:MOST_CAUSES]]
+    found.append((None, sorted(job_id for group in groups[MOST_CAUSES:] for job_id in group.ids)))
+    return [FailureCause(text=text, count=len(ids), ids=format_ids(ids), first=ids[0]) for text, ids in found if ids]
 
 
 def count_jobs(counts: Mapping[JobState, int]) -> JobsNow:
-    suspended = counts.get(JobState.SUSPENDED, 0)
-    running = sum(counts.get(state, 0) for state in LIVE if state is not JobState.PENDING) - suspended
-    waiting = sum(
-        counts.get(state, 0) for state in (JobState.QUEUED, JobState.PENDING, JobState.DELAYED, JobState.BLOCKED)
+    def count(*states: JobState) -> int:
+        return sum(counts.get(state, 0) for state in states)
+
+    suspended = count(JobState.SUSPENDED)
+    return JobsNow(
+        running=count(*LIVE) - count(JobState.PENDING) - suspended,
+        waiting=count(JobState.QUEUED, JobState.PENDING, JobState.DELAYED, JobState.BLOCKED),
+        held=count(JobState.HELD),
+        suspended=suspended,
     )
-    return JobsNow(running=running, waiting=waiting, held=counts.get(JobState.HELD, 0), suspended=suspended)

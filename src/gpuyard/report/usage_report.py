@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from statistics import median
+from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -43,7 +44,6 @@ from gpuyard.report.failure_causes import CauseTexts
 
 # Also of different errors, by which attempts are counted; further ones only by their exit status.
 MAX_GROUPS = 100
-_MB_PER_GB = 1024.0
 # Outcome, exit status, where memory was short, and the key of the error.
 _CauseKey = tuple[str, int | None, str | None, str | None]
 
@@ -195,6 +195,8 @@ class TotalsBuilder:
         self.healed: Counter[_CauseKey] = Counter()
 
     def note_end(self, ran: PastAttempt) -> None:
+        self.attempts += 1
+        self.jobs.add(ran.job)
         if ran.outcome is None:
             self.running += ran.started_at is not None
         elif ran.outcome == OutcomeKind.SUCCEEDED:
@@ -206,15 +208,18 @@ class TotalsBuilder:
             self.causes[cause] += 1
             self.healed[cause] += ran.is_healed
 
-    def merge(self, other: "TotalsBuilder") -> None:
-        for name in ("gpu_s", "suspended_s", "unknown_s", "reserved_mb_s", "unused_mb_s", "attempts", "succeeded",
-                     "running"):  # fmt: skip
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.jobs |= other.jobs
-        self.energy = add_energy(self.energy, other.energy)
-        self.waits += other.waits
-        self.causes.update(other.causes)
-        self.healed.update(other.healed)
+    def sum_of(self, others: Iterable["TotalsBuilder"]) -> Self:
+        """Return this one with the totals of others."""
+        sums = ("gpu_s", "suspended_s", "unknown_s", "reserved_mb_s", "unused_mb_s", "attempts", "succeeded", "running")
+        for other in others:
+            for name in sums:
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+            self.jobs |= other.jobs
+            self.energy = add_energy(self.energy, other.energy)
+            self.waits += other.waits
+            self.causes.update(other.causes)
+            self.healed.update(other.healed)
+        return self
 
     def totals(self, price: EnergyPrice) -> ReportTotals:
         waits = sorted(self.waits)
@@ -232,29 +237,22 @@ class TotalsBuilder:
                 longest_s=waits[-1] if waits else None,
             ),
             memory=MemoryTotals(
-                reserved_gb_hours=self.reserved_mb_s / _MB_PER_GB / HOUR_S,
-                unused_gb_hours=self.unused_mb_s / _MB_PER_GB / HOUR_S,
+                reserved_gb_hours=self.reserved_mb_s / 1024.0 / HOUR_S,
+                unused_gb_hours=self.unused_mb_s / 1024.0 / HOUR_S,
                 unused_percent=100 * self.unused_mb_s / self.reserved_mb_s if self.reserved_mb_s else None,
                 unknown_gpu_hours=self.unknown_s / HOUR_S,
             ),
             energy=energy_totals(self.energy, self.gpu_s, price),
-            causes=tuple(self._most_frequent_causes()),
+            causes=tuple(map(self._cause, sorted(self.causes, key=self._frequent_first))),
         )
 
-    def _most_frequent_causes(self) -> Iterator[Cause]:
-        ordered = sorted(
-            self.causes, key=lambda key: (-self.causes[key], key[0], key[1] or 0, key[2] or "", key[3] or "")
-        )
-        for cause in ordered:
-            outcome, status, where, error = cause
-            yield Cause(
-                outcome=outcome,
-                status=status,
-                where=where,
-                attempts=self.causes[cause],
-                healed=self.healed[cause],
-                error_line=self.errors.text(error),
-            )
+    def _frequent_first(self, key: _CauseKey) -> tuple[int, str, int, str, str]:
+        return (-self.causes[key], key[0], key[1] or 0, key[2] or "", key[3] or "")
+
+    def _cause(self, key: _CauseKey) -> Cause:
+        outcome, status, where, error = key
+        attempts, healed, line = self.causes[key], self.healed[key], self.errors.text(error)
+        return Cause(outcome=outcome, status=status, where=where, attempts=attempts, healed=healed, error_line=line)
 
 
 class Reporter:
@@ -263,9 +261,7 @@ class Reporter:
     def __init__(
         self, window: TimeWindow, devices: Sequence[Device], local: LocalTime, price: EnergyPrice = NO_PRICE
     ) -> None:
-        self._window = window
-        self._price = price
-        self._local = local
+        self._window, self._price, self._local = window, price, local
         self._devices = {device.id: device for device in devices}
         self._errors = CauseTexts(MAX_GROUPS)
         self._groups: defaultdict[str, TotalsBuilder] = defaultdict(lambda: TotalsBuilder(self._errors))
@@ -275,38 +271,27 @@ class Reporter:
 
     def add(self, ran: PastAttempt) -> None:
         group = self._groups[ran.group]
-        group.attempts += 1
-        group.jobs.add(ran.job)
         group.note_end(ran)
         if ran.queued_at is not None and ran.started_at is not None and ran.started_at >= self._window.since:
             group.waits.append(max(0.0, ran.started_at - ran.queued_at))
-        self._add_time(ran, group)
-
-    def _add_time(self, ran: PastAttempt, group: TotalsBuilder) -> None:
         found = run_intervals(ran, self._window)
-        ran_s = 0.0
         for start, end in found:
-            ran_s += end - start
             self._hours.add(start, end, ran.gpus)
+        ran_s = sum(end - start for start, end in found)
         if ran.suspended and ran.started_at is not None:
             start, end = _bounds(ran.started_at, ran.ended_at, self._window)
             group.suspended_s += max(0.0, end - start - ran_s)
         group.gpu_s += ran_s * ran.gpus
-        for device_id in ran.devices:
-            self._intervals[device_id].extend(found)
-            self._attempts_on[device_id] += 1
-        self._add_memory(ran, ran_s, group)
         if ran.energy is not None and ran_s > 0:
             whole = run_intervals(ran, TimeWindow(-math.inf, self._window.until))
             part = ran_s / sum(end - start for start, end in whole)
             group.energy = add_energy(group.energy, part_of_energy(ran.energy, part))
-
-    def _add_memory(self, ran: PastAttempt, ran_s: float, group: TotalsBuilder) -> None:
         group.unknown_s += ran_s * (ran.gpus - len(ran.devices))
         for device_id in ran.devices:
+            self._intervals[device_id].extend(found)
+            self._attempts_on[device_id] += 1
             device, peak = self._devices.get(device_id), ran.peaks_mb.get(device_id)
-            whole_mb = None if device is None else device.memory_total_mb
-            reserved = whole_mb if ran.is_alone else ran.reserved_mb
+            reserved = ran.reserved_mb if not ran.is_alone else device.memory_total_mb if device is not None else None
             if reserved is None or peak is None:
                 group.unknown_s += ran_s
             else:
@@ -319,13 +304,11 @@ class Reporter:
         for device_id in busy.keys() & self._devices.keys():
             for start, end in busy[device_id]:
                 hours.add(start, end)
-        total = TotalsBuilder(self._errors)
-        for group in self._groups.values():
-            total.merge(group)
+        total = TotalsBuilder(self._errors).sum_of(self._groups.values())
         device_hours, busy_hours = len(self._devices) * self._window.hours, sum(hours.seconds()) / HOUR_S
         return UsageReport(
             total=total.totals(self._price),
-            groups=tuple(_largest_groups(self._groups, self._price)),
+            groups=tuple(self._largest_groups()),
             devices=tuple(
                 sorted(self._device_uses(busy), key=lambda use: (-use.busy_hours, use.index is None, use.index))
             ),
@@ -337,6 +320,15 @@ class Reporter:
             ),
             picture=hourly_picture(self._window, self._local, self._hours, hours, len(self._devices)),
         )
+
+    def _largest_groups(self) -> Iterator[ReportGroup]:
+        """Yield the groups that used most, in that order, and the rest as one group."""
+        ordered = sorted(self._groups.items(), key=lambda item: (-item[1].gpu_s, -item[1].attempts, item[0]))
+        for name, builder in ordered[:MAX_GROUPS]:
+            yield ReportGroup(group=name, groups=1, **asdict(builder.totals(self._price)))
+        if others := ordered[MAX_GROUPS:]:
+            rest = TotalsBuilder(self._errors).sum_of(builder for _, builder in others)
+            yield ReportGroup(group=None, groups=len(others), **asdict(rest.totals(self._price)))
 
     def _device_uses(self, busy: Mapping[str, list[tuple[float, float]]]) -> Iterator[DeviceUse]:
         for device_id in self._devices.keys() | busy.keys():
@@ -356,15 +348,3 @@ class Reporter:
 
 def _hours(found: Iterable[tuple[float, float]]) -> float:
     return sum(end - start for start, end in found) / HOUR_S
-
-
-def _largest_groups(groups: Mapping[str, TotalsBuilder], price: EnergyPrice) -> Iterator[ReportGroup]:
-    """Yield the groups that used most, in that order, and the rest as one group."""
-    ordered = sorted(groups.items(), key=lambda item: (-item[1].gpu_s, -item[1].attempts, item[0]))
-    for name, builder in ordered[:MAX_GROUPS]:
-        yield ReportGroup(group=name, groups=1, **asdict(builder.totals(price)))
-    if others := ordered[MAX_GROUPS:]:
-        rest = TotalsBuilder(others[0][1].errors)
-        for _, builder in others:
-            rest.merge(builder)
-        yield ReportGroup(group=None, groups=len(others), **asdict(rest.totals(price)))

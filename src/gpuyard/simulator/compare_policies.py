@@ -17,7 +17,7 @@ from gpuyard.model.simulated_topology import split_spec
 from gpuyard.model.units import format_count
 from gpuyard.policy.plan import WorldFile
 from gpuyard.policy.wait_reasons import group_by_device
-from gpuyard.policy.world import Plan, WaitingJob
+from gpuyard.policy.world import Plan
 from gpuyard.simulated_usage import parse_devices
 from gpuyard.simulator.program_mixes import draw, is_pod_list, mean_duration_s, read_pods, read_programs
 from gpuyard.simulator.schedule_metrics import MakespanBound, PolicyMetrics, SimulatedPass, lower_bound, measure_pass
@@ -31,7 +31,11 @@ def plan_lines(file: WorldFile, plan: Plan) -> Iterator[str]:
     labels = file.world.machine.snapshot.labels
     about = next((each for each in plan.waiting if each.lane.id == file.lane), None)
     if about is not None:
-        yield from _waiting_lines(file, about)
+        behind = f": job {file.job_id} comes later in its lane" if about.job_id != file.job_id else ""
+        yield f"job {about.job_id} waits{behind}"
+        yield from (f"  {text}" for text in group_by_device(about.reasons, labels))
+        remedies = dict.fromkeys(reason.remedy for reason in about.reasons if reason.remedy)
+        yield from (f"  to change that: {remedy}" for remedy in remedies)
     for start in plan.starts:
         where = ", ".join(labels.get(share.device_id, share.device_id) for share in start.claim.shares)
         yield f"job {start.job_id} {'resumes' if start.lane.resumes else 'starts'}{f' on GPU {where}' if where else ''}"
@@ -44,19 +48,8 @@ def plan_lines(file: WorldFile, plan: Plan) -> Iterator[str]:
         yield f"{format_count(others, 'other lane')} {'waits' if others == 1 else 'wait'}"
 
 
-def _waiting_lines(file: WorldFile, about: WaitingJob) -> Iterator[str]:
-    behind = f": job {file.job_id} comes later in its lane" if about.job_id != file.job_id else ""
-    yield f"job {about.job_id} waits{behind}"
-    labels = file.world.machine.snapshot.labels
-    yield from (f"  {text}" for text in group_by_device(about.reasons, labels))
-    for remedy in dict.fromkeys(filter(None, (reason.remedy for reason in about.reasons))):
-        yield f"  to change that: {remedy}"
-
-
 # A drawn trace arrives twice as fast as one job per device could run: otherwise all policies have the same makespan.
 SATURATED = 2.0
-# With more jobs than this, one step covers all events within 4% of the mean duration.
-_MAX_EXACT_JOBS, _QUANTUM_PART = 20_000, 0.04
 
 
 class ComparisonRequest(Struct, frozen=True, kw_only=True):
@@ -74,7 +67,7 @@ class ComparisonRequest(Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ("fifo", "gpuyard")
     passes: int = 2
     quantum_s: float | None = None
-    traces: Path | None = None
+    traces: Path | None = None  # the files of measured programs  # the files of measured programs
 
 
 class Compared(Struct, frozen=True, kw_only=True):
@@ -101,17 +94,12 @@ class Compared(Struct, frozen=True, kw_only=True):
         }
 
 
-def _refuse_links(devices: str) -> None:
-    _, links = split_spec(devices)
-    if links:
+def compare(request: ComparisonRequest) -> Compared:
+    if links := split_spec(request.devices)[1]:
         raise UserError(
             f"the policies are compared without {' and '.join(links)}",
             hint="leave them out of --devices; GPUYARD_SIMULATE takes them",
         )
-
-
-def compare(request: ComparisonRequest) -> Compared:
-    _refuse_links(request.devices)
     devices = parse_devices(request.devices)
     policies = [find_policy(text) for text in request.policies]
     found, never_ran = _trace(request, devices)
@@ -167,7 +155,5 @@ def runnable(jobs: Iterable[TraceJob], devices: tuple[Device, ...]) -> list[Trac
 
 
 def default_quantum_s(jobs: Sequence[TraceJob]) -> float:
-    """Return 0 (exact) unless there are very many jobs."""
-    if len(jobs) <= _MAX_EXACT_JOBS:
-        return 0.0
-    return _QUANTUM_PART * sum(job.duration_s for job in jobs) / len(jobs)
+    """Return 0 (exact); with more than 20,000 jobs one step covers all events within 4% of the mean duration."""
+    return 0.0 if len(jobs) <= 20_000 else 0.04 * sum(job.duration_s for job in jobs) / len(jobs)

@@ -16,9 +16,7 @@ from gpuyard.simulated_usage import ROUNDING_MB, out_of_memory_message
 from gpuyard.simulator.traces import Member, TraceJob, phases_of, utilization_percent
 
 EPOCH = 1_763_000_000.0
-# Measured load is smoothed as in the daemon; after four half-lives it counts as steady.
-LOAD_HALF_LIFE_S = 5.0
-_STEADY_AFTER_S = 4 * LOAD_HALF_LIFE_S
+LOAD_HALF_LIFE_S = 5.0  # measured load is smoothed as in the daemon
 
 
 class VirtualClock:
@@ -32,8 +30,7 @@ class VirtualClock:
     def now(self) -> float:
         return self.time
 
-    def monotonic(self) -> float:
-        return self.time
+    monotonic = now
 
     def asleep(self) -> float:
         return self.suspended_s
@@ -126,17 +123,8 @@ class SimulatedProgram:
     `shortage` is set if it ran out of memory.
     """
 
-    __slots__ = (
-        "devices", "event", "held_mb", "is_alive", "job", "member", "number", "on_end", "on_moved", "paused_s",
-        "paused_since", "peak_mb", "phase", "phases", "pid", "progress_s", "shortage", "since", "speed", "speeds",
-        "started_at", "suspensions", "where",
-    )  # fmt: skip
-
     def __init__(self, pid: int, job: TraceJob, number: int, devices: tuple[int, ...], now: float) -> None:
-        self.pid = pid
-        self.job = job
-        self.number = number
-        self.devices = devices
+        self.pid, self.job, self.number, self.devices = pid, job, number, devices
         self.member: Member = (job.kind, job.load_percent)
         self.phases = phases_of(job)
         self.phase = -1
@@ -175,11 +163,6 @@ class SimulatedCard:
     """A device and its programs. `busy` is the sum of demand times speed; `memory_mb_s`, `compute_s` are integrals.
     `reading` is the last reading, until the card changes."""
 
-    __slots__ = (
-        "_smoothed", "busy", "compute_s", "device", "load_percent", "memory_mb_s", "programs", "reading", "since",
-        "steady_at", "total_mb", "used_mb",
-    )  # fmt: skip
-
     def __init__(self, device: Device, now: float) -> None:
         self.device = device
         self.total_mb = device.memory_total_mb or 0.0
@@ -209,19 +192,15 @@ class SimulatedCard:
         """Set the load after a program has come, gone or changed speed."""
         self.change(now)
         self.busy = busy
-        self._smoothed = self._smooth(now)
+        self._smoothed = smooth(self._smoothed, self.load_percent, now, LOAD_HALF_LIFE_S)
         self.load_percent = utilization_percent(program.job.load_percent for program in self.present())
-        self.steady_at = now + _STEADY_AFTER_S
+        self.steady_at = now + 4 * LOAD_HALF_LIFE_S
 
     def smoothed_percent(self, now: float) -> float:
         """Return the smoothed load, as the daemon would measure it."""
-        return self.load_percent if now >= self.steady_at else self._smooth(now).value or 0.0
-
-    def _smooth(self, now: float) -> Smoothed:
-        return smooth(self._smoothed, self.load_percent, now, LOAD_HALF_LIFE_S)
-
-    def forget_reading(self) -> None:
-        self.reading = None
+        if now >= self.steady_at:
+            return self.load_percent
+        return smooth(self._smoothed, self.load_percent, now, LOAD_HALF_LIFE_S).value or 0.0
 
     def read(self) -> Device:
         """Return the device as a probe would read it; cached until it changes."""

@@ -26,12 +26,7 @@ from gpuyard.errors import UserError
 from gpuyard.simulator.traces import CONFIGURATION, SINGLE_FILE, TraceJob, configuration, number, open_text, table
 
 CARMA_FILE, PODS_FILE = "carma-summary.csv", "alibaba-openb_pod_list_default.csv"
-_BATCH = re.compile(r"--batch_size_(\d+)")
-_DURATION_S = (900.0, 1.0)  # median, and standard deviation of the logarithm
-_MIN_S, _MAX_S = 60.0, 14_400.0
-_SPREAD = 0.03
-_START_S, _RAMP_S = (2.0, 15.0), (5.0, 30.0)
-_ONE_IN_LATE = 20
+_MEDIAN_S, _DEVIATION = 900.0, 1.0  # of durations; the deviation is that of the logarithm
 # A pattern in the name of a program, and the similar configuration; `{}` is the batch size.
 _SIMILAR = (
     (r"resnet(18|34).*cifar", "ResNet18/CIFAR-10/{}"),
@@ -56,37 +51,34 @@ class MeasuredProgram(Struct, frozen=True, kw_only=True):
 
 
 def read_lucid(folder: Path) -> list[MeasuredProgram]:
-    programs = []
-    for row in table(folder / SINGLE_FILE, (*CONFIGURATION, "gpu_util", "gmem")):
-        model, dataset, batch, amp = (row[column] for column in CONFIGURATION)
-        program = MeasuredProgram(
+    return [
+        MeasuredProgram(
             command=f"python {model}.py --dataset {dataset} --batch {batch}{' --amp' if amp == '1' else ''}",
             memory_mb=number(row, "gmem"),
             load_percent=number(row, "gpu_util"),
             kind=configuration(model, dataset, batch, amp),
         )
-        programs.append(program)
-    return programs
+        for row in table(folder / SINGLE_FILE, (*CONFIGURATION, "gpu_util", "gmem"))
+        for model, dataset, batch, amp in [tuple(row[column] for column in CONFIGURATION)]
+    ]
 
 
 def read_carma(folder: Path) -> list[MeasuredProgram]:
     loads = {program.kind: program.load_percent for program in read_lucid(folder)}
-    columns = ("Model", "Max memory.used [MB]", "Run folder", "Execution time(s)")
-    return [_carma_program(row, loads) for row in table(folder / CARMA_FILE, columns)]
-
-
-def _carma_program(row: dict[str, str], loads: dict[str, float]) -> MeasuredProgram:
-    model = row["Model"].rsplit("_workloads_", 1)[-1]
-    found = _BATCH.search(row["Run folder"])
-    batch = found[1] if found else ""
-    kind = similar_configuration(model, batch)
-    return MeasuredProgram(
-        command=f"python {model}.py" + (f" --batch {batch}" if batch else ""),
-        memory_mb=number(row, "Max memory.used [MB]"),
-        load_percent=loads.get(kind, 100.0),
-        kind=kind,
-        duration_s=number(row, "Execution time(s)"),
-    )
+    programs = []
+    for row in table(folder / CARMA_FILE, ("Model", "Max memory.used [MB]", "Run folder", "Execution time(s)")):
+        model = row["Model"].rsplit("_workloads_", 1)[-1]
+        found = re.search(r"--batch_size_(\d+)", row["Run folder"])
+        kind = similar_configuration(model, found[1] if found else "")
+        program = MeasuredProgram(
+            command=f"python {model}.py" + (f" --batch {found[1]}" if found else ""),
+            memory_mb=number(row, "Max memory.used [MB]"),
+            load_percent=loads.get(kind, 100.0),
+            kind=kind,
+            duration_s=number(row, "Execution time(s)"),
+        )
+        programs.append(program)
+    return programs
 
 
 def similar_configuration(model: str, batch: str) -> str:
@@ -111,23 +103,21 @@ def draw(programs: Sequence[MeasuredProgram], count: int, seed: int, per_hour: f
     jobs, at_s = [], 0.0
     for _ in range(count):
         job = _run_of(random.choice(programs), at_s, random)
-        jobs.append(replace(job, start_s=round(min(starts.uniform(*_START_S), job.duration_s / 10), 3)))
+        jobs.append(replace(job, start_s=round(min(starts.uniform(2.0, 15.0), job.duration_s / 10), 3)))
         at_s += random.expovariate(per_hour / 3600.0)
     return jobs
 
 
 def mean_duration_s(programs: Sequence[MeasuredProgram]) -> float:
-    median_s, deviation = _DURATION_S
-    usual_s = median_s * math.exp(deviation**2 / 2)
+    usual_s = _MEDIAN_S * math.exp(_DEVIATION**2 / 2)
     return sum(program.duration_s or usual_s for program in programs) / len(programs)
 
 
 def _run_of(program: MeasuredProgram, at_s: float, random: Random) -> TraceJob:
-    median_s, deviation = _DURATION_S
-    drawn_s = min(_MAX_S, max(_MIN_S, random.lognormvariate(math.log(median_s), deviation)))
+    drawn_s = min(14_400.0, max(60.0, random.lognormvariate(math.log(_MEDIAN_S), _DEVIATION)))
     duration_s = program.duration_s or drawn_s
-    peak_mb = program.memory_mb * random.uniform(1 - _SPREAD, 1 + _SPREAD)
-    is_late, late, when = random.randrange(_ONE_IN_LATE) == 0, random.uniform(0.1, 0.3), random.uniform(0.2, 0.8)
+    peak_mb = program.memory_mb * random.uniform(0.97, 1.03)
+    is_late, late, when = random.randrange(20) == 0, random.uniform(0.1, 0.3), random.uniform(0.2, 0.8)
     return TraceJob(
         at_s=round(at_s, 3),
         program=program.command,
@@ -135,7 +125,7 @@ def _run_of(program: MeasuredProgram, at_s: float, random: Random) -> TraceJob:
         peak_mb=round(peak_mb, 1),
         load_percent=program.load_percent,
         declared_mb=1024.0 * math.ceil(peak_mb * random.uniform(1.0, 1.5) / 1024.0),
-        ramp_s=round(min(random.uniform(*_RAMP_S), duration_s / 10), 3),
+        ramp_s=round(min(random.uniform(5.0, 30.0), duration_s / 10), 3),
         late_s=round(duration_s * when, 3) if is_late else None,
         late_mb=round(peak_mb * late, 1) if is_late else 0.0,
         kind=program.kind,
@@ -160,22 +150,21 @@ def read_pods(path: Path, card_mb: float) -> tuple[list[TraceJob], int]:
     rows = table(path, columns)
     ran = [row for row in rows if row["num_gpu"] != "0" and row["scheduled_time"] and _ran_s(row) > 0]
     first = min((number(row, "creation_time") for row in ran), default=0.0)
-    jobs = sorted((_pod(row, first, card_mb) for row in ran), key=lambda job: job.at_s)
-    return jobs, len(rows) - len(ran)
+    jobs = [
+        TraceJob(
+            at_s=number(row, "creation_time") - first,
+            program=f"pod.sh --qos {row['qos']} --gpus {row['num_gpu']} --milli {row['gpu_milli']}",
+            duration_s=_ran_s(row),
+            peak_mb=share * card_mb,
+            load_percent=100.0 * share,
+            gpus=int(number(row, "num_gpu")),
+            declared_mb=share * card_mb,
+        )
+        for row in ran
+        for share in [number(row, "gpu_milli") / 1000.0]
+    ]
+    return sorted(jobs, key=lambda job: job.at_s), len(rows) - len(ran)
 
 
 def _ran_s(row: dict[str, str]) -> float:
     return number(row, "deletion_time") - number(row, "scheduled_time")
-
-
-def _pod(row: dict[str, str], first: float, card_mb: float) -> TraceJob:
-    share = number(row, "gpu_milli") / 1000.0
-    return TraceJob(
-        at_s=number(row, "creation_time") - first,
-        program=f"pod.sh --qos {row['qos']} --gpus {row['num_gpu']} --milli {row['gpu_milli']}",
-        duration_s=_ran_s(row),
-        peak_mb=share * card_mb,
-        load_percent=100.0 * share,
-        gpus=int(number(row, "num_gpu")),
-        declared_mb=share * card_mb,
-    )

@@ -9,14 +9,12 @@
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
 from gpuyard.model.job import OutcomeKind
-from gpuyard.simulator.traces import Sharing, TraceJob, phases_of
-
-# Parts of a device: 0 weighs by share, 0.5 by halves.
-_THRESHOLDS = (0.0, 0.125, 0.25, 0.375, 0.5)
+from gpuyard.simulator.traces import Phase, Sharing, TraceJob, phases_of
 
 
 class SimulatedRun(Struct, frozen=True, kw_only=True):
@@ -146,17 +144,18 @@ def lower_bound(jobs: Sequence[TraceJob], devices_mb: Sequence[float], sharing: 
     ours = sorted((job for job in jobs if not job.is_foreign), key=lambda job: -job.at_s)
     if not ours:
         return MakespanBound(longest_s=0.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
-    first, count, card_mb = ours[-1].at_s, len(devices_mb), max(devices_mb)
+    count, card_mb = len(devices_mb), max(devices_mb)
     held = [_memory_shares(job, card_mb) for job in ours]
     demands = [sharing.demand((job.kind, job.load_percent)) * (job.duration_s - job.start_s) for job in ours]
-    weighed = [
-        _even_end(ours, count, [_device_seconds(each, threshold) for each in held]) for threshold in _THRESHOLDS[1:]
-    ]
+
+    def memory_end(devices: float, threshold: float) -> float:
+        return _even_end(ours, devices, [_device_seconds(each, threshold) for each in held])
+
     return MakespanBound(
-        longest_s=max(job.at_s + job.duration_s for job in ours) - first,
+        longest_s=max(job.at_s + job.duration_s for job in ours) - ours[-1].at_s,
         compute_s=_even_end(ours, count, demands),
-        memory_s=_even_end(ours, sum(devices_mb) / card_mb, [_device_seconds(each, _THRESHOLDS[0]) for each in held]),
-        crowding_s=max(weighed),
+        memory_s=memory_end(sum(devices_mb) / card_mb, 0.0),
+        crowding_s=max(memory_end(count, threshold) for threshold in (0.125, 0.25, 0.375, 0.5)),
     )
 
 
@@ -172,9 +171,8 @@ def _even_end(latest_first: Sequence[TraceJob], devices: float, work_s: Sequence
 
 def _memory_shares(job: TraceJob, card_mb: float) -> list[tuple[float, float]]:
     """Return for how many seconds the job holds at least which share of a device."""
-    phases = phases_of(job)
-    ends = [*(phase.from_s for phase in phases[1:]), job.duration_s]
-    return [(end - phase.from_s, phase.memory_mb / card_mb) for phase, end in zip(phases, ends, strict=True)]
+    phases = (*phases_of(job), Phase(job.duration_s, 0.0))
+    return [(after.from_s - phase.from_s, phase.memory_mb / card_mb) for phase, after in pairwise(phases)]
 
 
 def _device_seconds(held: Iterable[tuple[float, float]], threshold: float) -> float:

@@ -3,14 +3,13 @@
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
 from gpuyard.model.job import Attempt, Outcome, OutcomeKind
-from gpuyard.model.lease import Drain, Holder, Lease, Need, Ticket, amended
+from gpuyard.model.lease import Holder, Lease, Need, Ticket, amended
 from gpuyard.model.machine_snapshot import Snapshot
-from gpuyard.policy.foreign_load import ForeignLoad
-from gpuyard.policy.host_room import HostUse
 from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
 from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
 from gpuyard.simulator.schedule_metrics import SimulatedRun
@@ -18,22 +17,16 @@ from gpuyard.simulator.traces import TraceJob
 from gpuyard.simulator.virtual_machine import VirtualMachine
 
 ME = Holder(uid=0, user="sim", pid=1, boot_id="sim")
-_FATAL_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 
 
 class SimulatedLease:
     """Implements `ports.HeldClaim`. The lease lasts until its program ends."""
 
     def __init__(self, ledger: "SimulatedLedger", lease: Lease, descriptor: int) -> None:
-        self.lease = lease
-        self.descriptor = descriptor
-        self._ledger = ledger
+        self.lease, self.descriptor = lease, descriptor
+        self.release = partial(ledger.end, descriptor)
 
-    def leave(self) -> None:
-        pass
-
-    def release(self) -> None:
-        self._ledger.end(self.descriptor)
+    def leave(self) -> None: ...
 
 
 class SimulatedLedger:
@@ -44,7 +37,6 @@ class SimulatedLedger:
         self.granted: dict[int, Lease] = {}
         self._machine = machine
         self._leases: dict[str, Lease] = {}
-        self._listed: tuple[Lease, ...] | None = ()
         self._measured: dict[tuple[str, str], float | None] = {}
         self._last_descriptor = 0
 
@@ -54,43 +46,27 @@ class SimulatedLedger:
         granted = []
         for wanted in decide(*self.read()):
             if wanted.amends is None:
-                granted.append(self._grant(wanted))
+                self._last_descriptor += 1
+                lease = Lease(
+                    id=wanted.remakes or f"L{self._last_descriptor}",
+                    holder=replace(ME, label=wanted.label),  # without a label, each step would amend each lease
+                    shares=wanted.claim.shares,
+                    since=self._machine.now,
+                    host=wanted.claim.host,
+                )
+                self.granted[self._last_descriptor] = self._leases[lease.id] = lease
+                self.set_measured(self._last_descriptor, 0.0)
+                granted.append(SimulatedLease(self, lease, self._last_descriptor))
             elif wanted.amends in self._leases:
                 self._leases[wanted.amends] = amended(self._leases[wanted.amends], wanted.claim)
-                self._listed = None
         return granted
 
     def read(self) -> tuple[tuple[Lease, ...], tuple[Ticket, ...]]:
-        if self._listed is None:
-            self._listed = tuple(self._leases.values())
-        return self._listed, ()
-
-    def drains(self) -> tuple[Drain, ...]:
-        return ()
-
-    def health_marks(self) -> tuple[()]:
-        return ()
-
-    def _grant(self, wanted: WantedClaim) -> SimulatedLease:
-        self._last_descriptor += 1
-        descriptor = self._last_descriptor
-        claim = wanted.claim
-        lease = Lease(
-            id=wanted.remakes or f"L{descriptor}",
-            holder=replace(ME, label=wanted.label),  # without a label, each step would amend each lease
-            shares=claim.shares,
-            since=self._machine.now,
-            host=claim.host,
-        )
-        self.granted[descriptor] = self._leases[lease.id] = lease
-        self._listed = None
-        self.set_measured(descriptor, 0.0)
-        return SimulatedLease(self, lease, descriptor)
+        return tuple(self._leases.values()), ()
 
     def end(self, descriptor: int) -> None:
         lease = self.granted.pop(descriptor)
         del self._leases[lease.id]
-        self._listed = None
         for share in lease.shares:
             del self._measured[lease.id, share.device_id]
 
@@ -100,21 +76,19 @@ class SimulatedLedger:
         for share in lease.shares:
             self._measured[lease.id, share.device_id] = held_mb
 
-    def measure(self, snapshot: Snapshot, leases: tuple[Lease, ...]) -> dict[tuple[str, str], float | None]:  # noqa: ARG002
+    def measure(self, *_: object) -> dict[tuple[str, str], float | None]:
         return self._measured
 
-    def measure_loads(self, *_: object) -> dict[tuple[str, str], float | None]:
+    def _measure_nothing(self, *_: object, **__: object) -> dict[Any, Any]:
+        """Foreign processes of a trace take memory, but their load is not tracked."""
         return {}
 
-    def measure_host(self, leases: Sequence[Lease], *, again: bool) -> Mapping[str, HostUse]:  # noqa: ARG002
-        return {}
+    measure_loads = measure_host = measure_holders = foreign_loads = _measure_nothing
 
-    def measure_holders(self, leases: Sequence[Lease]) -> Mapping[str, float]:  # noqa: ARG002
-        return {}
+    def drains(self) -> tuple[()]:
+        return ()
 
-    def foreign_loads(self, *_: object) -> Mapping[str, ForeignLoad]:
-        """Return nothing: foreign processes of a trace take memory, but their load is not tracked."""
-        return {}
+    health_marks = drains
 
     def take_ticket(self, need: Need, priority: int, label: str) -> None: ...
 
@@ -134,8 +108,7 @@ class SimulatedEngine(PlacesNothing):
         self.jobs: dict[int, tuple[int, TraceJob]] = {}
         self.programs: dict[tuple[int, int], SimulatedProgram] = {}
         self.over: list[SimulatedRun] = []
-        self._machine = machine
-        self._ledger = ledger
+        self._machine, self._ledger = machine, ledger
         self._descriptors: dict[SimulatedProgram, int] = {}
         self._prepared: list[tuple[Launch, SimulatedProgram]] = []
         self._ended: list[Ended] = []
@@ -164,19 +137,14 @@ class SimulatedEngine(PlacesNothing):
         self._ended.append(
             Ended(job_id=job_id, attempt=attempt, outcome=outcome, pid=program.pid, at=now, shortage=shortage)
         )
+        kind = outcome.kind if shortage is None else OutcomeKind.OUT_OF_MEMORY
         self.over.append(
             SimulatedRun(
-                job=program.number,
-                started_s=program.started_at,
-                ended_s=now,
-                devices=program.devices,
-                outcome=outcome.kind if shortage is None else OutcomeKind.OUT_OF_MEMORY,
-                peak_mb=program.peak_mb,
-                done_s=program.progress_s,
-                paused_s=program.paused_s,
+                job=program.number, started_s=program.started_at, ended_s=now, devices=program.devices, outcome=kind,
+                peak_mb=program.peak_mb, done_s=program.progress_s, paused_s=program.paused_s,
                 suspensions=program.suspensions,
             )
-        )
+        )  # fmt: skip
 
     def discard_prepared(self) -> None:
         for _, program in self._prepared:
@@ -194,15 +162,14 @@ class SimulatedEngine(PlacesNothing):
         program = self.programs.get((attempt.job_id, attempt.number))
         if program is None:
             return 0
-        if signum in _FATAL_SIGNALS:
+        if signum in (signal.SIGTERM, signal.SIGKILL):
             self._machine.kill(program, Outcome(kind=attempt.stopping or OutcomeKind.FAILED, status=128 + signum))
         return 1
 
     def update_measurements(self) -> None:
         """Record in the ledger the memory of the programs whose memory has changed."""
         for program in self._machine.changed:
-            descriptor = self._descriptors.get(program)
-            if descriptor is not None:
+            if (descriptor := self._descriptors.get(program)) is not None:
                 self._ledger.set_measured(descriptor, program.held_mb)
         self._machine.changed.clear()
 
@@ -217,8 +184,7 @@ class SimulatedSuspender:
     """Implements `ports.Suspender`."""
 
     def __init__(self, machine: VirtualMachine, engine: SimulatedEngine) -> None:
-        self._machine = machine
-        self._engine = engine
+        self._machine, self._engine = machine, engine
         self._moved: list[SuspendResult] = []
 
     def refusal(self, attempt: Attempt, snapshot: Snapshot) -> str | None:
@@ -257,11 +223,7 @@ class SimulatedSuspender:
     def _report(self, attempt: Attempt, *, is_resumed: bool, seconds: float | None = None, error: str = "") -> None:
         self._moved.append(
             SuspendResult(
-                job_id=attempt.job_id,
-                attempt=attempt.number,
-                is_resumed=is_resumed,
-                is_done=not error,
-                text=error,
+                job_id=attempt.job_id, attempt=attempt.number, is_resumed=is_resumed, is_done=not error, text=error,
                 seconds=seconds,
             )
-        )
+        )  # fmt: skip

@@ -7,9 +7,8 @@ covers all events within `quantum_s`.
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import groupby
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,7 +23,6 @@ from gpuyard.model.submission import Submission
 from gpuyard.policy.estimates import sureness_of
 from gpuyard.policy.machine import Packing
 from gpuyard.policy.world import SchedulingLimits
-from gpuyard.queue.add_submission import InPieces
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.step import Controller, Step
 from gpuyard.queue.user_requests import UserRequests
@@ -36,8 +34,6 @@ from gpuyard.simulator.virtual_machine import VirtualMachine
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
-
-_OPTIONS = ("load", "jobs", "quantile", "gain")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -63,26 +59,26 @@ def _learned(job: TraceJob, _: float) -> Need:
 
 def _as_declared(job: TraceJob, card_mb: float) -> Need:
     """Return the declared need, at most a whole device: users know how large the devices are."""
-    if job.declared_mb is None:
-        return Need(devices=job.gpus)
-    return Need(devices=job.gpus, memory=FixedMemory(min(card_mb, job.declared_mb)))
+    memory = WholeDevice() if job.declared_mb is None else FixedMemory(min(card_mb, job.declared_mb))
+    return Need(devices=job.gpus, memory=memory)
 
 
-# The rules of a daemon without a configuration file.
-_CONFIG = config.PackingConfig()
-_LEARNING = Rules(
-    limits=SchedulingLimits(cpu_jobs=1),
-    packing=Packing(
-        max_jobs_per_device=_CONFIG.max_jobs_per_device,
-        max_load_percent=_CONFIG.max_load_percent or None,
-        min_gain_percent=_CONFIG.min_gain_percent,
-    ),
-    shares_first_runs=_CONFIG.first_run == "share",
-)
+def _default_rules() -> Rules:
+    """Return the rules of a daemon without a configuration file."""
+    found = config.PackingConfig()
+    packing = Packing(
+        max_jobs_per_device=found.max_jobs_per_device,
+        max_load_percent=found.max_load_percent or None,
+        min_gain_percent=found.min_gain_percent,
+    )
+    limits = SchedulingLimits(cpu_jobs=1)
+    return Rules(limits=limits, packing=packing, shares_first_runs=found.first_run == "share")
+
+
 POLICIES = {
     "fifo": Policy(name="fifo", need_of=_alone),
     "declared": Policy(name="declared", need_of=_as_declared),
-    "gpuyard": Policy(name="gpuyard", need_of=_learned, rules=_LEARNING),
+    "gpuyard": Policy(name="gpuyard", need_of=_learned, rules=_default_rules()),
 }
 
 
@@ -91,17 +87,14 @@ def find_policy(text: str) -> Policy:
     name, *options = text.split(":")
     if name not in POLICIES:
         raise UserError(f"there is no policy '{name}'", hint=f"there are: {', '.join(POLICIES)}")
-    policy = replace(POLICIES[name], name=text)
-    for option in options:
-        policy = replace(policy, rules=_apply_option(policy.rules, option))
-    return policy
+    return replace(POLICIES[name], name=text, rules=reduce(_apply_option, options, POLICIES[name].rules))
 
 
 def _apply_option(rules: Rules, text: str) -> Rules:
     option, _, value = text.partition("=")
-    if option not in _OPTIONS:
+    if option not in ("load", "jobs", "quantile", "gain"):
         raise UserError(
-            f"'{text}' is not an option of a policy", hint=f"options: {', '.join(_OPTIONS)}, as in load=100"
+            f"'{text}' is not an option of a policy", hint="options: load, jobs, quantile, gain, as in load=100"
         )
     if value != "none" and not value.replace(".", "", 1).isdecimal():
         raise UserError(f"'{text}' needs a number of 0 or more, or none", hint="as in load=100 or load=none")
@@ -119,14 +112,8 @@ def _apply_option(rules: Rules, text: str) -> Rules:
     return replace(rules, packing=replace(rules.packing, max_jobs_per_device=most))
 
 
-# After this many steps without a start and without time passing, nothing will change any more.
-_MAX_IDLE_STEPS = 100
-_FOREIGN = -1
-# Times are sums of times: a sample that is a rounding error too early would see no change.
-_ROUNDING_S = 0.001
 _SAMPLE_EVERY_S = 1.0
 
-T = TypeVar("T")
 Arrival = tuple[int, TraceJob]
 
 
@@ -136,8 +123,7 @@ class Simulation:
     def __init__(self, devices: Sequence[Device], sharing: Sharing, policy: Policy, quantum_s: float = 0.0) -> None:
         self.machine = VirtualMachine(devices, sharing)
         self._sizes_mb = tuple(card.total_mb for card in self.machine.cards)
-        self._policy = policy
-        self._quantum_s = quantum_s
+        self._policy, self._quantum_s = policy, quantum_s
         self._database = open_database(None)[0]
         ledger = SimulatedLedger(self.machine)
         self._engine = SimulatedEngine(self.machine, ledger)
@@ -155,24 +141,13 @@ class Simulation:
 
     def play(self, jobs: Sequence[TraceJob], progress: Callable[[int], None] = lambda _: None) -> SimulatedPass:
         """Run all jobs from arrival to end. `progress` gets the number of jobs that have ended."""
-        started, before = self.machine.now, self._integrals()
-        steps = self._run(jobs, started, progress)
-        memory_mb_s, compute_s = (after - earlier for after, earlier in zip(self._integrals(), before, strict=True))
-        runs = [
-            replace(run, started_s=run.started_s - started, ended_s=run.ended_s - started) for run in self._engine.over
-        ]
-        self._engine.over.clear()
-        return SimulatedPass(
-            jobs=jobs, runs=runs, devices_mb=self._sizes_mb, memory_mb_s=memory_mb_s, compute_s=compute_s, steps=steps
-        )
-
-    def _run(self, jobs: Sequence[TraceJob], started: float, progress: Callable[[int], None]) -> int:
-        """Return the number of steps that it took."""
         transitions, machine = self._controller.transitions, self.machine
+        started, before = machine.now, self._integrals()
         goal = transitions.finished + sum(not job.is_foreign for job in jobs)
         waiting = list(enumerate(jobs))[::-1]
         steps = idle = 0
-        while transitions.finished < goal and idle < _MAX_IDLE_STEPS:
+        # After 100 steps without a start and without time passing, nothing will change any more.
+        while transitions.finished < goal and idle < 100:
             arrived = []
             while waiting and started + waiting[-1][1].at_s <= machine.now:
                 arrived.append(waiting.pop())
@@ -187,7 +162,12 @@ class Simulation:
                 break  # no event will come: the jobs that still wait are lost
             machine.advance(max(following, at) + self._quantum_s)
             idle = idle + 1 if machine.now == at and not step.started else 0
-        return steps
+        memory_mb_s, compute_s = (after - earlier for after, earlier in zip(self._integrals(), before, strict=True))
+        over, self._engine.over = self._engine.over, []
+        runs = [replace(run, started_s=run.started_s - started, ended_s=run.ended_s - started) for run in over]
+        return SimulatedPass(
+            jobs=jobs, runs=runs, devices_mb=self._sizes_mb, memory_mb_s=memory_mb_s, compute_s=compute_s, steps=steps
+        )
 
     def _step(self) -> Step:
         machine, now = self.machine, self.machine.now
@@ -203,7 +183,8 @@ class Simulation:
         self._evidence_due = self._controller.lease_adjuster.evidence_due()
         evidence_at = min(self._evidence_due.values(), default=math.inf)
         if evidence_at < math.inf:
-            times.append(now + _SAMPLE_EVERY_S * max(1, math.ceil((evidence_at - now) / _SAMPLE_EVERY_S)) + _ROUNDING_S)
+            seconds = _SAMPLE_EVERY_S * max(1, math.ceil((evidence_at - now) / _SAMPLE_EVERY_S))
+            times.append(now + seconds + 0.001)  # a sample that is a rounding error too early would see no change
         if self.machine.changed or self._controller.memory_guard.closed():
             times.append(now + _SAMPLE_EVERY_S)
         if step.waits_for_sample and self.machine.unsteady:
@@ -223,19 +204,22 @@ class Simulation:
         for job in (job for _, job in arrivals if job.is_foreign):
             # On the device with the most free memory.
             free_mb = [card.total_mb - card.used_mb for card in self.machine.cards]
-            self.machine.start(self.machine.make(job, _FOREIGN, (free_mb.index(max(free_mb)),)))
+            self.machine.start(self.machine.make(job, -1, (free_mb.index(max(free_mb)),)))
         ours = [arrival for arrival in arrivals if not arrival[1].is_foreign]
-        for _, alike in groupby(sorted(ours, key=_kind), key=_kind):
-            self._submit(list(alike))
-
-    def _submit(self, alike: list[Arrival]) -> None:
-        job = alike[0][1]
-        need = self._policy.need_of(job, max(self._sizes_mb))
-        spec = JobSpec(command=_split(job.program), cwd="/", environment={}, need=need, preempts=bool(job.urgent))
-        elements = [ArrayElement()] * len(alike)
-        submission = Submission(token="", spec=spec, priority=job.priority, count=len(alike), elements=elements)
-        first, _ = _result_of(self._requests.submit(submission, ME.user))
-        self._engine.jobs.update(enumerate(alike, first))
+        for _, group in groupby(sorted(ours, key=_kind), key=_kind):
+            alike = list(group)
+            job = alike[0][1]
+            need = self._policy.need_of(job, max(self._sizes_mb))
+            spec = JobSpec(command=_split(job.program), cwd="/", environment={}, need=need, preempts=bool(job.urgent))
+            elements = [ArrayElement()] * len(alike)
+            submission = Submission(token="", spec=spec, priority=job.priority, count=len(alike), elements=elements)
+            request = self._requests.submit(submission, ME.user)
+            try:
+                while True:
+                    next(request)
+            except StopIteration as stop:
+                first, _ = stop.value
+            self._engine.jobs.update(enumerate(alike, first))
 
 
 def _kind(arrival: Arrival) -> tuple[str, int, int, float, bool]:
@@ -246,13 +230,3 @@ def _kind(arrival: Arrival) -> tuple[str, int, int, float, bool]:
 @lru_cache(maxsize=4096)
 def _split(program: str) -> tuple[str, ...]:
     return tuple(shlex.split(program))
-
-
-def _result_of(pieces: InPieces[T]) -> T:
-    """Run a request to its end and return its result."""
-    try:
-        while True:
-            next(pieces)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result

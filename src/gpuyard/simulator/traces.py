@@ -12,7 +12,6 @@ from msgspec import Struct, convert, structs
 from gpuyard.errors import EnvironmentFault, UserError
 
 FOREIGN = "foreign"
-_RAMP_STEPS = 8
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
@@ -47,14 +46,12 @@ class Phase(Struct, frozen=True):
 
 COLUMNS = tuple(field.name for field in structs.fields(TraceJob))
 _REQUIRED = COLUMNS[:5]
-_WHOLE = frozenset({"gpus", "priority", "urgent"})
-_TEXT = frozenset({"program", "kind"})
 
 
 def phases_of(job: TraceJob) -> tuple[Phase, ...]:
     """Return the memory of a job as steps: none while it imports, the ramp, then the late part."""
     early_mb = job.peak_mb - job.late_mb
-    steps = _RAMP_STEPS if job.ramp_s > 0 else 1
+    steps = 8 if job.ramp_s > 0 else 1
     ramp = [Phase(job.start_s + job.ramp_s * step / steps, early_mb * (step + 1) / steps) for step in range(steps)]
     if job.start_s:
         ramp.insert(0, Phase(0.0, 0.0))
@@ -76,7 +73,12 @@ def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceJob]:
     rows = csv.reader(lines, strict=True)
     try:
         header = [column.strip() for column in next(rows, [])]
-        _check_header(header, name)
+        if unknown := [column for column in header if column not in COLUMNS]:
+            raise UserError(f"{name} has unknown columns: {', '.join(unknown)}", hint=f"known: {', '.join(COLUMNS)}")
+        if missing := [column for column in _REQUIRED if column not in header]:
+            raise UserError(f"{name} lacks the columns {', '.join(missing)}", hint=f"required: {','.join(_REQUIRED)}")
+        if len(set(header)) < len(header):
+            raise UserError(f"{name} has a column twice")
         for row in filter(None, rows):
             if len(row) != len(header):
                 raise UserError(f"{name}, line {rows.line_num}: {len(row)} values for {len(header)} columns")
@@ -119,15 +121,6 @@ def number(row: Mapping[str, str], column: str) -> float:
         raise UserError(f"{column} is '{row[column]}', not a number, in: {', '.join(map(str, row.values()))}") from None
 
 
-def _check_header(header: Sequence[str], name: str) -> None:
-    if unknown := [column for column in header if column not in COLUMNS]:
-        raise UserError(f"{name} has unknown columns: {', '.join(unknown)}", hint=f"known: {', '.join(COLUMNS)}")
-    if missing := [column for column in _REQUIRED if column not in header]:
-        raise UserError(f"{name} lacks the columns {', '.join(missing)}", hint=f"required: {','.join(_REQUIRED)}")
-    if len(set(header)) < len(header):
-        raise UserError(f"{name} has a column twice")
-
-
 def _job(row: Mapping[str, str], where: str) -> TraceJob:
     values = {column: _value(column, text, where) for column, text in row.items() if text or column in _REQUIRED}
     job = convert(values, TraceJob)
@@ -147,12 +140,12 @@ def _job(row: Mapping[str, str], where: str) -> TraceJob:
 
 
 def _value(column: str, text: str, where: str) -> str | int | float:
-    if column in _TEXT:
+    if column in ("program", "kind"):
         if column == "program" and not text:
             raise UserError(f"{where}: program is empty")
         return text
     try:
-        value = int(text) if column in _WHOLE else float(text)
+        value = int(text) if column in ("gpus", "priority", "urgent") else float(text)
     except ValueError:
         raise UserError(f"{where}: {column} is '{text}', not a number") from None
     if not math.isfinite(value) or (value < 0 and column != "priority"):
@@ -161,8 +154,6 @@ def _value(column: str, text: str, where: str) -> str | int | float:
 
 
 SINGLE_FILE, PAIRS_FILE = "lucid-single_data.csv", "lucid-colocate_info.csv"
-_KNEE, _SHARPNESS = 1.35, 4
-_CACHED_SETS = 65_536
 CONFIGURATION = ("model", "dataset", "batchsize", "amp")
 
 # A configuration, and its load alone on a device in percent.
@@ -172,7 +163,8 @@ Speeds = Mapping[tuple[str, str], float]
 
 def curve(load_percent: float) -> float:
     """Return the speed of two jobs that were not measured together, for the sum of their loads."""
-    return float((1.0 + (load_percent / 100.0 / _KNEE) ** _SHARPNESS) ** (-1.0 / _SHARPNESS))
+    knee, sharpness = 1.35, 4
+    return float((1.0 + (load_percent / 100.0 / knee) ** sharpness) ** (-1.0 / sharpness))
 
 
 class Sharing:
@@ -181,22 +173,19 @@ class Sharing:
     def __init__(self, measured: Speeds | None = None, loads: Mapping[str, float] | None = None) -> None:
         self._measured = measured or {}
         self._demands = fit_demands(loads or {}, self._measured)
-        self._pair = lru_cache(maxsize=None)(self._find_pair)
-        self.speeds: Callable[[tuple[Member, ...]], tuple[float, ...]] = lru_cache(_CACHED_SETS)(self._find_speeds)
+        self.speeds: Callable[[tuple[Member, ...]], tuple[float, ...]] = lru_cache(65_536)(self._find_speeds)
 
     def demand(self, member: Member) -> float:
         """Return the part of a device that a job uses up for each second of its own work."""
         kind, load_percent = member
         return min(self._demands.get(kind, 1.0), load_percent / 100.0)
 
-    def _find_pair(self, one: Member, other: Member) -> float:
-        found = self._measured.get((one[0], other[0]))
-        return curve(one[1] + other[1]) if found is None else found
-
     def _find_speeds(self, members: tuple[Member, ...]) -> tuple[float, ...]:
         speeds = []
-        for position, member in enumerate(members):
-            product = math.prod(self._pair(member, other) for at, other in enumerate(members) if at != position)
+        for position, (kind, load_percent) in enumerate(members):
+            others = (*members[:position], *members[position + 1 :])
+            pairs = [(self._measured.get((kind, other)), load) for other, load in others]
+            product = math.prod(curve(load_percent + load) if found is None else found for found, load in pairs)
             speeds.append(max(product, 1.0 / len(members)))
         total = sum(self.demand(member) * speed for member, speed in zip(members, speeds, strict=True))
         return tuple(speeds) if total <= 1.0 else tuple(speed / total for speed in speeds)
@@ -223,13 +212,13 @@ def fit_demands(loads: Mapping[str, float], measured: Speeds) -> dict[str, float
     for one, other in measured:
         beside.setdefault(one, []).append(other)
     for kind in sorted(demands):
-        limits = [1.0, most[kind]]
-        for other in beside.get(kind, ()):
-            if kind == other:
-                limits.append(1.0 / (2.0 * measured[kind, kind]))
-            else:
-                limits.append((1.0 - demands[other] * measured[other, kind]) / measured[kind, other])
-        demands[kind] = min(limits)
+        limits = [
+            1.0 / (2.0 * measured[kind, kind])
+            if kind == other
+            else (1.0 - demands[other] * measured[other, kind]) / measured[kind, other]
+            for other in beside.get(kind, ())
+        ]
+        demands[kind] = min(1.0, most[kind], *limits)
     return demands
 
 

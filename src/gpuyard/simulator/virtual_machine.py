@@ -25,9 +25,6 @@ from gpuyard.simulator.traces import Sharing, TraceJob
 HOST_MEMORY_MB = 2_097_152.0
 # Measured on an H200 with driver 580.
 OUT_MB_PER_S, IN_MB_PER_S = 1.6 * 1024, 5.0 * 1024
-_FIRST_PID = 1000
-_DONE = Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
-_FAILED = Outcome(kind=OutcomeKind.FAILED, status=1)
 
 
 class VirtualMachine:
@@ -43,7 +40,7 @@ class VirtualMachine:
         self._events = EventQueue(self.clock)
         self.next_event = self._events.next_time
         self.advance = self._events.advance
-        self._pids = _FIRST_PID
+        self._pids = 1000
         self._suspended_mb = 0.0
         self._loads: dict[str, float | None] = dict.fromkeys(self.positions, 0.0)
         self.unsteady: set[SimulatedCard] = set()
@@ -54,17 +51,14 @@ class VirtualMachine:
 
     def snapshot(self) -> Snapshot:
         """Return the machine as the probes would read it."""
-        host = Host(
-            cpu_percent=0.0, memory_total_mb=HOST_MEMORY_MB, memory_available_mb=HOST_MEMORY_MB - self._suspended_mb
-        )
-        return Snapshot(
-            taken_at=self.now, host=host, devices=tuple([card.reading or card.read() for card in self.cards])
-        )
+        available_mb = HOST_MEMORY_MB - self._suspended_mb
+        host = Host(cpu_percent=0.0, memory_total_mb=HOST_MEMORY_MB, memory_available_mb=available_mb)
+        return Snapshot(taken_at=self.now, host=host, devices=tuple([card.read() for card in self.cards]))
 
     def read_again(self, positions: Iterable[int]) -> None:
         """Read these devices anew in the next snapshot, although nothing has changed on them."""
         for position in positions:
-            self.cards[position].forget_reading()
+            self.cards[position].reading = None
 
     def loads(self) -> dict[str, float | None]:
         """Return the smoothed load of each device."""
@@ -79,7 +73,7 @@ class VirtualMachine:
     def _proceed(self, program: SimulatedProgram) -> None:
         program.progress_s, program.since = program.next_mark_s, self.now
         if program.phase + 1 == len(program.phases):
-            self._end(program, _DONE)
+            self._end(program, Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
         elif self._grow(program):
             if program.phase == 1 and program.job.start_s:  # it has imported, and begins to use its devices
                 self._change_speeds(program.devices)
@@ -122,7 +116,7 @@ class VirtualMachine:
         full = next((card for card in self._cards(program) if not card.fits(more_mb)), None)
         if full is not None:
             program.shortage = find_shortage(full.device, full.used_mb, program.held_mb, more_mb)
-            self._end(program, _FAILED)
+            self._end(program, Outcome(kind=OutcomeKind.FAILED, status=1))
             return False
         program.phase += 1
         self._hold(program, wanted_mb)
@@ -164,11 +158,10 @@ class VirtualMachine:
                 program.speeds[position] = speed
                 if self._set_speed(program, min(program.speeds.values())):
                     touched.update(program.devices)
-        for position in touched:
-            present = self.cards[position].present()
-            busy = sum([self._sharing.demand(program.member) * program.speed for program in present])
-            self.cards[position].change_load(self.now, busy)
-            self.unsteady.add(self.cards[position])
+        for card in (self.cards[position] for position in touched):
+            busy = sum([self._sharing.demand(program.member) * program.speed for program in card.present()])
+            card.change_load(self.now, busy)
+            self.unsteady.add(card)
 
     def _set_speed(self, program: SimulatedProgram, speed: float) -> bool:
         """Return whether the speed has changed. A job on several devices is as fast as on the slowest of them."""
