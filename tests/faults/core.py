@@ -6,7 +6,7 @@ FAULTS = (
     # Which jobs start, and which wait
     Fault(
         id="core-head-keeps-no-devices",
-        file="src/gpuyard/policy/backfill.py",
+        file="src/gpuyard/policy/plan.py",
         old="            self._beside_head = beside_head\n",
         new="",
         breaks="Small jobs repeatedly overtake the first job in the queue on the devices that it waits for.",
@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Fault(
         id="core-backfill-delays-head",
-        file="src/gpuyard/policy/backfill.py",
+        file="src/gpuyard/policy/plan.py",
         old="return self._world.now + most_s <= self._head_starts_at",
         new="return self._world.now + most_s >= self._head_starts_at",
         breaks="Jobs that end after the first job could start are backfilled, and jobs that end before are not.",
@@ -65,8 +65,8 @@ FAULTS = (
     Fault(
         id="core-a-hopeless-job-beside-others",
         file="src/gpuyard/policy/sizing.py",
-        old="if any(held is None or held > _NOTHING_MB for _, held in lack.others):",
-        new="if any(held is not None and held > _NOTHING_MB for _, held in lack.others):",
+        old="any(held is None or held > 128.0 for",
+        new="any(held is not None and held > 128.0 for",
         breaks="A job fails for good although a neighbour of unknown size took the memory that it lacked.",
         near=("tests/unit/policy/test_hopeless.py",),
     ),
@@ -186,7 +186,7 @@ FAULTS = (
     Fault(
         id="core-tag-share-of-the-whole-device",
         file="src/gpuyard/policy/sharing.py",
-        old="equal = full if state.free_mb is None else math.floor(state.free_mb / places)",
+        old="equal = full if state.free_mb is None else math.floor(state.free_mb / places[state.device.id])",
         new="equal = full",
         breaks="Beside a desktop of 1.5 GB, only one task of a workspace runs on a GPU though max_jobs_per_gpu is 2.",
         near=("tests/unit/policy/test_planner_tag_sharing.py",),
@@ -277,8 +277,8 @@ FAULTS = (
     Fault(
         id="core-cluster-is-overbooked",
         file="src/gpuyard/policy/cluster_dispatch.py",
-        old="            self._free[lane.engine] = subtract(free, wanted)\n",
-        new="            self._free[lane.engine] = free\n",
+        old="        self._free[lane.engine] = subtract(free, wanted)\n",
+        new="        self._free[lane.engine] = free\n",
         breaks="More jobs are handed to a cluster than it has resources for, before jobs of higher priority.",
         near=("tests/unit/policy/test_dispatch.py",),
     ),
@@ -310,8 +310,8 @@ FAULTS = (
     Fault(
         id="core-reservation-covers-the-memory-of-a-desktop",
         file="src/gpuyard/policy/device_state.py",
-        old="        return max(unexplained, min(before, used))\n",
-        new="        return unexplained\n",
+        old="self.foreign_mb = max(self.foreign_mb, min(before, used))",
+        new="self.foreign_mb = max(self.foreign_mb, min(0.0, before))",
         breaks="If the driver hides processes, jobs are promised memory that a desktop holds.",
         near=("tests/unit/policy/test_hidden_processes.py",),
     ),
@@ -398,8 +398,8 @@ FAULTS = (
     Fault(
         id="core-cleared-device-stays-faulty",
         file="src/gpuyard/policy/device_health.py",
-        old="        new = errors if errors < before else errors - before",
-        new="        new = errors",
+        old="    new = errors if errors < before else errors - before",
+        new="    new = errors",
         breaks="A GPU whose ECC errors were accepted with `devices clear` stays closed until a reboot.",
         near=("tests/unit/policy/test_device_health.py",),
     ),

@@ -67,8 +67,8 @@ _WHAT_IS_EXPECTED = (
     Fault(
         id="sharing-leases-change-at-each-sample",
         file="src/gpuyard/policy/usage_curve.py",
-        old="    return abs(has_mb - had_mb) >= max(_NOTABLE_MB, _NOTABLE_PART * had_mb)\n",
-        new="    return has_mb != had_mb\n",
+        old="has_other_memory = abs(has_mb - had_mb) >= max(128.0, 0.05 * had_mb)",
+        new="has_other_memory = has_mb != had_mb",
         breaks="Each sample rewrites the lease files of first runs and runs a step of the scheduler.",
         near=_NEWCOMER_TESTS,
     ),
@@ -94,7 +94,7 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-jobs-join-though-all-get-slower",
         file="src/gpuyard/policy/sharing.py",
-        old="    return after >= before * (1.0 + least_percent / 100.0) - _ROUNDING\n",
+        old="    return after >= before * (1.0 + least_percent / 100.0) - 1e-9\n",
         new="    return True\n",
         breaks="Jobs that each keep a GPU busy share it, and take longer than one after the other.",
         near=_SHARING_TESTS,
@@ -118,7 +118,7 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-any-number-on-one-of-many",
         file="src/gpuyard/policy/sharing.py",
-        old="    return durations_with(need, state, limit) > limit.durations + _ROUNDING\n",
+        old="    return durations_with(need, state, limit) > limit.durations + 1e-9\n",
         new="    return False\n",
         breaks="Slow jobs pile up on one GPU while others become free, and all work ends later.",
         near=_SHARING_TESTS,

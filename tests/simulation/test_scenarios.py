@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.model.submission import SubmissionRequest
-from gpuyard.policy.backfill import Backfill
 from gpuyard.policy.numbers import AGEING_S
+from gpuyard.policy.plan import Backfill
 from gpuyard.policy.rules import RunningLimit
 from gpuyard.queue.decide_starts import Starts
 from gpuyard.queue.step import Controller

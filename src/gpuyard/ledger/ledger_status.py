@@ -1,6 +1,6 @@
 """Measure the RAM of a program that runs beside the queue, and warn if it holds more than it declared.
 
-The rules are in `policy/declared_ram.py`. `gpuyard run` measures its program every 2 s. A script with `ram=` is
+The rules are in `policy/memory_guards.py`. `gpuyard run` measures its program every 2 s. A script with `ram=` is
 measured when it releases its lease: a thread of ours in it would disturb programs that fork.
 
 The state of the ledger: leases, waiting processes with reasons, processes without a lease, and ignored records.
@@ -19,10 +19,10 @@ from gpuyard.ledger.measured_usage import ForeignLoadTracker, HostMeter, LeaseFi
 from gpuyard.ledger.records import BadRecord, active_tickets
 from gpuyard.model.lease import Lease, Ticket
 from gpuyard.model.machine_snapshot import Process, Snapshot
-from gpuyard.policy.declared_ram import HeldRam, RamWarnings, host_closed_reason, judge_held_ram, ram_figures
 from gpuyard.policy.device_health import closed_devices
 from gpuyard.policy.host_room import HostReserved, HostState, HostUse, HostView, sum_reserved
 from gpuyard.policy.machine import Machine, Packing
+from gpuyard.policy.memory_guards import HeldRam, RamWarnings, host_closed_reason, judge_held_ram, ram_figures
 from gpuyard.policy.placement import choose, in_queue_order
 from gpuyard.policy.wait_reasons import Reason
 from gpuyard.probes.local_machine import local_host

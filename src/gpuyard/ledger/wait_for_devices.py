@@ -22,12 +22,12 @@ from gpuyard.model.lease import Claim, Lease, Need, Ticket
 from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.model.printable_text import printable
 from gpuyard.model.units import format_count, format_duration
-from gpuyard.policy.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.policy.device_health import closed_devices
 from gpuyard.policy.foreign_load import ForeignLoad, SteadyGate
 from gpuyard.policy.host_room import HostView
 from gpuyard.policy.linked_sets import best_set, conditions_of
 from gpuyard.policy.machine import Machine, Packing
+from gpuyard.policy.memory_guards import host_closed_reason, judge_host, ram_figures
 from gpuyard.policy.placement import PlacementChoice, choose, in_queue_order
 from gpuyard.policy.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
 from gpuyard.system.processes import this_process

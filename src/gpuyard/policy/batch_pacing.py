@@ -10,7 +10,6 @@
 - Runs of all batches start one at a time, each by a snapshot that was taken after the previous run had started.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ from gpuyard.policy.wait_reasons import Reason, ReasonKind, over
 
 if TYPE_CHECKING:
     from gpuyard.model.job_spec import BatchPace
-
-_ROUNDING_MB = 1e-6
 
 
 class GateFigure(Struct, frozen=True, kw_only=True):
@@ -67,25 +64,44 @@ class ExpectedUse(Struct, frozen=True, kw_only=True):
 def update_pace(
     before: PaceState, pace: "BatchPace", snapshot: Snapshot, expected: ExpectedUse, now: float
 ) -> PaceState:
-    host = snapshot.host
-    cpu = _smoothed(before.cpu, host.cpu_percent, pace, now)
-    memory = _smoothed(before.memory, host.memory_available_mb, pace, now)
-    least = min((each for each in (memory.seen, memory.now) if each is not None), default=None)
+
+    def smoothed(figure: GateFigure | None, reading: float | None) -> tuple[GateFigure, float | None]:
+        figure = figure or GateFigure()
+        average = smooth(figure.smoothed, reading, now, pace.smoothing_s)
+        return replace(figure, now=reading, smoothed=average), average.value
+
+    def load(figure: GateFigure | None, reading: float | None, percent: float, limit: float | None) -> GateFigure:
+        figure, seen = smoothed(figure, reading)
+        gate = judge_steadily(figure.gate, _is_within(seen, limit), now, pace.steady_s)
+        return replace(figure, seen=seen, judged=None if seen is None else min(100.0, seen + percent), gate=gate)
+
+    def device_memory(device: Device) -> GateFigure:
+        figure, average = smoothed(before.device_memory.get(device.id), device.known_used_mb)
+        most = max((each for each in (average, figure.now) if each is not None), default=None)
+        gate = judge_steadily(figure.gate, _is_within(most, pace.max_gpu_memory_mb), now, pace.steady_s)
+        return replace(figure, seen=most, judged=most, gate=gate)
+
+    host, devices = snapshot.host, snapshot.usable_devices()
+    memory, average = smoothed(before.memory, host.memory_available_mb)
+    least = min((each for each in (average, memory.now) if each is not None), default=None)
     reserved = expected.unshown_mb + (expected.run_mb if before.running else 0.0)
-    devices = snapshot.usable_devices()
+    gate = judge_steadily(memory.gate, _is_enough(least, pace.min_free_memory_mb), now, pace.steady_s)
     return replace(
         before,
         sampled_at=snapshot.taken_at,
         run_vram_mb=expected.run_vram_mb,
-        cpu=_gated(_with_expected(cpu, expected.cpu_percent), _is_within(cpu.seen, pace.max_cpu_percent), pace, now),
-        memory=_gated(
-            replace(memory, seen=least, judged=None if least is None else least - reserved),
-            _is_enough(least, pace.min_free_memory_mb),
-            pace,
-            now,
-        ),
-        device_loads={device.id: _device_load(before, device, pace, expected, now) for device in devices},
-        device_memory={device.id: _device_memory(before, device, pace, now) for device in devices},
+        cpu=load(before.cpu, host.cpu_percent, expected.cpu_percent, pace.max_cpu_percent),
+        memory=replace(memory, seen=least, judged=None if least is None else least - reserved, gate=gate),
+        device_loads={
+            each.id: load(
+                before.device_loads.get(each.id),
+                each.utilization_percent,
+                expected.loads.get(each.id, 0.0),
+                pace.max_gpu_percent,
+            )
+            for each in devices
+        },
+        device_memory={each.id: device_memory(each) for each in devices},
     )
 
 
@@ -121,18 +137,23 @@ def load_refusals(pace: "BatchPace", state: PaceState, now: float) -> Iterator[R
     if state.cpu.gate.is_closed or _is_within(state.cpu.judged, pace.max_cpu_percent) is False:
         reason = over(ReasonKind.HOST_TOO_BUSY, state.cpu.seen, pace.max_cpu_percent)
         yield _too_busy(reason, state.cpu, pace, now)
-    if state.memory.gate.is_closed or _is_enough(state.memory.judged, pace.min_free_memory_mb) is False:
-        yield _short_of_memory(state.memory, pace, now)
+    memory, limit = state.memory, pace.min_free_memory_mb or 0.0
+    if memory.gate.is_closed or _is_enough(memory.judged, pace.min_free_memory_mb) is False:
+        seen, judged = memory.seen or 0.0, memory.judged or 0.0
+        text = f"{judged:.0f} MB of RAM left ({seen - judged:.0f} MB reserved for runs)"
+        if memory.gate.is_closed:
+            text = f"{seen:.0f} MB of RAM available"
+        had = memory.seen if memory.gate.is_closed else memory.judged
+        reason = Reason(ReasonKind.HOST_TOO_FULL, f"{text} < {limit:.0f} MB", had=had, needed=limit)
+        yield _with_steady_time(reason, memory, pace, now)
 
 
 def stagger_refusal(what: str, stagger_s: float, last: float | None, now: float) -> Reason | None:
     """Return why the next of these, such as `runs`, may not start yet: too little time has passed since the last."""
-    next_at = -math.inf if last is None else last + stagger_s
-    if (
-        last is None or not last <= now < next_at
-    ):  # a last start in the future comes from a clock that was set back: ignore it
+    # A last start in the future comes from a clock that was set back: ignore it.
+    if last is None or not last <= now < last + stagger_s:
         return None
-    text = f"{what} start {stagger_s:g} s apart, the next one in {next_at - now:.1f} s"
+    text = f"{what} start {stagger_s:g} s apart, the next one in {last + stagger_s - now:.1f} s"
     return Reason(ReasonKind.STAGGERED, text)
 
 
@@ -156,7 +177,7 @@ def device_refusal(pace: "BatchPace", state: PaceState, device: DeviceState, nee
     if closed is not None:
         return closed
     charged, limit = _charged_mb(device, need, state), pace.max_gpu_memory_mb
-    if limit is None or charged is None or charged <= limit + _ROUNDING_MB:
+    if limit is None or charged is None or charged <= limit + 1e-6:
         return None
     text = f"GPU memory {charged:.0f} MB, including reservations and one more run, > {limit:.0f} MB"
     return Reason(ReasonKind.TOO_FULL, text, device_id, charged, limit)
@@ -168,9 +189,8 @@ def _gate_refusal(pace: "BatchPace", state: PaceState, device_id: str, now: floa
     if load.gate.is_closed or _is_within(load.judged, pace.max_gpu_percent) is False:
         return _too_busy(over(ReasonKind.TOO_BUSY, load.seen, pace.max_gpu_percent, device_id), load, pace, now)
     if memory.gate.is_closed:
-        return _with_steady_time(
-            over(ReasonKind.TOO_FULL, memory.seen, pace.max_gpu_memory_mb, device_id), memory, pace, now
-        )
+        reason = over(ReasonKind.TOO_FULL, memory.seen, pace.max_gpu_memory_mb, device_id)
+        return _with_steady_time(reason, memory, pace, now)
     return None
 
 
@@ -192,31 +212,6 @@ def unshown_percent(load_percent: float, age_s: float, smoothing_s: float) -> fl
     return float(load_percent * 0.5 ** (max(0.0, age_s) / smoothing_s)) if smoothing_s > 0 else 0.0
 
 
-def _smoothed(before: GateFigure, reading: float | None, pace: "BatchPace", now: float) -> GateFigure:
-    average = smooth(before.smoothed, reading, now, pace.smoothing_s)
-    return replace(before, now=reading, smoothed=average, seen=average.value, judged=average.value)
-
-
-def _with_expected(figure: GateFigure, percent: float) -> GateFigure:
-    return figure if figure.seen is None else replace(figure, judged=min(100.0, figure.seen + percent))
-
-
-def _gated(figure: GateFigure, is_within: bool | None, pace: "BatchPace", now: float) -> GateFigure:  # noqa: FBT001
-    return replace(figure, gate=judge_steadily(figure.gate, is_within, now, pace.steady_s))
-
-
-def _device_load(before: PaceState, device: Device, pace: "BatchPace", expected: ExpectedUse, now: float) -> GateFigure:
-    figure = _smoothed(before.device_loads.get(device.id, GateFigure()), device.utilization_percent, pace, now)
-    figure = _with_expected(figure, expected.loads.get(device.id, 0.0))
-    return _gated(figure, _is_within(figure.seen, pace.max_gpu_percent), pace, now)
-
-
-def _device_memory(before: PaceState, device: Device, pace: "BatchPace", now: float) -> GateFigure:
-    figure = _smoothed(before.device_memory.get(device.id, GateFigure()), device.known_used_mb, pace, now)
-    most = max((each for each in (figure.seen, figure.now) if each is not None), default=None)
-    return _gated(replace(figure, seen=most, judged=most), _is_within(most, pace.max_gpu_memory_mb), pace, now)
-
-
 def _is_within(figure: float | None, limit: float | None) -> bool | None:
     return None if figure is None or limit is None else figure <= limit
 
@@ -231,17 +226,6 @@ def _too_busy(reason: Reason, figure: GateFigure, pace: "BatchPace", now: float)
         return _with_steady_time(reason, figure, pace, now)
     expected = over(reason.kind, figure.judged, reason.needed, reason.device_id)
     return replace(expected, text=f"{expected.text} (including runs that have just started)")
-
-
-def _short_of_memory(figure: GateFigure, pace: "BatchPace", now: float) -> Reason:
-    limit = pace.min_free_memory_mb or 0.0
-    if figure.gate.is_closed:
-        text, had = f"{figure.seen or 0.0:.0f} MB of RAM available", figure.seen
-    else:
-        had = figure.judged
-        text = f"{had or 0.0:.0f} MB of RAM left ({(figure.seen or 0.0) - (had or 0.0):.0f} MB reserved for runs)"
-    reason = Reason(ReasonKind.HOST_TOO_FULL, f"{text} < {limit:.0f} MB", had=had, needed=limit)
-    return _with_steady_time(reason, figure, pace, now)
 
 
 def _with_steady_time(reason: Reason, figure: GateFigure, pace: "BatchPace", now: float) -> Reason:

@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from gpuyard.model.cluster_terms import (
     ROUNDING,
-    Amount,
     ClusterTerms,
     Offer,
     amount_needed,
@@ -34,8 +33,6 @@ from gpuyard.policy.world import Plan, RunningJob, Start, WaitingJob
 
 # If a step reaches this limit, the next step follows at once.
 MAX_STARTS_PER_STEP = 2000
-# Jobs and arrays that wait at an engine with its own queue: for each one that runs there, and at least.
-_BUFFER_PER_RUNNING, _LEAST_BUFFER = 2, 16
 
 
 class DispatchView(Struct, frozen=True, kw_only=True):
@@ -72,9 +69,7 @@ class _Dispatcher:
         self._full: dict[str, Reason] = {}
         self._starts: list[Start] = []
         self._holds: dict[int, WaitingJob] = {}
-        self._whole: dict[
-            int, tuple[ClusterTerms, int]
-        ] = {}  # by array: terms of its one submission, places left in it
+        self._whole: dict[int, tuple[ClusterTerms, int]] = {}  # terms of the one submission of an array, places left
         self._line = QueueOrder(list(self._in_reach(view.queues)), view.used, view.now, explained_lane=about)
 
     def _in_reach(self, queues: Sequence[LaneQueue]) -> Iterator[LaneQueue]:
@@ -107,7 +102,13 @@ class _Dispatcher:
 
     def _start(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> None:
         self._line.advance(lane)
-        self._note_array(lane, terms)
+        offer, group, is_limited = self._offer(lane), lane.group or 0, lane.group_limit is not None
+        # Count the job in the one submission of its array, which begins with it if the engine has no other job of it.
+        if group in self._whole:
+            alike, left = self._whole[group]
+            self._whole[group] = alike, left - 1
+        elif group and is_limited and offer.free is None and offer.most_in_array and not self._counts.of_group(group):
+            self._whole[group] = without_learned(terms), offer.most_in_array - 1
         if not self._has_array(terms):
             insort(self._buffered.setdefault(lane.engine, []), lane.priority)
         self._live[lane.engine] = self._live.get(lane.engine, 0) + 1
@@ -141,24 +142,12 @@ class _Dispatcher:
             return ()
         buffered = self._buffered.get(lane.engine, ())
         ahead = len(buffered) - bisect_left(buffered, lane.priority)
-        if ahead < max(_LEAST_BUFFER, _BUFFER_PER_RUNNING * self._view.started.get(lane.engine, 0)):
+        if ahead < max(16, 2 * self._view.started.get(lane.engine, 0)):
             return ()
         return (Reason(ReasonKind.LIMIT, f"enough jobs wait at {lane.engine}: others follow as they start"),)
 
     def _has_array(self, terms: ClusterTerms) -> bool:
         return terms.group is not None and bool(self._counts.of_group(terms.group))
-
-    def _note_array(self, lane: Lane, terms: ClusterTerms) -> None:
-        """Count the job in the one submission of its array, which begins with it if the engine has no other job of the
-        array. Called before the job is counted as running."""
-        offer, group = self._offer(lane), lane.group
-        if group is None or lane.group_limit is None or offer.free is not None or offer.most_in_array is None:
-            return
-        if group in self._whole:
-            alike, left = self._whole[group]
-            self._whole[group] = alike, left - 1
-        elif not self._counts.of_group(group):
-            self._whole[group] = without_learned(terms), offer.most_in_array - 1
 
     def _refuse_apart(self, lane: Lane, terms: ClusterTerms) -> tuple[Reason, ...]:
         """Refuse a job that would need a second submission of its array in this step: each would keep the limit for
@@ -177,26 +166,21 @@ class _Dispatcher:
             return (Reason(ReasonKind.NO_ROOM, never),)
         if free is None:
             return ()
-        short = _shortage(lane.engine, free, wanted)
-        if short is None:
-            self._free[lane.engine] = subtract(free, wanted)
-            return ()
-        self._full[lane.engine] = Reason(
-            ReasonKind.AWAITED, f"job {candidate.job_id} is ahead and does not fit on {lane.engine} yet"
-        )
-        return (short,)
-
-
-def _shortage(engine: str, free: Amount, wanted: Amount) -> Reason | None:
-    for name, had, needed in (
-        ("GPUs", free.gpus, wanted.gpus or 0.0),
-        ("CPUs", free.cpus, wanted.cpus or 0.0),
-        ("RAM", free.ram_mb, wanted.ram_mb or 0.0),
-    ):
-        if had is not None and needed > had + ROUNDING:
-            has, needs = f"{had:g}", f"{needed:g}"
-            if name == "RAM":
-                has, needs = format_size(max(0.0, had)), format_size(needed)
-            text = f"{engine} has {has} {name} free, {needs} needed"
-            return Reason(kind=ReasonKind.NO_ROOM, text=text, had=had, needed=needed)
-    return None
+        for name, had, needed in (
+            ("GPUs", free.gpus, wanted.gpus or 0.0),
+            ("CPUs", free.cpus, wanted.cpus or 0.0),
+            ("RAM", free.ram_mb, wanted.ram_mb or 0.0),
+        ):
+            if had is not None and needed > had + ROUNDING:
+                has, needs = f"{had:g}", f"{needed:g}"
+                if name == "RAM":
+                    has, needs = format_size(max(0.0, had)), format_size(needed)
+                ahead = f"job {candidate.job_id} is ahead and does not fit on {lane.engine} yet"
+                self._full[lane.engine] = Reason(ReasonKind.AWAITED, ahead)
+                return (
+                    Reason(
+                        ReasonKind.NO_ROOM, f"{lane.engine} has {has} {name} free, {needs} needed", None, had, needed
+                    ),
+                )
+        self._free[lane.engine] = subtract(free, wanted)
+        return ()

@@ -24,38 +24,25 @@ class Repair(StrEnum):
     REPLACE = "reset it: `sudo nvidia-smi --gpu-reset -i ID`; if it comes again, replace the card"
 
 
-class XidMeaning(Struct, frozen=True):
-    text: str
-    repair: Repair
-
-    @property
-    def is_fault(self) -> bool:
-        return self.repair is not Repair.WATCH
-
-
 XIDS = {
-    46: XidMeaning("the GPU stopped processing", Repair.RESET),
-    48: XidMeaning("uncorrectable ECC error (two bits)", Repair.RESET),
-    62: XidMeaning("the GPU's power controller halted", Repair.RESET),
-    63: XidMeaning("a row of its memory is to be remapped", Repair.WATCH),
-    64: XidMeaning("a row of its memory cannot be remapped", Repair.REPLACE),
-    74: XidMeaning("NVLink error", Repair.RESET),
-    79: XidMeaning("the GPU has fallen off the bus", Repair.REBOOT),
-    92: XidMeaning("many corrected ECC errors", Repair.WATCH),
-    94: XidMeaning("memory error that ended one program", Repair.RESET),
-    95: XidMeaning("memory error that affects all programs", Repair.RESET),
-    110: XidMeaning("security fault", Repair.RESET),
-    119: XidMeaning("the GPU's system processor (GSP) does not answer", Repair.RESET),
-    120: XidMeaning("the GPU's system processor (GSP) failed", Repair.RESET),
-    136: XidMeaning("link training failed", Repair.RESET),
-    140: XidMeaning("unrecovered ECC error", Repair.RESET),
-    143: XidMeaning("the GPU did not initialise", Repair.RESET),
-    154: XidMeaning("the driver asks for a reset or a restart", Repair.RESET),
+    46: ("the GPU stopped processing", Repair.RESET),
+    48: ("uncorrectable ECC error (two bits)", Repair.RESET),
+    62: ("the GPU's power controller halted", Repair.RESET),
+    63: ("a row of its memory is to be remapped", Repair.WATCH),
+    64: ("a row of its memory cannot be remapped", Repair.REPLACE),
+    74: ("NVLink error", Repair.RESET),
+    79: ("the GPU has fallen off the bus", Repair.REBOOT),
+    92: ("many corrected ECC errors", Repair.WATCH),
+    94: ("memory error that ended one program", Repair.RESET),
+    95: ("memory error that affects all programs", Repair.RESET),
+    110: ("security fault", Repair.RESET),
+    119: ("the GPU's system processor (GSP) does not answer", Repair.RESET),
+    120: ("the GPU's system processor (GSP) failed", Repair.RESET),
+    136: ("link training failed", Repair.RESET),
+    140: ("unrecovered ECC error", Repair.RESET),
+    143: ("the GPU did not initialise", Repair.RESET),
+    154: ("the driver asks for a reset or a restart", Repair.RESET),
 }
-
-_COOL = "check its fans, the air flow and the power supply; it is used last until this ends"
-_RESEAT = "reseat the card; if its slot has no more lanes, `gpuyard devices clear ID` accepts that"
-_HELD = "look for programs in containers or with a stuck driver call; a reset of the GPU frees it"
 
 
 class Severity(StrEnum):
@@ -64,8 +51,7 @@ class Severity(StrEnum):
 
 
 class HealthIssue(Struct, frozen=True, kw_only=True):
-    """`since` is the wall time at which it was first seen, None if no daemon noted it. `remedy` is what to do; `xid` is
-    the number of an Xid."""
+    """`since` is the wall time at which it was first seen, None if no daemon noted it. `remedy` is what to do."""
 
     kind: IssueKind
     severity: Severity
@@ -105,101 +91,80 @@ def describe_issue(issue: HealthIssue) -> str:
 
 def find_issues(device: Device, marks: Sequence[HealthMark]) -> tuple[HealthIssue, ...]:
     """Return what is wrong with a card, faults first. `marks` may be of other devices too."""
-    judge = _Judge(device, [mark for mark in marks if mark.device_id == device.id])
-    return tuple(sorted(judge.issues(), key=lambda issue: not issue.is_fault))
+    marks, figures = [mark for mark in marks if mark.device_id == device.id], device.health or HealthFigures()
+    cleared = max((mark for mark in marks if mark.accepted is not None), key=lambda mark: mark.since, default=None)
+    accepted = (cleared and cleared.accepted) or HealthFigures()
+    cleared_at = float("-inf") if cleared is None else cleared.since
+    marks = [mark for mark in marks if mark.kind is not None and mark.since > cleared_at]
+    found = [*_xids(marks, [(event.code, event.at) for event in figures.xids if event.at > cleared_at])]
+    for kind, is_fault, text, remedy in _figures_beyond(figures, accepted, {mark.kind for mark in marks}):
+        since = min((mark.since for mark in marks if mark.kind is kind), default=None)
+        severity = Severity.FAULT if is_fault else Severity.ALARM
+        found.append(HealthIssue(kind=kind, severity=severity, text=text, remedy=remedy, since=since))
+    return tuple(sorted(found, key=lambda issue: (not issue.is_fault, issue.kind is not IssueKind.LOST)))
 
 
-class _Judge:
-    def __init__(self, device: Device, marks: Sequence[HealthMark]) -> None:
-        self._figures = device.health or HealthFigures()
-        cleared = max((mark for mark in marks if mark.accepted is not None), key=lambda mark: mark.since, default=None)
-        self._accepted = HealthFigures() if cleared is None or cleared.accepted is None else cleared.accepted
-        self._cleared_at = float("-inf") if cleared is None else cleared.since
-        self._marks = [mark for mark in marks if mark.kind is not None and mark.since > self._cleared_at]
+def _xids(marks: Sequence[HealthMark], events: Sequence[tuple[int, float]]) -> Iterator[HealthIssue]:
+    first: dict[int, float] = {}
+    seen = [(mark.xid, mark.since) for mark in marks if mark.xid is not None]
+    for code, at in sorted([*seen, *events], key=lambda each: each[1]):
+        first.setdefault(code, at)
+    for code, at in first.items():
+        if code in XIDS:
+            meaning, repair = XIDS[code]
+            severity = Severity.ALARM if repair is Repair.WATCH else Severity.FAULT
+            text, remedy = f"Xid {code}, {meaning}", f"{repair}; {_CLEAR}"
+            yield HealthIssue(kind=IssueKind.XID, severity=severity, text=text, remedy=remedy, since=at, xid=code)
 
-    def issues(self) -> Iterator[HealthIssue]:
-        if self._figures.is_lost:
-            yield self._issue(IssueKind.LOST, Severity.FAULT, "the driver has lost it", Repair.REBOOT)
-        yield from self._xids()
-        yield from self._memory_errors()
-        yield from self._link()
-        figures = self._figures
-        if figures.throttle:
-            text = f"throttled ({', '.join(figures.throttle)})"
-            yield self._issue(IssueKind.THROTTLED, Severity.ALARM, text, _COOL)
-        if figures.unreleased_mb is not None and self._accepted.unreleased_mb is None:
-            text = f"{format_size(figures.unreleased_mb)} stay in use although no process is left"
-            yield self._issue(IssueKind.UNRELEASED, Severity.ALARM, text, _HELD)
 
-    def _xids(self) -> Iterator[HealthIssue]:
-        seen = [(mark.xid, mark.since) for mark in self._marks if mark.xid is not None]
-        seen += [(event.code, event.at) for event in self._figures.xids if event.at > self._cleared_at]
-        first: dict[int, float] = {}
-        for code, at in sorted(seen, key=lambda each: each[1]):
-            first.setdefault(code, at)
-        for code, at in first.items():
-            if (meaning := XIDS.get(code)) is not None:
-                severity = Severity.FAULT if meaning.is_fault else Severity.ALARM
-                text, remedy = f"Xid {code}, {meaning.text}", _then_clear(meaning.repair)
-                yield HealthIssue(kind=IssueKind.XID, severity=severity, text=text, remedy=remedy, since=at, xid=code)
+_CLEAR = "then `gpuyard devices clear ID`"
 
-    def _memory_errors(self) -> Iterator[HealthIssue]:
-        figures, accepted = self._figures, self._accepted
-        if figures.remap_failed and not accepted.remap_failed:
-            text = "rows of its memory cannot be remapped"
-            yield self._issue(IssueKind.REMAP_FAILED, Severity.FAULT, text, Repair.REPLACE)
-        if figures.remap_pending and not accepted.remap_pending:
-            text = "rows of its memory are remapped at the next reset"
-            yield self._issue(IssueKind.REMAP_PENDING, Severity.FAULT, text, Repair.RESET)
-        errors, before = figures.ecc_uncorrected or 0, accepted.ecc_uncorrected or 0
-        new = errors if errors < before else errors - before
-        if new:
-            text = format_count(new, "uncorrectable ECC error")
-            yield self._issue(IssueKind.ECC, Severity.FAULT, text, _then_clear(Repair.RESET))
 
-    def _link(self) -> Iterator[HealthIssue]:
-        figures, accepted = self._figures, self._accepted.link_width
-        width = figures.link_width
-        if not figures.has_narrow_link or width is None or (accepted is not None and width >= accepted):
-            return
-        is_loss = any(mark.kind is IssueKind.LINK for mark in self._marks)
+def _figures_beyond(
+    figures: HealthFigures, accepted: HealthFigures, marked: Collection[IssueKind | None]
+) -> Iterator[tuple[IssueKind, bool, str, str]]:
+    """Yield what figures say beyond those that a user has accepted: its kind, whether it is a fault, and what to do."""
+    if figures.is_lost:
+        yield IssueKind.LOST, True, "the driver has lost it", str(Repair.REBOOT)
+    if figures.remap_failed and not accepted.remap_failed:
+        yield IssueKind.REMAP_FAILED, True, "rows of its memory cannot be remapped", str(Repair.REPLACE)
+    if figures.remap_pending and not accepted.remap_pending:
+        yield IssueKind.REMAP_PENDING, True, "rows of its memory are remapped at the next reset", str(Repair.RESET)
+    errors, before = figures.ecc_uncorrected or 0, accepted.ecc_uncorrected or 0
+    new = errors if errors < before else errors - before
+    if new:
+        yield IssueKind.ECC, True, format_count(new, "uncorrectable ECC error"), f"{Repair.RESET}; {_CLEAR}"
+    width = figures.link_width
+    if figures.has_narrow_link and width is not None and (accepted.link_width is None or width < accepted.link_width):
         text = f"its PCIe link has {width} of {figures.link_width_max} lanes"
-        yield self._issue(IssueKind.LINK, Severity.FAULT if is_loss else Severity.ALARM, text, _RESEAT)
-
-    def _issue(self, kind: IssueKind, severity: Severity, text: str, remedy: str) -> HealthIssue:
-        times = [mark.since for mark in self._marks if mark.kind is kind]
-        return HealthIssue(kind=kind, severity=severity, text=text, remedy=str(remedy), since=min(times, default=None))
-
-
-def _then_clear(repair: Repair) -> str:
-    return f"{repair}; then `gpuyard devices clear ID`"
+        remedy = "reseat the card; if its slot has no more lanes, `gpuyard devices clear ID` accepts that"
+        yield IssueKind.LINK, IssueKind.LINK in marked, text, remedy
+    if figures.throttle:
+        remedy = "check its fans, the air flow and the power supply; it is used last until this ends"
+        yield IssueKind.THROTTLED, False, f"throttled ({', '.join(figures.throttle)})", remedy
+    if figures.unreleased_mb is not None and accepted.unreleased_mb is None:
+        text = f"{format_size(figures.unreleased_mb)} stay in use although no process is left"
+        remedy = "look for programs in containers or with a stuck driver call; a reset of the GPU frees it"
+        yield IssueKind.UNRELEASED, False, text, remedy
 
 
 def closed_devices(
     snapshot: Snapshot, drains: Sequence[Drain], banned: Collection[str], marks: Sequence[HealthMark] = ()
 ) -> dict[str, Reason]:
     """Return why nothing new starts on each closed device, by its id. What closes a card closes its parts."""
-    faults = first_faults(device_issues(snapshot, marks))
     # A lost device is no candidate anyway (`rules.UsableDevice`), and keeps the driver's own words as its reason.
-    found = {each: _faulty(each, fault) for each, fault in faults.items() if fault.kind is not IssueKind.LOST}
-    if not drains and not banned:
-        return found
-    for device in snapshot.devices:
-        drain = drain_of(device, drains)
-        if device.id in banned or device.parent in banned:
-            found[device.id] = _reason("banned", "banned in the configuration", device)
-        elif drain is not None:
-            found[device.id] = _reason("drained", describe_drain(drain), device)
+    found = {
+        each: Reason(ReasonKind.UNHEALTHY, describe_issue(fault), each, remedy=fault.remedy)
+        for each, fault in first_faults(device_issues(snapshot, marks)).items()
+        if fault.kind is not IssueKind.LOST
+    }
+    for device in snapshot.devices if drains or banned else ():
+        drain, is_banned = drain_of(device, drains), device.id in banned or device.parent in banned
+        if is_banned or drain is not None:
+            text = "banned in the configuration" if is_banned or drain is None else describe_drain(drain)
+            remedy = REMEDIES["banned" if is_banned else "drained"]
+            found[device.id] = Reason(ReasonKind.CLOSED, text, device.id, remedy=remedy, is_leased=True)
     return found
-
-
-def _faulty(device_id: str, fault: HealthIssue) -> Reason:
-    # No drain: a new measurement may show that the fault is over.
-    return Reason(ReasonKind.UNHEALTHY, describe_issue(fault), device_id, remedy=fault.remedy)
-
-
-def _reason(why: str, text: str, device: Device) -> Reason:
-    return Reason(ReasonKind.CLOSED, text, device.id, remedy=REMEDIES[why], is_leased=True)
 
 
 def drain_of(device: Device, drains: Sequence[Drain]) -> Drain | None:

@@ -92,8 +92,16 @@ def check_possible(need: Need, candidates: Sequence[Device], snapshot: Snapshot)
             "`gpuyard devices` shows the memory of each",
             code="impossible",
         )
-    enough = [each for each in candidates if each.memory_total_mb is None or each.memory_total_mb >= needed]
-    _check_links(need, enough, snapshot)
+    wanted = conditions_of(need)
+    ids = [each.id for each in candidates if each.memory_total_mb is None or each.memory_total_mb >= needed]
+    if wanted.are_any and best_set(snapshot.topology, ids, wanted) is None:
+        found = sets_text(snapshot.topology, ids, snapshot.labels, wanted) or "none that are known to be"
+        raise UserError(
+            f"{format_count(need.devices, 'GPU')} {wanted} needed; this machine has {found}",
+            hint="ask for fewer GPUs, or leave out --linked and --same-node (in a script: linked=, same_node=); "
+            "`gpuyard devices --topology` shows all links",
+            code="impossible",
+        )
 
 
 def silent_probe(vendor: Vendor | None, snapshot: Snapshot) -> Problem | None:
@@ -111,20 +119,6 @@ def refuse_while_silent(vendor: Vendor | None, snapshot: Snapshot) -> None:
     if silent is not None:
         hint = f"{silent.hint or '`gpuyard doctor` says more'}; then try again"
         raise EnvironmentFault(f"no usable GPU: {silent.sentence}", hint=hint)
-
-
-def _check_links(need: Need, candidates: Sequence[Device], snapshot: Snapshot) -> None:
-    """Raise UserError for a request that no set of these devices is linked for."""
-    wanted, ids = conditions_of(need), [each.id for each in candidates]
-    if not wanted.are_any or best_set(snapshot.topology, ids, wanted) is not None:
-        return
-    found = sets_text(snapshot.topology, ids, snapshot.labels, wanted)
-    raise UserError(
-        f"{format_count(need.devices, 'GPU')} {wanted} needed; this machine has {found or 'none that are known to be'}",
-        hint="ask for fewer GPUs, or leave out --linked and --same-node (in a script: linked=, same_node=); "
-        "`gpuyard devices --topology` shows all links",
-        code="impossible",
-    )
 
 
 def _counts(snapshot: Snapshot) -> str:
@@ -162,16 +156,13 @@ def _find_device(name: int | str, devices: Sequence[Device], snapshot: Snapshot,
     if len({each.vendor for each in matching}) > 1:
         matching = [each for each in matching if vendor in (None, each.vendor)]
     if not matching:
-        raise UserError(f"there is no GPU '{name}'", hint=f"there are: {_known(devices, snapshot)}")
+        labels = snapshot.labels
+        known = (f"{labels[each.id]} ({each.id})" if each.id in labels else each.id for each in devices)
+        raise UserError(f"there is no GPU '{name}'", hint=f"there are: {', '.join(known) or 'none'}")
     if len({each.vendor for each in matching}) > 1:
         meant = _list_labels(matching, snapshot).replace(", ", " or ")
         raise UserError(f"'{name}' is a GPU of {len(matching)} vendors", hint=f"write {meant}")
     return matching[0].id
-
-
-def _known(usable: Sequence[Device], snapshot: Snapshot) -> str:
-    labels = snapshot.labels
-    return ", ".join(f"{labels[each.id]} ({each.id})" if each.id in labels else each.id for each in usable) or "none"
 
 
 def matches_name(name: int | str, device: Device) -> bool:

@@ -20,9 +20,6 @@ from gpuyard.policy.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
 from gpuyard.policy.numbers import IDLE_PERCENT, SURENESS, UNKNOWN_PERCENT
 from gpuyard.policy.wait_reasons import list_holders
 
-# Behind any load that jobs can cause: a device that is the last choice (`Device.is_last_choice`).
-LAST_CHOICE_PERCENT = 1e9
-
 
 class PromisedShare(Struct, frozen=True, kw_only=True):
     """A share that is leased (with its `lease_id`), claimed by this plan, or reserved for a request ahead."""
@@ -40,8 +37,7 @@ class DeviceState:
     load_percent: how busy the device is known to be; shares of unknown load count as 0.
     expected_percent: how busy it may become; shares of unknown load count as 100%.
     lease_count: promised shares without reservations.
-    members: remembered by `sharing` for each caution.
-    memory_text: where its memory went, remembered by `describe_memory`.
+    members: remembered by `sharing` for each caution; memory_text: by `describe_memory`.
     """
 
     __slots__ = (
@@ -100,8 +96,12 @@ class DeviceState:
         self.expected_percent = max(expected + foreign_percent, measured)
         self.is_loaded = bool(promises) or foreign_percent > 0.0
         self.margin_mb = margin_mb(self.spreads, self.squares, sureness) if self.spreads else 0.0
-        size = self.capacity_mb
-        self.foreign_mb = self._find_foreign_mb()
+        size, used = self.capacity_mb, device.memory_used_mb or 0.0
+        # Of foreign processes is all use, less what leases were measured to use or may use unmeasured.
+        self.foreign_mb = max(0.0, used - self._leased_use_mb(promises))
+        if device.hides_processes:
+            before = max((each.share.foreign_mb or 0.0 for each in promises), default=0.0)
+            self.foreign_mb = max(self.foreign_mb, min(before, used))
         charged = sum([charged_mb(promise, size) for promise in promises]) if size is not None else 0.0
         self.free_mb = None if size is None else size - self.foreign_mb - self.margin_mb - charged
 
@@ -139,29 +139,13 @@ class DeviceState:
     def without(self, lease_ids: frozenset[str] | None = None) -> "DeviceState":
         """Return the state after these leases, or all, have ended. The measured load of today says nothing about it."""
         left = [each for each in self.promises if lease_ids is not None and each.lease_id not in lease_ids]
-        return self if len(left) == len(self.promises) else self._with_only(left)
-
-    def _with_only(self, left: list[PromisedShare]) -> "DeviceState":
-        foreign = self.foreign_mb
-        used = foreign + min(self._leased_use_mb(left), (self.device.memory_used_mb or 0.0) - foreign)
-        device = replace(
-            self.device,
-            memory_used_mb=used,
-            memory_free_mb=None if self.capacity_mb is None else self.capacity_mb - used,
-            utilization_percent=None,
-            power_draw_w=None,
-        )
-        return DeviceState(device, left, None, self.foreign, self.sureness)
-
-    def _find_foreign_mb(self) -> float:
-        """Return the memory of foreign processes: all use, less what leases were measured to use or may use
-        unmeasured."""
-        used = self.device.memory_used_mb or 0.0
-        unexplained = max(0.0, used - self._leased_use_mb(self.promises))
-        if not self.device.hides_processes:
-            return unexplained
-        before = max((each.share.foreign_mb or 0.0 for each in self.promises), default=0.0)
-        return max(unexplained, min(before, used))
+        if len(left) == len(self.promises):
+            return self
+        used = self.foreign_mb
+        used += min(self._leased_use_mb(left), (self.device.memory_used_mb or 0.0) - used)
+        free = None if self.capacity_mb is None else self.capacity_mb - used
+        figures = {"memory_used_mb": used, "memory_free_mb": free, "utilization_percent": None, "power_draw_w": None}
+        return DeviceState(replace(self.device, **figures), left, None, self.foreign, self.sureness)
 
     def _leased_use_mb(self, promises: Iterable[PromisedShare]) -> float:
         size = self.capacity_mb or 0.0
@@ -192,49 +176,41 @@ def capacity(device: Device) -> float | None:
     return device.memory_total_mb
 
 
-# Less than this is not worth a word.
-_LEAST_MB = 1.0
-
-
 def describe_memory(state: DeviceState) -> str:
     """Return where the memory went that is not free, such as `6 GB used by job 3, 2 GB kept for job 9, ahead in the
-    queue`; an empty text if all is free or the size of the device is unknown."""
+    queue`; an empty text if all is free or the size of the device is unknown. Less than 1 MB is not worth a word."""
     if state.memory_text is None:
         state.memory_text = "" if state.capacity_mb is None else ", ".join(_parts(state, state.capacity_mb))
     return state.memory_text
 
 
 def _parts(state: DeviceState, capacity_mb: float) -> Iterator[str]:
-    leases = [each for each in state.promises if not each.is_reservation]
-    ahead = [each for each in state.promises if each.is_reservation]
-    users = [each for each in leases if (each.measured_mb or 0.0) >= _LEAST_MB]
+    leases = [
+        (each.holder, each.measured_mb or 0.0, charged_mb(each, capacity_mb))
+        for each in state.promises
+        if not each.is_reservation
+    ]
+    users = [holder for holder, used, _ in leases if used >= 1.0]
     if users:
-        yield f"{format_size(sum(each.measured_mb or 0.0 for each in users))} used by {_names(users)}"
-    if state.foreign_mb >= _LEAST_MB:
+        yield f"{format_size(sum(used for _, used, _ in leases if used >= 1.0))} used by {list_holders(users)}"
+    if state.foreign_mb >= 1.0:
         yield f"{format_size(state.foreign_mb)} used by processes outside gpuyard"
-    kept = [each for each in leases if _kept_mb(each, capacity_mb) >= _LEAST_MB]
+    # What leases reserve beyond their use: all of it where the driver hides what is used.
+    kept = [(holder, charged - used) for holder, used, charged in leases if charged - used >= 1.0]
     if kept:
-        more, whom = ("more ", "them") if _holders(kept) == _holders(users) else ("", _names(kept))
-        whom = "it" if whom == "them" and len(kept) == 1 else whom
-        yield f"{format_size(sum(_kept_mb(each, capacity_mb) for each in kept))} {more}kept for {whom}"
+        holders = [holder for holder, _ in kept]
+        whom = list_holders(holders) if holders != users else "it" if len(kept) == 1 else "them"
+        more = "more " if holders == users else ""
+        yield f"{format_size(sum(beyond for _, beyond in kept))} {more}kept for {whom}"
+    ahead = [each for each in state.promises if each.is_reservation]
     if ahead:
-        reserved_mb = sum(charged_mb(each, capacity_mb) for each in ahead)
-        yield f"{format_size(reserved_mb)} kept for {_names(ahead)}, ahead in the queue"
-    if state.margin_mb >= _LEAST_MB:
+        reserved, names = (
+            sum(charged_mb(each, capacity_mb) for each in ahead),
+            list_holders([each.holder for each in ahead]),
+        )
+        yield f"{format_size(reserved)} kept for {names}, ahead in the queue"
+    if state.margin_mb >= 1.0:
         yield f"{format_size(state.margin_mb)} kept in case first runs take more"
-
-
-def _kept_mb(promise: PromisedShare, capacity_mb: float) -> float:
-    """Return what a lease reserves beyond its use. All of it is kept where the driver hides what is used."""
-    return charged_mb(promise, capacity_mb) - (promise.measured_mb or 0.0)
-
-
-def _holders(promises: Sequence[PromisedShare]) -> list[Holder]:
-    return [each.holder for each in promises]
-
-
-def _names(promises: Sequence[PromisedShare]) -> str:
-    return list_holders(_holders(promises))
 
 
 def claimed_share(need: Need, state: DeviceState) -> Share:
@@ -279,45 +255,33 @@ class MemoryParts(Struct, frozen=True, kw_only=True):
 
 def break_down(device: Device, promises: Sequence[PromisedShare], own: AbstractSet[str]) -> MemoryParts:
     """Return the parts of a device's memory; None is unknown. `own` has the ids of this queue's leases."""
-    mine = [promise for promise in promises if promise.lease_id in own]
-    others = [promise for promise in promises if promise.lease_id not in own]
-    mine_mb, others_mb = _used(mine), _used(others)
+    parts = [[each for each in promises if (each.lease_id in own) is is_own] for is_own in (True, False)]
     state = DeviceState(device, promises, None)
-    parts = MemoryParts(
-        capacity_mb=None,
-        own_mb=None,
-        own_used_mb=mine_mb,
-        others_mb=None,
-        others_used_mb=others_mb,
-        foreign_mb=None,
-        free_mb=None,
+    size = left = state.capacity_mb or 0.0
+    used: list[float | None] = []  # None where the driver hides the use of any
+    charged: list[float] = []
+    for part in parts:
+        known = [each.measured_mb for each in part if each.measured_mb is not None]
+        used.append(sum(known, 0.0) if len(known) == len(part) else None)
+        spread = sum(each.share.spread_mb for each in part)  # the margin is due to it
+        margin = state.margin_mb * spread / state.spreads if spread else 0.0
+        charged.append(sum((charged_mb(each, size) for each in part), margin))
+
+    def take(wanted: float) -> float:
+        nonlocal left
+        taken = min(left, max(0.0, wanted))
+        left -= taken
+        return taken
+
+    mine_used, others_used, foreign = take(used[0] or 0.0), take(used[1] or 0.0), take(state.foreign_mb)
+    mine, others = mine_used + take(charged[0] - mine_used), others_used + take(charged[1] - others_used)
+    is_known = state.capacity_mb is not None
+    return MemoryParts(
+        capacity_mb=state.capacity_mb,
+        own_mb=mine if is_known else None,
+        own_used_mb=used[0],
+        others_mb=others if is_known else None,
+        others_used_mb=used[1],
+        foreign_mb=foreign if is_known else None,
+        free_mb=left if is_known else None,
     )
-    size = state.capacity_mb
-    if size is None or state.free_mb is None:
-        return parts
-    charged = [sum((charged_mb(promise, size) for promise in part), _margin_of(part, state)) for part in (mine, others)]
-    left = size
-    mine_used, left = _take(left, mine_mb or 0.0)
-    others_used, left = _take(left, others_mb or 0.0)
-    foreign, left = _take(left, state.foreign_mb)
-    mine_reserved, left = _take(left, charged[0] - mine_used)
-    others_reserved, left = _take(left, charged[1] - others_used)
-    own_mb, others_mb = mine_used + mine_reserved, others_used + others_reserved
-    return replace(parts, capacity_mb=size, own_mb=own_mb, others_mb=others_mb, foreign_mb=foreign, free_mb=left)
-
-
-def _take(left: float, wanted: float) -> tuple[float, float]:
-    taken = min(left, max(0.0, wanted))
-    return taken, left - taken
-
-
-def _margin_of(part: Sequence[PromisedShare], state: DeviceState) -> float:
-    """Return the part of the device's margin that is due to the spread of these shares."""
-    spread = sum(promise.share.spread_mb for promise in part)
-    return state.margin_mb * spread / state.spreads if spread else 0.0
-
-
-def _used(promises: Sequence[PromisedShare]) -> float | None:
-    """Return the measured use of all; None where the driver hides that of any."""
-    known = [promise.measured_mb for promise in promises if promise.measured_mb is not None]
-    return sum(known, 0.0) if len(known) == len(promises) else None

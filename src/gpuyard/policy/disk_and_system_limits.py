@@ -2,6 +2,7 @@
 job is tried first.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Self
 
@@ -33,20 +34,17 @@ def disk_reason(figure: DiskFigure | None, least_mb: float, what: str, remedy: s
         return None
     if figure is None:
         return Reason(ReasonKind.DISK_FULL, f"the free space of {what} is being read")
-    where = f"{what} ({figure.folder})"
+    where, free_mb = f"{what} ({figure.folder})", figure.free_mb
     if figure.silent_s is not None:
         text = f"{where} has not answered for {figure.silent_s:.0f} s"
         return Reason(ReasonKind.DISK_FULL, text, needed=least_mb)
-    if figure.free_mb is None or figure.free_mb >= least_mb:
+    if free_mb is None or free_mb >= least_mb:
         return None
-    text = f"{where} has {format_size(figure.free_mb)} free < {format_size(least_mb)}"
-    return Reason(
-        ReasonKind.DISK_FULL,
-        text,
-        had=figure.free_mb,
-        needed=least_mb,
-        remedy=f"free some space; {remedy} is the limit",
+    text, remedy = (
+        f"{where} has {format_size(free_mb)} free < {format_size(least_mb)}",
+        f"free some space; {remedy} is the limit",
     )
+    return Reason(ReasonKind.DISK_FULL, text, had=free_mb, needed=least_mb, remedy=remedy)
 
 
 def writes_files(spec: JobSpec) -> bool:
@@ -57,22 +55,12 @@ def writes_files(spec: JobSpec) -> bool:
 def output_folders(spec: JobSpec) -> Iterator[str]:
     """Yield the folders that the job writes to, as far as they are known: the part of a pattern before its first
     placeholder."""
-    patterns = dict.fromkeys(pattern for pattern in (spec.output, spec.error) if pattern is not None)
-    folders = [_known_folder(spec.cwd, pattern) for pattern in patterns]
+    folders: list[str] = []
+    for pattern in (each for each in (spec.output, spec.error) if each is not None):
+        path = pattern if pattern.startswith("/") else f"{spec.cwd}/{pattern}"
+        known = itertools.takewhile(lambda name: "%" not in name and "{" not in name, path.split("/")[:-1])
+        folders.append("/".join(known) or "/")
     yield from dict.fromkeys([*folders, *(() if spec.disk.output_root is None else (spec.disk.output_root,))])
-
-
-def _known_folder(cwd: str, pattern: str) -> str:
-    path = pattern if pattern.startswith("/") else f"{cwd}/{pattern}"
-    known: list[str] = []
-    for name in path.split("/")[:-1]:
-        if "%" in name or "{" in name:
-            break
-        known.append(name)
-    return "/".join(known) or "/"
-
-
-_MOST_IN_A_ROW = 3
 
 
 class ResourceLimit(Struct, frozen=True, kw_only=True):
@@ -99,15 +87,7 @@ class StartBackoff(Struct, frozen=True, kw_only=True):
             return replace(self, limit=limit)
         delay_s = min(LONGEST_DELAY_S, max(FIRST_DELAY_S, 2 * self.delay_s))
         in_a_row = self.in_a_row + 1 if job_id == self.failed_job else 1
-        return replace(
-            self,
-            limit=limit,
-            delay_s=delay_s,
-            retry_at=now + delay_s,
-            tried_at=None,
-            failed_job=job_id,
-            in_a_row=in_a_row,
-        )
+        return type(self)(limit=limit, delay_s=delay_s, retry_at=now + delay_s, failed_job=job_id, in_a_row=in_a_row)
 
     def after_start(self, now: float) -> Self:
         """Note a start: if nothing is heard of it, the limit has passed."""
@@ -119,7 +99,7 @@ class StartBackoff(Struct, frozen=True, kw_only=True):
 
     def is_set_aside(self, limit: ResourceLimit, job_id: int) -> bool:
         """Return whether the job is to wait for 30 s, so that another one can be tried."""
-        return limit.is_own or (job_id == self.failed_job and self.in_a_row >= _MOST_IN_A_ROW)
+        return limit.is_own or (job_id == self.failed_job and self.in_a_row >= 3)
 
     def most_starts(self, now: float) -> int | None:
         """Return how many jobs may start; None for any number."""

@@ -32,11 +32,8 @@ from gpuyard.policy.numbers import (
     PROGRAM_WEIGHT,
 )
 
-# For how long memory was flat, and the mean and the spread of the part of the peak that was still missing then.
+# For how long memory was flat, when the part of the peak that was still missing then is learned.
 FLAT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-_ASSUMED_MISSING = (
-    (0.60, 0.30), (0.40, 0.35), (0.25, 0.30), (0.15, 0.25), (0.08, 0.20), (0.05, 0.15), (0.04, 0.12), (0.03, 0.10)
-)  # fmt: skip
 
 
 class ExpectedPeak(Struct, frozen=True):
@@ -99,8 +96,11 @@ def _narrow(wider: ExpectedPeak, peaks_mb: tuple[float, ...], weight: float) -> 
 def missing_part(flat_s: float, climbs: Iterable[Climb]) -> tuple[float, float]:
     """Return mean and spread of the part of its peak that a job lacks once its memory was flat for `flat_s`. `climbs`
     are those of the machine and of the program, the widest first."""
+    assumed = (
+        (0.60, 0.30), (0.40, 0.35), (0.25, 0.30), (0.15, 0.25), (0.08, 0.20), (0.05, 0.15), (0.04, 0.12), (0.03, 0.10)
+    )  # fmt: skip
     place = bisect_right(FLAT_S, flat_s)
-    mean, spread = _ASSUMED_MISSING[place]
+    mean, spread = assumed[place]
     for climb in climbs:
         if 0 < place <= len(climb):
             mean, spread = climb[place - 1].shrunk(mean, spread, MISSING_WEIGHT)
@@ -124,8 +124,8 @@ def learn_climb(before: Climb, levels_mb: Sequence[float], peak_mb: float) -> Cl
 
 
 def sureness_of(quantile: float) -> float:
-    """Return the number of standard deviations above the mean that belongs to a quantile of 0.5 or more, to 0.0005 (the
-    rational approximation 26.2.23 of Abramowitz and Stegun)."""
+    """Return the number of standard deviations above the mean that belongs to a quantile of 0.5 or more, to 0.0005
+    (26.2.23 of Abramowitz and Stegun)."""
     t = math.sqrt(-2.0 * math.log(1.0 - quantile))
     high = 2.515517 + t * (0.802853 + t * 0.010328)
     low = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308))
@@ -138,15 +138,6 @@ def margin_mb(spreads: float, squares: float, sureness: float) -> float:
 
 
 KEPT_PEAKS = KEPT_DURATIONS = 32
-# By whether the command is exact: the part of the peak that is always added, and the part that shrinks with more runs.
-_MARGINS = {True: (0.02, 0.10), False: (0.05, 0.25)}
-_LEAST_MARGIN_MB = 256.0
-# By whether the command is exact: after one run, the margin of a duration; n runs have an n-th of it.
-_DURATION_MARGINS = {True: 1.0, False: 4.0}
-# By whether the command is exact: one run of another command says nothing yet.
-_LEAST_RUNS = {True: 1, False: 2}
-
-
 ProfileKind: TypeAlias = Literal["command", "program", "machine"]
 
 
@@ -228,24 +219,20 @@ def machine_fingerprint(vendor: str | None, framework: str = "") -> str:
 
 def kind_of_profile(profile: Profile) -> ProfileKind:
     """Return what the profile was learned from: runs of one command, of one program, or first runs of any."""
-    if profile.is_exact:
-        return "command"
-    return "machine" if profile.is_of_any else "program"
+    return "command" if profile.is_exact else "machine" if profile.is_of_any else "program"
 
 
 def find_program(command: Sequence[str], cwd: str = "") -> tuple[str, str]:
     """Return the program and, for an interpreter, its script or module."""
     if not command:
         return "", ""
-    script = next((word for word in command[1:] if not word.startswith("-") and "." in word), "")
+    program, script = command[0], next((word for word in command[1:] if not word.startswith("-") and "." in word), "")
     if "-m" in command[:-1]:
         script = command[command.index("-m") + 1]
-    program = command[0]
-    return _absolute(cwd, program) if "/" in program else program, _absolute(cwd, script) if script else ""
-
-
-def _absolute(cwd: str, path: str) -> str:
-    return path if path.startswith("/") or not cwd else f"{cwd}/{path}"
+    within = f"{cwd}/" if cwd else ""
+    if "/" in program and not program.startswith("/"):
+        program = within + program
+    return program, script if script.startswith("/") or not script else within + script
 
 
 def learn(before: Profile, run: FinishedRun) -> Profile:
@@ -278,11 +265,12 @@ def learn(before: Profile, run: FinishedRun) -> Profile:
 
 def memory_estimate(profile: Profile) -> float | None:
     """Return the memory that the next run gets: the quantile with its margin, and more than what was not enough."""
-    if len(profile.peaks_mb) < _LEAST_RUNS[profile.is_exact]:
+    if len(profile.peaks_mb) < (1 if profile.is_exact else 2):  # one run of another command says nothing yet
         return None
     high = _high(profile.peaks_mb)
-    lasting, first = _MARGINS[profile.is_exact]
-    margin = max(_LEAST_MARGIN_MB, high * (lasting + first / math.sqrt(len(profile.peaks_mb))))
+    # The part of the peak that is always added, and the part that shrinks with more runs.
+    lasting, first = (0.02, 0.10) if profile.is_exact else (0.05, 0.25)
+    margin = max(256.0, high * (lasting + first / math.sqrt(len(profile.peaks_mb))))
     return max(high + margin, (profile.floor_mb or 0.0) * (1.0 + lasting))
 
 
@@ -311,13 +299,12 @@ def estimate(spec: JobSpec, learned: Profile | None) -> Estimate:
         found = Estimate(least_s=spec.duration_s, likely_s=spec.duration_s, most_s=spec.duration_s)
     elif learned is not None and learned.durations_s:
         durations = learned.durations_s
-        margin = 1.0 + _DURATION_MARGINS[learned.is_exact] / len(durations)
+        margin = 1.0 + (1.0 if learned.is_exact else 4.0) / len(durations)
         low = -_high([-duration for duration in durations])
         found = Estimate(least_s=low / margin, likely_s=learned.mean_s, most_s=_high(durations) * margin)
     else:
         found = Estimate()
-    limit = spec.time_limit_s
-    if limit is None:
+    if (limit := spec.time_limit_s) is None:
         return found
     return Estimate(
         least_s=None if found.least_s is None else min(found.least_s, limit),

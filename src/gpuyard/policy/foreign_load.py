@@ -98,6 +98,11 @@ def follow_foreign_load(
     before: ForeignLoad, reading: float | None, processes: Sequence[ForeignProcess], now: float, limit: float | None
 ) -> ForeignLoad:
     """Return the load with one more reading. A limit of None, or of 100 and more, is never exceeded."""
+
+    def busyness(foreign: ForeignProcess) -> tuple[float, float, int]:
+        process = foreign.process
+        return -(process.utilization_percent or 0.0), -(process.memory_mb or 0.0), process.pid
+
     average = smooth(before.average, reading, now, FOREIGN_HALF_LIFE_S)
     gate_limit = limit if limit is not None and limit < 100.0 else None
     high_at = before.high_at
@@ -108,7 +113,7 @@ def follow_foreign_load(
     return ForeignLoad(
         average=average,
         is_over=is_above(average.value, gate_limit, FOREIGN_MARGIN_PERCENT, was_above=before.is_over),
-        processes=tuple(sorted(processes, key=_busiest_first)),
+        processes=tuple(sorted(processes, key=busyness)),
         high_at=high_at,
     )
 
@@ -133,8 +138,3 @@ def may_have_unlisted_processes(device: Device) -> bool:
     """Return whether the driver lists no process, and more memory is in use than it may hold itself, or unknown."""
     used_mb = device.memory_used_mb
     return not device.processes and (used_mb is None or used_mb >= DRIVER_MB)
-
-
-def _busiest_first(foreign: ForeignProcess) -> tuple[float, float, int]:
-    process = foreign.process
-    return -(process.utilization_percent or 0.0), -(process.memory_mb or 0.0), process.pid

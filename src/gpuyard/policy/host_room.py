@@ -19,9 +19,6 @@ from gpuyard.model.units import format_count, format_size
 from gpuyard.policy.numbers import DECLARED_PERCENT, FLOOR_PART, LEAST_FLOOR_MB, MOST_OF_RAM
 from gpuyard.policy.wait_reasons import REMEDIES, Reason, ReasonKind, list_holders, over
 
-# Sums of fractions are never quite what they should be.
-_ROUNDING = 1e-6
-
 
 class HostLimits(Struct, frozen=True, kw_only=True):
     """`[host]` of the configuration: RAM that stays free (None: the default floor), and how many percent of the CPUs
@@ -46,10 +43,6 @@ class HostView(Struct, frozen=True, kw_only=True):
     used: Mapping[str, HostUse] = {}
     machine: str | None = None
 
-    def counts(self, lease: Lease, host: Host) -> bool:
-        is_elsewhere = lease.holder.machine not in (None, self.machine)
-        return not (host.limited_by is not None and self.machine is not None and is_elsewhere)
-
 
 class PromisedHostShare(Struct, frozen=True, kw_only=True):
     """RAM and CPUs that are leased (with a `lease_id`), claimed by this plan, or reserved for a request ahead."""
@@ -71,7 +64,8 @@ def floor_mb(keep_free_mb: float | None, total_mb: float | None) -> float | None
 
 def grantable_mb(host: Host, limits: HostLimits) -> float | None:
     """Return the RAM that all leases together may reserve; None where the RAM of the machine is unknown."""
-    return None if host.memory_total_mb is None else max(0.0, host.memory_total_mb - _floor_mb(host, limits))
+    total_mb = host.memory_total_mb
+    return None if total_mb is None else max(0.0, total_mb - (floor_mb(limits.keep_free_mb, total_mb) or 0.0))
 
 
 def grantable_cpus(host: Host, limits: HostLimits) -> float | None:
@@ -84,12 +78,13 @@ def check_host(need: Need, host: Host, limits: HostLimits) -> None:
     most_mb, most_cpus = grantable_mb(host, limits), grantable_cpus(host, limits)
     if need.ram_mb is not None and most_mb is not None and need.ram_mb > most_mb:
         given = f"{format_size(most_mb)} of {format_size(host.memory_total_mb)}"
+        floor = format_size(floor_mb(limits.keep_free_mb, host.memory_total_mb) or 0.0)
         raise UserError(
             f"{format_size(need.ram_mb)} of RAM is more than this machine can give ({given})",
-            hint=f"ask for less; keep_free under [host] in the configuration keeps {_floor_text(host, limits)} free",
+            hint=f"ask for less; keep_free under [host] in the configuration keeps {floor} free",
             code="impossible",
         )
-    if need.cpus is not None and most_cpus is not None and need.cpus > most_cpus + _ROUNDING:
+    if need.cpus is not None and most_cpus is not None and need.cpus > most_cpus + 1e-6:
         raise UserError(
             f"{format_cpus(need.cpus)} are more than this machine can give ({most_cpus:g} of {host.cpu_count or 0:g})",
             hint="ask for fewer, or raise max_cpu_load under [host] in the configuration",
@@ -112,14 +107,6 @@ def format_cpus(cpus: float) -> str:
     return f"{cpus:g} CPU{'' if cpus == 1 else 's'}"
 
 
-def _floor_text(host: Host, limits: HostLimits) -> str:
-    return format_size(_floor_mb(host, limits))
-
-
-def _floor_mb(host: Host, limits: HostLimits) -> float:
-    return floor_mb(limits.keep_free_mb, host.memory_total_mb) or 0.0
-
-
 class HostState:
     """The host and its promised shares, with their sums. Never changes after construction."""
 
@@ -129,18 +116,19 @@ class HostState:
         self.host = host
         self._limits = limits
         self._cpu_limit = grantable_cpus(host, limits)
-        self.floor_mb = _floor_mb(host, limits)
+        self.floor_mb = floor_mb(limits.keep_free_mb, host.memory_total_mb) or 0.0
         self.promises: tuple[PromisedHostShare, ...] = ()
         self.reserved_mb = self.pending_mb = self.charged_cpus = 0.0
         self._add(promises)
 
     def _add(self, promises: Iterable[PromisedHostShare]) -> None:
-        added = tuple(promises)
-        self.promises += added
-        for each in added:
-            self.reserved_mb += each.share.ram_mb or 0.0
-            self.pending_mb += _pending_mb(each)
-            self.charged_cpus += self._charged_cpus(each.share, each.used)
+        for each in promises:
+            share, used = each.share, each.used
+            self.promises += (each,)
+            self.reserved_mb += share.ram_mb or 0.0
+            self.pending_mb += max(0.0, (share.ram_mb or 0.0) - (used.ram_mb or 0.0))  # reserved and not taken yet
+            if share.cpus is not None and self._counts_cpus(share):
+                self.charged_cpus += used.cpus if share.are_cpus_learned and used.cpus is not None else share.cpus
 
     @property
     def free_mb(self) -> float | None:
@@ -152,16 +140,12 @@ class HostState:
 
     @classmethod
     def of_leases(cls, host: Host, view: HostView, leases: Sequence[Lease]) -> "HostState":
-        promises = [
-            PromisedHostShare(
-                share=lease.host,
-                holder=lease.holder,
-                lease_id=lease.id,
-                used=view.used.get(lease.id) or _own(lease.host),
-            )
-            for lease in leases
-            if lease.host is not None and view.counts(lease, host)
-        ]
+        has_own_limit, promises = host.limited_by is not None and view.machine is not None, []
+        for lease in leases:
+            share, is_elsewhere = lease.host, lease.holder.machine not in (None, view.machine)
+            if share is not None and not (has_own_limit and is_elsewhere):
+                used = view.used.get(lease.id) or HostUse(ram_mb=share.used_mb, cpus=share.used_cpus)
+                promises.append(PromisedHostShare(share=share, holder=lease.holder, lease_id=lease.id, used=used))
         return cls(host, view.limits, promises)
 
     def with_promise(self, promise: PromisedHostShare) -> "HostState":
@@ -189,7 +173,8 @@ class HostState:
         if share.cpus is None or limit is None or not self._counts_cpus(share):
             return None
         is_alone = share.are_cpus_learned and not self.charged_cpus
-        return None if is_alone or self.charged_cpus + share.cpus <= limit + _ROUNDING else "CPUs"
+        # Sums of fractions are never quite what they should be.
+        return None if is_alone or self.charged_cpus + share.cpus <= limit + 1e-6 else "CPUs"
 
     def reasons(self, need: Need) -> Iterator[Reason]:
         what = self.lacks(need)
@@ -202,36 +187,26 @@ class HostState:
             text = f"{what} reserved for {list_holders(holders)}, ahead in the queue"
             yield Reason(ReasonKind.AWAITED, text, holders=holders, is_leased=True)
             return
-        holders = tuple(dict.fromkeys(each.holder for each in granted))
-        is_leased = self.without_leases().lacks(need) is None and not self._is_measured(what)
-        beside = f", beside {list_holders(holders)}" if holders else ""
-        text, had, needed = self._describe(what, need)
-        remedy = REMEDIES["host-memory" if what == "RAM" else "host-cpus"]
-        brief = f"too {'little' if what == 'RAM' else 'few'} free {what}{{beside}}"
-        kind, text = ReasonKind.HOST_ROOM, f"{text}{beside}"
-        yield Reason(kind, text, None, had, needed, holders, remedy, is_leased=is_leased, brief=brief)
-
-    def _is_measured(self, what: str) -> bool:
-        """Return whether a new measurement may change what is free: memory in use is free again only in a new one."""
-        return what == "RAM" and self.host.memory_available_mb is not None
-
-    def _describe(self, what: str, need: Need) -> tuple[str, float, float]:
+        is_leased = self.without_leases().lacks(need) is None
         if what == "CPUs":
-            limit, cpus = self._cpu_limit or 0.0, need.cpus or 0.0
-            free = max(0.0, limit - self.charged_cpus)
-            return f"{free:g} of {format_cpus(limit)} free, {cpus:g} needed", free, cpus
-        free_mb, needed_mb = max(0.0, self.free_mb or 0.0), need.ram_mb or 0.0
-        total = f"{format_size(free_mb)} of {format_size(self.host.memory_total_mb)} RAM free"
-        kept = f"{format_size(self.pending_mb)} promised, {format_size(self.floor_mb)} kept free"
-        return f"{total}, {format_size(needed_mb)} needed ({kept})", free_mb, needed_mb
+            limit, needed = self._cpu_limit or 0.0, need.cpus or 0.0
+            had = max(0.0, limit - self.charged_cpus)
+            text, brief = f"{had:g} of {format_cpus(limit)} free, {needed:g} needed", "too few free CPUs{beside}"
+        else:
+            is_leased = (
+                is_leased and self.host.memory_available_mb is None
+            )  # memory in use is free in a new sample only
+            had, needed = max(0.0, self.free_mb or 0.0), need.ram_mb or 0.0
+            kept = f"{format_size(self.pending_mb)} promised, {format_size(self.floor_mb)} kept free"
+            text = f"{format_size(had)} of {format_size(self.host.memory_total_mb)} RAM free"
+            text, brief = f"{text}, {format_size(needed)} needed ({kept})", "too little free RAM{beside}"
+        holders = tuple(dict.fromkeys(each.holder for each in granted))
+        text += f", beside {list_holders(holders)}" if holders else ""
+        remedy = REMEDIES["host-memory" if what == "RAM" else "host-cpus"]
+        yield Reason(ReasonKind.HOST_ROOM, text, None, had, needed, holders, remedy, is_leased, brief)
 
     def _counts_cpus(self, share: HostShare) -> bool:
         return not share.are_cpus_learned or self._limits.max_cpu_load_percent is not None
-
-    def _charged_cpus(self, share: HostShare, used: HostUse) -> float:
-        if share.cpus is None or not self._counts_cpus(share):
-            return 0.0
-        return used.cpus if share.are_cpus_learned and used.cpus is not None else share.cpus
 
 
 class HostReserved(Struct, frozen=True, kw_only=True):
@@ -263,15 +238,6 @@ def describe_reserved(found: HostReserved) -> str:
     return f"{format_size(found.ram_mb)} of RAM{more} {by}{free}"
 
 
-def _own(share: HostShare) -> HostUse:
-    return HostUse(ram_mb=share.used_mb, cpus=share.used_cpus)
-
-
-def _pending_mb(promise: PromisedHostShare) -> float:
-    """Return the RAM that is reserved and not taken yet."""
-    return max(0.0, (promise.share.ram_mb or 0.0) - (promise.used.ram_mb or 0.0))
-
-
 class HostPlacement:
     """RAM and CPUs of the host, as they fill while a plan is made."""
 
@@ -280,9 +246,6 @@ class HostPlacement:
         self.state = HostState.of_leases(host, view, leases)
         self._after: HostState | None = None  # the host once older leases have ended, with what is kept for `_kept_for`
         self._kept_for: Holder | None = None
-
-    def copy(self) -> "HostPlacement":
-        return copy.copy(self)
 
     def lacks(self, need: Need) -> bool:
         """Return whether less RAM or fewer CPUs are free than the need reserves."""
@@ -302,8 +265,8 @@ class HostPlacement:
         yield from host_refusals(need, self._host)
         yield from self.state.reasons(need)
         if self.state.lacks(need) is None and self.lacks(need) and self._kept_for is not None:
-            text = f"RAM and CPUs reserved for {list_holders((self._kept_for,))}, ahead in the queue"
-            yield Reason(ReasonKind.AWAITED, text, holders=(self._kept_for,), is_leased=True)
+            kept = f"RAM and CPUs reserved for {list_holders((self._kept_for,))}, ahead in the queue"
+            yield Reason(ReasonKind.AWAITED, kept, holders=(self._kept_for,), is_leased=True)
 
     def add_claim(self, claim: Claim, holder: Holder, lease_id: str | None = None) -> None:
         if claim.host is not None:
@@ -337,28 +300,18 @@ def choose_cpus(
     free = layout.allowed - frozenset(taken)
     if wanted is None or wanted > len(free):
         return tuple(sorted(free or layout.allowed))
-    chosen: list[int] = []
-    for group in _groups(free, layout, near, wanted):
-        chosen += sorted(group)[: wanted - len(chosen)]
-        if len(chosen) == wanted:
-            break
-    return tuple(sorted(chosen))
-
-
-def _groups(
-    free: frozenset[int], layout: CpuLayout, near: Collection[int | None], wanted: int
-) -> Iterable[frozenset[int]]:
-    """Return the free CPUs of each node, in the order in which they are used: near ones first; of those, the smallest
-    group that is large enough, so that larger ones stay whole; else the largest."""
     in_nodes = {node: cpus & free for node, cpus in layout.nodes.items()}
     unknown = free - frozenset[int]().union(*layout.nodes.values())
 
     def rank(node: int) -> tuple[bool, bool, int, int]:
+        """Near nodes first; of those, the smallest that is large enough, so that larger ones stay whole; else the
+        largest."""
         size = len(in_nodes[node])
         is_enough = size >= wanted
         return node not in near, not is_enough, size if is_enough else -size, node
 
-    return [*(in_nodes[node] for node in sorted(in_nodes, key=rank)), unknown]
+    groups = [*(in_nodes[node] for node in sorted(in_nodes, key=rank)), unknown]
+    return tuple(sorted([cpu for group in groups for cpu in sorted(group)][:wanted]))
 
 
 def owned_cpus(attempts: Iterable[tuple[int | None, Sequence[int]]]) -> frozenset[int]:

@@ -1,16 +1,19 @@
 """Guards act before the memory of a device or the RAM of the machine is full: the youngest job leaves, and is queued
-again with more.
+again with more. A program beside the queue that holds more RAM than it declared is warned, and never stopped.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.model.job import Growth
+from gpuyard.model.machine_snapshot import Host
 from gpuyard.model.units import format_size
-from gpuyard.policy.declared_ram import exceeds_declared, notable_mb
 from gpuyard.policy.foreign_load import SteadyGate, judge_steadily
+from gpuyard.policy.host_room import floor_mb
 from gpuyard.policy.numbers import (
     CLEARLY_MORE,
     CLEARLY_MORE_MB,
@@ -32,8 +35,8 @@ from gpuyard.policy.numbers import (
 )
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 
-# The rate is taken over this time. Less growth than this in it is noise: drivers count in pages.
-RATE_OVER_S = 1.2
+if TYPE_CHECKING:  # waiting for devices and `gpuyard leases` use this module, and know no jobs
+    from gpuyard.model.job import Growth
 
 
 class MemoryClimb(Struct, frozen=True, kw_only=True):
@@ -46,11 +49,7 @@ class MemoryClimb(Struct, frozen=True, kw_only=True):
         points = self.points
         if not points and began_at is not None and at - began_at < YOUNG_S:
             points = ((began_at, 0.0),)
-        older, window = 0, at - RATE_OVER_S
-        for point in points:
-            if point[0] > window:
-                break
-            older += 1
+        older = bisect_right(points, at - 1.2, key=itemgetter(0))  # the rate is taken over this time
         # One point before the window, and three in all: where readings are a second apart, two intervals show a climb.
         first = max(0, older - max(1, 2 - (len(points) - older)))
         return MemoryClimb(points=(*points[first:], (at, held_mb)))
@@ -137,18 +136,15 @@ def find_alarm(
     if expected >= max(reserve, soon) or (len(staying) == 1 and not has_other_leases()):
         return None
     alarm = Alarm(free_mb=free_mb, reserve_mb=reserve, grower=grower, rate_mb_s=rates[grower])
-    movable = [job for job in staying if job.is_first_run and job.may_be_moved and _may_move_again(job)]
+    first_runs = [job for job in staying if job.is_first_run and job.may_be_moved]
+    movable = [job for job in first_runs if not job.is_spared or job.rate_mb_s > 0.0]
     if not movable:
         return alarm
-    victim, first = max(movable, key=_age), min(staying, key=_age)
+    victim, first = max(movable, key=_start_order), min(staying, key=_start_order)
     return replace(alarm, victim=victim.job_id, is_first=victim is first and not has_other_leases())
 
 
-def _may_move_again(job: GuardedJob) -> bool:
-    return not job.is_spared or job.rate_mb_s > 0.0
-
-
-def _age(job: GuardedJob) -> tuple[float, int]:
+def _start_order(job: "GuardedJob | HostJob") -> tuple[float, int]:
     return job.since, job.job_id
 
 
@@ -185,7 +181,7 @@ def room_to_restart(held_mb: float, expected_mb: float, capacity_mb: float, fore
     return max(held_mb, min(room_to_resume(held_mb, expected_mb), most))
 
 
-def grown_need(growth: Growth, needed_mb: float) -> Growth:
+def grown_need(growth: "Growth", needed_mb: float) -> "Growth":
     """Return what a stopped job gets next: at least `needed_mb`. It uses up none of its reruns."""
     return replace(growth, memory_mb=max(needed_mb, growth.memory_mb or 0.0))
 
@@ -205,14 +201,95 @@ def closed_reason(device_id: str, free_mb: float, capacity_mb: float) -> Reason:
     return Reason(ReasonKind.MEMORY_GUARD, text, device_id, free_mb, reserve, remedy=remedy)
 
 
-_SELDOM_S, _OFTEN_S = 1.0, 0.1
-# The RAM of single jobs costs more to measure: only while a decision may be near.
-_MEASURE_JOBS_S = 0.2
+def ram_figures(host: Host, keep_free_mb: float | None) -> tuple[float, float] | None:
+    """Return the available RAM, and how much of it stays free; None if it is unknown, or nothing stays free."""
+    floor = floor_mb(keep_free_mb, host.memory_total_mb)
+    return (host.memory_available_mb, floor) if host.memory_available_mb is not None and floor else None
+
+
+def judge_host(
+    gate: SteadyGate, available_mb: float, floor: float, now: float, *, has_alarm: bool = False
+) -> SteadyGate:
+    """Close the machine to new work below the floor, and at an alarm; reopen it when the floor has been free for some
+    seconds."""
+    is_within = not has_alarm and available_mb >= floor
+    return gate if is_within and not gate.is_closed else judge_steadily(gate, is_within, now, REOPEN_AFTER_S)
+
+
+def host_closed_reason(available_mb: float, floor: float) -> Reason:
+    """Return why nothing new starts on this machine for the moment."""
+    text = f"{format_size(available_mb)} of RAM available, and {format_size(floor)} stay free"
+    remedy = (
+        f"programs start again when {format_size(floor)} have been free for {REOPEN_AFTER_S:.0f} s; "
+        "keep_free under [host] in the configuration sets the floor"
+    )
+    return Reason(ReasonKind.HOST_TOO_FULL, text, had=available_mb, needed=floor, remedy=remedy)
+
+
+def exceeds_declared(held_mb: float, declared_mb: float) -> bool:
+    """Return whether a program holds noticeably more than it declared, or its user measured."""
+    return held_mb > declared_mb * 1.05
+
+
+def notable_mb(floor: float) -> float:
+    """Return from where on it helps to stop a job: one that holds less would free too little."""
+    return min(256.0, 0.1 * floor)
+
+
+class HeldRam(Struct, frozen=True, kw_only=True):
+    """The RAM that a program holds, and that it declared with `option`; None if it did not. `figures` are the available
+    RAM of the machine and how much of it has to stay free; None if they are unknown, or nothing stays free."""
+
+    name: str
+    held_mb: float
+    declared_mb: float | None
+    option: str
+    figures: tuple[float, float] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.declared_mb is not None and exceeds_declared(self.held_mb, self.declared_mb)
+
+    @property
+    def is_undeclared(self) -> bool:
+        """Whether it holds notable RAM that it has not declared."""
+        return self.declared_mb is None and self.figures is not None and self.held_mb >= notable_mb(self.figures[1])
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the machine has less RAM available than has to stay free."""
+        return self.figures is not None and self.figures[0] < self.figures[1]
+
+
+class RamWarnings(Struct, frozen=True, kw_only=True):
+    """What was said so far: the RAM that the program held at its last warning, and whether the machine was short."""
+
+    warned_mb: float = 0.0
+    is_short: bool = False
+
+
+def judge_held_ram(said: RamWarnings, held: HeldRam) -> tuple[RamWarnings, str | None]:
+    """Return what has been said from now on, and the warning; None if there is none. A program that holds more than it
+    declared is warned once, and again each time it has grown by a quarter. When the machine has less RAM available than
+    has to stay free, it is warned once, as is one that has not declared its RAM; again only after there was enough."""
+    is_newly_short = held.is_short and not said.is_short and (held.is_over or held.is_undeclared)
+    has_grown = held.is_over and held.held_mb >= said.warned_mb * 1.25
+    if not is_newly_short and not has_grown:
+        return replace(said, is_short=said.is_short and held.is_short), None
+    declared = "which was not declared"
+    if held.declared_mb is not None:
+        declared = f"more than the {format_size(held.declared_mb)} of {held.option}"
+    parts = [f"{held.name} holds {format_size(held.held_mb)} of RAM, {declared}"]
+    if held.is_short and held.figures is not None:
+        available, floor = map(format_size, held.figures)
+        left = f"the machine has {available} of RAM left of the {floor} to keep"
+        parts.append(f"{left}: nothing starts, and if no job can make way, the kernel may kill this program")
+    text = "; ".join([*parts, f"declare {format_size(held.held_mb * 1.1)} next time"])
+    return RamWarnings(warned_mb=held.held_mb, is_short=held.is_short), text
 
 
 class HostJob(Struct, frozen=True, kw_only=True):
     """A job of this queue on this machine: what it holds of the RAM, and how fast it grows (`MemoryClimb`).
-    `declared_mb` is None if its user did not say.
     `is_leaving`: it is being stopped, so that its RAM will be free soon. `times`: how often it has made way before.
     `may_be_stopped`: its user allows it."""
 
@@ -232,15 +309,14 @@ class HostJob(Struct, frozen=True, kw_only=True):
 
 
 class HostProgram(Struct, frozen=True, kw_only=True):
-    """A program with a lease that is no job of this queue: since when it has its lease, and the RAM that it holds."""
+    """A program that is no job of this queue, with a lease `since` this time."""
 
     since: float
     held_mb: float
 
 
 class HostAlarm(Struct, frozen=True, kw_only=True):
-    """RAM that is about to run out: how much is available, of which floor, and how fast it falls. `victim` is the job
-    that makes way; None if there is no such job."""
+    """RAM that is about to run out, and falls at this rate. `victim` is the job that makes way, if there is one."""
 
     available_mb: float
     floor_mb: float
@@ -270,17 +346,13 @@ def find_host_alarm(
         return None
     alarm = HostAlarm(available_mb=available_mb, floor_mb=floor, rate_mb_s=fall.rate_mb_s)
     notable = [job for job in staying if job.held_mb >= notable_mb(floor)]
-    first = _first_here(notable, [each for each in programs if each.held_mb >= notable_mb(floor)])
+    first = min(notable, key=_start_order, default=None)  # of the jobs; None if a program beside the queue is older
+    if first is not None and any(each.held_mb >= notable_mb(floor) and each.since < first.since for each in programs):
+        first = None
     movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < MOST_RERUNS]
     over = [job for job in movable if not job.is_within]
     victim = max(over or movable, key=_start_order, default=None)
     return alarm if victim is None else replace(alarm, victim=victim.job_id)
-
-
-def _first_here(jobs: Sequence[HostJob], programs: Sequence[HostProgram]) -> HostJob | None:
-    """Return the oldest job; None if a program beside the queue is older."""
-    first = min(jobs, key=_start_order, default=None)
-    return None if first is None or any(each.since < first.since for each in programs) else first
 
 
 def is_short(available_mb: float, floor: float, fall: MemoryClimb, *, grows: bool) -> bool:
@@ -299,20 +371,15 @@ def must_kill(available_mb: float, floor: float, fall: MemoryClimb) -> bool:
     return available_mb < max(KILL_PART * floor, LASTS_ABOVE_S * fall.steady_mb_s)
 
 
-def _start_order(job: HostJob) -> tuple[float, int]:
-    return job.since, job.job_id
-
-
 def next_watch(available_mb: float, floor: float) -> HostWatch:
-    """Return how often RAM is read while jobs run: the nearer the floor, the more often."""
-    left = max(0.0, available_mb - floor)
-    every_s = min(_SELDOM_S, max(_OFTEN_S, left / 2 / FASTEST_MB_S))
-    return HostWatch(every_s=every_s, measures_jobs=every_s < _MEASURE_JOBS_S)
+    """Return how often RAM is read while jobs run: the nearer the floor, the more often, from each second to ten times
+    a second. The RAM of single jobs costs more to measure: only while a decision may be near."""
+    every_s = min(1.0, max(0.1, max(0.0, available_mb - floor) / 2 / FASTEST_MB_S))
+    return HostWatch(every_s=every_s, measures_jobs=every_s < 0.2)
 
 
 def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float) -> str:
-    """Return what happened, for people: how much was left, what this job held, and why it makes way. `needed_mb` is
-    what it needs above the floor."""
+    """Return what happened, and why this job makes way. `needed_mb` is what it needs above the floor."""
     left = f"the machine had {format_size(alarm.available_mb)} of RAM left of the {format_size(alarm.floor_mb)} to keep"
     if alarm.available_mb >= alarm.floor_mb:
         left = f"the machine had {format_size(alarm.available_mb)} of RAM left, which fell fast"
@@ -331,6 +398,6 @@ def ram_to_restart(held_mb: float, floor: float, total_mb: float | None, foreign
     return min(wanted, NEARLY_ALL * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
 
 
-def grown_ram(growth: Growth, needed_mb: float) -> Growth:
+def grown_ram(growth: "Growth", needed_mb: float) -> "Growth":
     """Return what a stopped job gets next. It uses up none of its reruns."""
     return replace(growth, ram_mb=max(needed_mb, growth.ram_mb or 0.0))

@@ -7,7 +7,7 @@ goes where it slows others least, and there to the device with the least free me
 
 import copy
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -25,17 +25,14 @@ from gpuyard.policy.linked_sets import DeviceChoice
 from gpuyard.policy.machine import Machine, Packing, check_suitable, kind_of
 from gpuyard.policy.numbers import PATIENCE_S
 from gpuyard.policy.rules import RULES, DeviceRule, HostRoom, Rule, StartRequest, Together, first_refusal
+from gpuyard.policy.sharing import depth_limit
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 
 if TYPE_CHECKING:
     from gpuyard.policy.running_counts import StartedSoFar
 
-# The end of each lease; a lease without one may end at any moment.
-LeaseEnds = Mapping[str, float]
-# A device, and when it becomes available.
-Available = tuple[float, str]
-# To write the reasons of a thousand devices would take longer than to decide.
-_MOST_EXPLAINED_DEVICES = 64
+LeaseEnds = Mapping[str, float]  # a lease without an end may end at any moment
+Available = tuple[float, str]  # a device, and when it becomes available
 
 
 class PlacementState:
@@ -56,8 +53,26 @@ class PlacementState:
 
     @cached_property
     def states(self) -> dict[str, DeviceState]:
-        """All devices, unhealthy ones included, as these have to be explained too."""
-        return _device_states(self.machine)
+        """All devices with the leases on them, unhealthy ones included, as these have to be explained too."""
+        machine = self.machine
+        promises: dict[str, list[PromisedShare]] = {}
+        for lease in machine.leases:
+            load = machine.lease_loads.get(lease.id)
+            for share in lease.shares:
+                known = share if load is None or share.load_percent is not None else replace(share, load_percent=load)
+                measured_mb = machine.measured.get((lease.id, share.device_id))
+                promise = PromisedShare(share=known, holder=lease.holder, measured_mb=measured_mb, lease_id=lease.id)
+                promises.setdefault(share.device_id, []).append(promise)
+        return {
+            device.id: DeviceState(
+                device,
+                promises.get(device.id, []),
+                machine.loads.get(device.id),
+                machine.foreign.get(device.id, NO_FOREIGN_LOAD),
+                machine.packing.sureness,
+            )
+            for device in machine.snapshot.unsplit_devices()
+        }
 
     @cached_property
     def host(self) -> HostPlacement:
@@ -71,7 +86,7 @@ class PlacementState:
     def copy(self) -> "PlacementState":
         """Return a placement to which the head's reservation is added."""
         other = copy.copy(self)
-        other.states, other.host = dict(self.states), self.host.copy()
+        other.states, other.host = dict(self.states), copy.copy(self.host)
         return other
 
     def has_capacity(self) -> bool:
@@ -96,21 +111,20 @@ class PlacementState:
 
     def explain(self, need: Need) -> Iterator[Reason]:
         request = StartRequest(need=need)
-        host = first_refusal(self._host_rules, request, None, self)
-        if host is not None:
+        if (host := first_refusal(self._host_rules, request, None, self)) is not None:
             yield host
         if not need.devices:
             return
         refused = [
             (device_id, first_refusal(self._rules, request, each, self)) for device_id, each in self.states.items()
         ]
-        yield from islice((reason for _, reason in refused if reason is not None), _MOST_EXPLAINED_DEVICES)
+        # To write the reasons of a thousand devices would take longer than to decide.
+        yield from islice((reason for _, reason in refused if reason is not None), 64)
         self._available = need, [device_id for device_id, reason in refused if reason is None]
         if not any(self.suitable_devices(need)):
             silent = (each for each in self.machine.snapshot.silent if need.vendor in (None, each.vendor))
             yield from (Reason(ReasonKind.UNHEALTHY, each.sentence, remedy=each.hint or "") for each in silent)
-        too_few = first_refusal(self._set_rules, request, None, self)
-        if too_few is not None:
+        if (too_few := first_refusal(self._set_rules, request, None, self)) is not None:
             yield too_few
 
     def available(self, need: Need) -> list[str]:
@@ -166,9 +180,26 @@ class PlacementState:
         return self.links.first(need, self._in_order_of_time(need, ends))
 
     def _in_order_of_time(self, need: Need, ends: LeaseEnds) -> Iterator[Available]:
-        fitting = {state.device.id for state in self._fitting(need)}
-        others = [state for state in self.suitable_devices(need) if state.device.id not in fitting]
-        return in_order_of_time(fitting, others, ends, self.machine.now, lambda state: self.fits(need, state))
+        """Yield devices in the order in which they become available, once leases have ended. A device is examined only
+        when its first lease ends before any device that is known to be available."""
+        now, fitting = self.machine.now, {state.device.id for state in self._fitting(need)}
+        queue: list[tuple[float, str, DeviceState | None]] = [(now, device_id, None) for device_id in fitting]
+        for state in self.suitable_devices(need):
+            if state.device.id not in fitting and (leases := lease_ids(state)):
+                first = min(ends.get(each, now) for each in leases)
+                queue.append((max(now, first), state.device.id, state))
+        heapq.heapify(queue)
+        while queue:
+            at, device_id, unexamined = heapq.heappop(queue)
+            if unexamined is None:
+                yield at, device_id
+                continue
+            gone: set[str] = set()
+            for lease_id in sorted(lease_ids(unexamined), key=lambda each: ends.get(each, now)):
+                gone.add(lease_id)
+                if self.fits(need, unexamined.without(frozenset(gone))):
+                    heapq.heappush(queue, (max(now, ends.get(lease_id, now)), device_id, None))
+                    break
 
     def fits(self, need: Need, state: DeviceState) -> bool:
         for rule in self._rules:  # noqa: SIM110 - a generator takes twice as long, for each job and device
@@ -231,7 +262,9 @@ class PlacementState:
         found = self._packings.get(kind)
         if found is None:
             count = sum(state.device.healthy for state in self.suitable_devices(need))
-            found = usual if count == usual.depth.devices else replace(usual, depth=usual.depth.on(count))
+            found = (
+                usual if count == usual.depth.devices else replace(usual, depth=depth_limit(usual.depth.jobs, count))
+            )
             self._packings[kind] = found
         return found
 
@@ -239,63 +272,6 @@ class PlacementState:
 def in_queue_order(tickets: Sequence[Ticket]) -> list[Ticket]:
     """Return the tickets by priority, the highest first, then by age, the oldest first."""
     return sorted(tickets, key=lambda ticket: (-ticket.priority, ticket.since, ticket.id))
-
-
-def _device_states(machine: Machine) -> dict[str, DeviceState]:
-    """Return the state of each device with the leases on it, by its id."""
-    promises: dict[str, list[PromisedShare]] = {}
-    for lease in machine.leases:
-        load = machine.lease_loads.get(lease.id)
-        for share in lease.shares:
-            known = share if load is None or share.load_percent is not None else replace(share, load_percent=load)
-            measured_mb = machine.measured.get((lease.id, share.device_id))
-            promise = PromisedShare(share=known, holder=lease.holder, measured_mb=measured_mb, lease_id=lease.id)
-            promises.setdefault(share.device_id, []).append(promise)
-    return {
-        device.id: DeviceState(
-            device,
-            promises.get(device.id, []),
-            machine.loads.get(device.id),
-            machine.foreign.get(device.id, NO_FOREIGN_LOAD),
-            machine.packing.sureness,
-        )
-        for device in machine.snapshot.unsplit_devices()
-    }
-
-
-def in_order_of_time(
-    fitting: Iterable[str],
-    others: Iterable[DeviceState],
-    ends: LeaseEnds,
-    now: float,
-    fits: Callable[[DeviceState], bool],
-) -> Iterator[Available]:
-    """Yield devices in the order in which they become available: `fitting` are now, `others` once leases have ended. A
-    device is examined only when its first lease ends before any device that is known to be available."""
-    queue: list[tuple[float, str, DeviceState | None]] = [(now, device_id, None) for device_id in fitting]
-    for state in others:
-        times = [ends.get(each.lease_id, now) for each in state.promises if each.lease_id is not None]
-        if times:
-            queue.append((max(now, min(times)), state.device.id, state))
-    heapq.heapify(queue)
-    while queue:
-        at, device_id, unexamined = heapq.heappop(queue)
-        if unexamined is None:
-            yield at, device_id
-        elif (available_at := _available_at(unexamined, ends, now, fits)) is not None:
-            heapq.heappush(queue, (available_at, device_id, None))
-
-
-def _available_at(state: DeviceState, ends: LeaseEnds, now: float, fits: Callable[[DeviceState], bool]) -> float | None:
-    gone: set[str] = set()
-    for lease_id in sorted(lease_ids(state), key=lambda each: ends.get(each, now)):
-        gone.add(lease_id)
-        if fits(state.without(frozenset(gone))):
-            return max(now, ends.get(lease_id, now))
-    return None
-
-
-_NO_HOLDER = Holder(uid=0, user="", pid=0)
 
 
 class PlacementChoice(Struct, frozen=True, kw_only=True):
@@ -314,26 +290,18 @@ def choose(need: Need, machine: Machine) -> PlacementChoice:
         claim = placement.find_claim(need)
     if claim is None:
         return PlacementChoice(claim=None, reasons=tuple(placement.explain(need)))
-    blocked = _first_blocked(claim, machine)
-    if blocked is None:
-        return PlacementChoice(claim=claim)
-    places = tuple(share.device_id for share in claim.shares) or (None,)
-    reasons = (wait_reasons.awaited(device_id, (blocked,)) for device_id in places)
-    return PlacementChoice(claim=None, reasons=tuple(reasons))
-
-
-def _first_blocked(claim: Claim, machine: Machine) -> Holder | None:
-    """Return the holder of the first ticket ahead that this claim would block, or None. Reservations alone do not rule
-    this out: beside the claim, the requests ahead may be placed on other devices than reserved, and then block each
-    other."""
+    # Reservations alone do not rule out that the claim blocks a request ahead: beside it, those may be placed on other
+    # devices than reserved, and then block each other.
     before, after = PlacementState(machine), PlacementState(machine)
-    after.add_claim(claim, _NO_HOLDER)
+    after.add_claim(claim, Holder(uid=0, user="", pid=0))
     for ticket in machine.ahead:
         without_claim, with_claim = before.find_claim(ticket.need), after.find_claim(ticket.need)
         if without_claim is None:
-            return None
+            break
         if with_claim is None:
-            return ticket.holder
+            places = tuple(share.device_id for share in claim.shares) or (None,)
+            reasons = (wait_reasons.awaited(device_id, (ticket.holder,)) for device_id in places)
+            return PlacementChoice(claim=None, reasons=tuple(reasons))
         before.add_claim(without_claim, ticket.holder)
         after.add_claim(with_claim, ticket.holder)
-    return None
+    return PlacementChoice(claim=claim)

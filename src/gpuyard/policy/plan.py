@@ -2,7 +2,7 @@
 worlds as files, which are decided again elsewhere.
 
 Candidates are considered in queue order. A job that waits for a `JobRule` delays no other; the first that waits for
-devices has them reserved (`reserve`). A head that may preempt preempts the cheapest jobs of lower priority.
+devices has them reserved (`Backfill`). A head that may preempt preempts the cheapest jobs of lower priority.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,25 +12,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import UserError
-from gpuyard.model.lease import Claim, Need
-from gpuyard.policy.backfill import Backfill
-from gpuyard.policy.numbers import LOOK_AHEAD
+from gpuyard.model.lease import Claim, Holder, Need
+from gpuyard.policy.numbers import LOOK_AHEAD, STRICT_AFTER_S
+from gpuyard.policy.placement import PlacementState, in_queue_order
 from gpuyard.policy.preempt import find_victims
 from gpuyard.policy.queue_order import Candidate, Lane, LaneQueue, QueueOrder
 from gpuyard.policy.rules import RULES, DeviceLoad, JobRule, Power, Rule, RunningLimit, StartRequest, first_refusal
 from gpuyard.policy.running_counts import StartedSoFar
 from gpuyard.policy.sharing import merge_variants, spread_need
 from gpuyard.policy.wait_reasons import Reason
-from gpuyard.policy.world import Plan, Preempt, Start, WaitingJob, WaitingLane, World
+from gpuyard.policy.world import Plan, Preempt, Start, WaitingJob, WaitingLane, World, planned_lease_id
 
-# Half of the longest time that an urgent job may wait: estimates of short jobs are off by a factor of two.
-_EXPECTED_S = 0.5
 # After this time the daemon takes back what has not started.
 LONGEST_S = 1.0
 # Jobs that the starts of one plan take along: to record and launch them takes some 20 ms.
 MOST = 96
-# What a keeper needs for a job that takes no time.
-_LEAST_S = 0.001
 
 
 def may_slice(lane: Lane, plan: Plan, world: World) -> bool:
@@ -50,7 +46,20 @@ def slice_length(likely_s: float | None, waiting: int, places: int, starts: int 
     all places where jobs run, so that these end at about the same time."""
     if likely_s is None:
         return 0
-    return min(MOST // starts, int(_EXPECTED_S / max(likely_s, _LEAST_S)) - 1, waiting // max(1, places))
+    # Half of the longest time that an urgent job may wait: estimates of short jobs are off by a factor of two. A keeper
+    # needs a millisecond for a job that takes no time.
+    return min(MOST // starts, int(0.5 / max(likely_s, 0.001)) - 1, waiting // max(1, places))
+
+
+def estimate_start(world: World, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
+    """Return roughly when a job with `ahead` jobs before it could start, each taking `likely_s`; None if unknown. The
+    time has passed if the running job that it waits for should have ended already."""
+    same = [run for run in world.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
+    ends = sorted(run.ends_about for run in same if run.ends_about is not None)
+    if not ends or len(ends) < len(same) or (ahead >= len(ends) and likely_s is None):
+        return None
+    end, rounds = ends[ahead % len(ends)], ahead // len(ends)
+    return max(world.now, end) + rounds * (likely_s or 0.0) if rounds else end
 
 
 def decide(world: World, *, explained_lane: int | None = None, rules: Sequence[Rule] = RULES) -> Plan:
@@ -58,16 +67,107 @@ def decide(world: World, *, explained_lane: int | None = None, rules: Sequence[R
     return _Planner(world, explained_lane, rules).plan()
 
 
-def estimate_start(world: World, lane: Lane, ahead: int, likely_s: float | None) -> float | None:
-    """Return roughly when a job with `ahead` jobs before it could start, each taking `likely_s`; None if unknown. The
-    time has passed if the running job that it waits for should have ended already."""
-    same = [run for run in world.running if (run.devices if lane.need.devices else run.takes_slot and not run.devices)]
-    known = (run.ends_about for run in same)
-    ends = sorted(end for end in known if end is not None)
-    if not ends or len(ends) < len(same) or (ahead >= len(ends) and likely_s is None):
-        return None
-    end, rounds = ends[ahead % len(ends)], ahead // len(ends)
-    return max(world.now, end) + rounds * (likely_s or 0.0) if rounds else end
+class Backfill:
+    """Finds claims for the candidates of one plan: jobs behind the head of the queue start only where that cannot delay
+    it.
+
+    The head of the queue is the first job that needs devices and cannot get them. It has every device reserved that
+    would serve it. A job behind it may start on devices that the head cannot use, in the memory that the head leaves
+    over if its own need is known, or anywhere if it is sure to end before the head could start. A job that would not
+    fit even after all leases have ended does not become the head.
+
+    The first job that waits for RAM or CPUs, with devices or without, has them kept: a job behind it starts only if the
+    first job fits beside it once those jobs have ended that ran already when the wait began. After STRICT_AFTER_S no
+    job behind it starts that reserves RAM or CPUs.
+
+    Requests in the ledger's queue, of other users or of scripts, that are ahead of this queue are served before it.
+    """
+
+    def __init__(self, world: World, started: StartedSoFar, rules: Sequence[Rule]) -> None:
+        self._world = world
+        self.placement = PlacementState(world.machine, started, rules)  # without the head's reservation
+        self._beside_head: PlacementState | None = None
+        self._ends_of_starts: dict[str, float] = {}  # the earliest ends, by the lease that stands for the start
+        self.head: WaitingJob | None = None
+        self._head_starts_at: float | None = None
+        self._host_head: WaitingJob | None = None  # the first job that waits for RAM or CPUs
+        self.first_head: WaitingJob | None = None  # the head or the host's head, whichever comes first in the queue
+        self._tickets = in_queue_order(world.tickets)
+        # Needs that were refused, with and without the head's reservation. They stay so: placements only fill.
+        self._refused: set[Need] = set()
+        self._never: set[Need] = set()
+
+    @property
+    def _placements(self) -> list[PlacementState]:
+        return [self.placement] if self._beside_head is None else [self.placement, self._beside_head]
+
+    def explain(self, need: Need) -> tuple[Reason, ...]:
+        return tuple(self._placements[-1].explain(need))
+
+    def add_start(self, job: Candidate, claim: Claim) -> None:
+        lease_id, least_s = planned_lease_id(job.job_id), self._world.facts_of(job).estimate.least_s
+        self._ends_of_starts[lease_id] = self._world.now + (least_s or 0.0)
+        for placement in self._placements if claim.takes_lease else ():
+            placement.add_claim(claim, self._holder(job.job_id), lease_id)
+
+    def find_claim(self, need: Need, candidate: Candidate) -> Claim | None:
+        """Return a claim that cannot delay the head, or None."""
+        if need not in self._refused:
+            claim = self._placements[-1].find_claim(need)
+            if claim is not None:
+                return claim
+            self._refused.add(need)
+        if self.head is None or need in self._never or not self._ends_before(self.head, candidate):
+            return None
+        claim = self.placement.find_claim(need)
+        if claim is None:
+            self._never.add(need)
+        is_host_kept = self._beside_head is not None and self._beside_head.host.refuses(need)
+        return None if is_host_kept else claim
+
+    def _ends_before(self, head: WaitingJob, candidate: Candidate) -> bool:
+        """Return whether the candidate is sure to end before the head could start."""
+        now, most_s = self._world.now, self._world.facts_of(candidate).estimate.most_s
+        if most_s is None:
+            return False
+        if self._head_starts_at is None:
+            running = (run for run in self._world.running if run.lease_id is not None)
+            ends = {run.lease_id or "": max(now, run.ends_after or now) for run in running}
+            first = self.placement.first_available(head.need, ends | self._ends_of_starts)
+            self._head_starts_at = first[-1][0] if len(first) == head.need.devices else now
+        return self._world.now + most_s <= self._head_starts_at
+
+    def reserve_for_tickets_ahead(self, lane: Lane) -> None:
+        """Reserve devices for requests in the ledger's queue that are ahead of this lane."""
+        mine = self._world.my_ticket
+        place = (-lane.priority, mine.since if mine else float("inf"))
+        while self._tickets and (-self._tickets[0].priority, self._tickets[0].since) < place:
+            ticket = self._tickets.pop(0)
+            for placement in self._placements:
+                placement.reserve_for_ticket(ticket)
+
+    def try_make_head(self, job: WaitingJob) -> None:
+        """Make the job the head of the queue, unless the end of all leases would not let it start."""
+        if self.placement.has_capacity():
+            beside_head = self._placements[-1].copy()
+            if not beside_head.reserve(job.need, self._holder(job.job_id)):
+                return
+            self._beside_head = beside_head
+        self.head, self.first_head = job, self.first_head or job
+
+    def keep_host_for(self, job: WaitingJob, candidate: Candidate) -> None:
+        """Reserve RAM and CPUs for the job if it is the first that waits for them."""
+        if self._host_head is None and self.placement.host.lacks(job.need):
+            beside, older = self._placements[-1].copy(), None
+            if self._world.now - candidate.queued_at <= STRICT_AFTER_S:
+                runs = (run for run in self._world.running if run.started_at <= candidate.queued_at)
+                older = {run.lease_id for run in runs if run.lease_id is not None}
+            if beside.reserve_host(job.need, self._holder(job.job_id), older):
+                self._host_head, self._beside_head = job, beside
+                self.first_head = self.first_head or job
+
+    def _holder(self, job_id: int) -> Holder:
+        return replace(self._world.holder, label=planned_lease_id(job_id))
 
 
 class _Planner:
@@ -88,8 +188,7 @@ class _Planner:
         self._preempts: tuple[Preempt, ...] = ()
         self._considered: dict[int, int] = {}
         self._refused: set[tuple[int, int]] = set()  # lanes and kinds of jobs: a kind that was refused once stays so
-        own = {run.lease_id for run in world.running}
-        leases = world.machine.leases
+        own, leases = {run.lease_id for run in world.running}, world.machine.leases
         self._holds_all_leases = bool(leases) and not world.tickets and all(lease.id in own for lease in leases)
 
     def plan(self) -> Plan:
@@ -132,7 +231,11 @@ class _Planner:
         self._wait(job, candidate, is_refused=bool(refusals))
         if kind is not None and not refusals:
             self._refused.add((lane.id, kind))
-        if _may_write_elsewhere(lane, candidate, refusals) or (lane.sizes_each and not refusals):
+        # The next job may write to another disk, where that of this one is full: not a run of a batch, all of which
+        # write to one disk, nor beside a disk that is being read (without `needed`), which is known in a moment.
+        is_disk_full = any(reason in candidate.full_disks for reason in refusals) and lane.pace is None
+        has_other_disk = is_disk_full and any(reason.needed is not None for reason in candidate.full_disks)
+        if has_other_disk or (lane.sizes_each and not refusals):
             self._look_further(lane)
         else:
             self._order.drop(lane)
@@ -171,10 +274,13 @@ class _Planner:
         """Keep devices, RAM and CPUs for a job that waits for them. `is_refused`: it waits for something else."""
         lane, need = job.lane, job.need
         needs_head = need.devices and not is_refused and self._backfill.head is None
-        if needs_head or lane.id not in self._waiting:
-            self._waiting.setdefault(lane.id, job)
-            if needs_head:
-                self._make_head(job)
+        self._waiting.setdefault(lane.id, job)
+        if needs_head:
+            self._first_waiting = self._first_waiting or job
+            if lane.preempts:
+                victims = find_victims(need, self._backfill.placement, self._world.running, lane.priority)
+                self._preempts = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
+            self._backfill.try_make_head(job)
         if need.host is not None and not is_refused:
             self._backfill.keep_host_for(job, candidate)
 
@@ -206,33 +312,16 @@ class _Planner:
         return backfill.explain(need)
 
     def _start(self, lane: Lane, candidate: Candidate, need: Need, claim: Claim) -> None:
+        charged_mb = None
+        if lane.pace is not None and claim.shares:
+            share = claim.shares[0]
+            charged_mb = self._backfill.placement.states[share.device_id].charged_mb
+            charged_mb = None if charged_mb is None else charged_mb + (share.memory_mb or 0.0)
         self._order.advance(lane)
-        charged_mb = self._charged_mb(lane, claim)
         start = Start(job_id=candidate.job_id, lane=lane, claim=claim, need=need, charged_mb=charged_mb)
         self._starts.append(start)
         self._started.add(lane, self._world.facts_of(candidate), claim)
         self._backfill.add_start(candidate, claim)
-
-    def _charged_mb(self, lane: Lane, claim: Claim) -> float | None:
-        if lane.pace is None or not claim.shares:
-            return None
-        share = claim.shares[0]
-        charged = self._backfill.placement.states[share.device_id].charged_mb
-        return None if charged is None else charged + (share.memory_mb or 0.0)
-
-    def _make_head(self, job: WaitingJob) -> None:
-        self._first_waiting = self._first_waiting or job
-        if job.lane.preempts:
-            victims = find_victims(job.need, self._backfill.placement, self._world.running, job.lane.priority)
-            self._preempts = tuple(Preempt(job_id=run.job_id, for_job=job.job_id) for run in victims)
-        self._backfill.try_make_head(job)
-
-
-def _may_write_elsewhere(lane: Lane, job: Candidate, refusals: tuple[Reason, ...]) -> bool:
-    """Return whether the next job of the lane may start although a disk of its first job is full. All runs of a batch
-    write to one disk; and a disk that is being read (without `needed`) is known in a moment: the order stays."""
-    is_full = any(reason in job.full_disks for reason in refusals)
-    return is_full and lane.pace is None and any(reason.needed is not None for reason in job.full_disks)
 
 
 _FORMAT = "gpuyard world 1"

@@ -13,12 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-# A jump goes from at most this part of the devices to at least that part, between two samples.
-_BEFORE_PART, JUMP_PART = 0.15, 0.7
-_JUMP_S = 2.5
-_ANY: frozenset[str] = frozenset()
-_YES = frozenset({"1", "true", "t", "yes", "on"})
-_NO = frozenset({"0", "false", "f", "no", "off"})
+# A jump between two samples goes to at least this part of the devices.
+JUMP_PART = 0.7
 
 
 class _Framework(Struct, frozen=True, kw_only=True):
@@ -27,7 +23,7 @@ class _Framework(Struct, frozen=True, kw_only=True):
     name: str
     pattern: re.Pattern[str]
     least: float  # the part of a device that it holds at least if it preallocates
-    variables: dict[str, frozenset[str]]  # with the values that limit it; any value does if none is listed
+    variables: dict[str, frozenset[str]] = {}  # with the values that limit it; any value does if none is listed
     flags: tuple[str, ...] = ()
     off: tuple[str, str] | None = None  # the variable and its value that turn preallocation off
     advice: str
@@ -39,7 +35,6 @@ _FRAMEWORKS = (
         name="vLLM",
         pattern=re.compile(r"\bvllm\b"),
         least=0.8,
-        variables={},
         flags=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
         advice="vLLM takes most of a device for its cache, whatever the model needs: "
         "give it less with --gpu-memory-utilization 0.4 (or gpu_memory_utilization=0.4 in Python)",
@@ -48,7 +43,6 @@ _FRAMEWORKS = (
         name="SGLang",
         pattern=re.compile(r"\bsglang\b"),
         least=0.75,
-        variables={},
         flags=("--mem-fraction-static",),
         advice="SGLang takes most of a device for its cache, whatever the model needs: "
         "give it less with --mem-fraction-static 0.4",
@@ -58,10 +52,10 @@ _FRAMEWORKS = (
         pattern=re.compile(r"\b(?:jax|jaxlib|jax_plugins)[./]|\b(?:Xla|Jax)RuntimeError\b|\bexternal/xla/"),
         least=0.7,
         variables={
-            "XLA_PYTHON_CLIENT_PREALLOCATE": _NO,
+            "XLA_PYTHON_CLIENT_PREALLOCATE": frozenset({"0", "false", "f", "no", "off"}),
             "XLA_PYTHON_CLIENT_ALLOCATOR": frozenset({"platform"}),
-            "XLA_PYTHON_CLIENT_MEM_FRACTION": _ANY,
-            "XLA_CLIENT_MEM_FRACTION": _ANY,
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": frozenset(),
+            "XLA_CLIENT_MEM_FRACTION": frozenset(),
         },
         off=("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
         advice="JAX takes 75% of a device at its start, whatever it needs: "
@@ -71,7 +65,10 @@ _FRAMEWORKS = (
         name="TensorFlow",
         pattern=re.compile(r"\btensorflow[./]"),
         least=0.85,
-        variables={"TF_FORCE_GPU_ALLOW_GROWTH": _YES, "TF_GPU_ALLOCATOR": frozenset({"cuda_malloc_async"})},
+        variables={
+            "TF_FORCE_GPU_ALLOW_GROWTH": frozenset({"1", "true", "t", "yes", "on"}),
+            "TF_GPU_ALLOCATOR": frozenset({"cuda_malloc_async"}),
+        },
         off=("TF_FORCE_GPU_ALLOW_GROWTH", "true"),
         advice="TensorFlow takes nearly all of a device at its start, whatever it needs: "
         "set TF_FORCE_GPU_ALLOW_GROWTH=true so that others can share the device",
@@ -103,15 +100,11 @@ def has_jumped(curve: Sequence[tuple[float, float]], total_mb: float) -> bool:
     if not place:  # before the first sample it has used nothing
         return place == 0
     (before_s, before_mb), (at_s, _) = curve[place - 1], curve[place]
-    return before_mb <= _BEFORE_PART * total_mb and at_s - before_s <= _JUMP_S
-
-
-def is_set_to_grow(framework: str, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether the user has set how much the framework of this name takes."""
-    return framework in frameworks_set_to_grow(command, environment)
+    return before_mb <= 0.15 * total_mb and at_s - before_s <= 2.5
 
 
 def frameworks_set_to_grow(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the frameworks of which the user has set how much they take."""
     return tuple(each.name for each in _FRAMEWORKS if _is_limited(each, command, environment))
 
 

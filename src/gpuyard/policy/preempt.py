@@ -12,8 +12,6 @@ from gpuyard.policy.device_state import DeviceState
 from gpuyard.policy.placement import PlacementState
 from gpuyard.policy.world import RunningJob
 
-_LEAST_MB = 1024.0
-_NEW_PART = 0.5
 # What each move takes besides its memory: the start of the helper process, and the driver's calls.
 _OVERHEAD_S = 0.5
 
@@ -75,13 +73,13 @@ def learn_together(rates: MoveRates, memory_mb: float, seconds: float) -> MoveRa
 
 def _rate(memory_mb: float, seconds: float) -> float | None:
     """Return the rate of a move; None if it was too small to say anything."""
-    if memory_mb < _LEAST_MB or seconds <= 0.0:
+    if memory_mb < 1024.0 or seconds <= 0.0:
         return None
     return memory_mb / max(seconds - _OVERHEAD_S, seconds / 10)
 
 
 def _mean(known: float, found: float) -> float:
-    return round(known + _NEW_PART * (found - known), 1)
+    return round(known + 0.5 * (found - known), 1)
 
 
 def find_victims(

@@ -66,10 +66,6 @@ class LaneQueue(Struct, frozen=True, kw_only=True):
     jobs: Iterator[Candidate]
 
 
-# A lane, its first job, and the priority of that with what it has gained by waiting.
-_Head = tuple[LaneQueue, Candidate, int]
-
-
 class WeightedUse(Struct, frozen=True, kw_only=True):
     """Device-seconds (for jobs without devices: seconds), weighted as of the time `at`."""
 
@@ -116,9 +112,8 @@ class QueueOrder:
     def __init__(
         self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float, *, explained_lane: int | None = None
     ) -> None:
-        self._now = now
-        self._used = dict(used)
-        self._heads = {
+        self._now, self._used = now, dict(used)
+        self._heads = {  # with the priority of the first job, with what that has gained by waiting
             queue.lane.id: (queue, first, current_priority(queue.lane.priority, first.queued_at, now))
             for queue, first in most_urgent(queues, used, now, explained_lane)
         }
@@ -137,19 +132,15 @@ class QueueOrder:
 
     def pass_over(self, lane: Lane) -> None:
         """Replace the lane's first job, which cannot start, by its next one."""
-        self._bring_forward(self._heads.pop(lane.id)[0])
+        queue = self._heads.pop(lane.id)[0]
+        if (head := next(queue.jobs, None)) is not None:
+            self._heads[lane.id] = queue, head, current_priority(queue.lane.priority, head.queued_at, self._now)
 
     def drop(self, lane: Lane) -> None:
         """Remove a lane of which no job can start now."""
         del self._heads[lane.id]
 
-    def _bring_forward(self, queue: LaneQueue) -> None:
-        head = next(queue.jobs, None)
-        if head is not None:
-            priority = current_priority(queue.lane.priority, head.queued_at, self._now)
-            self._heads[queue.lane.id] = queue, head, priority
-
-    def _rank(self, entry: _Head) -> tuple[int, float, int]:
+    def _rank(self, entry: tuple[LaneQueue, Candidate, int]) -> tuple[int, float, int]:
         queue, head, priority = entry
         return -priority, self._used.get(queue.lane.party, 0.0), head.job_id
 
@@ -161,13 +152,16 @@ def full_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: fl
     weights = dict(used)
     parties: dict[Party, list[tuple[int, int, int]]] = {}
     heads: list[Candidate | None] = [next(queue.jobs, None) for queue in queues]
-    for place, (queue, head) in enumerate(zip(queues, heads, strict=True)):
+
+    def urgency(head: Candidate, place: int) -> tuple[int, int, int]:
+        return -current_priority(queues[place].lane.priority, head.queued_at, now), head.job_id, place
+
+    for place, head in enumerate(heads):
         if head is not None:
-            parties.setdefault(queue.lane.party, []).append(_urgency(queue.lane, head, now, place))
-    order: list[tuple[int, float, int, Party]] = []
-    for party, waiting in parties.items():
+            parties.setdefault(queues[place].lane.party, []).append(urgency(head, place))
+    for waiting in parties.values():
         heapq.heapify(waiting)
-        order.append((waiting[0][0], weights.get(party, 0.0), waiting[0][1], party))
+    order = [(waiting[0][0], weights.get(each, 0.0), waiting[0][1], each) for each, waiting in parties.items()]
     heapq.heapify(order)
     while order:
         party = order[0][3]
@@ -181,12 +175,8 @@ def full_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: fl
         if following is None:
             heapq.heappop(waiting)
         else:
-            heapq.heapreplace(waiting, _urgency(lane, following, now, place))
+            heapq.heapreplace(waiting, urgency(following, place))
         if waiting:
             heapq.heapreplace(order, (waiting[0][0], weights[party], waiting[0][1], party))
         else:
             heapq.heappop(order)
-
-
-def _urgency(lane: Lane, head: Candidate, now: float, place: int) -> tuple[int, int, int]:
-    return -current_priority(lane.priority, head.queued_at, now), head.job_id, place

@@ -27,7 +27,7 @@ from gpuyard.policy.batch_pacing import (
     waits_for_a_sample,
     watched_device_refusals,
 )
-from gpuyard.policy.device_state import DeviceState, PromisedShare, describe_memory
+from gpuyard.policy.device_state import DeviceState, describe_memory
 from gpuyard.policy.foreign_load import ForeignLoad
 from gpuyard.policy.host_room import HostPlacement
 from gpuyard.policy.linked_sets import DeviceChoice
@@ -58,12 +58,6 @@ if TYPE_CHECKING:  # scripts place their work by the rules about devices, and kn
     from gpuyard.policy.queue_order import Candidate, Lane
     from gpuyard.policy.running_counts import StartedSoFar
     from gpuyard.policy.world import JobFacts, World
-
-# A text names at most this many foreign processes.
-_NAMED_PROCESSES = 3
-_LONGEST_NAME = 60
-_BEING_SAMPLED = "a run has just started; waiting for the next sample"
-_STOPPED = "its workspace is stopped; `gpuyard workspace start` continues it"
 
 
 class StartRequest(Struct, frozen=True, kw_only=True):
@@ -142,7 +136,8 @@ class Paused(JobRule):
             starts = started.starts_with_devices if cap.is_for_devices else started.starts
             if (lane.need.devices or not cap.is_for_devices) and starts >= cap.most:
                 return cap.reason
-        return Reason(ReasonKind.PAUSED, _STOPPED) if lane.tag in seen.stopped_tags else None
+        stopped = "its workspace is stopped; `gpuyard workspace start` continues it"
+        return Reason(ReasonKind.PAUSED, stopped) if lane.tag in seen.stopped_tags else None
 
 
 class RunningLimit(JobRule):
@@ -156,22 +151,15 @@ class RunningLimit(JobRule):
         lane = job.lane
         if lane is None or lane.resumes:  # a suspended job counts as running already
             return None
-        limits = world.started.world.limits
+        counts, limits, sharing = world.started.counts, world.started.world.limits, lane.tag_sharing
         if device is not None:
-            return self._refuse_device(lane, device.device.id, world.started)
-        if (lane.tag in limits.tags or lane.group_limit is not None) and (
-            reason := world.started.counts.refusal(lane, limits.tags)
-        ):
-            return reason
-        if lane.pace is None and not lane.need.devices and world.started.counts.without_devices >= limits.cpu_jobs:
+            if sharing is None or counts.by_tag_and_device[lane.tag][device.device.id] < sharing.most_per_device:
+                return None
+            return limit_reached("tasks of its workspace on one GPU", sharing.most_per_device, "tag-limit")
+        reason = counts.tag_refusal(lane, limits.tags) or counts.group_refusal(lane)
+        if reason is None and lane.pace is None and not lane.need.devices and counts.without_devices >= limits.cpu_jobs:
             return limit_reached("jobs without a GPU", limits.cpu_jobs, "cpu-limit")
-        return None
-
-    def _refuse_device(self, lane: "Lane", device_id: str, started: "StartedSoFar") -> Reason | None:
-        sharing = lane.tag_sharing
-        if sharing is None or started.counts.by_tag_and_device[lane.tag][device_id] < sharing.most_per_device:
-            return None
-        return limit_reached("tasks of its workspace on one GPU", sharing.most_per_device, "tag-limit")
+        return reason
 
 
 class Stagger(JobRule):
@@ -185,21 +173,19 @@ class Stagger(JobRule):
         if lane is None or device is not None or lane.resumes:
             return None
         started, now = world.started, world.machine.now
-        if lane.pace is not None:
-            return self._refuse_run(_pace_state(lane, started.world), lane.pace.stagger_s, started, now)
-        tasks = None
-        if lane.tag_sharing is not None:
-            last = started.last_starts.get(lane.tag)
-            tasks = stagger_refusal("tasks of its workspace", lane.tag_sharing.stagger_s, last, now)
-        last = started.array_starts.get(lane.group or 0)
-        return tasks or stagger_refusal("jobs of its array", lane.stagger_s, last, now)
-
-    def _refuse_run(self, state: PaceState, stagger_s: float, started: "StartedSoFar", now: float) -> Reason | None:
+        if lane.pace is None:
+            tasks = None
+            if lane.tag_sharing is not None:
+                last = started.last_starts.get(lane.tag)
+                tasks = stagger_refusal("tasks of its workspace", lane.tag_sharing.stagger_s, last, now)
+            last = started.array_starts.get(lane.group or 0)
+            return tasks or stagger_refusal("jobs of its array", lane.stagger_s, last, now)
         if started.has_started_run:
             return Reason(ReasonKind.STAGGERED, "another run is starting now")
-        reason = stagger_refusal("runs", stagger_s, state.launched_at, now)
+        state = _pace_state(lane, started.world)
+        reason = stagger_refusal("runs", lane.pace.stagger_s, state.launched_at, now)
         if reason is None and waits_for_a_sample(state, now):
-            return Reason(ReasonKind.STAGGERED, _BEING_SAMPLED)
+            return Reason(ReasonKind.STAGGERED, "a run has just started; waiting for the next sample")
         return reason
 
 
@@ -234,8 +220,8 @@ class FreeDisk(JobRule):
     def refuse(self, job: StartRequest, device: DeviceState | None, world: SoFar) -> Reason | None:
         if job.lane is None or device is not None or job.lane.resumes:
             return None
-        own = job.job.full_disks if job.job is not None else ()
-        return _closed(world.started.world, ReasonKind.DISK_FULL) or next(iter(own), None)
+        own = next(iter(job.job.full_disks), None) if job.job is not None else None
+        return _closed(world.started.world, ReasonKind.DISK_FULL) or own
 
 
 class HostRoom(Rule):
@@ -266,15 +252,15 @@ class UsableDevice(DeviceRule):
         return not device.device.healthy and not need.ignores_health
 
     def describe(self, need: Need, device: DeviceState, world: SoFar) -> Reason:
-        device_id = device.device.id
-        unsuitable = check_suitable(need, device.device)
+        unsuitable, device_id = check_suitable(need, device.device), device.device.id
         if unsuitable is ReasonKind.CLOSED:
             return Reason(ReasonKind.CLOSED, "banned", device_id, remedy=REMEDIES["banned"])
         if unsuitable is not None:
             return Reason(unsuitable, describe_mismatch(need, device.device), device_id)
-        closed = world.closed(need, device.device)
-        text, remedy = f"unhealthy: {device.device.fault}", REMEDIES["unhealthy"]
-        return closed or Reason(ReasonKind.UNHEALTHY, text, device_id, remedy=remedy)
+        unhealthy = f"unhealthy: {device.device.fault}"
+        return world.closed(need, device.device) or Reason(
+            ReasonKind.UNHEALTHY, unhealthy, device_id, remedy=REMEDIES["unhealthy"]
+        )
 
 
 class Leased(DeviceRule):
@@ -287,12 +273,12 @@ class Leased(DeviceRule):
         return bool(device.promises) and (need.is_exclusive or device.is_exclusive)
 
     def describe(self, need: Need, device: DeviceState, world: SoFar) -> Reason:  # noqa: ARG002
-        conflicts = _conflicts(need, device)
+        conflicts = [each for each in device.promises if need.is_exclusive or each.share.is_exclusive]
         if all(each.is_reservation for each in conflicts):
             return awaited(device.device.id, tuple(each.holder for each in conflicts))
         holders = tuple(each.holder for each in conflicts if not each.is_reservation)
-        text = f"held by {list_holders(holders)}"
-        return Reason(ReasonKind.LEASED, text, device.device.id, holders=holders, is_leased=True)
+        held = f"held by {list_holders(holders)}"
+        return Reason(ReasonKind.LEASED, held, device.device.id, holders=holders, is_leased=True)
 
 
 class DeviceLoad(DeviceRule):
@@ -316,13 +302,15 @@ class DeviceLoad(DeviceRule):
         lane = job.lane
         if device is not None and lane is not None and lane.pace is not None:
             state = _pace_state(lane, world.started.world)
-            reason = device_refusal(lane.pace, state, device, job.need, world.machine.now)
-            if reason is not None:
+            if (reason := device_refusal(lane.pace, state, device, job.need, world.machine.now)) is not None:
                 return reason
         return super().refuse(job, device, world)
 
     def _exceeded(self, need: Need, device: Device) -> tuple[ReasonKind, float | None, float | None, str] | None:
-        max_power_w = None if need.ignores_idle_power and _is_idle(device) else need.max_power_w
+        is_busy = (
+            device.utilization_percent != 0.0 or device.processes or exceeds(device.memory_used_mb, tiny_mb(device))
+        )
+        max_power_w = need.max_power_w if is_busy or not need.ignores_idle_power else None
         limits = (
             (ReasonKind.TOO_BUSY, device.utilization_percent, need.max_utilization_percent, "too-busy"),
             (ReasonKind.POWER_LIMIT, device.power_draw_w, max_power_w, "too-hungry"),
@@ -336,7 +324,6 @@ class FreeMemory(DeviceRule):
     first runs a margin stays free. A device of unknown size is not shared."""
 
     kinds = (ReasonKind.NO_ROOM,)
-    remedies = ()
 
     def blocks(self, need: Need, device: DeviceState, world: SoFar) -> bool:  # noqa: ARG002
         if need.is_exclusive and need.ignores_health:
@@ -353,17 +340,13 @@ class FreeMemory(DeviceRule):
             return Reason(ReasonKind.NO_ROOM, text, device_id, remedy=remedy)
         needed_mb, where = device.needed_mb(need) or 0.0, describe_memory(device)
         text = f"{format_size(max(0.0, free_mb))} free, {format_size(needed_mb)} needed{': ' if where else ''}{where}"
-        return Reason(
-            ReasonKind.NO_ROOM,
-            text,
-            device_id,
-            free_mb,
-            needed_mb,
-            holders=tuple(each.holder for each in device.promises),
-            remedy=self._remedy(need, device, free_mb, world),
-            is_leased=device.unreserved_mb < needed_mb,
-            brief=_brief_of_first_runs(need, device, free_mb) or "too little free memory{beside}",
-        )
+        holders, remedy = tuple(each.holder for each in device.promises), self._remedy(need, device, free_mb, world)
+        is_leased, brief = device.unreserved_mb < needed_mb, "too little free memory{beside}"
+        first_runs = [each.holder for each in device.promises if each.share.spread_mb and not each.is_reservation]
+        asked_mb = need.required_mb if need.reserved_mb is None else need.reserved_mb
+        if first_runs and asked_mb is not None and free_mb + device.margin_mb >= asked_mb:
+            brief = first_runs_brief(first_runs)  # without what is kept for them it would fit
+        return Reason(ReasonKind.NO_ROOM, text, device_id, free_mb, needed_mb, holders, remedy, is_leased, brief)
 
     def _remedy(self, need: Need, device: DeviceState, free_mb: float, world: SoFar) -> str:
         once_leases_end = device.without().free_mb or 0.0
@@ -388,22 +371,21 @@ class OtherPrograms(DeviceRule):
     def blocks(self, need: Need, device: DeviceState, world: SoFar) -> bool:  # noqa: ARG002
         if need.is_exclusive and need.ignores_health:
             return False
-        return self._is_busy(need, device) or self._is_full(need, device)
+        has_own_limit = need.max_utilization_percent is not None or need.ignores_foreign_load
+        return (device.foreign.is_over and not has_own_limit) or self._is_full(need, device)
 
     def describe(self, need: Need, device: DeviceState, world: SoFar) -> Reason:
-        device_id = device.device.id
-        if self._is_busy(need, device):
-            most = world.packing(need).max_foreign_load_percent or 0.0
-            text = f"{_describe_foreign_load(device.foreign)}; the limit is {most:.0f}%"
-            remedy = REMEDIES["foreign-load"]
+        device_id, most = device.device.id, world.packing(need).max_foreign_load_percent or 0.0
+        if device.foreign.is_over and need.max_utilization_percent is None and not need.ignores_foreign_load:
+            text, remedy = (
+                f"{_describe_foreign_load(device.foreign)}; the limit is {most:.0f}%",
+                REMEDIES["foreign-load"],
+            )
             return Reason(ReasonKind.OCCUPIED, text, device_id, device.foreign.percent, most, remedy=remedy)
         used, allowed = device.device.memory_used_mb or 0.0, tolerated_foreign_mb(device.device)
         text = f"processes outside gpuyard hold {format_size(used)} of it, over {format_size(allowed)}"
         brief, remedy = "programs outside gpuyard use its memory", REMEDIES["occupied"]
         return Reason(ReasonKind.OCCUPIED, text, device_id, used, allowed, remedy=remedy, brief=brief)
-
-    def _is_busy(self, need: Need, device: DeviceState) -> bool:
-        return device.foreign.is_over and need.max_utilization_percent is None and not need.ignores_foreign_load
 
     def _is_full(self, need: Need, device: DeviceState) -> bool:
         is_open = need.is_exclusive and need.required_mb is None
@@ -412,7 +394,7 @@ class OtherPrograms(DeviceRule):
 
 class SharedDevice(DeviceRule):
     """A job joins others on a device only up to the configured number of jobs and load, if that raises the work that is
-    done there by `min_gain_percent`, and if no free device is expected sooner . Where a request ahead has
+    done there by `min_gain_percent`, and if no free device is expected sooner. Where a request ahead has
     reserved a part of the device, no job joins whose need is unknown."""
 
     kinds = (ReasonKind.AWAITED, ReasonKind.LIMIT, ReasonKind.NO_GAIN)
@@ -421,27 +403,24 @@ class SharedDevice(DeviceRule):
     def blocks(self, need: Need, device: DeviceState, world: SoFar) -> bool:
         return not need.is_exclusive and self._why(need, device, world) is not None
 
-    def _why(self, need: Need, device: DeviceState, world: SoFar) -> str | None:
+    def _why(self, need: Need, device: DeviceState, world: SoFar) -> str | None:  # noqa: PLR0911 - one for each reason
         # What it may yet take is not known, so it could delay the request that has reserved a share of this device.
         if not need.is_memory_known and device.is_awaited:
             return "awaited"
         packing = world.packing(need)
         if packing.max_jobs_per_device is not None and device.lease_count >= packing.max_jobs_per_device:
             return "too-many"
-        return None if need.ignores_load else self._slows(need, device, packing)
-
-    def _slows(self, need: Need, device: DeviceState, packing: Packing) -> str | None:
-        """Return how the job and the others on the device would slow each other too much."""
+        if need.ignores_load:
+            return None
         # The only job on a device may exceed the limit by itself: it would do so on any device.
         added = need.load_percent or 0.0 if device.lease_count else 0.0
         if exceeds(device.load_percent + added, packing.max_load_percent):
             return "loaded"
         if need.is_resumed or not device.lease_count:
             return None
-        least, depth = packing.min_gain_percent, packing.depth
-        if least is not None and not gains(need, device, depth, least):
+        if packing.min_gain_percent is not None and not gains(need, device, packing.depth, packing.min_gain_percent):
             return "no-gain"
-        return "too-deep" if depth is not None and is_too_deep(need, device, depth) else None
+        return "too-deep" if packing.depth is not None and is_too_deep(need, device, packing.depth) else None
 
     def describe(self, need: Need, device: DeviceState, world: SoFar) -> Reason:
         why, packing, device_id = self._why(need, device, world), world.packing(need), device.device.id
@@ -532,28 +511,11 @@ def _pace_state(lane: "Lane", world: "World") -> PaceState:
     return world.pace_states.get(lane.group or 0, PaceState())
 
 
-def _conflicts(need: Need, state: DeviceState) -> list[PromisedShare]:
-    return [each for each in state.promises if need.is_exclusive or each.share.is_exclusive]
-
-
-def _is_idle(device: Device) -> bool:
-    is_busy = device.utilization_percent != 0.0 or device.processes
-    return not (is_busy or exceeds(device.memory_used_mb, tiny_mb(device)))
-
-
-def _brief_of_first_runs(need: Need, state: DeviceState, free_mb: float) -> str:
-    """Return which first runs keep the job from starting, if the memory that is kept for them would suffice."""
-    first_runs = [each.holder for each in state.promises if each.share.spread_mb and not each.is_reservation]
-    asked_mb = need.required_mb if need.reserved_mb is None else need.reserved_mb
-    suffices = asked_mb is not None and free_mb + state.margin_mb >= asked_mb
-    return first_runs_brief(first_runs) if first_runs and suffices else ""
-
-
 def _describe_foreign_load(load: ForeignLoad) -> str:
     names = []
-    for foreign in load.processes[:_NAMED_PROCESSES]:
+    for foreign in load.processes[:3]:
         user = f", user {foreign.user}" if foreign.user else ""
-        name = printable(foreign.process.name or "process", _LONGEST_NAME)
+        name = printable(foreign.process.name or "process", longest=60)
         names.append(f"{name} (pid {foreign.process.pid}{user})")
     if len(load.processes) > len(names):
         names.append(f"{len(load.processes) - len(names)} more")

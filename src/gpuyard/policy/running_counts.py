@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 
 from msgspec import Struct
 
@@ -11,8 +10,6 @@ from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.policy.queue_order import Lane
 from gpuyard.policy.wait_reasons import REMEDIES, Reason, ReasonKind, limit_reached
 from gpuyard.policy.world import JobFacts, PowerLimit, RunningJob, World
-
-_BRIEF = "the GPUs would draw too much power with it"
 
 
 class _Draw(Struct, frozen=True):
@@ -36,15 +33,13 @@ class PowerBudget:
         self._starts_at: float | None = None  # the earliest start of the first job that waits for power
         for job in running:
             if job.device_ids and job.job_id in limit.running_w:
-                self._add(job.device_ids, limit.running_w[job.job_id], job.ends_after)
+                ends_at = max(now, job.ends_after or now)
+                self._draws.append(_Draw(self._cards(job.device_ids), limit.running_w[job.job_id], ends_at))
 
     def add_start(self, claim: Claim, own_w: float | None, least_s: float | None) -> None:
         """Count a job that starts and draws `own_w` per GPU (None: unknown); it takes at least `least_s`."""
         if claim.shares:
-            self._add(_ids(claim), own_w, self._now + (least_s or 0.0))
-
-    def _add(self, device_ids: Sequence[str], each_w: float | None, ends_at: float | None) -> None:
-        self._draws.append(_Draw(self._cards(device_ids), each_w, max(self._now, ends_at or self._now)))
+            self._draws.append(_Draw(self._cards(_ids(claim)), own_w, self._now + (least_s or 0.0)))
 
     def refusal(self, claim: Claim, own_w: float | None, most_s: float | None) -> Reason | None:
         """Return why the job may not start with this claim; None if it may. `most_s` is the longest that it takes."""
@@ -52,9 +47,15 @@ class PowerBudget:
             return None
         draw = _Draw(self._cards(_ids(claim)), own_w, self._now)
         fits = self.total_w(draw) <= self._limit.limit_w
-        if self._starts_at is None:
-            self._starts_at = None if fits else self._earliest_start(draw)
-        elif fits and (most_s is None or self._now + most_s > self._starts_at):
+        if self._starts_at is None and not fits:
+            # When enough jobs may have ended. What cards draw now that jobs use says nothing about the time after that.
+            left = sorted(self._draws, key=lambda draw: draw.ends_at)
+            busy = {card for draw in left for card in draw.cards}
+            measured_w = {card: 0.0 if card in busy else drawn for card, drawn in self._measured_w.items()}
+            self._starts_at = self._now
+            while left and self._sum_w([*left, draw], measured_w) > self._limit.limit_w:
+                self._starts_at = left.pop(0).ends_at
+        elif self._starts_at is not None and fits and (most_s is None or self._now + most_s > self._starts_at):
             return self._reason(draw, "; another job waits for power, and this one could delay it")
         return None if fits else self._reason(draw)
 
@@ -75,22 +76,11 @@ class PowerBudget:
                 by_card[card] = drawn if highest is None else min(drawn, highest)
         return sum(max(measured, by_card.get(card, 0.0)) for card, measured in measured_w.items())
 
-    def _earliest_start(self, new: _Draw) -> float:
-        """Return when enough jobs may have ended for the job to fit. What cards draw now that jobs use says nothing
-        about the time after that."""
-        left = sorted(self._draws, key=lambda draw: draw.ends_at)
-        busy = {card for draw in left for card in draw.cards}
-        measured_w = {card: 0.0 if card in busy else drawn for card, drawn in self._measured_w.items()}
-        at = self._now
-        while left and self._sum_w([*left, new], measured_w) > self._limit.limit_w:
-            at = left.pop(0).ends_at
-        return at
-
     def _reason(self, new: _Draw, why: str = "") -> Reason:
         now_w, then_w, limit_w = self.total_w(), self.total_w(new), self._limit.limit_w
         text = f"the GPUs would draw about {then_w:.0f} W with it and about {now_w:.0f} W without it"
-        text = f"{text}; at most {limit_w:.0f} W are allowed{why}"
-        return Reason(ReasonKind.POWER_LIMIT, text, had=then_w, needed=limit_w, remedy=REMEDIES["power"], brief=_BRIEF)
+        text, brief = f"{text}; at most {limit_w:.0f} W are allowed{why}", "the GPUs would draw too much power with it"
+        return Reason(ReasonKind.POWER_LIMIT, text, had=then_w, needed=limit_w, remedy=REMEDIES["power"], brief=brief)
 
 
 def _ids(claim: Claim) -> list[str]:
@@ -121,10 +111,6 @@ class RunningCounts:
     def of_group(self, group: int) -> int:
         return self._by_group[group]
 
-    def refusal(self, lane: Lane, tag_limits: Mapping[str, int]) -> Reason | None:
-        """Return the limit of the lane's tag, or of its array or batch, that is reached."""
-        return self.tag_refusal(lane, tag_limits) or self.group_refusal(lane)
-
     def tag_refusal(self, lane: Lane, tag_limits: Mapping[str, int]) -> Reason | None:
         most = tag_limits.get(lane.tag)
         if most is not None and self._by_tag[lane.tag] >= most:
@@ -141,7 +127,7 @@ class RunningCounts:
 class StartedSoFar:
     def __init__(self, world: World) -> None:
         self.world = world
-        self._counted: list[tuple[Lane, Sequence[str]]] = []  # the starts of this plan, with their devices
+        self.counts = RunningCounts(world.running)
         self.last_starts = dict(world.last_starts)
         self.array_starts = dict(world.array_starts)
         self.has_started_run = False
@@ -150,22 +136,11 @@ class StartedSoFar:
         if world.power is not None:
             self.power = PowerBudget(world.power, world.machine.snapshot, world.running, world.now)
 
-    @cached_property
-    def counts(self) -> RunningCounts:
-        """Running jobs and earlier starts of the plan, counted when a lane has a limit for which they matter."""
-        counts = RunningCounts(self.world.running)
-        for lane, device_ids in self._counted:
-            counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)
-        return counts
-
     def add(self, lane: Lane, facts: JobFacts, claim: Claim) -> None:
         if self.power is not None:
             self.power.add_start(claim, facts.power_w, facts.estimate.least_s)
         if not lane.resumes:  # a suspended job counts as running already
-            device_ids = [share.device_id for share in claim.shares]
-            self._counted.append((lane, device_ids))
-            if "counts" in self.__dict__:
-                self.counts.add(lane.tag, lane.group, lane.need.devices, device_ids, takes_slot=lane.pace is None)
+            self.counts.add(lane.tag, lane.group, lane.need.devices, _ids(claim), takes_slot=lane.pace is None)
             self.last_starts[lane.tag] = self.world.now
             if lane.group is not None:
                 self.array_starts[lane.group] = self.world.now

@@ -28,8 +28,6 @@ from gpuyard.policy.numbers import (
     UNKNOWN_LOAD_PERCENT,
 )
 
-_ROUNDING = 1e-9
-
 Member = tuple[float, float]  # the load of a job on a device, and its k
 
 
@@ -47,11 +45,7 @@ class DepthLimit(Struct, frozen=True, kw_only=True):
     @property
     def durations(self) -> float:
         """How many durations of a job all work takes with one job per device."""
-        return _most_durations(self.jobs, self.devices)
-
-    def on(self, devices: int) -> "DepthLimit | None":
-        """Return the limit for a job that only some of the devices suit."""
-        return depth_limit(self.jobs, devices)
+        return max(1.0, _with_margin(self.jobs, self.caution) / self.devices)
 
 
 def depth_limit(jobs: int, devices: int) -> DepthLimit | None:
@@ -61,25 +55,25 @@ def depth_limit(jobs: int, devices: int) -> DepthLimit | None:
 
 def durations_with(need: Need, state: DeviceState, limit: DepthLimit) -> float:
     """Return how many durations of a job the jobs on a device take together once this one has joined."""
-    members = [*_present(state, limit.caution), _asked(need, limit.caution)]
+    members = [*_present(state, limit.caution), _member(need.load_percent, limit.caution)]
     return _with_margin(len(members), limit.caution) / _throughput(members, state.foreign.percent)
 
 
 def is_too_deep(need: Need, state: DeviceState, limit: DepthLimit) -> bool:
-    return durations_with(need, state, limit) > limit.durations + _ROUNDING
+    return durations_with(need, state, limit) > limit.durations + 1e-9
 
 
 def throughputs(need: Need, state: DeviceState, limit: DepthLimit | None) -> tuple[float, float]:
     """Return the throughput of the device without and with the job."""
     caution, foreign = 0.0 if limit is None else limit.caution, state.foreign.percent
     present = _present(state, caution)
-    return _throughput(present, foreign), _throughput([*present, _asked(need, caution)], foreign)
+    return _throughput(present, foreign), _throughput([*present, _member(need.load_percent, caution)], foreign)
 
 
 def gains(need: Need, state: DeviceState, limit: DepthLimit | None, least_percent: float) -> bool:
     """Return whether the job raises the throughput of the device by at least this much."""
     before, after = throughputs(need, state, limit)
-    return after >= before * (1.0 + least_percent / 100.0) - _ROUNDING
+    return after >= before * (1.0 + least_percent / 100.0) - 1e-9
 
 
 def assumed_load(measured_percent: float | None, ran_s: float) -> float:
@@ -99,11 +93,6 @@ def _with_margin(jobs: int, caution: float) -> float:
     return jobs + caution * math.sqrt(jobs)
 
 
-@lru_cache(maxsize=1024)
-def _most_durations(jobs: int, devices: int) -> float:
-    return max(1.0, _with_margin(jobs, _caution(devices)) / devices)
-
-
 @lru_cache(maxsize=64)
 def _caution(devices: int) -> float:
     return max(0.0, NormalDist().inv_cdf(devices / (devices + 2.0)))
@@ -116,10 +105,6 @@ def _present(state: DeviceState, caution: float) -> Sequence[Member]:
         present = [each.share.load_percent for each in state.promises if not each.is_reservation]
         found = state.members[caution] = [_member(load, caution) for load in present]
     return found
-
-
-def _asked(need: Need, caution: float) -> Member:
-    return _member(need.load_percent, caution)
 
 
 @lru_cache(maxsize=4096)
@@ -161,8 +146,12 @@ def _sized(need: Need, states: Sequence[DeviceState], places: Mapping[str, int])
     if not isinstance(need.memory, PartOfDevice):
         yield replace(need, only=_ids(states))
         return
-    part = need.memory.part
-    sizes = {state.device.id: _part_mb(state, part, places[state.device.id]) for state in states}
+    sizes: dict[str, float] = {}
+    for state in states:
+        full = need.memory.part * (state.capacity_mb or 0.0)
+        # Whole MB, so that rounding never makes the parts exceed the free memory.
+        equal = full if state.free_mb is None else math.floor(state.free_mb / places[state.device.id])
+        sizes[state.device.id] = min(full, max(equal, full * LEAST_PART))
     if need.devices > 1:
         fitting = [size for state in states if (size := sizes[state.device.id]) <= (state.free_mb or 0.0)]
         yield replace(need, only=_ids(states), memory=FixedMemory(min(fitting or sizes.values())))
@@ -173,13 +162,6 @@ def _sized(need: Need, states: Sequence[DeviceState], places: Mapping[str, int])
 
     for (_, negative_size), alike in itertools.groupby(sorted(states, key=rank), key=rank):
         yield replace(need, only=_ids(alike), memory=FixedMemory(-negative_size))
-
-
-def _part_mb(state: DeviceState, part: float, places: int) -> float:
-    """Return whole MB, so that rounding never makes the parts exceed the free memory."""
-    full = part * (state.capacity_mb or 0.0)
-    equal = full if state.free_mb is None else math.floor(state.free_mb / places)
-    return min(full, max(equal, full * LEAST_PART))
 
 
 def _ids(states: Iterable[DeviceState]) -> tuple[str, ...]:

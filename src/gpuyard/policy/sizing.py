@@ -1,8 +1,19 @@
-"""The memory that a job asks for: by its declaration, by what was learned, more after it ran out; and the jobs that
-would fit on no device, however often they are tried.
+"""The memory, RAM and CPUs that a job asks for: by its declaration, by what was learned, more after it ran out; and the
+jobs that would fit on no device, however often they are tried.
+
+RAM and CPUs:
+
+- A declared amount wins. A learned one is the highest of recent runs with a margin that shrinks with evidence, as for
+  the memory of devices. Runs of the program with other arguments count if they are alike.
+- A job with devices whose RAM is unknown is charged an expected amount: the median of its program's runs, else of first
+  runs on this machine, else a small default. While it runs, this follows what it uses (`expected_ram_mb`).
+- A job without devices reserves what it declared, and what was learned only from LEAST_RAM_MB or LEAST_CPUS on: small
+  jobs take no lease, which would cost them more than a millisecond each.
+- A learned or expected amount never keeps a job from running: it is at most what this machine can give.
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -25,28 +36,32 @@ from gpuyard.policy.estimates import (
     peak_of_program,
 )
 from gpuyard.policy.machine import check_suitable, kind_of, tiny_mb
-from gpuyard.policy.numbers import FIRST_RUN_PART, MOST_RAM_PART, MOST_RERUNS, NEARLY_ALL, RAM_GROWTH, SURENESS
-
-# The factors by which memory grows after the first and the second time that a job ran out.
-_GROWTH = (1.25, 1.6)
-# A declared amount this far above the use is pointed out.
-_FAR_OFF, _FAR_OFF_MB = 2.0, 1024.0
+from gpuyard.policy.numbers import (
+    ALIKE_FACTOR,
+    ASSUMED_RAM_PART,
+    CPU_STEP,
+    FIRST_RUN_PART,
+    LEAST_CPUS,
+    LEAST_RAM_MB,
+    MOST_RAM_PART,
+    MOST_RERUNS,
+    NEARLY_ALL,
+    RAM_GROWTH,
+    RAM_STEP_MB,
+    SHOWN_AFTER_S,
+    SURENESS,
+)
 
 
 class KnownRuns(Struct, frozen=True, kw_only=True):
-    """What is known about runs like that of a job.
+    """What is known about runs like that of a job."""
 
-    exact, program, framework, machine: profiles of the same command, of the program, of first runs of programs with the
-        same framework, and of any program.
-    running_mb: expected peaks of running jobs of the program. batch: the same of running jobs of the same batch.
-    """
-
-    exact: Profile | None = None
+    exact: Profile | None = None  # of the same command
     program: Profile | None = None
-    framework: Profile | None = None
-    machine: Profile | None = None
-    running_mb: tuple[float, ...] = ()
-    batch: ExpectedPeak | None = None
+    framework: Profile | None = None  # of first runs of programs with the same framework
+    machine: Profile | None = None  # of first runs of any program
+    running_mb: tuple[float, ...] = ()  # expected peaks of running jobs of the program
+    batch: ExpectedPeak | None = None  # the same of running jobs of the same batch
 
 
 class FirstRuns(Struct, frozen=True, kw_only=True):
@@ -95,26 +110,18 @@ def _first_run(
         return replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
     if not first_runs.share or not found.sizes or not found.sizes[-1]:
         return replace(need, memory=WholeDevice())
-    if not found.listed:  # memory can be measured only while one job is on the device
-        part_mb = _part_of_free_mb(found, need.devices)
+    if not found.listed:  # memory can be measured only while one job is on the device, beside a desktop
+        part_mb = max(found.least_mb, FIRST_RUN_PART * found.free[min(need.devices, len(found.free)) - 1])
         return _alone(need, sizes) if _takes_all(part_mb, need, sizes) else replace(need, memory=WholeDevice(part_mb))
     # Relative to the smallest device, so that an unknown program can run there too.
-    return _share_by_expectation(need, expected_before(known, found.listed[-1]), found, first_runs.sureness)
-
-
-def _share_by_expectation(need: Need, expected: ExpectedPeak, found: "SuitableSizes", sureness: float) -> Need:
-    """Return the need on the devices that have what is expected, or on the largest ones. Alone on a device it needs no
-    more than a part of it: an expectation never keeps a job from running beside a desktop."""
+    expected = expected_before(known, found.listed[-1])
+    # It runs on the devices that have what is expected, or on the largest ones. Alone on a device it needs no more than
+    # a part of it: an expectation never keeps a job from running beside a desktop.
     enough_mb = min(expected.mean_mb, found.sizes[min(need.devices, len(found.sizes)) - 1])
     large = [(device_id, size) for device_id, size in found.devices if size >= enough_mb]
-    required_mb = min(expected.at_most_mb(sureness), FIRST_RUN_PART * min(size for _, size in large))
+    required_mb = min(expected.at_most_mb(first_runs.sureness), FIRST_RUN_PART * min(size for _, size in large))
     only = need.only if len(large) == len(found.devices) else tuple(device_id for device_id, _ in large)
     return replace(need, only=only, memory=UncertainMemory(required_mb, enough_mb, expected.spread_mb))
-
-
-def _part_of_free_mb(found: "SuitableSizes", devices: int) -> float:
-    """Return the memory that must be free beside a desktop where the driver lists no processes."""
-    return max(found.least_mb, FIRST_RUN_PART * found.free[min(devices, len(found.free)) - 1])
 
 
 def expected_before(known: KnownRuns, device_mb: float) -> ExpectedPeak:
@@ -151,8 +158,12 @@ class DeviceSizes:
 
     def update(self, devices: Sequence[Device]) -> bool:
         """Take a new reading of the devices. Return False, and change nothing, if a size is another than before."""
-        if len(devices) != len(self.devices) or not all(map(_is_alike, devices, self.devices)):
+        if len(devices) != len(self.devices):
             return False
+        for one, other in zip(devices, self.devices, strict=True):
+            is_same = one.id == other.id and one.name == other.name and capacity(one) == capacity(other)
+            if one is not other and (not is_same or one.hides_processes or other.hides_processes):
+                return False
         self.devices = devices
         return True
 
@@ -175,14 +186,6 @@ class DeviceSizes:
         return found
 
 
-def _is_alike(one: Device, other: Device) -> bool:
-    """Return whether a device has the same size as before for every need."""
-    if one is other:
-        return True
-    is_same = one.id == other.id and one.name == other.name and capacity(one) == capacity(other)
-    return is_same and not (one.hides_processes or other.hides_processes)
-
-
 def _largest_first(figures: Iterable[float]) -> tuple[float, ...]:
     return tuple(sorted(figures, reverse=True))
 
@@ -199,12 +202,8 @@ def _alone(need: Need, sizes: DeviceSizes) -> Need:
 
 def predicted_mb(exact: Profile | None, program: Profile | None) -> float | None:
     """Return the estimate of the most specific profile that has one."""
-    for profile in (exact, program):
-        if profile is not None and is_consistent(profile):
-            found = memory_estimate(profile)
-            if found is not None:
-                return found
-    return None
+    known = (memory_estimate(each) for each in (exact, program) if each is not None and is_consistent(each))
+    return next((found for found in known if found is not None), None)
 
 
 def grow(
@@ -227,7 +226,7 @@ def grow(
         return replace(growth, is_alone=True)
     was_sized = growth.memory_mb is not None or attempt.predicted_mb is not None
     was_sized = was_sized or job.spec.need.required_mb is not None
-    memory_mb = max(lacked, attempt.reserved_mb if was_sized else 0.0) * _GROWTH[growth.count - 1]
+    memory_mb = max(lacked, attempt.reserved_mb if was_sized else 0.0) * (1.25, 1.6)[growth.count - 1]
     if _takes_all(memory_mb, job.spec.need, DeviceSizes(devices)):
         return replace(growth, is_alone=True)
     return replace(growth, memory_mb=memory_mb)
@@ -255,13 +254,9 @@ def declaration_advice(declared_mb: float | None, usage: Usage | None) -> str | 
     if declared_mb is None or not peak:
         return None
     figures = f"--vram was {format_size(declared_mb)}, but the job used {format_size(peak)}"
-    if declared_mb > _FAR_OFF * peak + _FAR_OFF_MB:
+    if declared_mb > 2.0 * peak + 1024.0:
         return f"{figures} at most: leave --vram out, and the need is learned"
     return f"{figures}: other jobs may run out of memory; raise --vram" if peak > declared_mb * 1.05 else None
-
-
-def largest_mb(devices: Sequence[Device]) -> float | None:
-    return max((size for device in devices if (size := capacity(device)) is not None), default=None)
 
 
 def _takes_all(memory_mb: float, need: Need, sizes: DeviceSizes) -> bool:
@@ -270,57 +265,101 @@ def _takes_all(memory_mb: float, need: Need, sizes: DeviceSizes) -> bool:
     return bool(usable) and (len(usable) < need.devices or memory_mb > usable[need.devices - 1])
 
 
-# They ask for memory of a pool that they took before: what the device shows is the pool.
-_POOLED = ("JAX", "TensorFlow")
-# Held by others, this is negligible.
-_NOTHING_MB = 128.0
-
-
 def hopeless_reason(need: Need, attempt: Attempt, lack: MemoryLack, devices: Sequence[Device]) -> str | None:
     """Return why the job would run out again on each of these devices; None if more memory may help. A device with a
     fault may work again, so it belongs to them."""
     suitable = [device for device in devices if check_suitable(need, device) is None]
-    if any(not device.healthy or capacity(device) is None for device in suitable):
+    sizes = {device.id: size for device in suitable if device.healthy and (size := capacity(device)) is not None}
+    if len(sizes) < len(suitable) or not sizes or lack.shortage.where is not ShortageKind.DEVICE:
         return None
-    most_mb = largest_mb(suitable)
-    if lack.shortage.where is not ShortageKind.DEVICE or most_mb is None:
-        return None
-    needed = needed_mb(attempt, lack.shortage)
+    needed, most_mb = needed_mb(attempt, lack.shortage), max(sizes.values())
     if needed is not None and needed > most_mb:
         return f"out of memory: needed at least {format_size(needed)}; the largest GPU has {format_size(most_mb)}"
-    if _had_all(attempt, lack, suitable, most_mb):
+    had_largest = bool(attempt.devices) and all(sizes.get(each, 0.0) >= most_mb for each in attempt.devices)
+    # Less than 128 MB that others held is negligible.
+    was_alone = not any(held is None or held > 128.0 for _, held in lack.others)
+    if had_largest and was_alone and (attempt.reserved_mb is None or _had_nearly(attempt, lack.shortage, most_mb)):
         return f"out of memory even alone on the largest GPU ({format_size(most_mb)})"
     return None
+
+
+def _had_nearly(attempt: Attempt, shortage: Shortage, most_mb: float) -> bool:
+    had = attempt.usage.peak_mb if attempt.usage is not None else None
+    if shortage.held_mb is not None:
+        had = shortage.held_mb + (shortage.free_mb or 0.0)
+    return (had or 0.0) >= NEARLY_ALL * most_mb
 
 
 def needed_mb(attempt: Attempt, shortage: Shortage) -> float | None:
     """Return the least that it is known to have needed on one device: what it held at most, or what it held when it
     asked for more, together with that."""
-    peak = attempt.usage.peak_mb if attempt.usage is not None else None
-    held = shortage.held_mb
-    if held is None and shortage.framework not in _POOLED:
-        held = _last_measured_mb(attempt)
+    usage, held = attempt.usage, shortage.held_mb
+    peak = usage.peak_mb if usage is not None else None
+    # What the last sample says: not of several devices, as the curve is their sum, nor of a framework that asks for
+    # memory of a pool that it took before, as the device shows the pool.
+    is_shown = len(attempt.devices) == 1 and shortage.framework not in ("JAX", "TensorFlow")
+    if held is None and usage is not None and usage.curve and is_shown:
+        held = usage.curve[-1][1]
     wanted = None if shortage.asked_mb is None else (held or 0.0) + shortage.asked_mb
     return max((each for each in (peak, wanted) if each is not None), default=None)
 
 
-def _last_measured_mb(attempt: Attempt) -> float | None:
-    """Return what it held in the last sample; None if it had several devices, as the curve is their sum."""
-    usage = attempt.usage
-    return usage.curve[-1][1] if usage is not None and usage.curve and len(attempt.devices) == 1 else None
+# RAM and CPUs of the host
 
 
-def _had_all(attempt: Attempt, lack: MemoryLack, suitable: Sequence[Device], most_mb: float) -> bool:
-    """Return whether it had devices of the largest size to itself."""
-    sizes = {device.id: capacity(device) for device in suitable}
-    if not attempt.devices or any((sizes.get(device_id) or 0.0) < most_mb for device_id in attempt.devices):
-        return False
-    if any(held is None or held > _NOTHING_MB for _, held in lack.others):
-        return False
-    if attempt.reserved_mb is None:
-        return True
-    shortage = lack.shortage
-    had = attempt.usage.peak_mb if attempt.usage is not None else None
-    if shortage.held_mb is not None:
-        had = shortage.held_mb + (shortage.free_mb or 0.0)
-    return (had or 0.0) >= NEARLY_ALL * most_mb
+def size_host(
+    need: Need, known: KnownRuns, grantable_mb: float | None, declared_mb: float | None = None
+) -> HostShare | None:
+    """Return what the next run reserves; None if nothing. `grantable_mb` is what the machine can give at most, and
+    `declared_mb` what the user declared: the need has more after the job ran out of RAM."""
+    declared = share = need.host or HostShare()
+    if declared.ram_mb is None:
+        learned = learned_ram_mb(known.exact, known.program)
+        if need.devices or (learned or 0.0) >= LEAST_RAM_MB:
+            ram_mb = expected_ram_before(known, grantable_mb) if learned is None else learned
+            ram_mb = min(math.inf if grantable_mb is None else grantable_mb, ram_mb)
+            share = replace(share, ram_mb=ram_mb, is_ram_expected=learned is None) if ram_mb > 0 else share
+    elif grantable_mb is not None:
+        share = replace(share, ram_mb=min(declared.ram_mb, max(grantable_mb, declared_mb or 0.0)))
+    if declared.cpus is None:
+        cpus = learned_cpus(known.exact, known.program)
+        is_enough = need.devices or share.ram_mb is not None or (cpus or 0.0) >= LEAST_CPUS
+        share = replace(share, cpus=cpus, are_cpus_learned=True) if cpus and is_enough else share
+    return share if share != HostShare() else None
+
+
+def learned_ram_mb(exact: Profile | None, program: Profile | None) -> float | None:
+    """Return the RAM of the next run by the most specific profile that says it, with its margin; None if unknown."""
+    for profile in (each for each in (exact, program) if each is not None):
+        # Of runs before each was recorded, only the highest is known.
+        peaks = profile.ram_peaks_mb or (() if profile.ram_mb is None else (profile.ram_mb,))
+        is_alike = len(profile.ram_peaks_mb) > 1 and max(peaks) <= ALIKE_FACTOR * min(peaks)
+        if peaks and (profile.is_exact or is_alike):
+            # The part of the peak that is always added, and the part that shrinks with more runs.
+            lasting, first = (0.05, 0.10) if profile.is_exact else (0.10, 0.25)
+            margin = max(64.0, max(peaks) * (lasting + first / math.sqrt(len(peaks))))
+            return _round_up(max(peaks) + margin, RAM_STEP_MB)
+    return None
+
+
+def learned_cpus(exact: Profile | None, program: Profile | None) -> float | None:
+    """Return the CPUs that earlier runs kept busy, in halves; None if unknown."""
+    uses = next((each.cpu_uses for each in (exact, program) if each is not None and each.cpu_uses), None)
+    return None if uses is None else _round_up(statistics.median(uses), CPU_STEP)
+
+
+def expected_ram_before(known: KnownRuns, grantable_mb: float | None) -> float:
+    """Return what to expect of a job of unknown RAM before it has run."""
+    for profile in (known.program, known.machine):
+        if profile is not None and profile.ram_peaks_mb:
+            return _round_up(statistics.median(profile.ram_peaks_mb), RAM_STEP_MB)
+    return LEAST_RAM_MB if grantable_mb is None else min(LEAST_RAM_MB, ASSUMED_RAM_PART * grantable_mb)
+
+
+def expected_ram_mb(expected_mb: float, used_mb: float, ran_s: float) -> float:
+    """Return what to expect of a running job of unknown RAM: what was expected, until it has shown what it uses."""
+    return max(expected_mb, used_mb) if ran_s < SHOWN_AFTER_S else used_mb * 1.25
+
+
+def _round_up(figure: float, step: float) -> float:
+    return math.ceil(figure / step) * step

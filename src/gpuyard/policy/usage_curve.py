@@ -15,36 +15,28 @@ from gpuyard.policy.numbers import ALONE_FLAT_S
 from gpuyard.policy.sizing import KnownRuns, expected_before
 
 READ_OFTEN_EVERY_S = 0.1
-# Memory that has not grown for this long is flat.
-UNGROWN_S = 5.0
-# A program that has not used its device by then may never do so.
-_UNUSED_S = 120.0
-# Drivers round, and may count the context of a process.
-_OVER = 1.05
 
 
 def devices_to_watch(first_runs: Iterable[Attempt], now: float) -> frozenset[str]:
     """Return the ids of the devices that are read often. `first_runs` are running attempts whose need is unknown, or
     which hold more than they were expected to need."""
-    return frozenset(device_id for attempt in first_runs if _is_watched(attempt, now) for device_id in attempt.devices)
+    watched: set[str] = set()
+    for attempt in first_runs:
+        ran_s, usage = attempt.ran_s(now), attempt.usage
+        # Memory that has not grown for 5 s is flat. A program that has not used its device after 2 min may never do so.
+        is_growing = ran_s - usage.grew_at_s < 5.0 if usage is not None and usage.peaks_mb else ran_s < 120.0
+        watched.update(attempt.devices if is_growing else ())
+    return frozenset(watched)
 
 
 def holds_more_than_reserved(attempt: Attempt) -> bool:
     """Return whether the attempt was measured to hold more than its declared or learned memory."""
     reserved, peak = attempt.reserved_mb, (attempt.usage or Usage()).peak_mb
-    return reserved is not None and peak is not None and peak > reserved * _OVER
-
-
-def _is_watched(attempt: Attempt, now: float) -> bool:
-    ran_s, usage = attempt.ran_s(now), attempt.usage
-    if usage is None or not usage.peaks_mb:
-        return ran_s < _UNUSED_S
-    return ran_s - usage.grew_at_s < UNGROWN_S
+    # Drivers round, and may count the context of a process.
+    return reserved is not None and peak is not None and peak > reserved * 1.05
 
 
 MOST_POINTS = 120
-# Less is no growth: allocators round, and drivers count in pages.
-_GREW = 1.02
 
 
 def add_sample(
@@ -59,14 +51,24 @@ def add_sample(
     known = {device_id: used for device_id, used in memory_mb.items() if used is not None}
     peaks = {device_id: max(used, usage.peaks_mb.get(device_id, 0.0)) for device_id, used in known.items()}
     levels, grew_at_s = usage.levels_mb, usage.grew_at_s
-    # Compare with the level of the last growth, not with the last sample, to notice slow growth.
-    if any(used > levels.get(device_id, 0.0) * _GREW for device_id, used in known.items()):
+    # Compare with the level of the last growth, not with the last sample, to notice slow growth. Less than 2% is none:
+    # allocators round, and drivers count in pages.
+    if any(used > levels.get(device_id, 0.0) * 1.02 for device_id, used in known.items()):
         levels, grew_at_s = {**levels, **peaks}, at_s
     flat_levels = usage.flat_levels_mb
     if peaks and (newly_flat := bisect_right(FLAT_S, at_s - grew_at_s) - len(flat_levels)) > 0:
         flat_levels += (round(max(peaks.values()), 1),) * newly_flat
+    last, mean, seconds = usage.load_now, usage.load_percent, usage.load_s
+    if last is not None or load_percent is not None:
+        # Samples come at uneven times, so each load counts for the time until the next one.
+        if last is not None and at_s > usage.load_at_s:
+            elapsed = at_s - usage.load_at_s
+            mean = ((mean or 0.0) * seconds + last * elapsed) / (seconds + elapsed)
+            seconds += elapsed
+        mean = mean if seconds or load_percent is None else load_percent
+        usage = replace(usage, load_percent=mean, load_s=seconds, load_now=load_percent, load_at_s=at_s)
     return replace(
-        _with_load(usage, at_s, load_percent),
+        usage,
         peaks_mb={**usage.peaks_mb, **peaks},
         ram_mb=ram_mb if usage.ram_mb is None else max(usage.ram_mb, ram_mb or 0.0),
         curve=_with_point(usage.curve, at_s, sum(known.values())) if known else usage.curve,
@@ -74,20 +76,6 @@ def add_sample(
         levels_mb=levels,
         flat_levels_mb=flat_levels,
     )
-
-
-def _with_load(usage: Usage, at_s: float, load_percent: float | None) -> Usage:
-    """Add a load. Samples come at uneven times, so each counts for the time until the next one."""
-    last, mean, seconds = usage.load_now, usage.load_percent, usage.load_s
-    if last is None and load_percent is None:
-        return usage
-    if last is not None and at_s > usage.load_at_s:
-        elapsed = at_s - usage.load_at_s
-        mean = ((mean or 0.0) * seconds + last * elapsed) / (seconds + elapsed)
-        seconds += elapsed
-    if not seconds and load_percent is not None:
-        mean = load_percent
-    return replace(usage, load_percent=mean, load_s=seconds, load_now=load_percent, load_at_s=at_s)
 
 
 def _with_point(curve: tuple[tuple[float, float], ...], at_s: float, used: float) -> tuple[tuple[float, float], ...]:
@@ -105,22 +93,15 @@ def _with_point(curve: tuple[tuple[float, float], ...], at_s: float, used: float
     return tuple(merged.values())
 
 
-# Smaller changes are not worth a change of the lease.
-_NOTABLE_PART, _NOTABLE_MB, _NOTABLE_PERCENT = 0.05, 128.0, 10.0
-_UNUSED = Usage()
-
-
 class Newcomer:
     """A running attempt at the time `now`, and the runs like it that are known.
 
     flat_s: for how long its memory has not grown; 0 if it has not used any yet.
     changes_at: when more is known about it if its memory stays as it is; never before it uses any."""
 
-    __slots__ = ("_before", "_missing", "changes_at", "flat_s", "known", "usage")
-
     def __init__(self, attempt: Attempt, known: KnownRuns, now: float) -> None:
         self.known = known
-        self.usage = usage = attempt.usage or _UNUSED
+        self.usage = usage = attempt.usage or Usage()
         self.flat_s, self.changes_at = 0.0, math.inf
         self._before: dict[float, ExpectedPeak] = {}  # what was expected before it began, by the size of the device
         self._missing: tuple[float, float] | None = None  # the part of its peak that may still be missing
@@ -168,10 +149,9 @@ class Newcomer:
 
 
 def _is_notable(before: Share, after: Share, sureness: float) -> bool:
-    if before.is_exclusive != after.is_exclusive:
-        return True
-    if abs((after.load_percent or 0.0) - (before.load_percent or 0.0)) >= _NOTABLE_PERCENT:
-        return True
+    """Return whether the change is worth a change of the lease."""
+    has_other_load = abs((after.load_percent or 0.0) - (before.load_percent or 0.0)) >= 10.0
     had_mb = (before.memory_mb or 0.0) + sureness * before.spread_mb
     has_mb = (after.memory_mb or 0.0) + sureness * after.spread_mb
-    return abs(has_mb - had_mb) >= max(_NOTABLE_MB, _NOTABLE_PART * had_mb)
+    has_other_memory = abs(has_mb - had_mb) >= max(128.0, 0.05 * had_mb)
+    return before.is_exclusive != after.is_exclusive or has_other_load or has_other_memory

@@ -53,17 +53,6 @@ NOTICED_BY_QUEUE = frozenset(
      ReasonKind.NOT_LINKED, ReasonKind.RESOURCE_LIMIT}
 )  # fmt: skip
 
-_MEASURES = {
-    ReasonKind.TOO_BUSY: ("GPU", "%"),
-    ReasonKind.POWER_LIMIT: ("power", " W"),
-    ReasonKind.TOO_FULL: ("GPU memory", " MB"),
-    ReasonKind.HOST_TOO_BUSY: ("CPU", "%"),
-}
-
-_LONGEST_ID = 18
-# A text names at most this many holders.
-_NAMED_HOLDERS = 8
-_NAMED_BRIEFLY = 3
 VRAM_OPTION = "--vram SIZE (in a script: vram=)"
 # For a job without an estimate: how much is free now. It concerns the first waiting job of its kind alone.
 START_WITH = "`--vram {}G` would start it now, if that is enough"
@@ -134,8 +123,8 @@ def first_runs_brief(holders: Sequence[Holder]) -> str:
 def name_holders(holders: Sequence[Holder]) -> str:
     """Return `job 1 of anne, job 2 of anne and 3 more`."""
     names = list(dict.fromkeys(map(describe_holder, holders)))
-    more = len(names) - _NAMED_BRIEFLY
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_NAMED_BRIEFLY])} and {more} more"
+    more = len(names) - 3
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:3])} and {more} more"
 
 
 def describe_holder(holder: Holder) -> str:
@@ -149,15 +138,14 @@ def describe_holder(holder: Holder) -> str:
 def job_of(holder: Holder) -> int | None:
     """Return the id of the job that a queue holds a lease or a place in the queue for; None for any other holder."""
     word, _, number = (holder.label or "").partition(" ")
-    return (
-        int(number) if word == "job" and number.isascii() and number.isdigit() and len(number) <= _LONGEST_ID else None
-    )
+    is_id = word == "job" and number.isascii() and number.isdigit() and len(number) <= 18
+    return int(number) if is_id else None
 
 
 def list_holders(holders: Sequence[Holder]) -> str:
-    """Return a text that names the first holders, and counts the others."""
-    more = len(holders) - _NAMED_HOLDERS
-    names = "; ".join(map(describe_holder, holders[:_NAMED_HOLDERS]))
+    """Return a text that names the first eight holders, and counts the others."""
+    more = len(holders) - 8
+    names = "; ".join(map(describe_holder, holders[:8]))
     return f"{names}; and {more} more" if more > 0 else names
 
 
@@ -167,7 +155,12 @@ def awaited(device_id: str | None, holders: tuple[Holder, ...], why: str = "") -
 
 
 def over(kind: ReasonKind, had: float | None, allowed: float | None, device_id: str | None = None) -> Reason:
-    what, unit = _MEASURES[kind]
+    what, unit = {
+        ReasonKind.TOO_BUSY: ("GPU", "%"),
+        ReasonKind.POWER_LIMIT: ("power", " W"),
+        ReasonKind.TOO_FULL: ("GPU memory", " MB"),
+        ReasonKind.HOST_TOO_BUSY: ("CPU", "%"),
+    }[kind]
     text = f"{what} {had or 0.0:.0f}{unit} > {allowed or 0.0:.0f}{unit}"
     return Reason(kind, text, device_id, had, allowed)
 

@@ -14,7 +14,6 @@ from gpuyard.model.job import OutcomeKind
 from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Sample
-from gpuyard.policy.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.policy.foreign_load import SteadyGate
 from gpuyard.policy.memory_guards import (
     HostAlarm,
@@ -25,9 +24,12 @@ from gpuyard.policy.memory_guards import (
     find_host_alarm,
     grown_ram,
     host_alarm_text,
+    host_closed_reason,
     is_short,
+    judge_host,
     must_kill,
     next_watch,
+    ram_figures,
     ram_to_restart,
     stops_soon,
 )

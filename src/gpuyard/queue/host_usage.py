@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from gpuyard.model.lease import Claim, HostShare, Lease
 from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.host_room import HostUse, HostView
-from gpuyard.policy.host_sizing import expected_ram_mb
 from gpuyard.policy.numbers import SHOWN_AFTER_S
 from gpuyard.policy.queue_order import LaneQueue
+from gpuyard.policy.sizing import expected_ram_mb
 from gpuyard.ports import LeaseLedger, WantedClaim
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.live_attempts import Live

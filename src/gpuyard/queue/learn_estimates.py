@@ -22,9 +22,8 @@ from gpuyard.policy.estimates import (
     learn,
     machine_fingerprint,
 )
-from gpuyard.policy.host_sizing import size_host
 from gpuyard.policy.numbers import LEAST_CPUS, LEAST_RAM_MB
-from gpuyard.policy.preallocation import frameworks_set_to_grow, is_set_to_grow
+from gpuyard.policy.preallocation import frameworks_set_to_grow
 from gpuyard.policy.sizing import (
     DeviceSizes,
     FirstRuns,
@@ -32,6 +31,7 @@ from gpuyard.policy.sizing import (
     declaration_advice,
     lacked_mb,
     predicted_mb,
+    size_host,
     size_need,
 )
 from gpuyard.store.job_store import JobStore
@@ -173,7 +173,7 @@ class LearnedEstimates:
         profile = self._profile(fingerprint)
         if profile is None or not profile.preallocates:
             return profile
-        return None if is_set_to_grow(profile.preallocates, job.argv, job.spec.environment) else profile
+        return None if profile.preallocates in frameworks_set_to_grow(job.argv, job.spec.environment) else profile
 
     def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
         """Update the profiles of the command and of the program with an attempt that has ended, and with a first run

@@ -1,6 +1,6 @@
 """Warnings for programs beside the queue that hold more RAM than they declared. Of the machine, 2 GB stay free."""
 
-from gpuyard.policy.declared_ram import HeldRam, RamWarnings, judge_held_ram
+from gpuyard.policy.memory_guards import HeldRam, RamWarnings, judge_held_ram
 
 GB = 1024.0
 ENOUGH, SHORT = (9 * GB, 2 * GB), (1.5 * GB, 2 * GB)

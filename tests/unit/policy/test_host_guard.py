@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from gpuyard.model.job import Growth
 from gpuyard.model.lease import HostShare, Need
 from gpuyard.model.machine_snapshot import Host
-from gpuyard.policy.declared_ram import host_closed_reason, judge_host, notable_mb
 from gpuyard.policy.foreign_load import SteadyGate
 from gpuyard.policy.host_room import HostLimits, HostState
 from gpuyard.policy.memory_guards import (
@@ -20,8 +19,11 @@ from gpuyard.policy.memory_guards import (
     find_host_alarm,
     grown_ram,
     host_alarm_text,
+    host_closed_reason,
+    judge_host,
     must_kill,
     next_watch,
+    notable_mb,
     ram_to_restart,
 )
 

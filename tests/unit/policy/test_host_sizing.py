@@ -2,9 +2,8 @@
 
 from gpuyard.model.lease import HostShare, Need
 from gpuyard.policy.estimates import FinishedRun, Profile, learn
-from gpuyard.policy.host_sizing import expected_ram_mb, learned_cpus, learned_ram_mb, size_host
 from gpuyard.policy.numbers import LEAST_RAM_MB
-from gpuyard.policy.sizing import KnownRuns
+from gpuyard.policy.sizing import KnownRuns, expected_ram_mb, learned_cpus, learned_ram_mb, size_host
 
 GB = 1024.0
 CPU_JOB, GPU_JOB = Need(devices=0), Need(devices=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.policy.preallocation import find_preallocation, growth_variables, has_jumped, is_set_to_grow
+from gpuyard.policy.preallocation import find_preallocation, frameworks_set_to_grow, growth_variables, has_jumped
 
 CARD_MB = 24576.0
 JAX = "site-packages/jaxlib/xla_extension.so"
@@ -97,7 +97,7 @@ def test_a_program_that_preallocates_is_known_by_one_jump(curve: list[tuple[floa
 
 def test_a_setting_counts_for_its_own_framework() -> None:
     growing = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    assert is_set_to_grow("JAX", TRAIN, growing)
-    assert not is_set_to_grow("vLLM", SERVE, growing)
-    assert is_set_to_grow("vLLM", (*SERVE, "--gpu-memory-utilization=0.3"), {})
-    assert not is_set_to_grow("JAX", TRAIN, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"})
+    assert "JAX" in frameworks_set_to_grow(TRAIN, growing)
+    assert "vLLM" not in frameworks_set_to_grow(SERVE, growing)
+    assert "vLLM" in frameworks_set_to_grow((*SERVE, "--gpu-memory-utilization=0.3"), {})
+    assert "JAX" not in frameworks_set_to_grow(TRAIN, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"})
