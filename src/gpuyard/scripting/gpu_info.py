@@ -37,9 +37,7 @@ from gpuyard.visible_devices import process_numbers
 # A script may change these at run time: numbers or ids, and parts of names, of GPUs that are never used.
 BANNED_GPUS: list[int | str] = []
 BANNED_GPU_NAMES: list[str] = []
-# The lists themselves, and the modules in which a script may assign others to their names.
 _OWN_LISTS: dict[str, list[Any]] = {"BANNED_GPUS": BANNED_GPUS, "BANNED_GPU_NAMES": BANNED_GPU_NAMES}
-_EXPORTERS = (__name__, "gpuyard", "gpu_scheduler", "gpu_scheduler.gpu_info")
 
 
 class DefaultThreshold(int):
@@ -111,21 +109,14 @@ def find_free_gpus(
     listed = _listed_devices(here) if requested is None else visible_devices(here)
     allowed = [each for each in listed if each.id not in banned and (requested is None or each.id in requested)]
     needed_mb = free_memory_mb(memory_free_threshold_gb, allowed)
-    free = []
-    for device in allowed:
-        need = Need(
-            memory=WholeDevice(needed_mb),
-            only=(device.id,),
-            max_power_w=power_threshold_w and float(power_threshold_w),
-            max_utilization_percent=utilization_threshold_percent,
-            ignores_idle_power=isinstance(power_threshold_w, DefaultThreshold),
-        )
-        if choose(need, view).claim and device.index is not None:
-            free.append(device.index)
-    return free
-
-
-# Shared with GPUScheduler
+    need = Need(
+        memory=WholeDevice(needed_mb),
+        max_power_w=power_threshold_w and float(power_threshold_w),
+        max_utilization_percent=utilization_threshold_percent,
+        ignores_idle_power=isinstance(power_threshold_w, DefaultThreshold),
+    )
+    numbers = {each.index: choose(replace(need, only=(each.id,)), view).claim for each in allowed}
+    return [number for number, claim in numbers.items() if claim and number is not None]
 
 
 def snapshot() -> Snapshot:
@@ -148,16 +139,13 @@ def _torch_devices(seen: Snapshot) -> tuple[Device, ...]:
     if not all(getattr(card, "uuid", None) for card in each):
         raise EnvironmentFault(text, hint=hint)
     warnings.warn(f"{text}: their load and free memory are unknown; {hint}", stacklevel=4)
-    return tuple(
-        Device(
-            id=f"GPU-{card.uuid}",
-            vendor=vendor,
-            index=number,
-            name=card.name,
-            memory_total_mb=round(card.total_memory / 1048576, 2),
+    found = []
+    for number, card in enumerate(each):
+        total_mb = round(card.total_memory / 1048576, 2)
+        found.append(
+            Device(id=f"GPU-{card.uuid}", vendor=vendor, index=number, name=card.name, memory_total_mb=total_mb)
         )
-        for number, card in enumerate(each)
-    )
+    return tuple(found)
 
 
 def free_memory_mb(threshold_gb: float, devices: Sequence[Device], count: int = 1) -> float:
@@ -227,5 +215,6 @@ def as_names(gpus: Sequence[int | str] | int | str | None) -> tuple[int | str, .
 
 def _banned_entries(name: str) -> list[Any]:
     """Return the entries of a list, and those of the lists that a script has assigned in a module that exports it."""
-    modules = [sys.modules[module] for module in _EXPORTERS if module in sys.modules]
+    exporters = (__name__, "gpuyard", "gpu_scheduler", "gpu_scheduler.gpu_info")
+    modules = [sys.modules[module] for module in exporters if module in sys.modules]
     return [*_OWN_LISTS[name], *(entry for module in modules for entry in vars(module).get(name, ()))]

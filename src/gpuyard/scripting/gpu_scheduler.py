@@ -54,8 +54,6 @@ _Reservation: TypeAlias = tuple[HeldLease | None, TorchDeviceSelection]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MIN_POLL_S = 0.05
-_DEFERRED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 # A lease lasts until `release()` or the end of the process, also if the script drops its GPUScheduler.
 _held_leases: set[HeldLease] = set()
 
@@ -104,22 +102,22 @@ class GPUScheduler:
             raise TypeError(_describe_unknown(next(iter(unknown))))
         if not poll_interval >= 0:
             raise UserError(f"poll_interval is {poll_interval}", hint="give seconds, such as 10")
+        self._poll_interval_s = max(0.05, poll_interval)
         self._num_gpus = _whole_number("num_gpus", num_gpus)
         if num_gpus < 1:
             raise UserError(f"num_gpus is {num_gpus}", hint="request at least one GPU")
         self._priority = _whole_number("priority", priority)
         if abs(priority) > MAX_PRIORITY:
             raise UserError(f"priority is {priority}", hint=f"give a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
-        vram_mb = parse_size(vram) if isinstance(vram, str) else vram
-        if vram_mb is not None and not 0 < vram_mb < math.inf:
-            raise UserError(f"vram is {vram}", hint='give a size such as "8G"')
-        self._vram_mb = None if vram_mb is None else float(vram_mb)
+        self._vram_mb, ram_mb = _size_mb("vram", vram), _size_mb("ram", ram)
+        if cpus is not None and not 0 < cpus < math.inf:
+            raise UserError(f"cpus is {cpus}", hint="give a number such as 4")
+        share = HostShare(ram_mb=ram_mb, cpus=None if cpus is None else float(cpus))
+        self._host_share = None if share == HostShare() else share
         self._memory_gb = memory_free_threshold_gb
-        self._host_share = _host_share(ram, cpus)
         self._power_w = power_threshold_w if vram is None else None
         self._utilization = utilization_threshold_percent if vram is None else None
         self._max_wait_s = math.inf if max_wait_time is None else max_wait_time
-        self._poll_interval_s = max(_MIN_POLL_S, poll_interval)
         self._specific = as_names(specific_gpus)
         self._mutex_timeout_s = timeout
         self._ignores_health = debug_mode
@@ -130,7 +128,7 @@ class GPUScheduler:
         check_several(num_gpus, "num_gpus=2", given)
         self._is_linked, self._is_on_one_node = linked, same_node
         self._label = label or os.path.basename(sys.argv[0] or "python")
-        self._write = progress or (_discard if quiet else print_to_stderr)
+        self._write = progress or ((lambda _: None) if quiet else print_to_stderr)
         self._writes_changes = progress is not None
         self._thread = threading.local()
 
@@ -144,15 +142,11 @@ class GPUScheduler:
         if enclosing is not None:
             return self._enter(None, enclosing, seen)
         announce(ledger.folder)
+        bound = load_config().queue.max_foreign_load_percent
         acquisition = Acquisition(
-            ledger,
-            snapshot,
-            need,
-            priority=self._priority,
-            label=self._label,
-            mutex_timeout_s=self._mutex_timeout_s,
-            max_foreign_load_percent=load_config().queue.max_foreign_load_percent,
-        )
+            ledger, snapshot, need, priority=self._priority, label=self._label, mutex_timeout_s=self._mutex_timeout_s,
+            max_foreign_load_percent=bound,
+        )  # fmt: skip
         messages = WaitMessages(need, here, self._write, writes_changes=self._writes_changes)
         held: HeldLease | None = None
         try:
@@ -174,17 +168,15 @@ class GPUScheduler:
             is_torchs = not seen.is_mixed or torch_vendor() in (None, device and device.vendor)
             return process_numbers(seen).get(ids[0]) if is_torchs else None
 
-        selection = TorchDeviceSelection(number)
-        stack = self._stack()
-        depth = len(stack)
+        reservation = (held, TorchDeviceSelection(number))
         try:
-            stack.append((held, selection))
-            selection.start()
+            self._stack().append(reservation)
+            reservation[1].start()
             numbers = process_numbers(seen)
             _check_visible(ids, numbers)
             return [numbers[device_id] for device_id in ids]
         except BaseException:
-            if len(stack) > depth:
+            if self._stack()[-1:] == [reservation]:
                 self.release()
             raise
 
@@ -208,7 +200,8 @@ class GPUScheduler:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call reserves the GPUs and releases them."""
-        if any(is_deferred(function) for is_deferred in _DEFERRED):
+        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(is_deferred(function) for is_deferred in kinds):
             raise UserError(
                 f"GPUScheduler cannot decorate {function.__name__}: its body runs after the call has returned",
                 hint="write `with GPUScheduler() as gpu_ids:` inside it",
@@ -244,17 +237,12 @@ class GPUScheduler:
         check_host(need, seen.host, load_config().host.limits)
         preferred = preferred_vendor(here)
         refuse_while_silent(self._vendor or (preferred if self._specific is None else None), here)
+        is_named = self._specific is not None
         need, suitable = choose_vendor(
-            need,
-            self._candidates(here),
-            here,
-            banned=banned,
-            preferred=preferred,
-            names_devices=self._specific is not None,
+            need, self._candidates(here), here, banned=banned, preferred=preferred, names_devices=is_named
         )
         if need.is_exclusive and not self._ignores_health:
-            needed_mb = free_memory_mb(self._memory_gb, suitable, self._num_gpus)
-            need = replace(need, memory=WholeDevice(needed_mb))
+            need = replace(need, memory=WholeDevice(free_memory_mb(self._memory_gb, suitable, self._num_gpus)))
         check_possible(need, suitable, here)
         return replace(need, only=tuple(device.id for device in suitable))
 
@@ -297,18 +285,11 @@ def _check_visible(requested: Iterable[str], visible: Container[str]) -> None:
         )
 
 
-def _host_share(ram: str | float | None, cpus: float | None) -> HostShare | None:
-    ram_mb = parse_size(ram) if isinstance(ram, str) else ram
-    if ram_mb is not None and not 0 < ram_mb < math.inf:
-        raise UserError(f"ram is {ram}", hint='give a size such as "8G"')
-    if cpus is not None and not 0 < cpus < math.inf:
-        raise UserError(f"cpus is {cpus}", hint="give a number such as 4")
-    share = HostShare(ram_mb=None if ram_mb is None else float(ram_mb), cpus=None if cpus is None else float(cpus))
-    return None if share == HostShare() else share
-
-
-def _discard(line: str) -> None:
-    """Ignore the line, for `quiet`."""
+def _size_mb(name: str, size: str | float | None) -> float | None:
+    size_mb = parse_size(size) if isinstance(size, str) else size
+    if size_mb is not None and not 0 < size_mb < math.inf:
+        raise UserError(f"{name} is {size}", hint='give a size such as "8G"')
+    return None if size_mb is None else float(size_mb)
 
 
 @atexit.register

@@ -34,9 +34,6 @@ from gpuyard.scripting.pinned_memory import PinnedMemory
 from gpuyard.system import user_sockets
 from gpuyard.system.parking_protocol import HOLD, KEEP, LONGEST_LINE, NEXT, PARK, PARKED, REFUSED, RETURN, RETURNED
 
-_FIRST_REQUEST_WITHIN_S = 5.0
-# A signal that comes just before a wait begins does not interrupt it: its handler runs when the wait is over.
-_SIGNALS_WITHIN_S = 0.5
 _LEFT = "a signal ended its step while its memory was parked"
 
 
@@ -54,11 +51,8 @@ class ParkListener:
         stay_in_ram: Callable[[], bool] = lambda: False,
     ) -> None:
         """Raises OSError or GpuyardError if the socket cannot be made."""
-        self._park = park
-        self._bring_back = bring_back
-        self._stay_in_ram = stay_in_ram
-        self._path = path
-        self._pid = os.getpid()
+        self._park, self._bring_back, self._stay_in_ram = park, bring_back, stay_in_ram
+        self._path, self._pid = path, os.getpid()
         # Guards what follows. It is entered itself, not by its condition: that is Python code, which a signal may
         # interrupt before it has released the lock.
         self._lock = threading.RLock()
@@ -116,20 +110,16 @@ class ParkListener:
     def _next_move(self) -> bool | None:
         """Wait until there is something to do. Return whether to park or to bring back; None: leave the point."""
         with self._lock:
-            while not self._changed.wait_for(lambda: self._has_to_move() or self._may_leave(), _SIGNALS_WITHIN_S):
-                pass
-            if self._has_to_move():
-                self._is_moving = True
-                return not self._is_parked
-            self._is_at_point = False
-            return None
-
-    def _has_to_move(self) -> bool:
-        shall_be_parked = self._shall_park and self._stop_at == self._reached
-        return self._is_parked != shall_be_parked and self._refusal is None
-
-    def _may_leave(self) -> bool:
-        return self._stop_at != self._reached and not self._is_parked
+            while True:
+                shall_be_parked = self._shall_park and self._stop_at == self._reached
+                if self._is_parked != shall_be_parked and self._refusal is None:
+                    self._is_moving = True
+                    return shall_be_parked
+                if self._stop_at != self._reached and not self._is_parked:
+                    self._is_at_point = False
+                    return None
+                # A signal that comes just before a wait begins does not interrupt it: its handler runs after the wait.
+                self._changed.wait(0.5)
 
     def _move(self, *, shall_park: bool) -> None:
         refusal = None
@@ -163,7 +153,7 @@ class ParkListener:
         with self._lock:
             before = (self._stop_at, self._shall_park)
         try:
-            connection.settimeout(_FIRST_REQUEST_WITHIN_S)
+            connection.settimeout(5.0)
             with connection.makefile("rb") as lines:
                 request = _read_request(lines)
                 connection.settimeout(None)
@@ -172,7 +162,10 @@ class ParkListener:
                     connection.sendall(f"{' '.join(answer.split())[:LONGEST_LINE]}\n".encode())
                     request = _read_request(lines)
         except OSError:
-            self._undo(before)
+            # A program that was parked before, and has not left that point, parks again; any other goes on.
+            with self._lock:
+                is_there = self._is_at_point and before[0] == self._reached
+            self._ask(before[0] if is_there else None, shall_park=before[1] and is_there)
             return
         if not self._shall_park:
             self._ask(None, shall_park=False)
@@ -188,16 +181,14 @@ class ParkListener:
             self._wait(connection, lambda: not (self._is_parked or self._is_moving))
             return f"{REFUSED} {self._refusal}" if self._is_parked else RETURNED
         if request[:1] == [PARK] and len(request) > 1 and request[1].isdigit():
-            return self._park_at(int(request[1]), connection)
+            number = int(request[1])
+            if number < self._hold():
+                return f"{REFUSED} it has passed point {number}"
+            self._ask(number, shall_park=True)
+            self._wait(connection, lambda: self._is_parked and self._reached == number)
+            is_parked = self._is_parked and self._reached == number
+            return f"{PARKED} {self._parked_bytes}" if is_parked else f"{REFUSED} {self._refusal or _LEFT}"
         return f"{REFUSED} an unknown request"
-
-    def _park_at(self, number: int, connection: socket.socket) -> str:
-        if number < self._hold():
-            return f"{REFUSED} it has passed point {number}"
-        self._ask(number, shall_park=True)
-        self._wait(connection, lambda: self._is_parked and self._reached == number)
-        is_parked = self._is_parked and self._reached == number
-        return f"{PARKED} {self._parked_bytes}" if is_parked else f"{REFUSED} {self._refusal or _LEFT}"
 
     def _hold(self) -> int:
         """Let the program not leave the point where it is, or its next. Return the number of that."""
@@ -209,12 +200,6 @@ class ParkListener:
         with self._lock:
             self._stop_at, self._shall_park, self._refusal = stop_at, shall_park, None
             self._changed.notify_all()
-
-    def _undo(self, before: tuple[int | None, bool]) -> None:
-        """Let a program that was parked before, and has not left that point, park again; let any other go on."""
-        with self._lock:
-            is_there = self._is_at_point and before[0] == self._reached
-        self._ask(before[0] if is_there else None, shall_park=before[1] and is_there)
 
     def _wait(self, connection: socket.socket, is_done: Callable[[], bool]) -> None:
         """Wait until it is done, refused or no longer possible. Raises ConnectionAbortedError if the other side closes
@@ -237,9 +222,6 @@ def _read_request(lines: IO[bytes]) -> list[bytes]:
     if not line.endswith(b"\n"):
         raise ConnectionAbortedError
     return line.split()
-
-
-_ALIGNED = 64  # where each storage begins in host memory, so that the CPU can compute with it
 
 
 class TensorParking:
@@ -307,7 +289,8 @@ class TensorParking:
             in_ram[storage._cdata] = self._memory.storage(begin, size)  # noqa: SLF001 - the storage's identity
             begin += _aligned(size)
         with torch.no_grad():  # of sharded tensors, this yields their parts themselves
-            found = [*_tensors(torch, self._things), *_tensors(torch, _all_tensors(torch))]
+            others = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+            found = [*_tensors(torch, self._things), *_tensors(torch, others)]
             left = sum(not _change_storage(torch, each, in_ram) for each in found)
         self._parked, self._things = [], ()
         return left
@@ -335,19 +318,15 @@ class TensorParking:
 
 
 def _aligned(size: int) -> int:
-    return size + -size % _ALIGNED
-
-
-def _all_tensors(torch: Any) -> list[Any]:
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    """Return the size in host memory: the CPU can compute with storages that begin at multiples of 64 bytes."""
+    return size + -size % 64
 
 
 def _change_storage(torch: Any, tensor: Any, storages: Mapping[int, Any]) -> bool:
     """Give the tensor the storage that stands for its own, if there is one. Return False if that is impossible."""
-    try:
+    storage = None
+    with contextlib.suppress(RuntimeError):  # it has none
         storage = storages.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the storage's identity
-    except RuntimeError:  # it has none
-        return True
     if storage is None:
         return True
     if tensor.is_conj() or tensor.is_neg():  # their bytes are not their values

@@ -12,11 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_MADV_POPULATE_WRITE = 23
-_PIECE = 64 << 20
-_HUGE_PAGE = 2 << 20
-_THREADS = 8
-
 
 class PinnedMemory:
     """Blocks of pinned memory. `reserve` adds what is missing; nothing is given back before the program ends."""
@@ -31,7 +26,7 @@ class PinnedMemory:
         missing = size - self.size
         if missing <= 0:
             return
-        missing += -missing % _HUGE_PAGE
+        missing += -missing % (2 << 20)  # a huge page
         torch: Any = importlib.import_module("torch")
         memory = mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         block = torch.frombuffer(memory, dtype=torch.uint8)
@@ -69,9 +64,11 @@ def _allocate(address: int, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
 
-    def populate(start: int) -> None:
-        length = ctypes.c_size_t(min(_PIECE, size - start))
-        libc.madvise(ctypes.c_void_p(address + start), length, _MADV_POPULATE_WRITE)
+    piece = 64 << 20
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(populate, range(0, size, _PIECE)))
+    def populate(start: int) -> None:
+        length = ctypes.c_size_t(min(piece, size - start))
+        libc.madvise(ctypes.c_void_p(address + start), length, 23)  # MADV_POPULATE_WRITE
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(populate, range(0, size, piece)))

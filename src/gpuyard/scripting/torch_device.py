@@ -89,9 +89,8 @@ class _TorchImport(MetaPathFinder):
                 sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        with _lock:
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+        with _lock, contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -101,11 +100,9 @@ class _TorchImport(MetaPathFinder):
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._wrap(spec.loader)
-        return spec
-
-    def _wrap(self, loader: Any) -> None:
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
         execute = loader.exec_module
 
         def execute_and_select(module: ModuleType) -> None:
@@ -115,6 +112,7 @@ class _TorchImport(MetaPathFinder):
             _select_current(module)
 
         loader.exec_module = execute_and_select
+        return spec
 
 
 _hook = _TorchImport()
