@@ -40,7 +40,7 @@ FAULTS = (
     ),
     Fault(
         id="core-newcomers-are-certain",
-        file="src/gpuyard/policy/estimates.py",
+        file="src/gpuyard/policy/device_state.py",
         old="return sureness * math.sqrt((1.0 - ALIKE_JOBS) * squares + ALIKE_JOBS * spreads * spreads)",
         new="return 0.0",
         breaks="Jobs without an estimate are packed as if each stayed below what is expected of it.",

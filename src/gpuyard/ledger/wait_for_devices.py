@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from gpuyard.config import CurrentBans, load_config
 from gpuyard.errors import UserError, WaitedTooLong
-from gpuyard.ledger.file_watch import FileWatch
 from gpuyard.ledger.ledger import HeldLease, Ledger
 from gpuyard.ledger.ledger_mutex import hold_mutex
 from gpuyard.ledger.lock_file import BEAT_EVERY_S, LockFile
@@ -31,6 +31,9 @@ from gpuyard.policy.memory_guards import host_closed_reason, judge_host, ram_fig
 from gpuyard.policy.placement import PlacementChoice, choose, in_queue_order
 from gpuyard.policy.wait_reasons import Reason, ReasonKind, describe_wait, relevant_reasons
 from gpuyard.system.processes import this_process
+
+if TYPE_CHECKING:
+    from gpuyard.ledger.file_watch import FileWatch
 
 
 def enclosing_lease(ledger: Ledger, need: Need, seen: Snapshot) -> Lease | None:
@@ -105,6 +108,8 @@ class Acquisition:
         try:
             if (held := self.attempt()) is not None:
                 return held
+            from gpuyard.ledger.file_watch import FileWatch  # most leases need no wait
+
             deadline = time.monotonic() + max_wait_s
             with contextlib.ExitStack() as stack:
                 notice = FileWatch(self._ledger.folder)
@@ -124,7 +129,7 @@ class Acquisition:
                 held.release()
             raise
 
-    def _wait_for_change(self, notice: FileWatch, timeout_s: float) -> None:
+    def _wait_for_change(self, notice: "FileWatch", timeout_s: float) -> None:
         """Wait until it is time for another attempt, and show meanwhile that this process is not stopped."""
         # When a foreign process that keeps a device too busy ends, it is time, too.
         loads = [load for load in self._loads.values() if load.is_over]

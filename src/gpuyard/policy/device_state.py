@@ -6,6 +6,7 @@ its measured use. Beside leases of uncertain need a margin stays free (`margin_m
 processes, foreign ones are charged what they held when the leases were granted, and all use beyond what is reserved.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -15,9 +16,8 @@ from msgspec.structs import replace
 from gpuyard.model.lease import Holder, Need, Share
 from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.units import format_size
-from gpuyard.policy.estimates import margin_mb
 from gpuyard.policy.foreign_load import NO_FOREIGN_LOAD, ForeignLoad
-from gpuyard.policy.numbers import IDLE_PERCENT, SURENESS, UNKNOWN_PERCENT
+from gpuyard.policy.numbers import ALIKE_JOBS, IDLE_PERCENT, SURENESS, UNKNOWN_PERCENT
 from gpuyard.policy.wait_reasons import list_holders
 
 
@@ -29,6 +29,11 @@ class PromisedShare(Struct, frozen=True, kw_only=True):
     measured_mb: float | None = None
     is_reservation: bool = False
     lease_id: str | None = None
+
+
+def margin_mb(spreads: float, squares: float, sureness: float) -> float:
+    """Return what must stay free beside the means of several jobs, given the sum and the sum of squares of spreads."""
+    return sureness * math.sqrt((1.0 - ALIKE_JOBS) * squares + ALIKE_JOBS * spreads * spreads)
 
 
 class DeviceState:

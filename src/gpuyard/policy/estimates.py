@@ -21,7 +21,6 @@ from gpuyard.model.energy import learn_power
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.policy.numbers import (
     ALIKE_FACTOR,
-    ALIKE_JOBS,
     ASSUMED_DEVICE_MB,
     ASSUMED_DEVICE_PART,
     KEPT_HOST_USES,
@@ -130,11 +129,6 @@ def sureness_of(quantile: float) -> float:
     high = 2.515517 + t * (0.802853 + t * 0.010328)
     low = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308))
     return max(0.0, t - high / low)
-
-
-def margin_mb(spreads: float, squares: float, sureness: float) -> float:
-    """Return what must stay free beside the means of several jobs, given the sum and the sum of squares of spreads."""
-    return sureness * math.sqrt((1.0 - ALIKE_JOBS) * squares + ALIKE_JOBS * spreads * spreads)
 
 
 KEPT_PEAKS = KEPT_DURATIONS = 32

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.model.job_spec import TagSharing
 from gpuyard.model.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.policy.device_state import DeviceState
 from gpuyard.policy.linked_sets import placement_cost
@@ -27,6 +27,9 @@ from gpuyard.policy.numbers import (
     SLOWED_PART,
     UNKNOWN_LOAD_PERCENT,
 )
+
+if TYPE_CHECKING:
+    from gpuyard.model.job_spec import TagSharing
 
 Member = tuple[float, float]  # the load of a job on a device, and its k
 
@@ -115,7 +118,7 @@ def _member(load: float | None, caution: float) -> Member:
 
 
 def spread_need(
-    need: Need, sharing: TagSharing, states: Sequence[DeviceState], counts: Mapping[str, int]
+    need: Need, sharing: "TagSharing", states: Sequence[DeviceState], counts: Mapping[str, int]
 ) -> list[Need]:
     """Return variants of the need in the order to try them: devices with the fewest jobs of the tag first. Empty where
     too few devices are below their limit. `counts` is the number of jobs of the tag by device id."""

@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from gpuyard.config import load_config
 from gpuyard.errors import UserError
 from gpuyard.ledger.ledger import HeldLease, open_ledger
-from gpuyard.ledger.ledger_status import warn_about_own_ram
 from gpuyard.ledger.neighbours import announce
 from gpuyard.ledger.wait_for_devices import Acquisition, WaitMessages, enclosing_lease, print_to_stderr
 from gpuyard.model.lease import FixedMemory, HostShare, Lease, Need, WholeDevice, check_several
@@ -188,6 +187,8 @@ class GPUScheduler:
         held, selection = stack.pop()
         if held is not None:
             if self._host_share is not None and self._host_share.ram_mb is not None:
+                from gpuyard.ledger.ledger_status import warn_about_own_ram
+
                 warn_about_own_ram(self._label, self._host_share.ram_mb, self._write)
             _end(held)
         selection.end()

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuyard.policy.device_state import margin_mb
 from gpuyard.policy.estimates import (
     FLAT_S,
     ExpectedPeak,
     Moments,
     assumed_peak,
     learn_climb,
-    margin_mb,
     missing_part,
     peak_of_any,
     peak_of_program,
