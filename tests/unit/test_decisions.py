@@ -29,7 +29,7 @@ def decide(root: Path, name: str, text: str) -> None:
     (root / "docs/adr" / name).write_text(text, encoding="utf-8")
 
 
-def test_the_index_lists_every_decision_with_its_status_and_date() -> None:
+def test_the_index_lists_every_decision_with_what_amends_it() -> None:
     text = (ROOT / "docs/adr/index.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- decisions -->\n(.*?)<!-- /decisions -->", text, re.DOTALL)
     assert shown is not None
@@ -37,17 +37,15 @@ def test_the_index_lists_every_decision_with_its_status_and_date() -> None:
 
 
 def test_writing_replaces_the_text_between_the_markers(project: Path) -> None:
-    status = "superseded by [ADR 2](0002-jump.md)"
-    decide(project, "0001-walk.md", f"# 1. We walk\n\n*Status: {status} · Date: 2026-01-02*\n\nBecause.\n")
+    status = ", amended by [ADR 2](0002-jump.md)"
+    decide(project, "0001-walk.md", f"# 1. We walk\n\n*Status: accepted{status} · Date: 2026-01-02*\n\nBecause.\n")
     decide(project, "0002-jump.md", "# 2. We jump\n\n*Status: accepted · Date: 2026-01-03*\n\nBecause.\n")
     decide(project, "index.md", "before\n<!-- decisions -->\nold\n<!-- /decisions -->\nafter\n")
     run(project, "--write")
     assert (project / "docs/adr/index.md").read_text(encoding="utf-8") == (
         "before\n<!-- decisions -->\n"
-        "| decision | status | date |\n"
-        "| --- | --- | --- |\n"
-        f"| [1. We walk](0001-walk.md) | {status} | 2026-01-02 |\n"
-        "| [2. We jump](0002-jump.md) | accepted | 2026-01-03 |\n"
+        f"- [1. We walk](0001-walk.md){status}\n"
+        "- [2. We jump](0002-jump.md)\n"
         "<!-- /decisions -->\nafter\n"
     )
 
