@@ -168,7 +168,7 @@ FAULTS = (
     Fault(
         id="control-preempted-success-runs-again",
         file="src/gpuyard/model/stopping.py",
-        old="attempt.stopping in _MAKE_ROOM and outcome.kind is OutcomeKind.SUCCEEDED",
+        old="attempt.stopping in (OutcomeKind.PREEMPTED, *guards) and outcome.kind is OutcomeKind.SUCCEEDED",
         new="False",
         breaks="A job that succeeded just as it was being preempted runs a second time.",
         near=("tests/unit/queue/test_attempt_ends.py",),

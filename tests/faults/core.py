@@ -211,8 +211,8 @@ FAULTS = (
     Fault(
         id="core-cancelled-dependency-counts-as-done",
         file="src/gpuyard/model/dependencies.py",
-        old="DependencyKind.OK: state is JobState.SUCCEEDED,",
-        new="DependencyKind.OK: state is not JobState.FAILED,",
+        old="return DependencyOutlook.MET if state is wanted[kind] else",
+        new="return DependencyOutlook.MET if state is wanted[kind] or state is JobState.CANCELLED else",
         breaks="A job starts after its dependency was cancelled, as if that had succeeded.",
         near=("tests/unit/model/test_dependencies.py",),
     ),
@@ -406,7 +406,7 @@ FAULTS = (
     Fault(
         id="core-program-that-breaks-gpus-runs-for-ever",
         file="src/gpuyard/model/retry.py",
-        old="    if faults_before < _MAX_DEVICE_FAULTS:",
+        old="    if faults_before < 3:",
         new="    if True:",
         breaks="A program that causes Xids itself closes one GPU after the other and never fails.",
         near=("tests/unit/queue/test_device_health_watch.py",),

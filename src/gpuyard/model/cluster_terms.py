@@ -11,8 +11,6 @@ from gpuyard.model.job_spec import StopWarning
 from gpuyard.model.lease import FixedMemory, Need, PartOfDevice
 from gpuyard.model.units import format_size
 
-# Ray counts GPUs with four decimal places.
-_PARTS = 10_000
 ROUNDING = 1e-6
 # For how long a node gets no jobs after one could not start there.
 LEAVE_OUT_S = 600.0
@@ -98,31 +96,21 @@ def most_of(alike: Sequence[ClusterTerms]) -> ClusterTerms:
 
 def impossible(engine: str, nodes: Sequence[Amount], wanted: Amount) -> str | None:
     """Return why no node can ever run a job with this need, or None if one can, or if no node is known."""
-    if not nodes or any(_has(node, wanted) for node in nodes):
-        return None
-    for name, most, needed in (
-        ("GPUs", [each.gpus for each in nodes], wanted.gpus),
-        ("CPUs", [each.cpus for each in nodes], wanted.cpus),
+    needs = asdict(wanted)
+    texts = {"gpus": f"{wanted.gpus or 0:g} GPUs", "cpus": f"{wanted.cpus or 0:g} CPUs"}
+    texts["ram_mb"] = f"{format_size(wanted.ram_mb or 0.0)} of RAM"
+    if not nodes or any(
+        all(had is None or (needs[name] or 0.0) <= had + ROUNDING for name, had in asdict(node).items())
+        for node in nodes
     ):
-        largest = max((each for each in most if each is not None), default=None)
+        return None
+    for name, needed in needs.items():
+        largest = max((had for node in nodes if (had := getattr(node, name)) is not None), default=None)
         if largest is not None and (needed or 0.0) > largest + ROUNDING:
-            return (
-                f"no node of {engine} has {needed:g} {name if needed != 1 else name[:-1]}; the largest has {largest:g}"
-            )
-    ram = max((each.ram_mb for each in nodes if each.ram_mb is not None), default=None)
-    if ram is not None and (wanted.ram_mb or 0.0) > ram + ROUNDING:
-        return f"no node of {engine} has {format_size(wanted.ram_mb or 0.0)} of RAM; the largest has {format_size(ram)}"
-    return f"no node of {engine} has {_text(wanted)} together"
-
-
-def _has(node: Amount, wanted: Amount) -> bool:
-    had, needed = asdict(node), asdict(wanted)
-    return all(had[name] is None or (needed[name] or 0.0) <= had[name] + ROUNDING for name in had)
-
-
-def _text(amount: Amount) -> str:
-    parts = [f"{count:g} {name}" for count, name in ((amount.gpus, "GPUs"), (amount.cpus, "CPUs")) if count]
-    return ", ".join([*parts, *([f"{format_size(amount.ram_mb)} of RAM"] if amount.ram_mb else [])])
+            most = format_size(largest) if name == "ram_mb" else f"{largest:g}"
+            text = texts[name].removesuffix("s") if needed == 1 else texts[name]
+            return f"no node of {engine} has {text}; the largest has {most}"
+    return f"no node of {engine} has {', '.join(texts[name] for name, needed in needs.items() if needed)} together"
 
 
 def gpu_count(need: Need, card_mb: float | None) -> float:
@@ -130,15 +118,16 @@ def gpu_count(need: Need, card_mb: float | None) -> float:
     if need.devices != 1 or need.is_exclusive:
         return float(need.devices)
     if isinstance(need.memory, PartOfDevice):
-        return _rounded(need.memory.part)
-    return _rounded(need.required_mb / card_mb) if need.required_mb is not None and card_mb else 1.0
-
-
-def _rounded(part: float) -> float:
-    """Round up, so that a job never gets less than it needs, but keep as many jobs per GPU: three thirds still fit."""
-    part = max(part, 1.0 / _PARTS)
+        part = need.memory.part
+    elif need.required_mb is not None and card_mb:
+        part = need.required_mb / card_mb
+    else:
+        return 1.0
+    # Ray counts GPUs with four decimal places. Round up, so that a job never gets less than it needs, but keep as many
+    # jobs per GPU: three thirds still fit.
+    part = max(part, 0.0001)
     most = max(1, math.floor(1.0 / part + ROUNDING))
-    return min(math.ceil(part * _PARTS - ROUNDING), _PARTS // most) / _PARTS
+    return min(math.ceil(part * 10_000 - ROUNDING), 10_000 // most) / 10_000
 
 
 def amount_needed(terms: ClusterTerms, card_mb: float | None) -> Amount:

@@ -43,8 +43,14 @@ def change_arguments(command: "Sequence[str]", words: "Sequence[str]") -> tuple[
     An option replaces as many of the words that follow the old one as it has values itself: in `--verbose data.csv`,
     a new `--verbose` leaves `data.csv` alone.
     """
-    changed = list(command)
-    for group in _groups(words):
+    changed, groups = list(command), list[list[str]]()  # each option with its values, and each setting alone
+    for word in words:
+        is_start = _OPTION.match(word) or (_SETTING.match(word) and not (groups and _OPTION.match(groups[-1][0])))
+        if is_start or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    for group in groups:
         at = _find(changed, group[0])
         if at is None:
             changed += group
@@ -58,18 +64,6 @@ def change_arguments(command: "Sequence[str]", words: "Sequence[str]") -> tuple[
     return tuple(changed)
 
 
-def _groups(words: "Sequence[str]") -> list[list[str]]:
-    """Return each option with its values, and each setting alone."""
-    groups: list[list[str]] = []
-    for word in words:
-        is_start = _OPTION.match(word) or (_SETTING.match(word) and not (groups and _OPTION.match(groups[-1][0])))
-        if is_start or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
-    return groups
-
-
 def _find(command: "Sequence[str]", word: str) -> int | None:
     """Return where the command has this option or setting, whatever its value."""
     name = word.partition("=")[0]
@@ -81,13 +75,7 @@ def _find(command: "Sequence[str]", word: str) -> int | None:
     return None
 
 
-# About two lines of a wide terminal.
-MOST_SHOWN = 240
-_CUT = "…"
-
-
 def short_command(command: str) -> tuple[str, bool]:
-    """Return a command of at most 240 characters, and whether it was cut; it then ends with an ellipsis."""
-    if len(command) <= MOST_SHOWN:
-        return command, False
-    return command[: MOST_SHOWN - len(_CUT)] + _CUT, True
+    """Return a command of at most 240 characters, about two lines of a wide terminal, and whether it was cut; it then
+    ends with an ellipsis."""
+    return (command, False) if len(command) <= 240 else (f"{command[:239]}…", True)

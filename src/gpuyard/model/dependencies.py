@@ -22,12 +22,6 @@ SKIPPED = "skipped: "
 # Ends the reason of a job that was held when it was skipped: it is held again if it is revived.
 WAS_HELD = "; it was held"
 MOST_NAMED = 20
-_PAST = {
-    JobState.SUCCEEDED: "succeeded",
-    JobState.FAILED: "failed",
-    JobState.CANCELLED: "was cancelled",
-    JobState.REJECTED: "was rejected",
-}
 
 
 class DependencyKind(StrEnum):
@@ -55,20 +49,26 @@ def outlook(kind: DependencyKind, state: JobState) -> DependencyOutlook:
     """Return what the state of the other job means for a dependency of this kind that is a set of its own."""
     if state not in FINISHED:
         return DependencyOutlook.PENDING
-    met = {
-        DependencyKind.OK: state is JobState.SUCCEEDED,
-        DependencyKind.ANY: True,
-        DependencyKind.FAILED: state is JobState.FAILED,
-    }
-    return DependencyOutlook.MET if met[kind] else DependencyOutlook.NEVER
+    wanted = {DependencyKind.OK: JobState.SUCCEEDED, DependencyKind.ANY: state, DependencyKind.FAILED: JobState.FAILED}
+    return DependencyOutlook.MET if state is wanted[kind] else DependencyOutlook.NEVER
 
 
 def outlook_of_all(others: Iterable[DependencyState]) -> tuple[DependencyOutlook, str | None]:
     """Return the worst outlook of all sets, and the reason if it is NEVER."""
     others = list(others)
-    if lost := unmeetable(others):
-        return DependencyOutlook.NEVER, f"{SKIPPED}{_lost_text(lost)}"
-    return DependencyOutlook.PENDING if awaited(others) else DependencyOutlook.MET, None
+    lost = unmeetable(others)
+    if not lost:
+        return DependencyOutlook.PENDING if awaited(others) else DependencyOutlook.MET, None
+    lost = [each for each in lost if each[1] is DependencyKind.OK][:1] or lost
+    ids = [job_id for job_id, _, _ in lost]
+    if len(ids) > 1:
+        more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+        text = f"none of the dependencies {format_ids(ids[:MOST_NAMED])}{more} failed (one had to)"
+        return DependencyOutlook.NEVER, f"{SKIPPED}{text}"
+    _, kind, state = lost[0]
+    past = f"was {state}" if state in (JobState.CANCELLED, JobState.REJECTED) else str(state)
+    had_to_fail = " (had to fail)" if kind is DependencyKind.FAILED else ""
+    return DependencyOutlook.NEVER, f"{SKIPPED}dependency {ids[0]} {past}{had_to_fail}"
 
 
 def unmeetable(others: Sequence[DependencyState]) -> list[DependencyState]:
@@ -93,13 +93,3 @@ def was_skipped(reason: str | None) -> bool:
 
 def _is_lost(other: DependencyState) -> bool:
     return outlook(other[1], other[2]) is DependencyOutlook.NEVER
-
-
-def _lost_text(lost: Sequence[DependencyState]) -> str:
-    lost = [each for each in lost if each[1] is DependencyKind.OK][:1] or lost
-    if len(lost) == 1:
-        job_id, kind, state = lost[0]
-        return f"dependency {job_id} {_PAST[state]}{' (had to fail)' if kind is DependencyKind.FAILED else ''}"
-    ids = [job_id for job_id, _, _ in lost]
-    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
-    return f"none of the dependencies {format_ids(ids[:MOST_NAMED])}{more} failed (one had to)"

@@ -11,14 +11,12 @@ Rules:
   add up to the energy of the card while it was held.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from msgspec import Struct
 
 LONGEST_GAP_S = 10.0
-# An attempt that keeps its card less busy than this is idle.
-IDLE_BELOW_PERCENT = 5.0
 # A shorter interval says little about power: counters move about ten times a second.
 SHORTEST_PEAK_S = 0.5
 JOULES_PER_KWH = 3_600_000.0
@@ -99,17 +97,23 @@ def share_energy(  # noqa: PLR0913 - all that decides who pays
     parts: dict[int, EnergyUse] = {}
     foreign_j = 0.0
     power = joules / (ends - begins)
-    for since, until in _segments(begins, ends, holders):
+    edges = {at for each in holders for at in (each.since, each.until) if begins < at < ends}
+    for since, until in pairwise(sorted({begins, ends, *edges})):  # within which the same attempts hold the card
         here = [each for each in holders if each.since <= since and each.until >= until]
         if not here:
             continue
         seconds = until - since
         idle_j = min(power, idle_w or 0.0) * seconds
         rest_j = power * seconds - idle_j
-        weights, rest_of_all = _weights(here, foreign_percent)
+        # What the card draws beyond its idle power is shared by use.
+        uses = [each.use_percent for each in here if each.use_percent is not None]
+        total = sum(uses) + foreign_percent
+        weights, rest_of_all = [1.0 / len(here)] * len(here), 1.0
+        if len(uses) == len(here) and total > 0:
+            weights, rest_of_all = [use / total for use in uses], sum(uses) / total
         foreign_j += rest_j * (1.0 - rest_of_all)
         for each, weight in zip(here, weights, strict=True):
-            is_idle = each.use_percent is not None and each.use_percent < IDLE_BELOW_PERCENT
+            is_idle = each.use_percent is not None and each.use_percent < 5.0
             part = EnergyUse(
                 joules=idle_j / len(here) + rest_j * weight,
                 seconds=seconds,
@@ -121,33 +125,14 @@ def share_energy(  # noqa: PLR0913 - all that decides who pays
     return parts, foreign_j
 
 
-def _segments(begins: float, ends: float, holders: Sequence[CardHolder]) -> Iterator[tuple[float, float]]:
-    """Yield the parts of the interval in which the same attempts hold the card."""
-    edges = {at for each in holders for at in (each.since, each.until) if begins < at < ends}
-    return pairwise(sorted({begins, ends, *edges}))
-
-
-def _weights(here: Sequence[CardHolder], foreign_percent: float) -> tuple[list[float], float]:
-    """Return each holder's part of what the card draws beyond its idle power, and the sum of these parts."""
-    uses = [each.use_percent for each in here if each.use_percent is not None]
-    total = sum(uses) + foreign_percent
-    if len(uses) < len(here) or total <= 0:
-        return [1.0 / len(here)] * len(here), 1.0
-    return [use / total for use in uses], sum(uses) / total
-
-
 def add_energy(before: EnergyUse | None, part: EnergyUse) -> EnergyUse:
     if before is None:
         return part
-    peaks = [peak for peak in (before.peak_w, part.peak_w) if peak is not None]
-    return EnergyUse(
-        joules=before.joules + part.joules,
-        seconds=before.seconds + part.seconds,
-        idle_s=before.idle_s + part.idle_s,
-        shared_s=before.shared_s + part.shared_s,
-        integrated_s=before.integrated_s + part.integrated_s,
-        peak_w=max(peaks, default=None),
-    )
+    peak_w = max((peak for peak in (before.peak_w, part.peak_w) if peak is not None), default=None)
+    return EnergyUse(**{name: getattr(before, name) + getattr(part, name) for name in _SUMS}, peak_w=peak_w)
+
+
+_SUMS = ("joules", "seconds", "idle_s", "shared_s", "integrated_s")
 
 
 def learn_power(before_w: float | None, run_w: float | None) -> float | None:
@@ -219,7 +204,4 @@ def energy_totals(use: EnergyUse, gpu_s: float, price: EnergyPrice) -> EnergyTot
 
 def part_of_energy(use: EnergyUse, part: float) -> EnergyUse:
     """Return the energy of a part of an attempt's time, as if its power had been constant."""
-    figures: Mapping[str, float] = {
-        name: getattr(use, name) * part for name in ("joules", "seconds", "idle_s", "shared_s", "integrated_s")
-    }
-    return EnergyUse(**figures, peak_w=use.peak_w)
+    return EnergyUse(**{name: getattr(use, name) * part for name in _SUMS}, peak_w=use.peak_w)

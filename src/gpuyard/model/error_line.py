@@ -18,8 +18,8 @@ memory access or a failed launch is mostly a mistake of the program, and does no
 import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from operator import itemgetter
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.job import Outcome, OutcomeKind
@@ -28,10 +28,6 @@ from gpuyard.model.printable_text import printable
 from gpuyard.model.terminal_line import last_lines
 
 LONGEST = 240
-_LONGEST_QUOTE = 120
-_LAST_LINES = 400
-_MOST_CHARS = 1 << 16
-_LONGEST_LINE = 600
 
 _TRACEBACK = "Traceback (most recent call last)"
 _NOT_FATAL = ("Exception ignored in", "Exception ignored while", "--- Logging error ---")
@@ -105,10 +101,6 @@ _NO_MESSAGE = LazyPattern(
 )
 _OWN = "gpuyard: "
 _FRAME = " \t=-_*#~+|│┃╭╮╰╯─━"
-
-
-# Errors for which the driver or the hardware is to blame: the GPU is gone, broken or cannot be used. An illegal memory
-# access or a failed launch is mostly a mistake of the program, and does not count.
 _DEVICE_FAULTS = LazyPattern(
     r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE"
     r"|(?:CUDA|ROCm)-capable devices? (?:is|are) (?:detected|busy or unavailable)"
@@ -123,11 +115,6 @@ class _Weight(IntEnum):
     CONSEQUENCE = 0
     MESSAGE = 1
     CAUSE = 2
-
-
-class _Found(Struct, frozen=True):
-    weight: _Weight
-    text: str
 
 
 def explain_failure(outcome: Outcome, texts: Sequence[str]) -> Outcome:
@@ -148,12 +135,8 @@ def explain_failure(outcome: Outcome, texts: Sequence[str]) -> Outcome:
 def find_error_line(texts: Sequence[str]) -> str | None:
     """Return the line that says why a program failed, printable and at most 240 characters long; None if no line
     does."""
-    found = [_last_error(_read(text)) for text in texts]
-    for weight in reversed(_Weight):
-        chosen = next((each.text for each in found if each is not None and each.weight is weight), None)
-        if chosen is not None:
-            return chosen
-    return None
+    found = [each for text in texts if (each := _last_error(_read(text))) is not None]
+    return max(found, key=itemgetter(0))[1] if found else None
 
 
 def find_last_line(texts: Sequence[str]) -> str | None:
@@ -168,7 +151,7 @@ def find_last_line(texts: Sequence[str]) -> str | None:
                 line = message if message.startswith(_OWN) else line
             stripped = line.strip(_FRAME)
             if any(map(str.isalnum, stripped)) and not _NO_MESSAGE.search(line):
-                return printable(stripped, _LONGEST_QUOTE)
+                return printable(stripped, longest=120)
     return None
 
 
@@ -189,11 +172,11 @@ def _with_reason(error: str, reason: str | None) -> str:
 
 
 def _read(text: str) -> list[str]:
-    return last_lines(text, _LAST_LINES, _MOST_CHARS, _LONGEST_LINE)
+    return last_lines(text, 400, 1 << 16, 600)
 
 
-def _last_error(lines: Sequence[str]) -> _Found | None:
-    """Return the last line of the greatest weight, or None."""
+def _last_error(lines: Sequence[str]) -> tuple[_Weight, str] | None:
+    """Return the last line of the greatest weight, with that, or None."""
     raised = dict(_raised_errors(lines))
     best: tuple[_Weight, int] | None = None
     for at in range(len(lines) - 1, -1, -1):
@@ -202,7 +185,7 @@ def _last_error(lines: Sequence[str]) -> _Found | None:
             best = weight, at
         if weight is _Weight.CAUSE:
             break
-    return None if best is None else _Found(best[0], _complete(lines, best[1]))
+    return None if best is None else (best[0], _complete(lines, best[1]))
 
 
 def _raised_errors(lines: Sequence[str]) -> Iterator[tuple[int, _Weight | None]]:
@@ -210,23 +193,16 @@ def _raised_errors(lines: Sequence[str]) -> Iterator[tuple[int, _Weight | None]]
     before = ""
     for header, line in enumerate(lines):
         if _TRACEBACK in line:
-            at = _end_of_traceback(lines, header)
-            if at is not None:
+            # The error of a traceback is the first line that is not indented.
+            rest = ((at, _GROUP.sub("", lines[at])) for at in range(header + 1, len(lines)))
+            ends = (at for at, text in rest if text and not text[0].isspace() and _RAISED.fullmatch(text))
+            if (at := next(ends, None)) is not None:
                 error = _GROUP.sub("", lines[at])
                 is_other = before.startswith(_IN_THREAD) or _CONSEQUENCES.search(error) is not None
                 weight = _Weight.CONSEQUENCE if is_other else _Weight.CAUSE
                 yield at, None if any(text in before for text in _NOT_FATAL) else weight
         if line.strip():
             before = line
-
-
-def _end_of_traceback(lines: Sequence[str], header: int) -> int | None:
-    """Return where the error of a traceback is: the first line that is not indented."""
-    for at in range(header + 1, len(lines)):
-        line = _GROUP.sub("", lines[at])
-        if line and not line[0].isspace() and _RAISED.fullmatch(line):
-            return at
-    return None
 
 
 def _weigh(line: str) -> _Weight | None:

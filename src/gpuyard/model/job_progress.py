@@ -15,15 +15,8 @@ T = TypeVar("T")
 MOST_MARKS = 32
 MOST_FIGURES = 8
 MOST_POINTS = 120
-# Progress that was watched for less time, or that is smaller, says nothing about the end.
+# Progress that was watched for less time says nothing about the end.
 _LEAST_WATCHED_S = 10.0
-_LEAST_FRACTION = 0.01
-# A fraction that falls by more is that of other work.
-_FELL = 0.05
-# The speed is that of the later half of the time, of 10 s at least.
-_RECENT_PART = 0.5
-# The end may be this part of the time left away from the likely one: more at the beginning, less towards the end.
-_WIDEST, _NARROWEST, _MARGIN_S = 0.5, 0.1, 10.0
 
 NamedValues = Sequence[tuple[str, float | None]]
 
@@ -92,7 +85,8 @@ def add_reading(progress: JobProgress, reading: ProgressReading, at_s: float) ->
     """Return the progress with a reading taken `at_s` seconds of run time after the start."""
     before_s = progress.at_s
     if reading.amount is not None and (reading.is_told or not progress.is_told):
-        progress = replace(progress, amount=_rounded(reading.amount), at_s=round(at_s, 2), is_told=reading.is_told)
+        amount = replace(reading.amount, done=float(f"{reading.amount.done:.7g}"))
+        progress = replace(progress, amount=amount, at_s=round(at_s, 2), is_told=reading.is_told)
         progress = replace(progress, marks=_with_mark(progress.marks, at_s, progress.fraction))
     count = len(reading.figures)
     if not count:
@@ -110,36 +104,28 @@ def time_left(progress: JobProgress, ran_s: float) -> RemainingTime | None:
     """Return how long an attempt that has run for `ran_s` still needs by its own progress; None if that says too little
     yet."""
     fraction, amount = progress.fraction, progress.amount
-    if fraction is None or amount is None or fraction < _LEAST_FRACTION:
+    if fraction is None or amount is None or fraction < 0.01:
         return None
-    left_s = _left_by_speed(progress.marks)
+    left_s, marks = None, progress.marks
+    if marks and marks[-1][0] - marks[0][0] >= _LEAST_WATCHED_S:
+        # The speed is that of the later half of the time, of 10 s at least.
+        (last_s, last), first_s = marks[-1], marks[0][0]
+        recent_s = max(_LEAST_WATCHED_S, 0.5 * (last_s - first_s))
+        since_s, since = next(mark for mark in reversed(marks) if mark[0] <= last_s - recent_s)
+        left_s = None if last <= since else (1 - last) * (last_s - since_s) / (last - since)
     if left_s is None and amount.left_s is not None and progress.at_s >= _LEAST_WATCHED_S:
         left_s = amount.left_s
     if left_s is None:
         return None
     left_s = max(0.0, left_s - max(0.0, ran_s - progress.at_s))
-    spread = _WIDEST + (_NARROWEST - _WIDEST) * fraction
-    return RemainingTime(
-        least_s=left_s * (1 - spread), likely_s=left_s, most_s=left_s * (1 + spread) + _MARGIN_S
-    )  # fmt: skip
+    # How far the end may be from the likely one: half of the time left at the beginning, a tenth towards the end.
+    spread = 0.5 + (0.1 - 0.5) * fraction
+    return RemainingTime(least_s=left_s * (1 - spread), likely_s=left_s, most_s=left_s * (1 + spread) + 10.0)
 
 
-def _left_by_speed(marks: Sequence[tuple[float, float]]) -> float | None:
-    if not marks or marks[-1][0] - marks[0][0] < _LEAST_WATCHED_S:
-        return None
-    (last_s, last), first_s = marks[-1], marks[0][0]
-    recent_s = max(_LEAST_WATCHED_S, _RECENT_PART * (last_s - first_s))
-    since_s, since = next(mark for mark in reversed(marks) if mark[0] <= last_s - recent_s)
-    return None if last <= since else (1 - last) * (last_s - since_s) / (last - since)
-
-
-def _rounded(amount: WorkDone) -> WorkDone:
-    return replace(amount, done=_significant(amount.done))
-
-
-def _significant(value: float) -> float:
-    """Return a value with 7 digits that count, which make curves shorter."""
-    return float(f"{value:.7g}")
+def _significant(value: float | None) -> float | None:
+    """Return a value with 7 digits that count, which make curves shorter; None for one that is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.7g}")
 
 
 def _with_mark(
@@ -148,7 +134,7 @@ def _with_mark(
     """Add a mark; begin anew where the fraction has fallen far. Of more than 32 marks every second one stays."""
     if fraction is None:
         return ()
-    if marks and fraction < marks[-1][1] - _FELL:
+    if marks and fraction < marks[-1][1] - 0.05:
         marks = ()
     if marks and fraction < marks[-1][1]:  # a bar inside was over, and the next one is not drawn yet
         return marks
@@ -156,18 +142,14 @@ def _with_mark(
     return marks if len(marks) <= MOST_MARKS else (*marks[:-1:2], marks[-1])
 
 
-def _with_figures(figures: Mapping[str, Figure], lines: Iterable[NamedValues]) -> dict[str, Figure]:
-    kept = dict(figures)
+def _with_figures(before: Mapping[str, Figure], lines: Iterable[NamedValues]) -> dict[str, Figure]:
+    kept = dict(before)
     for name, value in (pair for line in lines for pair in line):
         if name not in kept and len(kept) >= MOST_FIGURES:
             continue
-        before = kept.get(name)
-        known = [each for each in ((before.least, before.most) if before else ()) if each is not None]
-        if value is not None and math.isfinite(value):
-            known.append(_significant(value))
-            kept[name] = Figure(last=_significant(value), least=min(known), most=max(known))
-        else:
-            kept[name] = Figure(last=None, least=min(known, default=None), most=max(known, default=None))
+        last, figure = _significant(value), kept.get(name)
+        known = [each for each in (last, *((figure.least, figure.most) if figure else ())) if each is not None]
+        kept[name] = Figure(last=last, least=min(known, default=None), most=max(known, default=None))
     return kept
 
 
@@ -180,8 +162,7 @@ def _with_points(
     for at_s, given in points:
         times.append(round(at_s, 2))
         for name, column in values.items():
-            value = given.get(name)
-            column.append(None if value is None or not math.isfinite(value) else _significant(value))
+            column.append(_significant(given.get(name)))
         if len(times) > MOST_POINTS:
             times = _thinned(times)
             values = {name: _thinned(column) for name, column in values.items()}

@@ -18,8 +18,6 @@ from gpuyard.model.lease import Need, UnknownMemory
 from gpuyard.model.shell_environment import ShellSettings
 from gpuyard.model.subscriptions import Subscription
 
-_SHORT_COMMIT = 10
-
 
 class CodeSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Copies of the files of the tree at `root`, in `folder`. Jobs start in `cwd`, the same place of the snapshot as
@@ -57,7 +55,7 @@ def commit_text(commit: str | None, *, is_dirty: bool | None) -> str | None:
     """Return `commit 1a2b3c4d5e, with uncommitted changes`; None without a commit."""
     if commit is None:
         return None
-    return f"commit {commit[:_SHORT_COMMIT]}{', with uncommitted changes' if is_dirty else ''}"
+    return f"commit {commit[:10]}{', with uncommitted changes' if is_dirty else ''}"
 
 
 def changed_script_text(
@@ -67,14 +65,10 @@ def changed_script_text(
 
     is_changed: as it is now. attempts: those that started with a changed script.
     """
-    name = posixpath.basename(script)
-    ran = f"attempt{'s' if len(attempts) > 1 else ''} {', '.join(map(str, attempts))}" if attempts else ""
-    if ran:
-        return f"the script {name} has changed since it was submitted: {ran} ran the changed one"
-    if not is_changed:
-        return None
-    after = "" if is_over else "; the next attempt runs it as it is then"
-    return f"the script {name} has changed since it was submitted{after}"
+    text = f"the script {posixpath.basename(script)} has changed since it was submitted"
+    if attempts:
+        return f"{text}: attempt{'s' * (len(attempts) > 1)} {', '.join(map(str, attempts))} ran the changed one"
+    return (text if is_over else f"{text}; the next attempt runs it as it is then") if is_changed else None
 
 
 GPU = "{gpu}"
@@ -126,8 +120,6 @@ def session_on(task: Task, place: str) -> str | None:
     return None if task.session is None else task.session.replace(GPU, place)
 
 
-DEFAULT_SMOOTHING_S = 5.0
-DEFAULT_STEADY_S = 3.0
 DEFAULT_GRACE_S = 10.0
 DEFAULT_LOG_CAP_MB = 256.0
 # In place of a command that could not be read from the queue's database.
@@ -173,8 +165,8 @@ class BatchPace(Struct, frozen=True, kw_only=True):
     max_gpu_percent: float | None = None
     max_gpu_memory_mb: float | None = None
     run_ram_mb: float | None = None  # the RAM of one run; learned where it is None
-    smoothing_s: float = DEFAULT_SMOOTHING_S
-    steady_s: float = DEFAULT_STEADY_S
+    smoothing_s: float = 5.0
+    steady_s: float = 3.0
     stagger_s: float = 0.0  # the least time between two starts
     sample_log: str | None = None  # a file for the figures
 

@@ -4,8 +4,8 @@ Only for attempts that failed: a program that caught the error and succeeded has
 
 The rules, in the order in which they apply:
 1. Only the last 200 lines count. The program survived what it wrote earlier.
-2. The last line that matches a pattern (`oom_patterns`) is the cause. Where it has no numbers, those of a matching line
-   shortly before it are used.
+2. The last line that matches a pattern is the cause. Where it has no numbers, those of a matching line shortly before
+   it are used.
 3. It does not count if a traceback that starts after it ends in a plainly different error: a mistake in the program
    (ValueError, KeyError, …), a missing file, a KeyboardInterrupt. A RuntimeError or an unknown error does not overrule
    it, as launchers, worker pools and sibling ranks report a death with these.
@@ -15,6 +15,13 @@ The rules, in the order in which they apply:
    traceback that was ignored, or ended only a thread, did not end the program.
 
 When in doubt the program ran out of memory: another run with more memory costs a run, and no other run costs the job.
+
+A pattern matches one line of output, and is specific: it names an error, a status or a failed call, never only a
+subject. The first pattern that matches a line counts; more informative ones come first. A line about what might happen
+("if you get CUDA out of memory …") does not count. Every pattern takes time linear in the line: nothing unbounded
+stands inside something repeated. Left out on purpose, as more memory would not help or the cause is unclear: Triton's
+shared memory, Java's and JavaScript's heaps, full disks, `/dev/shm`, encoder sessions, and libraries that were "not
+initialized".
 """
 
 import re
@@ -24,18 +31,10 @@ from math import prod
 
 from msgspec import Struct
 
-from gpuyard.model import oom_patterns
 from gpuyard.model.lazy_pattern import LazyPattern
-from gpuyard.model.oom_patterns import OomPattern
 from gpuyard.model.terminal_line import without_prefix
 
-_LAST_LINES = 200
-_MOST_CHARS = 1 << 17
-_NEARBY_LINES = 20
-_SAYS_CHARS = 300
-_LEAD_CHARS = 80
 KILLED = 137  # 128 and SIGKILL
-_NEARLY_ALL = 0.9
 
 _COLOUR = LazyPattern(r"\x1b\[[0-9;]{0,20}m")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -109,6 +108,156 @@ _BYTES_PER_TYPE = {
 }  # fmt: skip
 
 
+_ALLOC_FAILED = r"(?:STATUS_)?(?:INTERNAL_ERROR_\w{0,20})?ALLOC(?:ATION)?_FAILED\b"
+# Every match contains one of these, and hardly any other line does: searching for them is a hundred times cheaper.
+_HINTS = (
+    "out of", "outof", "out_of", "alloc", "exhausted", "memoryerror", "memory_error", "no available memory",
+    "not enough memory", "less than desired", "low on memory", "errno 12", "oom_kill", "oom-kill", "killed by",
+    "not initialized", "batch size found",
+)  # fmt: skip
+# Case-sensitive, as "May" is in the dates of logs.
+_ADVICE = LazyPattern(r"\b(?:[Ii]f|[Aa]void\w{0,3}|[Pp]revent\w{0,3}|[Ii]n case|may|might|such as|e\.g\.)(?=[\s,:])")
+# Errors that a full device often, but not always, causes. After a notice, one of them confirms it.
+_CONSEQUENCES = LazyPattern(
+    r"\bCU(?:BLAS|DNN|SOLVER)_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)\b"
+    r"|\bDNN library initialization failed\b"
+    r"|\bFailed to (?:load model|create llama_context)\b|\bvalidation error for Llama"
+)
+
+
+class OomPattern(Struct, frozen=True):
+    framework: str | None
+    regex: LazyPattern
+    is_host: bool = False
+    is_notice: bool = False
+
+
+def _find(line: str) -> tuple[OomPattern, int] | None:
+    """Return the pattern, and where in the line it matches; None if the line reports no shortage."""
+    lowered = line.lower()
+    if not any(hint in lowered for hint in _HINTS):
+        return None
+    for candidate in _PATTERNS:
+        match = candidate.regex.search(line)
+        if match is not None:
+            return None if _ADVICE.search(line, 0, match.start()) else (candidate, match.start())
+    return None
+
+
+def _device(framework: str | None, *patterns: str, is_notice: bool = False) -> OomPattern:
+    return OomPattern(framework, LazyPattern("|".join(patterns), re.IGNORECASE), is_notice=is_notice)
+
+
+def _host(framework: str, *patterns: str) -> OomPattern:
+    return OomPattern(framework, LazyPattern("|".join(patterns)), is_host=True)
+
+
+_PATTERNS = (
+    # Frameworks, which write the most informative errors
+    _device(
+        "PyTorch",
+        r"\b(?:CUDA|HIP|XPU|MPS backend) out of memory\b.{0,200}\bTried to allocate\b",
+        r"\btorch\.(?:cuda\.)?OutOfMemoryError: \S",
+        r"\bNo executable batch size found, reached zero\b",  # Accelerate, after its last attempt
+    ),
+    _host("TensorFlow", r"\bOOM when allocating tensor\b.{0,300}\bdevice:CPU:"),
+    _device("TensorFlow", r"\bran out of memory trying to allocate\b(?!.{0,200}not a failure)", is_notice=True),
+    _device(
+        "TensorFlow",
+        r"\bOOM when allocating tensor\b",
+        r"\bResourceExhaustedError: (?!.{0,300}(?:No space left|Disk quota))",
+        r"(?<!org_)\btensorflow/core/.{0,200}\bRESOURCE_EXHAUSTED: failed to allocate\b",
+        r"\bDst tensor is not initialized\b",  # a copy to a full device
+    ),
+    _device(
+        "JAX",
+        r"\bRESOURCE[_ ]EXHAUSTED: .{0,80}\b(?:Out of memory|Ran out of memory|Failed to allocate|"
+        r"CUDA_ERROR_OUT_OF_MEMORY)",
+        r"\b(?:Xla|Jax)RuntimeError: \w{1,30}: Failed to allocate\b",
+    ),
+    _device(
+        "XLA",  # used by TensorFlow and JAX, which then request less
+        r"\bfailed to alloc(?:ate)?\b.{0,80}\b(?:CUDA_ERROR_OUT_OF_MEMORY|HIP_ERROR_OutOfMemory|hipErrorOutOfMemory)\b",
+        is_notice=True,
+    ),
+    _device(
+        "CuPy",
+        r"\bcupy[\w.]{0,40}OutOfMemoryError: ",
+        r"\bout of memory allocating [\d,]{1,30} bytes \(allocated so far",
+        r"\bout of memory to allocate \d{1,30} bytes \(total",
+    ),
+    _device("Numba", r"\bCall to \w{1,40} results in (?:UNKNOWN_)?CUDA_ERROR_OUT_OF_MEMORY\b"),
+    _device("RMM", r"\bbad_alloc: out_of_memory\b", r"\bRMM_ERROR_OUT_OF_MEMORY\b"),
+    _device(
+        "vLLM",
+        r"\bNo available memory for the cache blocks\b",
+        r"\bFree memory on device\b.{0,80}\bis less than desired GPU memory utilization\b",
+    ),
+    _device("SGLang", r"\bNot enough memory\. Please try to increase --mem-fraction-static"),
+    _device("ONNX Runtime", r"\bBFCArena::AllocateRawInternal\b.{0,300}\bFailed to allocate memory\b"),
+    _device(
+        "llama.cpp",
+        r"\bggml_\w{1,60}: .{0,80}\bfailed: out of memory\b",
+        r"\b(?:failed|unable) to allocate (?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,2} buffer\b",
+        is_notice=True,
+    ),
+    _device("PaddlePaddle", r"\bOut of memory error on GPU \d"),
+    _device("TensorRT", r"\bCuda Runtime \(out of memory\)", r"\bError Code 2: OutOfMemory\b", is_notice=True),
+    _device("CUDA.jl", r"\bOut of GPU memory trying to allocate\b"),
+    _device("Dr.Jit", r"\b(?:jit|cuda)_malloc\(\): out of memory"),
+    _device(
+        "Blender",
+        r"\bSystem is out of GPU (?:and shared host )?memory\b",
+        r"\bOut of memory in (?:cu|hip|optix|ze|mtl)[A-Za-z_]",
+    ),
+    # Libraries and drivers
+    _device("NCCL", r"\bNCCL WARN\b.{0,80}(?:\bout of memory\b|\bFailed to CUDA \w?alloc\b)"),
+    _device("cuBLAS", rf"\bCUBLAS_{_ALLOC_FAILED}"),
+    _device("cuDNN", rf"\bCUDNN_{_ALLOC_FAILED}"),
+    _device("HIP", rf"\b(?:HIPBLAS|HIPFFT|MIOPEN)_{_ALLOC_FAILED}", r"\brocblas_status_memory_error\b"),
+    _device(
+        "HIP",
+        r"\bhipErrorOutOfMemory\b",
+        r"\bhipErrorMemoryAllocation\b",
+        r"\bHIP_ERROR_OutOfMemory\b",
+        r"\bHIP error\b[\s:,'\"(2)]{0,8}out of memory\b",
+        r"\bHSA_STATUS_ERROR_OUT_OF_RESOURCES\b",
+    ),
+    _device("OptiX", r"\bOPTIX_ERROR_(?:DEVICE_OUT_OF_MEMORY|MEMORY_ALLOCATION_FAILED)\b"),
+    _device(
+        "CUDA",
+        rf"\bCU(?:SOLVER|SPARSE|FFT|RAND)_{_ALLOC_FAILED}",
+        r"\bCUDA_ERROR_OUT_OF_MEMORY\b",
+        # PyTorch adds a line with this name that refers to the documentation.
+        r"(?<!Search for .)\bcudaErrorMemoryAllocation\b",
+        r"\bcudaMalloc\w{0,20}\b.{0,80}\bout of memory\b",
+        r"\bcuda (?:\w{1,20} ){0,3}(?:error|failure)(?: string| code)?[\s:,'\"(2)]{0,8}out of memory\b",
+        r"\bGpu API call\) out of memory\b",
+    ),
+    _host("Vulkan", r"\b(?:VK_ERROR_OUT_OF_HOST_MEMORY|ErrorOutOfHostMemory)\b"),
+    _device("Vulkan", r"\b(?:VK_ERROR_OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory)\b"),
+    _device("OpenGL", r"\bGL_OUT_OF_MEMORY\b"),
+    _device("OpenCL", r"\bCL_MEM_OBJECT_ALLOCATION_FAILURE\b"),
+    _device("oneAPI", r"\b(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY\b"),
+    _device("Metal", r"\bkIOGPUCommandBufferCallbackErrorOutOfMemory\b"),
+    _device(
+        None,  # an error message of the program's own
+        r"^(?:[\w.]{0,80}(?:Error|Exception)|\s{0,8}what\(\)): {1,4}.{0,120}?"
+        r"(?:\b(?:CUDA|GPU|HIP)\b.{0,40}\bout of memory\b|\bout of (?:CUDA|GPU|HIP|device|video) memory\b)",
+    ),
+    # The host
+    _host("PyTorch", r"\bDefaultCPUAllocator: (?:can't allocate|not enough) memory\b"),
+    _host("PyTorch", r"\bDataLoader worker \(pid(?:\(s\))? [\d, ]{1,80}\) is killed by signal: Killed\b"),
+    _host("Ray", r"\bray\.exceptions\.OutOfMemoryError\b", r"\bkilled due to the node running low on memory\b"),
+    _host("NumPy", r"^numpy[\w.]{0,40}MemoryError\b", r"\b_ArrayMemoryError: "),
+    _host("Python", r"^(?:[\w.]{0,80}\.)?MemoryError(?:: |\s*$)", r"\[Errno 12\]"),
+    _host("C++", r"\bstd::bad_alloc\b"),
+    _host("Rust", r"\bmemory allocation of \d{1,20} bytes failed\b"),
+    _host("the kernel", r"\bDetected \d{1,9} oom[-_]kill event"),
+    _host("the system", r"\b[Cc]annot allocate memory\b(?! in static TLS)"),
+)
+
+
 class ShortageKind(StrEnum):
     DEVICE = "device"
     HOST = "host"
@@ -137,20 +286,27 @@ class RamLimit(Struct, frozen=True, kw_only=True):
 
 def recognise(text: str) -> Shortage | None:
     """Return the shortage that the end of a failed program's output reports, or None."""
-    last = text[-_MOST_CHARS:].splitlines()[-_LAST_LINES:]
+    last = text[-(1 << 17) :].splitlines()[-200:]
     lines = [without_prefix(_COLOUR.sub("", line)) for line in last]
     for at in range(len(lines) - 1, -1, -1):
-        found = oom_patterns.find(lines[at])
+        found = _find(lines[at])
         if found is None:
             continue
         pattern, place = found
         if any(_overrules(error, pattern) for error in _errors_after(lines, at)):
             return None
-        numbers = _line_with_numbers(lines, at, pattern)
+        # Where the line does not say how much was requested, a matching line before it that does.
+        nearby = (lines[at], *reversed(lines[max(0, at - 19) : at]))
+        asked = (line for line in nearby if _asked_mb(line) is not None and _is_alike(line, pattern))
+        numbers = next(asked, lines[at])
         index = _first(_INDEX, numbers)
+        # The line, printable and shortened around the match.
+        start = max(0, place - 80) if len(lines[at]) > 300 else 0
+        says = "".join(char if char.isprintable() else " " for char in lines[at][start : start + 600])
+        says = " ".join(says.split())
         return Shortage(
             where=ShortageKind.HOST if pattern.is_host else ShortageKind.DEVICE,
-            says=_shortened(lines[at], place),
+            says=says if len(says) <= 300 else f"{says[:299]}…",
             asked_mb=_asked_mb(numbers),
             free_mb=_first_size(_FREE, numbers),
             total_mb=_first_size(_TOTAL, numbers),
@@ -174,7 +330,7 @@ def killed_by_kernel(
     if status != KILLED:
         return None
     is_counted = kills_before is not None and kills_after is not None and kills_after > kills_before
-    is_full = ram_peak_mb is not None and bool(ram_total_mb) and ram_peak_mb >= _NEARLY_ALL * (ram_total_mb or 0.0)
+    is_full = ram_peak_mb is not None and bool(ram_total_mb) and ram_peak_mb >= 0.9 * (ram_total_mb or 0.0)
     if not is_counted and not is_full:
         return None
     why = "the kernel's out-of-memory killer ended it" if is_counted else "it was killed when it held nearly all memory"
@@ -210,27 +366,13 @@ def _overrules(error: str, pattern: OomPattern) -> bool:
     if match is None:
         return False
     if pattern.is_notice:
-        return not oom_patterns.CONSEQUENCES.search(error)
+        return not _CONSEQUENCES.search(error)
     return match[1].rpartition(".")[2] in _OTHER_ERRORS
 
 
-def _line_with_numbers(lines: Sequence[str], at: int, pattern: OomPattern) -> str:
-    """Return the line at `at`; where it does not say how much was requested, a matching line before it that does."""
-    if _asked_mb(lines[at]) is not None:
-        return lines[at]
-    for line in reversed(lines[max(0, at - _NEARBY_LINES + 1) : at]):
-        found = oom_patterns.find(line)
-        if found is not None and found[0].is_host == pattern.is_host and _asked_mb(line) is not None:
-            return line
-    return lines[at]
-
-
-def _shortened(line: str, at: int) -> str:
-    """Return the line, printable and shortened around the match."""
-    start = max(0, at - _LEAD_CHARS) if len(line) > _SAYS_CHARS else 0
-    part = line[start : start + 2 * _SAYS_CHARS]
-    text = " ".join("".join(char if char.isprintable() else " " for char in part).split())
-    return text if len(text) <= _SAYS_CHARS else f"{text[: _SAYS_CHARS - 1]}…"
+def _is_alike(line: str, pattern: OomPattern) -> bool:
+    found = _find(line)
+    return found is not None and found[0].is_host == pattern.is_host
 
 
 def _first(patterns: Sequence[LazyPattern], line: str) -> re.Match[str] | None:
@@ -251,15 +393,13 @@ def _held_mb(line: str) -> float | None:
 
 
 def _asked_mb(line: str) -> float | None:
-    return _first_size(_ASKED, line) or _tensor_mb(line)
-
-
-def _tensor_mb(line: str) -> float | None:
-    """Return the size of the tensor that TensorFlow names in place of a size."""
-    match = _TENSOR.search(line)
+    asked_mb, match = _first_size(_ASKED, line), _TENSOR.search(line)
+    if asked_mb:
+        return asked_mb
     each = _BYTES_PER_TYPE.get(match[2]) if match is not None else None
     if match is None or each is None:
         return None
+    # TensorFlow names the shape of the tensor in place of a size.
     whole = prod(int(side) for side in match[1].split(",") if side) * each
     return whole / 2**20 if whole < _ABSURD_MB * 2**20 else None
 

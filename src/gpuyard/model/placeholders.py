@@ -24,7 +24,6 @@ class ArrayElement(Struct, frozen=True, kw_only=True):
 
 # The first name of an expression with three, two, or one pair of braces; the shell reads `${NAME}` itself.
 _PLACEHOLDER = re.compile(r"\{\{\{(\w+)\}\}\}|\{(\{\w+\})\}|(?<!\$)\{(\w+)\}")
-_SIMILAR = 0.5
 
 
 def fill_in(arguments: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
@@ -55,15 +54,12 @@ def check_known(texts: Sequence[str], known: Collection[str], source: str) -> No
         return
     literal = f"write {{{{{unknown}}}}} for the text {{{unknown}}}"
     near = nearest(unknown, known)
-    if near is None:
-        names = ", ".join(map("{{{}}}".format, known))
-        raise UserError(
-            f"{{{unknown}}} is not a placeholder: {source} gives {names}",
-            hint=f"{literal}, or give a value for it",
-        )
-    raise UserError(
-        f"{{{unknown}}} is not a placeholder of {source}; did you mean {{{near}}}?", hint=f"change it, or {literal}"
-    )
+    if near is not None:
+        text = f"{{{unknown}}} is not a placeholder of {source}; did you mean {{{near}}}?"
+        raise UserError(text, hint=f"change it, or {literal}")
+    names = ", ".join(map("{{{}}}".format, known))
+    text = f"{{{unknown}}} is not a placeholder: {source} gives {names}"
+    raise UserError(text, hint=f"{literal}, or give a value for it")
 
 
 def check_used(texts: Sequence[str], names: Sequence[str]) -> None:
@@ -83,7 +79,7 @@ def check_used(texts: Sequence[str], names: Sequence[str]) -> None:
 def nearest(name: str, known: Collection[str]) -> str | None:
     """Return the known name that is most like `name`, apart from capitals; None if none is similar."""
     folded = {each.casefold(): each for each in known}
-    found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_SIMILAR)
+    found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
     return folded[found[0]] if found else None
 
 
@@ -91,7 +87,6 @@ def nearest(name: str, known: Collection[str]) -> str | None:
 _LETTERS = {"j": "job", "A": "array", "a": "index", "x": "name", "u": "user", "N": "host"}
 _NAMES = ("job", "array", "index", "name", "attempt", "user", "host")
 _PATTERN_PLACEHOLDER = re.compile(r"%(\d{0,2})(.?)|\{(\w+)\}", re.DOTALL)
-_KNOWN = "%j or {job}, %A or {array}, %a or {index}, %x or {name}, {attempt}, %u or {user}, %N or {host}, %% for a %"
 
 
 def fill_pattern(pattern: str, own: Mapping[str, str], values: Mapping[str, str]) -> str:
@@ -111,26 +106,6 @@ def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable[ArrayE
     """Refuse a pattern that names no file, has an unknown placeholder, or names the same file for several jobs.
 
     elements: the jobs of the submission; of an array, one of them."""
-    _check_path(option, pattern, cwd)
-    elements = list(elements)
-    used = {(name or "", _LETTERS.get(letter, letter)) for _, letter, name in _PATTERN_PLACEHOLDER.findall(pattern)}
-    used.discard(("", "%"))
-    values = elements[0].values if elements else {}
-    for name, own in used:
-        _check_placeholder(option, name or own, values if name else {}, has_index=elements[0].index is not None)
-    names = {name or own for name, own in used}
-    if is_many and not _tells_apart(names, elements):
-        raise UserError(
-            f"all jobs would write to the same file: --{option} {pattern}",
-            hint="put " + ("{index} or " if elements[0].index is not None else "") + "{job} into it",
-        )
-
-
-def names_host(pattern: str) -> bool:
-    return any("host" in (name, _LETTERS.get(letter)) for _, letter, name in _PATTERN_PLACEHOLDER.findall(pattern))
-
-
-def _check_path(option: str, pattern: str, cwd: str) -> None:
     if not pattern or pattern.endswith("/"):
         raise UserError(f"--{option} '{pattern}' names no file", hint=f"such as --{option} logs/%j.txt")
     if not pattern.isprintable():
@@ -138,9 +113,29 @@ def _check_path(option: str, pattern: str, cwd: str) -> None:
     if pattern.startswith("~"):
         raise UserError(f"--{option} {pattern}: only a shell replaces ~", hint='write it as "$HOME/…"')
     if not pattern.startswith("/") and not cwd.isprintable():
+        text = f"--{option} starts in the job's folder, and the name of that is not plain text"
+        raise UserError(text, hint="give a whole path")
+    elements = list(elements)
+    has_index = elements[0].index is not None
+    used = {(name or "", _LETTERS.get(letter, letter)) for _, letter, name in _PATTERN_PLACEHOLDER.findall(pattern)}
+    used.discard(("", "%"))
+    values = elements[0].values if elements else {}
+    for name, own in used:
+        _check_placeholder(option, name or own, values if name else {}, has_index=has_index)
+    names = {name or own for name, own in used}
+    varying = names & set(values)
+    # An array has one element here, and differs by index and id.
+    is_own = "job" in names - varying or ("index" in names - varying and has_index)
+    different = {tuple(each.values[name] for name in varying) for each in elements}
+    if is_many and not is_own and not len(elements) == len(different) > 1:
         raise UserError(
-            f"--{option} starts in the job's folder, and the name of that is not plain text", hint="give a whole path"
+            f"all jobs would write to the same file: --{option} {pattern}",
+            hint="put " + ("{index} or " if has_index else "") + "{job} into it",
         )
+
+
+def names_host(pattern: str) -> bool:
+    return any("host" in (name, _LETTERS.get(letter)) for _, letter, name in _PATTERN_PLACEHOLDER.findall(pattern))
 
 
 def _check_placeholder(option: str, name: str, values: Mapping[str, str], *, has_index: bool) -> None:
@@ -149,16 +144,6 @@ def _check_placeholder(option: str, name: str, values: Mapping[str, str], *, has
     if name == "index":
         raise UserError(f"--{option}: this job has no index", hint="only --array gives one; {job} is its id")
     shown = f"%{name}" if len(name) < 2 else f"{{{name}}}"
-    raise UserError(
-        f"--{option}: there is no placeholder {shown}", hint=", ".join([_KNOWN, *map("{{{}}}".format, values)])
-    )
-
-
-def _tells_apart(names: set[str], elements: list[ArrayElement]) -> bool:
-    """Return whether each job gets a file of its own. An array has one element here, and differs by index and id."""
-    values = names & set(elements[0].values)
-    if "job" in names - values or ("index" in names - values and elements[0].index is not None):
-        return True
-    return len(elements) > 1 and len({tuple(each.values[name] for name in values) for each in elements}) == len(
-        elements
-    )
+    known = "%j or {job}, %A or {array}, %a or {index}, %x or {name}, {attempt}, %u or {user}, %N or {host}, %% for a %"
+    hint = ", ".join([known, *map("{{{}}}".format, values)])
+    raise UserError(f"--{option}: there is no placeholder {shown}", hint=hint)

@@ -15,8 +15,6 @@ from msgspec.structs import replace
 
 # A change of the shift by less than this is not a step: both clocks were not read at the same moment.
 STEP_S = 0.5
-# Boots with a shift of their own; before them, the oldest one applies.
-_MOST_BOOTS = 100
 
 
 class BootTime(Struct, frozen=True, kw_only=True):
@@ -66,15 +64,10 @@ def start_queue_time(
     now = wall - (0.0 if before is None else before.shift)
     if last is not None:
         now = max(now, last)
-    past = () if before is None else _without_repetitions(before.boots)
-    boots = (*past, BootTime(since=now, shift=wall - now))[-_MOST_BOOTS:]
+    past: list[BootTime] = []
+    for each in () if before is None else before.boots:  # without boots whose shift is that of the boot before
+        if not past or abs(each.shift - past[-1].shift) >= STEP_S:
+            past.append(each)
+    # Before the last hundred boots, the oldest shift applies.
+    boots = (*past, BootTime(since=now, shift=wall - now))[-100:]
     return QueueTime(boot=boot, offset=now - since_boot, boots=boots)
-
-
-def _without_repetitions(boots: tuple[BootTime, ...]) -> tuple[BootTime, ...]:
-    """Drop each boot whose shift is that of the boot before it."""
-    kept = boots[:1]
-    for each in boots[1:]:
-        if abs(each.shift - kept[-1].shift) >= STEP_S:
-            kept += (each,)
-    return kept

@@ -32,20 +32,13 @@ _DELAYS_S = {
     OutcomeKind.NOT_RESTORED: (0.0, 60.0),
     OutcomeKind.DEVICE_FAULT: (0.0, 60.0),
 }
-# With a delay of the user's own: it doubles too, up to this or to itself.
-_LONGEST_OWN_S = 3600.0
 _CAUSES = {
     OutcomeKind.TIMED_OUT: {RetryCause.TIMEOUT},
     OutcomeKind.OUT_OF_MEMORY: {RetryCause.OOM},
     OutcomeKind.NOT_RESTORED: {RetryCause.FAILED, RetryCause.DEVICE},
     OutcomeKind.DEVICE_FAULT: {RetryCause.DEVICE},
 }
-# A job runs again this often after faults of its GPUs before its retries count.
-_MAX_DEVICE_FAULTS = 3
-# A job is held once more attempts than this were lost on another machine.
-_MAX_LOST = 5
-_REBOOTED = "the machine was restarted while it ran"
-REBOOTED = Outcome(kind=OutcomeKind.LOST, reason=_REBOOTED)
+REBOOTED = Outcome(kind=OutcomeKind.LOST, reason="the machine was restarted while it ran")
 
 
 def parse_causes(texts: Sequence[str], retries: int) -> tuple[RetryCause, ...]:
@@ -75,9 +68,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 def judge(job: Job, outcome: Outcome, *, is_device_fault: bool = False) -> Verdict:
     """Decide what follows. `is_device_fault`: the program failed because of its GPU."""
     if outcome.kind is OutcomeKind.NEVER_STARTED:
-        return Verdict(
-            event=JobEvent.REQUEUE, text=f"not started: {outcome.reason}" if outcome.reason else "not started"
-        )
+        return Verdict(event=JobEvent.REQUEUE, text=": ".join(filter(None, ("not started", outcome.reason))))
     if outcome.kind is OutcomeKind.CANCELLED:
         return Verdict(event=JobEvent.CANCEL, text="cancelled")
     if outcome.kind in (OutcomeKind.PREEMPTED, OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD):
@@ -108,7 +99,7 @@ def after_device_fault(job: Job, outcome: Outcome, faults_before: int) -> tuple[
     ended = Outcome(kind=OutcomeKind.DEVICE_FAULT, status=outcome.status, reason=why)
     if RetryCause.DEVICE not in job.spec.retry_on:
         return ended, Verdict(event=JobEvent.FAIL, counts=True, text=_not_retried(job, why))
-    if faults_before < _MAX_DEVICE_FAULTS:
+    if faults_before < 3:
         return ended, Verdict(event=JobEvent.REQUEUE, text=f"{why}; queued again, no retry used up")
     return outcome, judge(job, outcome, is_device_fault=True)
 
@@ -126,21 +117,16 @@ def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, hopeless: 
     if growth is None:
         return Verdict(event=JobEvent.FAIL, text=hopeless or f"out of memory again: {why}")
     delay_s = retry_delay_s(OutcomeKind.OUT_OF_MEMORY, growth.count - 1, job.spec.retry_delay_s)
-    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"retry {_growth_text(growth)}; {why}", growth=growth)
-
-
-def _growth_text(growth: Growth) -> str:
-    if growth.is_alone:
-        return "alone on the largest GPU"
-    if growth.memory_mb is not None:
-        return f"with {format_size(growth.memory_mb)}"
-    return f"with {format_size(growth.ram_mb)} of RAM" if growth.ram_mb is not None else "with more memory"
+    ram = f"{format_size(growth.ram_mb)} of RAM" if growth.ram_mb is not None else "more memory"
+    how = f"with {ram if growth.memory_mb is None else format_size(growth.memory_mb)}"
+    how = "alone on the largest GPU" if growth.is_alone else how
+    return Verdict(event=JobEvent.RETRY, delay_s=delay_s, text=f"retry {how}; {why}", growth=growth)
 
 
 def retry_delay_s(kind: OutcomeKind, failures: int, own_s: float | None = None) -> float:
     """Return the delay before the next attempt: it doubles with each failure, up to the longest. `own_s` is the first
-    delay that the user asked for."""
-    first, longest = _DELAYS_S[kind] if own_s is None else (own_s, max(own_s, _LONGEST_OWN_S))
+    delay that the user asked for: it doubles too, up to an hour or to itself."""
+    first, longest = _DELAYS_S[kind] if own_s is None else (own_s, max(own_s, 3600.0))
     return min(longest, first * float(2 ** min(failures, 32)))
 
 
@@ -158,7 +144,7 @@ def after_loss(job: Job, lost_before: int) -> Verdict:
     fault: it runs again unless `on_reboot` says otherwise, and is held once that happened too often.
 
     `lost_before`: the number of its attempts that were lost before this one."""
-    wish = OnReboot.HOLD if lost_before >= _MAX_LOST and job.spec.on_reboot is not OnReboot.FAIL else job.spec.on_reboot
+    wish = OnReboot.HOLD if lost_before >= 5 and job.spec.on_reboot is not OnReboot.FAIL else job.spec.on_reboot
     return _follow(job, wish or OnReboot.REQUEUE, JobEvent.RETRY, "lost with its node", "runs again at once")
 
 
@@ -167,7 +153,7 @@ def after_reboot(job: Job) -> Verdict:
     array) are requeued; others are held for a person to look at first."""
     is_repeatable = job.spec.retries or job.spec.is_array
     wish = job.spec.on_reboot or (OnReboot.REQUEUE if is_repeatable else OnReboot.HOLD)
-    return _follow(job, wish, JobEvent.REQUEUE, _REBOOTED, "queued again")
+    return _follow(job, wish, JobEvent.REQUEUE, REBOOTED.reason or "", "queued again")
 
 
 def _follow(job: Job, wish: OnReboot, again: JobEvent, what_happened: str, what_next: str) -> Verdict:

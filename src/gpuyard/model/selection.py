@@ -63,11 +63,9 @@ def next_moment(moment: Moment, now: datetime) -> datetime:
     return found if found > now else found + timedelta(days=1)
 
 
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 # As many ranges of ids as fit into the first line of a request.
 MOST_RANGES = 500
 KEYS = ("name", "tag", "user", "state", "since")
-_HINT = "write an id as 17, a range as 17-20, or state=failed, tag=night, name=big, since=22:00, all"
 
 
 class JobSelection(Struct, frozen=True, kw_only=True):
@@ -112,8 +110,14 @@ def parse_selection(text: str) -> JobSelection:
             values[key].append(word)
         elif word == "all":
             is_all = True
+        elif (match := re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", word, re.ASCII)) is None:
+            hint = "write an id as 17, a range as 17-20, or state=failed, tag=night, name=big, since=22:00, all"
+            raise UserError(f"'{word}' names no job", hint=hint)
         else:
-            ranges.append(_range(word))
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise UserError(f"'{word}' is an empty range", hint=f"did you mean {last}-{first}?")
+            ranges.append((first, last))
     if len(values["since"]) > 1:
         raise UserError("since= is given several times", hint="give it once")
     for since in values["since"]:
@@ -153,14 +157,9 @@ def _words(text: str) -> Iterator[tuple[str, str]]:
 
 def describe_conditions(selection: JobSelection) -> str:
     """Return the conditions as a user would write them, without ids."""
-    values = (
-        ("state", selection.states),
-        ("tag", selection.tags),
-        ("name", selection.names),
-        ("user", selection.users),
-        ("since", (selection.since,) if selection.since else ()),
-    )
-    return " ".join(f"{key}={','.join(wanted)}" for key, wanted in values if wanted)
+    values = {"state": selection.states, "tag": selection.tags, "name": selection.names, "user": selection.users}
+    texts = [f"{key}={','.join(wanted)}" for key, wanted in values.items() if wanted]
+    return " ".join([*texts, *([f"since={selection.since}"] if selection.since else [])])
 
 
 def format_ids(ids: Iterable[int]) -> str:
@@ -183,13 +182,3 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((first, last))
     return merged
-
-
-def _range(word: str) -> tuple[int, int]:
-    match = _RANGE.fullmatch(word)
-    if match is None:
-        raise UserError(f"'{word}' names no job", hint=_HINT)
-    first, last = int(match[1]), int(match[2] or match[1])
-    if last < first:
-        raise UserError(f"'{word}' is an empty range", hint=f"did you mean {last}-{first}?")
-    return first, last

@@ -43,17 +43,13 @@ def differences(wanted: ShellSettings, own: ShellSettings) -> ShellSettings:
 def unattainable(wanted: ShellSettings, own: ShellSettings, most: Mapping[str, int], *, is_root: bool) -> list[str]:
     """Return what the daemon may not give to a job, as texts. `most` are the daemon's hard limits."""
     found = [
-        f"ulimit {name} {_text(soft)}: the daemon's hard limit is {most[name]}"
+        f"ulimit {name} {'unlimited' if soft == UNLIMITED else soft}: the daemon's hard limit is {most[name]}"
         for name, soft in wanted.limits.items()
         if not is_root and most.get(name, UNLIMITED) != UNLIMITED and (soft == UNLIMITED or soft > most[name])
     ]
     if not is_root and None not in (wanted.niceness, own.niceness) and (wanted.niceness or 0) < (own.niceness or 0):
         found.append(f"niceness {wanted.niceness}: the daemon's is {own.niceness}, and only root may lower it")
     return found
-
-
-def _text(limit: int) -> str:
-    return "unlimited" if limit == UNLIMITED else str(limit)
 
 
 # TOKENIZERS_PARALLELISM, MAX_TOKENS, KEYMAP, PWD and AWS_REGION are no secrets.
@@ -66,14 +62,13 @@ def secret_variables(environment: Mapping[str, str], patterns: Sequence[str] = (
 
     `patterns` are further names, such as LAB_*, or with a "!" names that are no secrets; the last that matches counts.
     """
-    return tuple(sorted(name for name, value in environment.items() if _is_secret(name, value, patterns)))
-
-
-def _is_secret(name: str, value: str, patterns: Sequence[str]) -> bool:
-    for pattern in reversed(patterns):
-        if fnmatchcase(name, pattern.removeprefix("!")):
-            return not pattern.startswith("!")
-    return _has_secret_name(name) or ("://" in value and _URL_WITH_PASSWORD.search(value) is not None)
+    found = []
+    for name, value in environment.items():
+        pattern = next((each for each in reversed(patterns) if fnmatchcase(name, each.removeprefix("!"))), None)
+        looks_secret = _has_secret_name(name) or ("://" in value and _URL_WITH_PASSWORD.search(value) is not None)
+        if looks_secret if pattern is None else not pattern.startswith("!"):
+            found.append(name)
+    return tuple(sorted(found))
 
 
 @functools.lru_cache(maxsize=4096)  # most submissions have the same names
@@ -82,7 +77,6 @@ def _has_secret_name(name: str) -> bool:
 
 
 CPUS_VARIABLE = "GPUYARD_CPUS"
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def thread_variables(cpus: float | None, environment: Mapping[str, str]) -> dict[str, str]:
@@ -90,4 +84,5 @@ def thread_variables(cpus: float | None, environment: Mapping[str, str]) -> dict
     if cpus is None:
         return {}
     count = str(max(1, int(cpus)))
-    return {CPUS_VARIABLE: count, **{name: count for name in _THREADS if name not in environment}}
+    threads = [name for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name not in environment]
+    return dict.fromkeys((CPUS_VARIABLE, *threads), count)

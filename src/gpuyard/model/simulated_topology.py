@@ -13,8 +13,6 @@ from gpuyard.errors import UserError
 from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.topology import Link, LinkKind, Topology, link_by_nodes, merge
 
-# As many as an A100 has to each NVSwitch, or to its neighbour.
-_LINKS = 12
 _SPAN = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
 _EXAMPLE = "write it as 8x80GB:links=0-3,4-7 or 8x80GB:links=0-3,4-7:nodes=0-3,4-7"
 _KEYS = ("links", "nodes")
@@ -51,7 +49,8 @@ def _join(one: Device, other: Device) -> Link:
         raise UserError(f"links join {one.id} and {other.id}, GPUs of two vendors", hint=_EXAMPLE)
     if one.vendor is Vendor.AMD:
         return Link(one=one.id, other=other.id, kind=LinkKind.XGMI)
-    return Link(one=one.id, other=other.id, kind=LinkKind.NVLINK, count=_LINKS)
+    # As many as an A100 has to each NVSwitch, or to its neighbour.
+    return Link(one=one.id, other=other.id, kind=LinkKind.NVLINK, count=12)
 
 
 def _groups(key: str, text: str | None, devices: Sequence[Device]) -> list[list[Device]]:

@@ -12,33 +12,34 @@ from gpuyard.model.job_spec import JobSpec, StopWarning
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.units import format_duration, parse_duration
 
-# As Slurm's.
-_DEFAULT_LEAD_S = 60.0
 # Slurm takes at most 65,535 s.
 _LONGEST_LEAD_S = 64_800.0
-# This machine, and the clusters on whose nodes our supervisor sends it.
-_SIGNALLING_ENGINES = ("", "slurm", "ray")
-_SIGNAL = re.compile(r"(?:SIG)?([A-Z][A-Z0-9+-]*)|([0-9]{1,2})", re.ASCII)
-_HINT = "write it as USR1@5m: a signal's name or number, and the time before the stop"
 
 
 def parse_warning(text: str) -> StopWarning:
     """Parse `USR1@5m`, `SIGUSR1@300` or `10`. The default time is 60 s."""
     word, at, time = text.strip().partition("@")
-    lead_s = parse_duration(time) if at else _DEFAULT_LEAD_S
+    lead_s = parse_duration(time) if at else 60.0  # as Slurm's
     if lead_s > _LONGEST_LEAD_S:
         raise UserError(f"--signal {text} is too early", hint=f"give at most {format_duration(_LONGEST_LEAD_S)}")
-    return StopWarning(signum=_parse_signal(word.strip().upper(), text), lead_s=lead_s)
+    match = re.fullmatch(r"(?:SIG)?([A-Z][A-Z0-9+-]*)|([0-9]{1,2})", word.strip().upper(), re.ASCII)
+    known = signal.Signals.__members__
+    number = None if match is None else int(match[2]) if match[2] else known.get(f"SIG{match[1]}")
+    if number is None or not 1 <= number < signal.NSIG:
+        hint = "write it as USR1@5m: a signal's name or number, and the time before the stop"
+        raise UserError(f"--signal {text} names no signal", hint=hint)
+    if number in (signal.SIGKILL, signal.SIGSTOP):
+        raise UserError(f"--signal {text}: no program can handle this signal", hint="choose another, such as USR1")
+    return StopWarning(signum=int(number), lead_s=lead_s)
 
 
 def parse_signal_option(text: str | None, engine: str, time_limit_s: float | None) -> StopWarning | None:
     """Parse `--signal` for a job of this engine with this time limit."""
     if text is None:
         return None
-    if engine not in _SIGNALLING_ENGINES:
-        raise UserError(
-            f"--signal is not supported on {engine}", hint="leave it out, or use --engine local, slurm or ray"
-        )
+    if engine not in ("", "slurm", "ray"):  # this machine, and the clusters on whose nodes our supervisor sends it
+        hint = "leave it out, or use --engine local, slurm or ray"
+        raise UserError(f"--signal is not supported on {engine}", hint=hint)
     if engine == "ray" and time_limit_s is None:
         raise UserError("--signal on ray needs a time limit: nothing else stops a job there", hint="add --time-limit")
     warning = parse_warning(text)
@@ -46,28 +47,13 @@ def parse_signal_option(text: str | None, engine: str, time_limit_s: float | Non
     return warning
 
 
-def _parse_signal(word: str, text: str) -> int:
-    match = _SIGNAL.fullmatch(word)
-    known = signal.Signals.__members__
-    number = None if match is None else int(match[2]) if match[2] else known.get(f"SIG{match[1]}")
-    if number is None or not 1 <= number < signal.NSIG:
-        raise UserError(f"--signal {text} names no signal", hint=_HINT)
-    if number in (signal.SIGKILL, signal.SIGSTOP):
-        raise UserError(f"--signal {text}: no program can handle this signal", hint="choose another, such as USR1")
-    return int(number)
-
-
 def check_lead(warning: StopWarning, time_limit_s: float | None) -> None:
     """Refuse a warning that would be due before the program has begun."""
     if time_limit_s is not None and time_limit_s <= warning.lead_s:
         raise UserError(
             f"--signal is due {format_duration(warning.lead_s)} before the end, and --time-limit is not longer",
-            hint=f"give a shorter time, such as --signal {signal_name(warning.signum)}@{_shorter(time_limit_s)}",
+            hint=f"give a shorter time, such as --signal {signal_name(warning.signum)}@{time_limit_s / 10:g}s",
         )
-
-
-def _shorter(limit_s: float) -> str:
-    return f"{limit_s / 10:g}s"
 
 
 def signal_name(signum: int) -> str:
@@ -123,26 +109,20 @@ STOP_REASONS = {
 }
 # Begins the reason of a job that is being stopped.
 STOPPING = "stopping: "
-_GUARDS = (OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD)
-_MAKE_ROOM = (OutcomeKind.PREEMPTED, *_GUARDS)
 
 
 def outcome_after_stop(job: Job, attempt: Attempt, outcome: Outcome) -> Outcome:
     """Return the outcome of an attempt that ended with `outcome`: that of its stop, if it was asked to stop or was
     warned of its time limit."""
+    guards = (OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD)
     # A preempted program that succeeded before it was stopped need not run again.
-    had_succeeded = attempt.stopping in _MAKE_ROOM and outcome.kind is OutcomeKind.SUCCEEDED
+    had_succeeded = attempt.stopping in (OutcomeKind.PREEMPTED, *guards) and outcome.kind is OutcomeKind.SUCCEEDED
     if attempt.stopping is not None and not had_succeeded:
-        reason = _stop_reason(job, attempt.stopping)
+        reason, seen = STOP_REASONS[attempt.stopping], job.reason or ""
+        if attempt.stopping in guards and seen.startswith(STOPPING):  # what a guard saw is recorded with the job
+            reason = seen.removeprefix(STOPPING)
         return replace(outcome, kind=attempt.stopping, reason=reason, error_line=None)
     if attempt.stopping is None and attempt.warned_at is not None and outcome.kind is OutcomeKind.FAILED:
         reason = f"{outcome.reason or outcome.kind} after the signal before its time limit"
         return replace(outcome, kind=OutcomeKind.TIMED_OUT, reason=reason)
     return outcome
-
-
-def _stop_reason(job: Job, kind: OutcomeKind) -> str:
-    """Return why an attempt was stopped. What a memory guard saw is recorded with the job."""
-    if kind in _GUARDS and (job.reason or "").startswith(STOPPING):
-        return (job.reason or "").removeprefix(STOPPING)
-    return STOP_REASONS[kind]

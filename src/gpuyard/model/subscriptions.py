@@ -19,7 +19,6 @@ _URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
 _EVENT_LIST = re.compile(r"[a-z-]+(,[a-z-]+)*", re.ASCII)
 _PROGRAM = re.compile(r"([\w./~+-]+)(\s|$)", re.ASCII)
 _SEPARATORS = re.compile(r"[/:@?&=#,;\s]+")
-_SHORTEST_SECRET = 3
 
 
 class Event(StrEnum):
@@ -91,7 +90,7 @@ def redacted_target(target: str) -> str:
 def redact(text: str, url: str) -> str:
     """Replace every part of the URL except its scheme in `text`."""
     parts = _SEPARATORS.split(_URL.sub("", url, count=1))
-    secrets = {each for part in parts for each in (part, unquote(part)) if len(each) >= _SHORTEST_SECRET}
+    secrets = {each for part in parts for each in (part, unquote(part)) if len(each) >= 3}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "…")
     return text

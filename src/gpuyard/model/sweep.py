@@ -21,12 +21,7 @@ _BEGINS_AS_RANGE = re.compile(rf"{_NUMBER}\.\.", re.ASCII)
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::(?:(lin|log)(\d{{1,9}})|({_NUMBER})))?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _HINT = "write a range as 0..4, 0..100:25, 0..1:lin5 or 1e-4..1e-1:log4"
-# Digits of values between the ends: enough to tell neighbours apart, and of a ratio at least _LEAST_DIGITS.
-_DIGITS_OF_STEP, _LEAST_DIGITS = 6, 4
-# Outside of these, a number is written with an exponent if one end of its range is.
-_PLAIN_FROM, _PLAIN_BELOW = Decimal("0.001"), Decimal(10_000)
 _PRECISION = 50
-_MOST_SPACED = 100_000
 
 
 class Values(NamedTuple):
@@ -92,23 +87,20 @@ def all_points(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
 
 
 def sample_points(axes: Sequence[Axis], count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Yield `count` different combinations, or all if there are fewer, in the order of `all_points`."""
-    for place in sorted(_sample(count_points(axes), count, seed)):
+    """Yield `count` different combinations, or all if there are fewer, in the order of `all_points`. They are drawn by
+    Floyd's algorithm: as much work as numbers are wanted."""
+    chosen: set[int] = set()
+    total = count_points(axes)
+    for most in range(max(0, total - count), total):
+        digest = hashlib.sha256(f"{seed}:{most}".encode()).digest()
+        drawn = int.from_bytes(digest[:24], "big") % (most + 1)
+        chosen.add(most if drawn in chosen else drawn)
+    for place in sorted(chosen):
         left, point = place, dict[str, str]()
         for axis in reversed(axes):
             left, at = divmod(left, axis.size)
             point[axis.name] = axis.value(at)
         yield {axis.name: point[axis.name] for axis in axes}
-
-
-def _sample(total: int, count: int, seed: int) -> set[int]:
-    """Return `count` different numbers below `total`, by Floyd's algorithm: as much work as numbers are wanted."""
-    chosen: set[int] = set()
-    for most in range(max(0, total - count), total):
-        digest = hashlib.sha256(f"{seed}:{most}".encode()).digest()
-        drawn = int.from_bytes(digest[:24], "big") % (most + 1)
-        chosen.add(most if drawn in chosen else drawn)
-    return chosen
 
 
 def _parse_values(word: str) -> Values:
@@ -166,38 +158,27 @@ def _spaced(word: str, ends: tuple[str, str], count: int, *, is_log: bool) -> Va
     first, last = Decimal(ends[0]), Decimal(ends[1])
     if count < 2 or first == last:
         raise UserError(f"'{word}' needs two different ends and at least 2 values", hint=_HINT)
-    if count > _MOST_SPACED:
-        raise UserError(f"'{word}' has too many values", hint=f"write at most {_MOST_SPACED:,}, or a step")
+    if count > 100_000:
+        raise UserError(f"'{word}' has too many values", hint="write at most 100,000, or a step")
     if is_log and not (first > 0 and last > 0):
         raise UserError(f"both ends of '{word}' have to be above 0", hint="logarithms of other numbers do not exist")
+    write, steps = _writer(ends), count - 1
     with localcontext(prec=_PRECISION):
-        between = (_by_ratio if is_log else _by_distance)(first, last, count - 1)
-    write = _writer(ends)
+        growth = (last / first).ln() / steps if is_log else Decimal(0)
+        # Enough digits to tell neighbours apart, and of a ratio at least 4.
+        digits = max(4, 4 - (growth.exp() - 1).adjusted()) if is_log else 6
+        step = ((last - first) / steps).adjusted()
 
     def value(at: int) -> str:
-        if at in (0, count - 1):
+        if at in (0, steps):
             return ends[0] if at == 0 else ends[1]
         with localcontext(prec=_PRECISION):
-            number = between(at)
+            number = first * (growth * at).exp() if is_log else first + (last - first) * at / steps
+            unit = Decimal(1).scaleb((number.adjusted() if is_log else step) - digits + 1)
+            number = number.quantize(unit, ROUND_HALF_EVEN)
         return write(number)
 
     return Values(count, value)
-
-
-def _by_distance(first: Decimal, last: Decimal, steps: int) -> Callable[[int], Decimal]:
-    unit = Decimal(1).scaleb(((last - first) / steps).adjusted() - _DIGITS_OF_STEP + 1)
-    return lambda at: (first + (last - first) * at / steps).quantize(unit, ROUND_HALF_EVEN)
-
-
-def _by_ratio(first: Decimal, last: Decimal, steps: int) -> Callable[[int], Decimal]:
-    growth = (last / first).ln() / steps
-    digits = max(_LEAST_DIGITS, _LEAST_DIGITS - (growth.exp() - 1).adjusted())
-
-    def between(at: int) -> Decimal:
-        number = first * (growth * at).exp()
-        return number.quantize(Decimal(1).scaleb(number.adjusted() - digits + 1), ROUND_HALF_EVEN)
-
-    return between
 
 
 def _writer(ends: tuple[str, str]) -> Callable[[Decimal], str]:
@@ -206,7 +187,7 @@ def _writer(ends: tuple[str, str]) -> Callable[[Decimal], str]:
     def write(number: Decimal) -> str:
         if number == 0:
             return "0"
-        is_plain = exponents == 0 or (exponents == 1 and _PLAIN_FROM <= abs(number) < _PLAIN_BELOW)
+        is_plain = exponents == 0 or (exponents == 1 and Decimal("0.001") <= abs(number) < 10_000)
         with localcontext(prec=_PRECISION):
             trimmed = number.normalize()
         if is_plain:

@@ -7,7 +7,6 @@ from itertools import groupby
 
 # The most of an unfinished line that is kept. More than that without an end is passed on as it is.
 MOST_KEPT = 1 << 16
-_LONGEST_STYLE = 256
 _ERASES = re.compile(b"\x1b\\[[012]?K")
 _ESCAPE = "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]P^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[@-OQ-Z\\\\])"
 _ESCAPES = re.compile(_ESCAPE)
@@ -61,7 +60,7 @@ class _Cells:
         elif escape in ("\x1b[m", "\x1b[0m"):
             self._style = ""
         elif _COLOUR.fullmatch(escape):
-            is_new = len(self._style) > _LONGEST_STYLE or escape.startswith("\x1b[0;")
+            is_new = len(self._style) > 256 or escape.startswith("\x1b[0;")
             self._style = escape if is_new else self._style + escape
 
     def text(self) -> str:
@@ -94,12 +93,6 @@ class _Cells:
 def shown_line(line: str) -> str:
     """Return what a terminal shows of a line, given without its end."""
     return _Cells(line).text() if _is_overwritten(line.encode(errors="replace")) else line
-
-
-def plain_line(line: str) -> str:
-    """Return what a terminal shows of a line, given without its end, and no escape sequences."""
-    shown = shown_line(line.removesuffix("\r"))
-    return _ESCAPES.sub("", shown) if "\x1b" in shown else shown
 
 
 def shorten_line(line: str) -> str:
@@ -154,12 +147,10 @@ def _is_overwritten(lines: bytes) -> bool:
 def _shown_bytes(lines: bytes) -> bytes:
     if not _is_overwritten(lines):
         return lines
-    shown = (
-        _Cells(line.decode(errors="surrogateescape")).text().encode(errors="surrogateescape")
-        if _is_overwritten(line)
-        else line
-        for line in lines.split(b"\n")
-    )
+    shown = lines.split(b"\n")
+    for at, line in enumerate(shown):
+        if _is_overwritten(line):
+            shown[at] = _Cells(line.decode(errors="surrogateescape")).text().encode(errors="surrogateescape")
     return b"\n".join(shown)
 
 
@@ -174,9 +165,9 @@ _BAR = re.compile(r"^.{0,400}\[(?:\d{1,4}:)?\d\d:\d\d[<,][^\]]{0,200}\]\s{0,8}(?
 
 
 def last_lines(text: str, most_lines: int, most_chars: int, longest: int) -> list[str]:
-    """Return the last lines of an output, in order; of each line the first `longest` characters."""
-    lines = text[-most_chars:].split("\n")[-most_lines:]
-    return [without_prefix(plain_line(line))[:longest] for line in lines]
+    """Return the last lines of an output, in order; of each line the first `longest` characters, without escapes."""
+    lines = [shown_line(line.removesuffix("\r")) for line in text[-most_chars:].split("\n")[-most_lines:]]
+    return [without_prefix(_ESCAPES.sub("", each) if "\x1b" in each else each)[:longest] for each in lines]
 
 
 def without_prefix(line: str) -> str:

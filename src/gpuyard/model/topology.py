@@ -9,37 +9,34 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
 
 
 class LinkKind(StrEnum):
-    """The closest thing that two devices share, the best first."""
+    """The closest thing that two devices share, the best first: with its text in a matrix, and its strength. Each kind
+    outweighs any number of weaker links that the GPUs of a machine can have between them."""
 
-    NVLINK = "nvlink"
-    XGMI = "xgmi"
-    PCIE_SWITCH = "pcie-switch"
-    HOST_BRIDGE = "host-bridge"
-    SAME_NODE = "same-node"
-    ACROSS_NODES = "across-nodes"
-    UNKNOWN = "unknown"
+    short: str
+    strength: int
+
+    def __new__(cls, value: str, short: str, strength: int) -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.short, member.strength = value, short, strength
+        return member
+
+    NVLINK = "nvlink", "NV", 10**12
+    XGMI = "xgmi", "XGMI", 10**12
+    PCIE_SWITCH = "pcie-switch", "switch", 10**9
+    HOST_BRIDGE = "host-bridge", "bridge", 10**6
+    SAME_NODE = "same-node", "node", 10**3
+    ACROSS_NODES = "across-nodes", "across", 1
+    UNKNOWN = "unknown", "?", 0
 
     @property
     def is_direct(self) -> bool:
         return self in (LinkKind.NVLINK, LinkKind.XGMI)
-
-
-# Each kind outweighs any number of weaker links that the GPUs of a machine can have between them.
-_STRENGTH = {
-    LinkKind.NVLINK: 10**12,
-    LinkKind.XGMI: 10**12,
-    LinkKind.PCIE_SWITCH: 10**9,
-    LinkKind.HOST_BRIDGE: 10**6,
-    LinkKind.SAME_NODE: 10**3,
-    LinkKind.ACROSS_NODES: 1,
-    LinkKind.UNKNOWN: 0,
-}
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -52,7 +49,7 @@ class Link(Struct, frozen=True, kw_only=True):
 
     @property
     def strength(self) -> int:
-        return _STRENGTH[self.kind] * (self.count or 1 if self.kind.is_direct else 1)
+        return self.kind.strength * (self.count or 1 if self.kind.is_direct else 1)
 
 
 class Topology(Struct, frozen=True, kw_only=True, dict=True):
@@ -127,18 +124,9 @@ def link_by_nodes(device_ids: Sequence[str], nodes: Mapping[str, int]) -> Iterat
 
 def link_text(link: Link | None) -> str:
     """Return the link in a few characters, as a cell of a matrix."""
-    names = {
-        LinkKind.NVLINK: "NV",
-        LinkKind.XGMI: "XGMI",
-        LinkKind.PCIE_SWITCH: "switch",
-        LinkKind.HOST_BRIDGE: "bridge",
-        LinkKind.SAME_NODE: "node",
-        LinkKind.ACROSS_NODES: "across",
-        LinkKind.UNKNOWN: "?",
-    }
     if link is None:
-        return "?"
-    return f"{names[link.kind]}{link.count if link.kind is LinkKind.NVLINK and link.count else ''}"
+        return LinkKind.UNKNOWN.short
+    return f"{link.kind.short}{link.count if link.kind is LinkKind.NVLINK and link.count else ''}"
 
 
 def topology_as_dict(topology: Topology, device_ids: Collection[str]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ MB = 1048576
 _MB_PER_UNIT = {"B": 1 / MB, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1048576.0}
 _SIZE = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGT])(?:i?B)?|(B))?\s*"
 
-_SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DAYS, _HOURS, _MINUTES, _SECONDS = r"d(?:ays?)?", r"h(?:ours?|rs?)?", r"m(?:in(?:ute)?s?)?", r"s(?:ec(?:ond)?s?)?"
 _NUMBER = r"(\d{1,12}(?:\.\d*)?|\.\d+)"
 _DURATION = rf"\s*{_NUMBER}\s*(ms|{_SECONDS}|{_MINUTES}|{_HOURS}|{_DAYS})?\s*"
@@ -45,7 +44,8 @@ def parse_duration(text: str) -> float:
     match = re.fullmatch(_DURATION, text, re.IGNORECASE | re.ASCII)
     if match is not None:
         unit = (match[2] or "s").lower()
-        return float(match[1]) * _SECONDS_PER_UNIT[unit if unit == "ms" else unit[0]]
+        seconds_per_unit = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+        return float(match[1]) * seconds_per_unit[unit if unit == "ms" else unit[0]]
     match = re.fullmatch(_CLOCK, text, re.ASCII) or re.fullmatch(_SUM_OF_UNITS, text, re.IGNORECASE | re.ASCII)
     if match is None or not any(match.groups()):
         raise UserError(

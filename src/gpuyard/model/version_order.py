@@ -14,10 +14,6 @@ _SHAPE = re.compile(
     r"(?:\+[a-z0-9.]+)?",
     re.IGNORECASE,
 )
-_STAGES = {"a": 0, "alpha": 0, "b": 1, "beta": 1, "c": 2, "rc": 2, "pre": 2, "preview": 2}
-_FINAL = 3
-_LONGEST = 100
-_Key = tuple[tuple[int, ...], tuple[int, int], int, tuple[int, int]]
 
 
 def is_newer(version: str, other: str | None) -> bool:
@@ -28,8 +24,8 @@ def is_newer(version: str, other: str | None) -> bool:
     return key is not None and other_key is not None and key > other_key
 
 
-def _order(version: str) -> _Key | None:
-    match = _SHAPE.fullmatch(version) if len(version) <= _LONGEST else None
+def _order(version: str) -> tuple[tuple[int, ...], tuple[int, int], int, tuple[int, int]] | None:
+    match = _SHAPE.fullmatch(version) if len(version) <= 100 else None
     if match is None:
         return None
     numbers = [int(number) for number in match["release"].split(".")]
@@ -37,6 +33,6 @@ def _order(version: str) -> _Key | None:
         numbers.pop()
     stage, post, dev = match["stage"], match["post"], match["dev"]
     # 1.0.dev1 comes before 1.0a1; so a development version of a final release counts as below all stages.
-    below = -1 if stage is None and post is None and dev is not None else _FINAL
-    rank = (below, 0) if stage is None else (_STAGES[stage.lower()], int(match["stage_number"] or 0))
+    below = -1 if stage is None and post is None and dev is not None else 3
+    rank = (below, 0) if stage is None else ({"a": 0, "b": 1}.get(stage[0].lower(), 2), int(match["stage_number"] or 0))
     return tuple(numbers), rank, -1 if post is None else int(post or 0), (1, 0) if dev is None else (0, int(dev or 0))

@@ -10,8 +10,7 @@ import pytest
 from gpuyard.model.job_spec import (
     DEFAULT_GRACE_S,
     DEFAULT_LOG_CAP_MB,
-    DEFAULT_SMOOTHING_S,
-    DEFAULT_STEADY_S,
+    BatchPace,
     OnPreempt,
     OnReboot,
 )
@@ -48,7 +47,7 @@ def test_the_command_line_has_every_option_except_those_of_batches() -> None:
     ("name", "default"),
     [
         ("gpus", 1), ("retries", 0), ("grace", DEFAULT_GRACE_S), ("log-cap", DEFAULT_LOG_CAP_MB),
-        ("smoothing", DEFAULT_SMOOTHING_S), ("steady", DEFAULT_STEADY_S), ("stagger", 0.0),
+        ("smoothing", BatchPace().smoothing_s), ("steady", BatchPace().steady_s), ("stagger", 0.0),
         ("on-preempt", OnPreempt.SUSPEND), ("vram", None), ("exclusive", False), ("env", []),
     ],
 )  # fmt: skip
