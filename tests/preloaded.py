@@ -333,14 +333,16 @@ def _become(request: Mapping[str, Any]) -> None:
 
 def _have_daemons_forked(server: str) -> None:
     """Have the server fork the daemon that this program may start, too."""
-    from gpuyard.client import autostart
+    from gpuyard.client import autostart, paths
+    from gpuyard.system.private_files import make_folder, open_own
 
     by_exec, usual = autostart._start, autostart.DAEMON
 
     def start(command: Sequence[str]) -> int:
         if tuple(command) != usual:
             return by_exec(command)
-        log, nothing = autostart._open_log(), os.open(os.devnull, os.O_RDONLY)
+        make_folder(paths.state_folder())
+        log, nothing = open_own(paths.log_path()), os.open(os.devnull, os.O_RDONLY)
         request = {
             "argv": [sys.executable, "-m", "gpuyard.daemon"],
             "environment": autostart._environment(),

@@ -1,16 +1,11 @@
-"""Starts a daemon that outlives its caller, and waits until it accepts connections.
+"""Starts a daemon that outlives its caller, through a shell that ends at once, and waits until it accepts connections.
 
-    the caller ── the starter ── the daemon
+The daemon is no child of the caller, and has none of its descriptors and no terminal. It starts with default signal
+handling; what a shell makes programs in the background ignore, the daemon restores itself (`daemon/__main__.py`). The
+caller must not fork: it may have threads. Of several callers at the same time, one daemon gets the lock, and all
+connect to it."""
 
-The starter is a shell that ends at once, so the daemon is no child of the caller, and has none of its descriptors and
-no terminal. The daemon starts with default signal handling, even if the caller ignores or blocks signals; a shell makes
-programs in the background ignore SIGINT and SIGQUIT, and the daemon restores these itself (`daemon/__main__.py`). The
-caller itself must not fork, because it may have threads.
-
-Several callers may start a daemon at the same time. One daemon gets the lock, the others end, and all callers connect
-to the one with the lock.
-"""
-
+import contextlib
 import fcntl
 import os
 import sys
@@ -24,22 +19,13 @@ from gpuyard.system.private_files import PrivateFileError, make_folder, open_own
 from gpuyard.system.user_directories import named_state_directory
 
 DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
-# Prints the pid of the program that it starts. A Python that does this takes 20 ms.
-_STARTER = ("/bin/sh", "-c", 'cd / || exit; "$@" >&2 & echo $!', "sh")
-# A daemon may lose the lock to another that is just ending: then a second start is needed.
-_MOST_STARTS = 2
-_OF_A_JOB = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
-_POLL_S = 0.005
-_LAST_LINES = 10
 
 
 def start_daemon(
     command: Sequence[str] | None = None, *, timeout_s: float = 60.0, wait_for_other_s: float = 0.0
 ) -> bool:
-    """Return when a daemon accepts connections; True if this call started it.
-
-    Starts none before `wait_for_other_s` have passed, so that a service manager can start it instead.
-    """
+    """Return when a daemon accepts connections; True if this call started it. Starts none before `wait_for_other_s`
+    have passed, so that a service manager can start it instead."""
     from gpuyard.client.daemon_liveness import running_pid
     from gpuyard.client.queue_host import refuse_other_machine
 
@@ -47,38 +33,41 @@ def start_daemon(
     paths.check_state_folder()
     not_before = time.monotonic() + wait_for_other_s
     deadline = not_before + timeout_s
-    log_start = _log_size()
+    try:
+        log_start = os.lstat(paths.log_path()).st_size
+    except OSError:
+        log_start = 0
     pid, starts = None, 0
-    while not _accepts():
+    while (connection := dial(paths.socket_path())) is None:
         if time.monotonic() > deadline:
             raise _failure(f"the daemon did not answer within {timeout_s:g} s of its start", log_start)
         is_due = time.monotonic() >= not_before and (pid is None or _has_ended(pid))
         if is_due and running_pid(paths.lock_path()) is None:
-            if starts == _MOST_STARTS:
+            if starts == 2:  # it may lose the lock to another that is just ending, and then a second start is needed
                 raise _failure("the daemon ended as soon as it was started", log_start)
             pid, starts = _start(command or DAEMON), starts + 1
-        time.sleep(_POLL_S)
+        time.sleep(0.005)
+    connection.close()
     return starts > 0
 
 
-def _accepts() -> bool:
-    connection = dial(paths.socket_path())
-    if connection is not None:
-        connection.close()
-    return connection is not None
-
-
 def _start(command: Sequence[str]) -> int:
+    # Prints the pid of the program that it starts. A Python that does this takes 20 ms.
+    starter = ("/bin/sh", "-c", 'cd / || exit; "$@" >&2 & echo $!', "sh")
     try:
-        with open(_open_log(), "ab") as log:
-            return int(_run_starter([*_STARTER, *command], log.fileno()))
+        make_folder(paths.state_folder())
+        with open(open_own(paths.log_path()), "ab") as log:
+            return int(_run_starter([*starter, *command], log.fileno()))
     except (OSError, ValueError) as error:
         raise EnvironmentFault(f"the daemon cannot be started: {error}", hint=f"see {paths.log_path()}") from error
 
 
 def _run_starter(command: list[str], log: int) -> bytes:
     """Run the starter in a session of its own, and return what it prints. Importing subprocess would take longer."""
+    import _signal  # type: ignore[import-not-found] # `signal` imports enum, which takes 5 ms
+
     ours, its = os.pipe()
+    signals: set[int] = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
     # Descriptors that others gave us to inherit. Those that Python opened close themselves.
     others = [each for each in map(int, os.listdir("/dev/fd")) if each > 2 and _is_inherited(each)]
     # `ulimit -n` may be lower than the number of a descriptor that is open already, and then these cannot be named.
@@ -94,7 +83,7 @@ def _run_starter(command: list[str], log: int) -> bytes:
         fcntl.fcntl(each, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     try:
         pid = os.posix_spawn(
-            command[0], command, _environment(), file_actions=actions, setsid=True, setsigmask=(), setsigdef=_signals()
+            command[0], command, _environment(), file_actions=actions, setsid=True, setsigmask=(), setsigdef=signals
         )
     except OSError:
         os.close(ours)
@@ -105,10 +94,8 @@ def _run_starter(command: list[str], log: int) -> bytes:
             fcntl.fcntl(each, fcntl.F_SETFD, 0)
     with open(ours, "rb") as output:
         printed = output.read()
-    try:
+    with contextlib.suppress(ChildProcessError):  # the caller ignores SIGCHLD
         os.waitpid(pid, 0)
-    except ChildProcessError:  # the caller ignores SIGCHLD
-        return printed
     return printed
 
 
@@ -119,37 +106,17 @@ def _is_inherited(descriptor: int) -> bool:
         return False
 
 
-def _signals() -> set[int]:
-    import _signal  # type: ignore[import-not-found] # `signal` imports enum, which takes 5 ms
-
-    valid: set[int] = _signal.valid_signals()
-    return valid - {_signal.SIGKILL, _signal.SIGSTOP}
-
-
-def _open_log() -> int:
-    make_folder(paths.state_folder())
-    return open_own(paths.log_path())
-
-
 def _environment() -> dict[str, str]:
-    """Return the caller's environment, with absolute paths: the daemon has another working directory.
-
-    A daemon that a job starts is no process of that job, which would keep the job's GPU.
-    """
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_JOB}
+    """Return the caller's environment, with absolute paths: the daemon has another working directory. A daemon that a
+    job starts is no process of that job, which would keep the job's GPU."""
+    of_a_job = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
+    environment = {name: value for name, value in os.environ.items() if name not in of_a_job}
     if environment.get("GPUYARD_HOME"):
         environment["GPUYARD_HOME"] = named_state_directory()
     if environment.get("PYTHONPATH"):
         folders = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders)
     return environment
-
-
-def _log_size() -> int:
-    try:
-        return os.lstat(paths.log_path()).st_size
-    except OSError:
-        return 0
 
 
 def _has_ended(pid: int) -> bool:
@@ -176,5 +143,5 @@ def _failure(message: str, log_start: int) -> EnvironmentFault:
             lines = log.read().decode("utf-8", "replace").splitlines()
     except (OSError, PrivateFileError):
         lines = []
-    last = "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
+    last = "".join(f"\n  {line}" for line in lines[-10:])
     return EnvironmentFault(f"{message}:{last}" if last else message, hint=f"see its log, {path}")

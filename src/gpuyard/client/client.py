@@ -60,11 +60,6 @@ from gpuyard.system.submitting_shell import starting_processes
 Where: TypeAlias = Mapping[str, str]
 T = TypeVar("T", bound=Struct)
 
-_LONGEST_TAIL = 4 * 1024 * 1024
-_LONGEST_REQUEST_S = 25.0
-_POLL_S = 0.5
-_IMPORTED_AT_ONCE = 500
-
 
 class Client(Closeable):
     """`with Client() as client:` talks to your own daemon, and starts it if none runs.
@@ -196,7 +191,7 @@ class Client(Closeable):
         """
         stream = "stderr" if stderr else None
         path = f"/jobs/{self._find_id(job)}/log"
-        query = _texts({"attempt": attempt, "tail": _LONGEST_TAIL, "stream": stream})
+        query = _texts({"attempt": attempt, "tail": 4 << 20, "stream": stream})
         if follow:
             return log_texts(self._transport.events(f"{path}/live", query))
         return self._get(path, jobs.LogTail, query).text
@@ -217,7 +212,7 @@ class Client(Closeable):
 
             result = first = ask(join_ids(ids) or "", 0.0)
             while not (result.done or result.is_stuck) and (left := deadline - time.monotonic()) > 0:
-                result = ask(result.selection, min(_LONGEST_REQUEST_S, left))
+                result = ask(result.selection, min(25.0, left))
         if result.done and result.selection and submitters:
             body = {"ids": result.selection, "submitters": submitters, "own": first.chosen_by == "shell"}
             self._post("/wait/reported", body, ReportedResult)
@@ -302,7 +297,7 @@ class Client(Closeable):
         """Start no more jobs; with `wait`, return when no job runs any more."""
         result = self._post("/drain", {}, PauseResult)
         while wait and (result.running or result.counts.get("pending")):
-            time.sleep(_POLL_S)
+            time.sleep(0.5)
             status = self.status()
             result = replace(result, running=status.under_way, counts=status.counts)
         return result
@@ -322,12 +317,12 @@ class Client(Closeable):
 
     def export_estimates(self) -> list[learned.LearnedProfile]:
         """Return all estimates, to import them on another machine."""
-        page = self._get("/estimates/export", learned.ProfilePage)
-        found = page.estimates
-        while page.next is not None:
-            page = self._get("/estimates/export", learned.ProfilePage, {"after": page.next})
+        found, after = [], None
+        while True:
+            page = self._get("/estimates/export", learned.ProfilePage, {"after": after})
             found += page.estimates
-        return found
+            if (after := page.next) is None:
+                return found
 
     def import_estimates(
         self, estimates: Iterable[learned.LearnedProfile], *, overwrite: bool = False
@@ -335,7 +330,7 @@ class Client(Closeable):
         """Add estimates of another machine. Those that were learned here stay; not with `overwrite`."""
         left, imported, kept = list(estimates), 0, 0
         while left:
-            piece, left = left[:_IMPORTED_AT_ONCE], left[_IMPORTED_AT_ONCE:]
+            piece, left = left[:500], left[500:]
             body = {"estimates": msgspec.to_builtins(piece), "replace": overwrite}
             result = self._post("/estimates/import", body, learned.ImportResult)
             imported, kept = imported + result.imported, kept + result.kept

@@ -1,14 +1,12 @@
-"""Makes a snapshot of the code of a submission: copies of the files of a tree, in a folder of the queue.
+"""Makes a snapshot of the code of a submission: copies of the files of a tree, in a folder of the queue. It imports
+little.
 
 - The tree is the Git work tree that holds the working directory, with its submodules, or a folder without Git.
-- Files that Git tracks, and new ones that it does not ignore, are copied: by reflink where the disk can, else byte by
-  byte. Never by hard link: an editor that writes in place would change the snapshot.
-- What Git ignores (data, results, virtual environments) is linked to, so that a job finds it, and writes to the tree
-  itself. `__pycache__` is left out: it would be shared by two versions of the code.
+- Files that Git tracks or does not ignore are copied, by reflink where the disk can. Never by hard link: an editor that
+writes in place would change the snapshot. `__pycache__` is left out: two versions of the code would share it.
+- What Git ignores (data, results, virtual environments) is linked to, so that a job writes to the tree itself.
 - Symbolic links stay links. One that leads out of the tree is made absolute, and never followed.
 - The folder gets its name when it is complete. One that no job uses is removed by the daemon (`daemon/code_snapshots`).
-
-It imports little: a tree of 1,000 files takes less than 0.1 s.
 """
 
 import contextlib
@@ -26,11 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FICLONE = 0x40049409  # from linux/fs.h: share the blocks of another file
 _LEFT_OUT = ("__pycache__", ".git")
-_CHUNK = 1 << 20
 _MOST_FILES = 50_000
-_MOST_NAMED = 3
 
 
 class SnapshotLimits:
@@ -41,10 +36,8 @@ class SnapshotLimits:
 
 
 def take_snapshot(cwd: str, folder: str, limits: SnapshotLimits) -> "dict[str, str]":
-    """Make a snapshot of the tree that holds `cwd` in `folder`; return the fields of a `CodeSnapshot`.
-
-    Raises UserError if the tree is too large, and EnvironmentFault if it cannot be read or copied.
-    """
+    """Make a snapshot of the tree that holds `cwd` in `folder`; return the fields of a `CodeSnapshot`. Raises UserError
+    if the tree is too large, and EnvironmentFault if it cannot be read or copied."""
     cwd = os.path.realpath(cwd)
     found = work_tree(cwd)
     root = cwd if found is None else found
@@ -61,15 +54,14 @@ def take_snapshot(cwd: str, folder: str, limits: SnapshotLimits) -> "dict[str, s
         _make_cwd(root, f"{draft}/{TREE}", cwd)
         write_listing(f"{draft}/{FILES}", root, listed)
         os.rename(draft, f"{folder}/{name}")
-    except OSError as error:
+    except BaseException as error:
         remove_snapshot(draft)
+        if not isinstance(error, OSError):
+            raise
         raise EnvironmentFault(
             f"no snapshot can be made: {error.filename or root}: {error.strerror}",
             hint="see that it can be read, and that the disk of the queue is not full; or submit with --no-snapshot",
         ) from error
-    except BaseException:
-        remove_snapshot(draft)
-        raise
     finally:
         os.umask(umask)
     tree = f"{folder}/{name}/{TREE}"
@@ -84,29 +76,20 @@ def remove_snapshot(path: str) -> None:
         remove_tree(path)
 
 
-# What belongs to it
-
-
 def _list(root: str, folder: str, limits: SnapshotLimits, *, is_git: bool) -> "tuple[list[Listed], list[str]]":
     """Return the files to copy, with their status, and the paths to link to; all relative to the root."""
     inner = os.path.relpath(folder, root) if os.path.commonpath([root, folder]) == root else None
-    if is_git:
-        names, linked = git_files.list_tree(root)
-        files: list[Listed] = []
-        for name in names:
-            if not _is_within(name, inner):
-                files += _find(root, name, inner, limits)
-        return files, [name for name in linked if not _is_left_out(name) and not _is_within(name, inner)]
-    return _walk(root, inner, limits), []
+    if not is_git:
+        return _walk(root, inner, limits), []
+    names, linked = git_files.list_tree(root)
+    files = [each for name in names if not _is_within(name, inner) for each in _find(root, name, inner, limits)]
+    kept = [each for each in linked if each.rstrip("/").rpartition("/")[2] not in _LEFT_OUT]
+    return files, [each for each in kept if not each.endswith(".pyc") and not _is_within(each, inner)]
 
 
 def _is_within(path: str, folder: str | None) -> bool:
     """Whether a path is below the folder of all snapshots, which may be in the tree."""
     return folder is not None and (path == folder or path.startswith(f"{folder}/"))
-
-
-def _is_left_out(name: str) -> bool:
-    return name.rstrip("/").rpartition("/")[2] in _LEFT_OUT or name.endswith(".pyc")
 
 
 def _find(root: str, name: str, inner: str | None, limits: SnapshotLimits) -> "list[Listed]":
@@ -156,7 +139,7 @@ def _check_size(files: "list[Listed]", root: str, folder: str, limits: SnapshotL
 
 
 def _refuse(files: "list[Listed]", root: str, limits: SnapshotLimits, about: str = "") -> None:
-    largest = sorted(files, key=lambda each: -each[1].st_size)[:_MOST_NAMED]
+    largest = sorted(files, key=lambda each: -each[1].st_size)[:3]
     named = ", ".join(f"{name} ({format_size(found.st_size / MB)})" for name, found in largest)
     size = format_size(sum(found.st_size for _, found in files) / MB)
     raise UserError(
@@ -167,33 +150,24 @@ def _refuse(files: "list[Listed]", root: str, limits: SnapshotLimits, about: str
     )
 
 
-# Copying
-
-
 def _copy_all(root: str, tree: str, files: "list[Listed]") -> "Iterator[Listed]":
     known = {""}
     can_clone = True
     for name, found in files:
-        above = name.rpartition("/")[0]
-        if above not in known:
-            _make_folders(root, tree, above, known)
+        above, missing = name.rpartition("/")[0], []
+        while above not in known:
+            missing.append(above)
+            above = above.rpartition("/")[0]
+        for each in reversed(missing):
+            os.mkdir(f"{tree}/{each}", stat.S_IMODE(os.lstat(f"{root}/{each}").st_mode) | 0o700)
+        known.update(missing)
+        status: os.stat_result | None = found
         if stat.S_ISLNK(found.st_mode):
             os.symlink(_link_target(root, name), f"{tree}/{name}")
-            yield name, found
-            continue
-        status, can_clone = _copy(f"{root}/{name}", f"{tree}/{name}", can_clone=can_clone)
+        else:
+            status, can_clone = _copy(f"{root}/{name}", f"{tree}/{name}", can_clone=can_clone)
         if status is not None:
             yield name, status
-
-
-def _make_folders(root: str, tree: str, path: str, known: set[str]) -> None:
-    missing = []
-    while path not in known:
-        missing.append(path)
-        path = path.rpartition("/")[0]
-    for each in reversed(missing):
-        os.mkdir(f"{tree}/{each}", stat.S_IMODE(os.lstat(f"{root}/{each}").st_mode) | 0o700)
-    known.update(missing)
 
 
 def _copy(source: str, target: str, *, can_clone: bool) -> "tuple[os.stat_result | None, bool]":
@@ -211,11 +185,12 @@ def _copy(source: str, target: str, *, can_clone: bool) -> "tuple[os.stat_result
         writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             can_clone = can_clone and _clone(reading, writing)
-            if not can_clone:
-                while content := os.read(reading, _CHUNK):
-                    _write_all(writing, content)
-                    if len(content) < _CHUNK and len(content) == found.st_size:
-                        break
+            while not can_clone and (content := os.read(reading, 1 << 20)):
+                left = memoryview(content)
+                while left:
+                    left = left[os.write(writing, left) :]
+                if len(content) < 1 << 20 and len(content) == found.st_size:
+                    break
             os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
         finally:
             os.close(writing)
@@ -224,15 +199,9 @@ def _copy(source: str, target: str, *, can_clone: bool) -> "tuple[os.stat_result
     return found, can_clone
 
 
-def _write_all(file: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(file, left) :]
-
-
 def _clone(reading: int, writing: int) -> bool:
     try:
-        fcntl.ioctl(writing, _FICLONE, reading)
+        fcntl.ioctl(writing, 0x40049409, reading)  # FICLONE from linux/fs.h: share the blocks of another file
     except OSError:  # another file system, or one that cannot share blocks
         return False
     return True

@@ -1,12 +1,10 @@
-"""Whether a daemon runs: it holds the lock on `daemon.lock`; and whether one that does not answer is stopped,
-hangs, or is busy.
+"""Whether a daemon runs: it holds the lock on `daemon.lock`; and whether one that does not answer is stopped, hangs, or
+is busy.
 
-- Only the lock counts; the record in the file, pid and start time, names its holder.
-- The file stays when the daemon ends: removing it would let two daemons lock two files of one name.
-- The descriptor is closed on exec, so no job keeps the lock of a killed daemon.
+- Only the lock counts; the record in the file, pid and start time, names its holder. The file stays when the daemon
+ends: removing it would let two daemons lock two files of one name. No job keeps the lock of a killed daemon.
 - To check the lock is to take it, shared, for a moment. A starting daemon that finds it taken by such a check tries
-  again; if a living daemon holds it, the new one gives up at once.
-"""
+again; if a living daemon holds it, the new one gives up at once."""
 
 import contextlib
 import errno
@@ -21,25 +19,32 @@ from gpuyard.system.file_locks import try_lock, unlock
 from gpuyard.system.private_files import make_folder, open_own
 from gpuyard.system.processes import start_time
 
-_LONGEST_CHECK_S, _PAUSE_S = 2.0, 0.001
-_LONGEST_RECORD = 100
-_ENDED_WITHIN_S, _POLL_S = 30.0, 0.02
-
 
 @contextlib.contextmanager
 def hold_daemon_lock(path: str | Path) -> Iterator[Callable[[], bool]]:
-    """Hold the lock. Raise EnvironmentFault if another daemon holds it.
-
-    Yields a function that returns whether the file at `path` is still the one that is locked: if not, another daemon
-    could lock the one that is there.
-    """
-    descriptor = _open(str(path))
+    """Hold the lock. Raise EnvironmentFault if another daemon holds it. Yields a function that returns whether the file
+    at `path` is still the one that is locked: if not, another daemon could lock the one that is there."""
     try:
-        _lock(descriptor, Path(path))
+        make_folder(os.path.dirname(path))
+        descriptor = open_own(str(path), os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"the daemon's lock {path} cannot be opened: {error.strerror}", hint="name another folder with GPUYARD_HOME"
+        ) from error
+
+    def is_there() -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+        except OSError as error:
+            # Any other error, such as a file system that does not answer, says nothing about the file.
+            return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+
+    try:
+        _lock(descriptor, path)
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}\n".encode(), 0)
-            yield lambda: _is_at(descriptor, path)
+            yield is_there
         finally:
             os.ftruncate(descriptor, 0)
             unlock(descriptor)
@@ -64,36 +69,19 @@ def running_pid(path: str | Path) -> int | None:
 
 def await_end(path: str | Path, pid: int) -> None:
     """Wait until the daemon with this pid has ended. Meanwhile the next one may take the lock."""
-    deadline = time.monotonic() + _ENDED_WITHIN_S
+    timeout_s = 30
+    deadline = time.monotonic() + timeout_s
     while running_pid(path) == pid:
         if time.monotonic() > deadline:
             raise EnvironmentFault(
-                f"the daemon (pid {pid}) has not ended after {_ENDED_WITHIN_S:.0f} s",
+                f"the daemon (pid {pid}) has not ended after {timeout_s} s",
                 hint=f"see its log; `kill -9 {pid}` harms no job",
             )
-        time.sleep(_POLL_S)
+        time.sleep(0.02)
 
 
-def _open(path: str) -> int:
-    try:
-        make_folder(os.path.dirname(path))
-        return open_own(path, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"the daemon's lock {path} cannot be opened: {error.strerror}", hint="name another folder with GPUYARD_HOME"
-        ) from error
-
-
-def _is_at(descriptor: int, path: str | Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except OSError as error:
-        # Any other error, such as a file system that does not answer, says nothing about the file.
-        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    deadline = time.monotonic() + _LONGEST_CHECK_S
+def _lock(descriptor: int, path: str | Path) -> None:
+    deadline = time.monotonic() + 2.0  # another process may check the lock at this moment
     while not try_lock(descriptor):
         pid, started = _recorded(descriptor)
         is_alive = pid is not None and str(start_time(pid)) == started
@@ -102,18 +90,12 @@ def _lock(descriptor: int, path: Path) -> None:
                 f"the daemon already runs (pid {pid or 'unknown'})",
                 hint=f"commands reach it by themselves; `kill {pid}` ends it" if pid else f"see `lsof {path}`",
             )
-        time.sleep(_PAUSE_S)
+        time.sleep(0.001)
 
 
 def _recorded(descriptor: int) -> tuple[int | None, str]:
-    parts = os.pread(descriptor, _LONGEST_RECORD, 0).decode("ascii", "replace").split()
-    if len(parts) == 2 and parts[0].isdecimal():
-        return int(parts[0]), parts[1]
-    return None, ""
-
-
-# A busy daemon may take longer than the 10 s after which this module is asked, but not as long as this.
-_GIVE_UP_S = 300.0
+    parts = os.pread(descriptor, 100, 0).decode("ascii", "replace").split()
+    return (int(parts[0]), parts[1]) if len(parts) == 2 and parts[0].isdecimal() else (None, "")
 
 
 class SilentDaemon(EnvironmentFault):
@@ -128,7 +110,8 @@ class Silence:
         self._pid, self._may_idle, self._began_at = pid, may_idle, time.monotonic()
 
     def check(self) -> None:
-        is_given_up = not self._may_idle and time.monotonic() - self._began_at >= _GIVE_UP_S
+        # A busy daemon may take longer than the 10 s after which this is asked, but not as long as this.
+        is_given_up = not self._may_idle and time.monotonic() - self._began_at >= 300.0
         if is_given_up or is_stopped(self._pid):
             raise silent(self._pid)
 
@@ -156,5 +139,4 @@ def is_stopped(pid: int | None) -> bool:
 
 
 def lock_holder() -> int | None:
-
     return running_pid(paths.lock_path()) if os.path.exists(paths.lock_path()) else None

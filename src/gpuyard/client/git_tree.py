@@ -1,15 +1,10 @@
 """Lists the files of a Git work tree, and tells whether it has changes. The only place that starts `git`.
 
-The settings of a repository name programs: filters, hooks, file system monitors, pagers, differs, transports. Who can
-write to it would run them in our name, so git never reads these settings:
-- It works in a repository of ours, which borrows the objects and the index of theirs. Of their settings it has those
-  of `_PASSED`, which name no program.
-- The attributes of ours, which come before those of the tree, turn filters off, also those of this user.
-- It does not enter submodules, and gets a repository of ours for each of them.
-- It is killed after 30 s: a pipe with the name of a file that it reads would keep it for ever.
-
-It starts without the module `subprocess`, whose import takes longer than its run.
-"""
+The settings of a repository name programs (filters, hooks, monitors, pagers). Who can write to it would run them in our
+name, so git never reads these settings:
+- It works in a repository of ours, which borrows their objects and index, and has their settings of `_PASSED`. Our
+attributes turn all filters off. Each submodule gets a repository of ours, too.
+- It is killed after 30 s: a pipe with the name of a file that it reads would keep it for ever."""
 
 import os
 import select
@@ -25,15 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_WITHIN_S = 30.0
-_MOST_SETTINGS = 1 << 20
 _BOOLEANS = ("true", "false")
 _PASSED = {
-    "core.filemode": _BOOLEANS,
-    "core.symlinks": _BOOLEANS,
-    "core.ignorecase": _BOOLEANS,
+    **dict.fromkeys((f"core.{name}" for name in ("filemode", "symlinks", "ignorecase", "trustctime")), _BOOLEANS),
     "core.precomposeunicode": _BOOLEANS,
-    "core.trustctime": _BOOLEANS,
     "core.checkstat": ("default", "minimal"),
     "core.autocrlf": (*_BOOLEANS, "input"),
     "core.eol": ("lf", "crlf", "native"),
@@ -69,15 +59,17 @@ def _fill(own: str, theirs: str, shared: str, commit: str | None) -> None:
     with os.scandir(theirs) as entries:
         for name in (each.name for each in entries if each.name.startswith("sharedindex.")):  # of a split index
             os.symlink(f"{theirs}/{name}", f"{own}/{name}")
-    settings = _passed(read_text(f"{shared}/config", _MOST_SETTINGS))
-    _write(f"{own}/HEAD", f"{commit or 'ref: refs/heads/none'}\n")
-    _write(f"{own}/config", f"[core]\nrepositoryformatversion = 1\nbare = false\n{settings}")
-    _write(f"{own}/info/attributes", "* -filter\n")
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "x", encoding="ascii") as file:
-        file.write(text)
+    settings, section = "[core]\nrepositoryformatversion = 1\nbare = false\n", ""
+    for line in read_text(f"{shared}/config", 1 << 20).lower().splitlines():
+        key, _, value = (part.strip() for part in line.partition("="))
+        if key.startswith("["):
+            section = key.strip("[] ")
+        elif value in _PASSED.get(f"{section}.{key}", ()):
+            settings += f"[{section}]\n{key} = {value}\n"
+    texts = {"HEAD": f"{commit or 'ref: refs/heads/none'}\n", "config": settings, "info/attributes": "* -filter\n"}
+    for name, text in texts.items():
+        with open(f"{own}/{name}", "x", encoding="ascii") as file:
+            file.write(text)
 
 
 def _remove(own: str) -> None:
@@ -154,51 +146,31 @@ def _find_git() -> str:
     )
 
 
-def _passed(settings: str) -> str:
-    """Return the settings of a repository that name no program."""
-    passed, section = "", ""
-    for line in settings.lower().splitlines():
-        name, _, value = (part.strip() for part in line.partition("="))
-        if name.startswith("["):
-            section = name.strip("[] ")
-        elif value in _PASSED.get(f"{section}.{name}", ()):
-            passed += f"[{section}]\n{name} = {value}\n"
-    return passed
-
-
 def _read(file: int) -> bytes:
     """Read to the end. Raises EnvironmentFault if that takes too long."""
-    content, waiting, until = bytearray(), select.poll(), time.monotonic() + _WITHIN_S
+    content, waiting, within_s = bytearray(), select.poll(), 30.0
+    until = time.monotonic() + within_s
     waiting.register(file, select.POLLIN)
     while waiting.poll(max(0.0, until - time.monotonic()) * 1000):
         chunk = os.read(file, 1 << 16)
         if not chunk:
             return bytes(content)
         content += chunk
-    raise EnvironmentFault(f"git did not end within {_WITHIN_S:g} s", hint=f"is a file of the tree a pipe? Or {_HINT}")
-
-
-_COPIED = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
-_IGNORED = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
-# It looks at the commit of a submodule only: else it would start itself there, with the submodule's settings.
-_CHANGED = ("status", "--porcelain", "-z", "--ignore-submodules=dirty")
-_INDEX = ("ls-files", "-z", "--stage")
-_SUBMODULE = "160000 "
+    raise EnvironmentFault(f"git did not end within {within_s:g} s", hint=f"is a file of the tree a pipe? Or {_HINT}")
 
 
 def list_tree(root: str) -> tuple[list[str], list[str]]:
     """Return what is tracked or new, and what is ignored, relative to the root. A folder ends with `/` if it is ignored
-    as a whole. A file that Git tracks may be missing.
-
-    Raises EnvironmentFault if git is missing, or fails.
-    """
+    as a whole. A file that Git tracks may be missing. Raises EnvironmentFault if git is missing, or fails."""
+    to_copy = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+    to_link = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
     files: list[str] = []
     linked: list[str] = []
     pending = [""]
     while pending:
         at = pending.pop()
         with open_git(f"{root}/{at}".rstrip("/")) as git:
-            copied, ignored = git.lists(_COPIED, _IGNORED)
+            copied, ignored = git.lists(to_copy, to_link)
         linked += [f"{at}{name}" for name in ignored]
         for name in dict.fromkeys(copied):
             # A submodule, or an untracked work tree, which git lists as a folder. A link to a work tree is none: it may
@@ -214,13 +186,15 @@ def list_tree(root: str) -> tuple[list[str], list[str]]:
 def has_changes(root: str) -> bool:
     """Return whether a work tree has changes that are not committed. Raises EnvironmentFault if git is missing, or
     fails."""
+    # It looks at the commit of a submodule only: else it would start itself there, with the submodule's settings.
+    commands = ("status", "--porcelain", "-z", "--ignore-submodules=dirty"), ("ls-files", "-z", "--stage")
     pending = [root]
     while pending:
         at = pending.pop()
         with open_git(at) as git:
-            changed, index = git.lists(_CHANGED, _INDEX)
+            changed, index = git.lists(*commands)
         if changed:
             return True
-        submodules = [line.partition("\t")[2] for line in index if line.startswith(_SUBMODULE)]
+        submodules = [line.partition("\t")[2] for line in index if line.startswith("160000 ")]
         pending += [f"{at}/{name}" for name in submodules if git_folder(f"{at}/{name}") is not None]
     return False

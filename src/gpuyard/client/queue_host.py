@@ -1,18 +1,12 @@
-"""Which machine a queue belongs to, where several machines can see its folder.
+"""Which machine a queue belongs to, where several machines can see its folder: `queue.host` names it.
 
-`queue.host` in the state folder names the machine whose daemon made the queue. Rules:
-- A daemon starts only if it is on that machine. On any other it leaves the folder as it is: there, locks, sockets and
-  pids of the first machine say nothing, and its running jobs would look dead.
+- A daemon starts only on that machine. To any other, locks, sockets and pids say nothing, and running jobs would look
+dead.
 - The first daemon creates the file with O_EXCL, which only one machine can do, also where locks are local.
 - Only `gpuyard daemon adopt` gives a queue to another machine. A daemon that still runs on the first one then starts no
-  further jobs (`daemon/loop_wakeups.py`).
-
-If the state folder is on a local disk in place of a shared one (`system/user_directories.py`), each machine has a queue
-of its own. A copy of the record in the shared folder, `hosts/NAME`, tells the other machines about it. It is
-information only: it may be outdated, or missing.
-
-Commands import this module only when no daemon answers.
-"""
+further jobs (`daemon/loop_wakeups.py`).
+- If the state folder is on a local disk in place of a shared one, each machine has a queue of its own, and a copy of
+the record in the shared folder, `hosts/NAME`, tells the others about it. It may be outdated, or missing."""
 
 import contextlib
 import os
@@ -31,16 +25,13 @@ from gpuyard.system.user_directories import LOCAL, file_system, find_state_direc
 from gpuyard.system.write_files import write_atomically
 
 _NAME, _HOSTS = "queue.host", "hosts"
-_LONGEST = 4096
-_PAUSE_S, _REPLACED_TRIES, _EMPTY_TRIES = 0.01, 5, 200
+_PAUSE_S = 0.01
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)
 
 
 class QueueHost(Struct, frozen=True, kw_only=True):
-    """The machine of a queue. `since`: when its daemon started, by the wall clock; None if it was stopped.
-
-    `address` is the machine's name with its domain, and `program` starts gpuyard there.
-    """
+    """The machine of a queue. `since`: when its daemon started, by the wall clock; None if it was stopped. `address` is
+    the machine's name with its domain, and `program` starts gpuyard there."""
 
     host: str
     address: str
@@ -72,18 +63,23 @@ class QueueElsewhere(EnvironmentFault):
     code = "elsewhere"
 
     def __init__(self, message: str, host: QueueHost, *, hint: str) -> None:
-        super().__init__(message, hint=f"use it there: `ssh {host.address} gpuyard queue` ({_SETTING}); {hint}")
+        setting = 'or set `reach = "ssh"` under [queue] in config.toml'
+        super().__init__(message, hint=f"use it there: `ssh {host.address} gpuyard queue` ({setting}); {hint}")
         self.host = host
-
-
-_SETTING = 'or set `reach = "ssh"` under [queue] in config.toml'
 
 
 def refuse_other_machine(folder: str) -> None:
     """Raise QueueElsewhere if the queue in this folder belongs to another machine."""
     found = _read(f"{folder}/{_NAME}")
     if found is not None and not found.has_queue_here(folder):
-        raise _belongs_to(found, folder)
+        raise QueueElsewhere(
+            f"this queue belongs to the host {found.host} ({found.state}), and this is {host_name()}: {folder}",
+            found,
+            hint=(
+                f"for a queue on {host_name()}, set XDG_STATE_HOME or GPUYARD_HOME to a folder on its own disk; "
+                f"if {found.host} is gone for good, `gpuyard daemon adopt --from {found.host}`"
+            ),
+        )
 
 
 def refuse_second_queue(folder: str) -> None:
@@ -103,24 +99,18 @@ def refuse_second_queue(folder: str) -> None:
 
 
 def known_hosts(folder: str) -> list[QueueHost]:
-    try:
-        names = sorted(os.listdir(f"{folder}/{_HOSTS}"))
-    except OSError:
-        return []
-    found = []
-    for name in names:
-        with contextlib.suppress(EnvironmentFault, OSError):
-            host = _read(f"{folder}/{_HOSTS}/{name}")
-            found += [host] if host is not None else []
-    return found
+    found: list[QueueHost | None] = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(f"{folder}/{_HOSTS}")):
+            with contextlib.suppress(EnvironmentFault, OSError):
+                found.append(_read(f"{folder}/{_HOSTS}/{name}"))
+    return [host for host in found if host is not None]
 
 
 @contextlib.contextmanager
 def hold_queue(folder: str) -> Iterator[Callable[[], bool]]:
-    """Record that this machine's daemon runs the queue, in this block. Raises QueueElsewhere.
-
-    Yields a function that returns whether the queue still belongs to this machine.
-    """
+    """Record that this machine's daemon runs the queue, in this block. Raises QueueElsewhere. Yields a function that
+    returns whether the queue still belongs to this machine."""
     path, before = f"{folder}/{_NAME}", None
     try:
         if not _create(path, _this_host(time.time())):  # never removed: the queue stays this machine's
@@ -161,26 +151,10 @@ def adopt_queue(folder: str, host: str) -> None:
     _write(f"{folder}/{_NAME}", _this_host(None))
 
 
-def _belongs_to(found: QueueHost, folder: str) -> QueueElsewhere:
-    return QueueElsewhere(
-        f"this queue belongs to the host {found.host} ({found.state}), and this is {host_name()}: {folder}",
-        found,
-        hint=(
-            f"for a queue on {host_name()}, set XDG_STATE_HOME or GPUYARD_HOME to a folder on its own disk; "
-            f"if {found.host} is gone for good, `gpuyard daemon adopt --from {found.host}`"
-        ),
-    )
-
-
 def _this_host(since: float | None) -> QueueHost:
-    return QueueHost(
-        host=host_name(),
-        address=os.uname().nodename,
-        program=(sys.executable, "-P", "-m", "gpuyard"),
-        machine_id=machine_id(),
-        boot_id=boot_id(),
-        since=since,
-    )
+    program, address = (sys.executable, "-P", "-m", "gpuyard"), os.uname().nodename
+    ids = {"machine_id": machine_id(), "boot_id": boot_id()}
+    return QueueHost(host=host_name(), address=address, program=program, since=since, **ids)
 
 
 def _read(path: str) -> QueueHost | None:
@@ -200,21 +174,18 @@ def _read(path: str) -> QueueHost | None:
 
 def _content(path: str) -> bytes:
     """Return the content. A file that stays empty was left by a daemon that died before it wrote to it."""
-    tries = 0
-    while True:
+    for attempt in range(200):
         try:
             with open(open_own(path, os.O_RDONLY), "rb") as file:
-                content = file.read(_LONGEST)
+                if content := file.read(4096):
+                    return content
         except FileNotFoundError:
-            return b""
+            break
         except PrivateFileError:
-            if tries >= _REPLACED_TRIES:  # it was replaced while it was opened
+            if attempt >= 5:  # it was replaced while it was opened
                 raise
-        else:
-            if content or tries >= _EMPTY_TRIES:
-                return content
-        tries += 1
         time.sleep(_PAUSE_S)
+    return b""
 
 
 def _write(path: str, host: QueueHost) -> None:
@@ -234,9 +205,8 @@ def _create(path: str, host: QueueHost) -> bool:
 
 
 def _publish(folder: str, host: QueueHost, before: QueueHost | None = None) -> None:
-    """Tell the other machines that share the folder which this one stands for. Nothing depends on it.
-
-    `before` is this machine's earlier record: if it had another name then, what it published under it is removed."""
+    """Tell the other machines that share the folder which this one stands for. Nothing depends on it. `before` is this
+    machine's earlier record: if it had another name then, what it published under it is removed."""
     place = find_state_directory()
     if place.path == folder and place.problem is not None:
         with contextlib.suppress(OSError, PrivateFileError):

@@ -1,15 +1,14 @@
-"""Restarts the daemon: the running one ends, and the next takes over its jobs, which keep running. On request, or
-because an idle one is older than the command.
+"""Restarts the daemon, on request or because an idle one is older than the command: jobs keep running, and the next
+daemon takes them over.
 
-- Several commands may restart it at once. Each names the pid that it stops, so none stops the new daemon of another.
-- A daemon under a service manager (`gpuyard daemon run`) ends with a status at which the manager starts the next one.
-  If none accepts connections within 15 s, one is started in the background.
-- A web page that was open is opened again at the same address.
-- A newer command demands a daemon that is at least as new with every request; an older daemon then does nothing and
-  says so. If it is idle, it is restarted and the request goes to the new one. If not, the request is sent again
-  without the demand, and the user reads what to do.
+- Each command names the pid that it stops, so none stops the new daemon of another.
+- A daemon under a service manager ends with a status at which the manager starts the next one. If none accepts
+connections within 15 s, one is started in the background. A web page that was open is opened again.
+- A newer command demands a daemon that is at least as new with every request; an older one then does nothing and says
+so. If it is idle, it is restarted; if not, the request is sent again without the demand, and the user reads what to do.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -28,72 +27,48 @@ Status = dict[str, Any]
 
 # systemd waits 0.1 s before it starts a unit again, launchd up to 10 s.
 _MANAGER_S = 15.0
-_ANSWER_S = 30.0
+_notices: set[tuple[Callable[[str], None] | None, str]] = set()
 
 
 def status_of(path: str) -> Status | None:
     try:
-        with _connection(path) as daemon:
-            status: Status = daemon.request("GET", "/status", timeout_s=_ANSWER_S)
-            return status
+        status: Status = _ask(path, "GET", "/status")
     except NoDaemon:
         return None
+    return status
 
 
 def replace_daemon(before: Status, reason: str) -> list[str]:
     """Stop the daemon with this status and start the next. Return notes for the user. Raises EnvironmentFault, and
-    leaves it alone, if the next one could not read its database.
-
-    `reason` is written to the log of the daemon that ends.
-    """
+    leaves it alone, if the next one could not read its database. `reason` is written to the log of the daemon that
+    ends."""
     from gpuyard.store.database import refuse_schema
 
     refuse_schema(os.path.join(paths.state_folder(), "queue.db"))  # the next daemon would end, and none would run
-    path, is_managed = paths.socket_path(), before.get("managed", False)
-    page = _stop(path, before["pid"], reason)
-    await_end(paths.lock_path(), before["pid"])
-    is_own = start_daemon(wait_for_other_s=_MANAGER_S if is_managed else 0.0)
-    notes = [] if page is None else _open_page(path, page)
-    if is_managed and is_own:
-        note = f"its service manager did not start it again within {_MANAGER_S:.0f} s: it runs in the background now"
-        notes.insert(0, note)
+    path, pid, is_managed = paths.socket_path(), before["pid"], before.get("managed", False)
+    page: dict[str, Any] = {"url": None}
+    # Another command may have stopped it, and started the next; or it ends before it answers, or hangs, which
+    # `await_end` will show.
+    with contextlib.suppress(UserError, EnvironmentFault):
+        page = _ask(path, "GET", "/web")
+        _ask(path, "POST", "/stop", {"pid": pid, "restart": True, "reason": reason})
+    await_end(paths.lock_path(), pid)
+    notes = []
+    if start_daemon(wait_for_other_s=_MANAGER_S if is_managed else 0.0) and is_managed:
+        within = f"within {_MANAGER_S:.0f} s"
+        notes.append(f"its service manager did not start it again {within}: it runs in the background now")
+    if page["url"]:
+        try:
+            _ask(path, "POST", "/web", {key: page[key] for key in ("address", "port", "read_only")})
+        except GpuyardError as error:
+            notes.append(f"the page is closed now: {error}; `gpuyard web` opens it")
     return notes
 
 
-def _stop(path: str, pid: int, reason: str) -> dict[str, Any] | None:
-    page = None
-    try:
-        with _connection(path) as daemon:
-            state = daemon.request("GET", "/web", timeout_s=_ANSWER_S)
-            page = state if state["url"] else None
-            body = {"pid": pid, "restart": True, "reason": reason}
-            daemon.request("POST", "/stop", body=body, timeout_s=_ANSWER_S)
-    except (UserError, EnvironmentFault):
-        # Another command has stopped it, and may have started the next; or it ended before it answered, or hangs, which
-        # `await_end` will show.
-        pass
-    return page
-
-
-def _open_page(path: str, page: dict[str, Any]) -> list[str]:
-    body = {key: page[key] for key in ("address", "port", "read_only")}
-    try:
-        with _connection(path) as daemon:
-            daemon.request("POST", "/web", body=body, timeout_s=_ANSWER_S, is_repeatable=True)
-    except GpuyardError as error:
-        return [f"the page is closed now: {error}; `gpuyard web` opens it"]
-    return []
-
-
-def _connection(path: str) -> DaemonConnection:
-    """Return a connection without notices about versions: the caller restarts the daemon anyway."""
-    return DaemonConnection(path, may_start=False, on_notice=lambda _: None)
-
-
-_RESTART = "`gpuyard daemon restart` (running jobs go on)"
-# A connection can reach the socket of a daemon that is ending; each try makes two connections.
-_RESTARTS_AT_ONCE = 5
-_notices: set[tuple[Callable[[str], None] | None, str]] = set()
+def _ask(path: str, method: str, route: str, body: object = None) -> Any:
+    """Send one request, without notices about versions: the caller restarts the daemon anyway."""
+    with DaemonConnection(path, may_start=False, on_notice=lambda _: None) as daemon:
+        return daemon.request(method, route, body=body, timeout_s=30.0, is_repeatable=route == "/web")
 
 
 def handle_version(connection: DaemonConnection, status: int, version: str | None) -> bool:
@@ -114,7 +89,7 @@ def advice(version: str | None) -> str:
     """One line for the user about a daemon of this version, which is not ours."""
     versions = f"the daemon is {_named(version)}, this command is version {__version__}"
     if version is None or not is_newer(version, __version__):
-        return f"{versions}: {_RESTART}"
+        return f"{versions}: `gpuyard daemon restart` (running jobs go on)"
     from gpuyard.installation import find_installation
 
     here = find_installation()
@@ -168,7 +143,7 @@ def _is_replaced(connection: DaemonConnection, version: str | None) -> bool:
 
 def _status_between_restarts(path: str) -> Status | None:
     """Return the daemon's status, or None if none runs. A daemon that ends instead of answering is being restarted."""
-    for _ in range(_RESTARTS_AT_ONCE):
+    for _ in range(5):  # a connection can reach the socket of a daemon that is ending; each try makes two connections
         try:
             return status_of(path)
         except EnvironmentFault as error:
@@ -184,11 +159,10 @@ def _named(version: str | None) -> str:
 def _notify(connection: DaemonConnection, line: str) -> None:
     """Show each line once per process, however many connections it opens."""
     show = connection.on_notice
-    if (show, line) in _notices:
-        return
-    _notices.add((show, line))
-    if show is not None:
-        show(line)
-    else:
-        sys.stderr.write(f"gpuyard: {line}\n")
-        sys.stderr.flush()
+    if (show, line) not in _notices:
+        _notices.add((show, line))
+        if show is not None:
+            show(line)
+        else:
+            sys.stderr.write(f"gpuyard: {line}\n")
+            sys.stderr.flush()

@@ -17,16 +17,10 @@ if TYPE_CHECKING:
 
     from gpuyard.client.fast_http import OnNotice
 
-_RETRY_FOR_S = 30.0
-_RETRY_S = 0.2
-_ANSWER_S = 30.0
-
 
 class RetryingClient(Closeable):
-    """Sends GET requests, and repeats them for up to 30 s while no daemon answers.
-
-    It never restarts a daemon of another version; `on_notice` is called with a line about it, as in DaemonConnection.
-    """
+    """Sends GET requests, and repeats them for up to 30 s while no daemon answers. It never restarts a daemon of
+    another version; `on_notice` is called with a line about it, as in DaemonConnection."""
 
     def __init__(self, *, may_start: bool = True, on_notice: "OnNotice | None" = None) -> None:
         # Not kept: this connection would start a daemon again that a user has stopped meanwhile.
@@ -41,17 +35,20 @@ class RetryingClient(Closeable):
 
     def get(self, path: str, query: "dict[str, str] | None" = None, timeout_s: float = 0.0) -> "dict[str, Any]":
         """Return the answer, which the daemon may delay by `timeout_s`."""
-        deadline = time.monotonic() + timeout_s + _RETRY_FOR_S
+        from gpuyard.client.daemon_liveness import SilentDaemon
+
+        within_s = timeout_s + 30.0
+        deadline = time.monotonic() + within_s
         while True:
             try:
                 self._client = self._client or self._connect()
-                answer: dict[str, Any] = self._client.request("GET", path, query, timeout_s=timeout_s + _ANSWER_S)
+                answer: dict[str, Any] = self._client.request("GET", path, query, timeout_s=within_s)
             except EnvironmentFault as error:
                 # A daemon that is stopped may go on, which only a wait of hours can hope for.
-                if time.monotonic() >= deadline or (not timeout_s and is_silent(error)):
+                if time.monotonic() >= deadline or (not timeout_s and isinstance(error, SilentDaemon)):
                     raise
                 self._client = None
-                time.sleep(_RETRY_S)
+                time.sleep(0.2)
             else:
                 return answer
 
@@ -63,12 +60,6 @@ class RetryingClient(Closeable):
                 raise
         connect(start=True).close()
         return connect(start=False, on_notice=self._on_notice)
-
-
-def is_silent(error: EnvironmentFault) -> bool:
-    from gpuyard.client.daemon_liveness import SilentDaemon
-
-    return isinstance(error, SilentDaemon)
 
 
 def has_crashed() -> bool:

@@ -1,13 +1,10 @@
 """What a submission takes from files: whether its command is a program or a line for a shell, the Git commit and a
-digest of its script, a snapshot of its code, a digest of its configuration, so that each configuration gets its
-own estimates, and the framework that its script imports.
+digest of its script, a snapshot of its code, a digest of its configuration, and the framework that its script imports.
 
-It is fast, as every `gpuyard submit` does it: no `git` is called, a few small files are read. Files that cannot be
-read are ignored: the job itself will report them. Other users may have put a `.git` into any folder above. So a
-repository counts only if its `.git`, and what that leads to, belong to this user, root or a group of this user; in a
-folder where all users can write, as /tmp, a group is not enough. Its files are opened without waiting and without
-following links, must be regular, belong to the same, and are read up to a limit.
-"""
+It is fast: no `git` is called, and files that cannot be read are ignored. Other users may have put a `.git` into any
+folder above. So a repository counts only if its `.git`, and what that leads to, belong to this user, root or a group of
+this user; in a folder where all users can write, a group is not enough. Its files must be regular and belong to the
+same, and are read without waiting, without following links, and up to a limit."""
 
 import os
 import stat
@@ -18,33 +15,27 @@ from gpuyard.system.user_directories import user_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-_COMMIT_LENGTHS = (40, 64)
-_HEX = frozenset("0123456789abcdef")
-_MOST_BYTES = 4096
-_MOST_PACKED = 8 << 20
-_SAFELY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# Set for a job that runs in a snapshot.
+_IN_SNAPSHOT = "GPUYARD_SNAPSHOT"
+_MEGABYTE = 1 << 20
 
 
 def work_tree(cwd: str) -> str | None:
     """Return the Git work tree that contains a folder; None if there is none."""
     folder = os.path.abspath(cwd)
-    while True:
-        if git_folder(folder) is not None:
-            return folder
-        above = os.path.dirname(folder)
-        if above == folder:
+    while git_folder(folder) is None:
+        folder, below = os.path.dirname(folder), folder
+        if folder == below:
             return None
-        folder = above
+    return folder
 
 
 def git_folder(root: str) -> str | None:
-    """Return the folder of the repository of a work tree; None if there is none that counts.
-
-    In submodules and linked work trees, `.git` is a file that names it.
-    """
+    """Return the folder of the repository of a work tree; None if there is none that counts. In submodules and linked
+    work trees, `.git` is a file that names it."""
     path = f"{root}/.git"
     try:
         found = os.lstat(path)
@@ -74,36 +65,21 @@ def read_commit(root: str) -> str | None:
     if not head.startswith("ref: "):
         return _commit(head)
     name, shared = head[len("ref: ") :].strip(), shared_folder(git)
-    return _commit(read_text(f"{git}/{name}")) or _commit(read_text(f"{shared}/{name}")) or _packed(shared, name)
-
-
-def _packed(folder: str, name: str) -> str | None:
-    for line in read_text(f"{folder}/packed-refs", _MOST_PACKED).splitlines():
-        commit, _, packed = line.partition(" ")
-        if packed == name:
-            return _commit(commit)
-    return None
+    if found := _commit(read_text(f"{git}/{name}")) or _commit(read_text(f"{shared}/{name}")):
+        return found
+    packed = read_text(f"{shared}/packed-refs", 8 << 20).splitlines()
+    return next((_commit(line.partition(" ")[0]) for line in packed if line.partition(" ")[2] == name), None)
 
 
 def _commit(text: str) -> str | None:
     text = text.strip()
-    return text if len(text) in _COMMIT_LENGTHS and _HEX.issuperset(text) else None
+    return text if len(text) in (40, 64) and not text.strip("0123456789abcdef") else None
 
 
-def read_text(path: str, most: int = _MOST_BYTES) -> str:
+def read_text(path: str, most: int = 4096) -> str:
     """Return the beginning of a file of a repository; empty if it cannot be read, or does not count."""
-    try:
-        file = os.open(path, _SAFELY)
-    except (OSError, ValueError):
-        return ""
-    try:
-        found = os.fstat(file)
-        is_readable = stat.S_ISREG(found.st_mode) and _is_ours(found)
-        return os.read(file, most).decode(errors="surrogateescape") if is_readable else ""
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
+    content = _read_start(path, most, os.O_NOFOLLOW, _is_ours)
+    return (content or b"").decode(errors="surrogateescape")
 
 
 def _is_ours(found: os.stat_result, above: str | None = None) -> bool:
@@ -115,59 +91,35 @@ def _is_ours(found: os.stat_result, above: str | None = None) -> bool:
     return is_groups and (above is None or not os.stat(above).st_mode & stat.S_IWOTH)
 
 
-# A single argument with one of these is a line, unless it is the name of a program.
-_SEPARATORS = " \t\n;&|<>"
-# Set for a job that runs in a snapshot.
-_IN_SNAPSHOT = "GPUYARD_SNAPSHOT"
-# Files that people edit and interpreters run.
-_ENDINGS = (".py", ".sh", ".bash", ".zsh", ".fish", ".r", ".jl", ".lua", ".pl", ".rb", ".js", ".ts", ".ipynb", ".m")
-# A longer script is known by its beginning.
-_MOST_OF_SCRIPT = 1 << 20
-# Larger files are no configuration, and no script that tells its framework.
-_CONFIGURATION_ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
-_MOST_OF_CONFIGURATION = 1 << 20
-# The order matters: scripts for JAX, TensorFlow or vLLM often import PyTorch as well.
-_FRAMEWORKS = {
-    "vllm": (b"vllm",),
-    "jax": (b"jax", b"flax"),
-    "tensorflow": (b"tensorflow", b"keras"),
-    "torch": (b"torch", b"pytorch_lightning", b"lightning", b"transformers", b"diffusers"),
-    "cupy": (b"cupy",),
-}
-
-
 def command_words(words: "Sequence[str]", directory: str | None) -> list[str]:
     """Return the arguments of the program. One argument with spaces or shell operators in it is a command line, unless
     a file or a program on PATH has this name: a shell runs it if it has shell syntax, else it is split into words.
-
     directory: where the program starts; None: on a machine whose files are not seen from here."""
-    is_line = len(words) == 1 and any(char in words[0] for char in _SEPARATORS)
-    if not is_line or (directory is not None and _is_program(words[0], directory)):
+    is_line = len(words) == 1 and any(char in words[0] for char in " \t\n;&|<>")
+    if is_line and directory is not None:
+        path = [] if "/" in words[0] else filter(None, os.environ.get("PATH", "").split(os.pathsep))
+        is_line = not any(os.path.exists(os.path.join(folder, words[0])) for folder in (directory, *path))
+    if not is_line:
         return list(words)
     from gpuyard.model.command_line import read_line
 
     return list(read_line(words[0].strip()))
 
 
-def _is_program(name: str, directory: str) -> bool:
-    if os.path.exists(os.path.join(directory, name)):
-        return True
-    folders = os.environ.get("PATH", "").split(os.pathsep)
-    return "/" not in name and any(os.path.exists(os.path.join(folder, name)) for folder in folders if folder)
-
-
 def record_code(command: "Sequence[str]", cwd: str, *, wants_snapshot: bool | None) -> "tuple[str, dict[str, Any]]":
-    """Return the working directory, and the fields of a `CodeRecord`; with a snapshot if one is wanted.
-
-    wants_snapshot: None: as `[submit]` says. A job that runs in a snapshot submits jobs that run in the same one.
-    """
+    """Return the working directory, and the fields of a `CodeRecord`; with a snapshot if one is wanted. wants_snapshot:
+    None: as `[submit]` says. A job that runs in a snapshot submits jobs that run in the same one."""
     inherited = _inherited(cwd)
     if inherited is not None:
         cwd, snapshot = inherited
         code = code_of(command, cwd)
         return cwd, code if wants_snapshot is False else {**code, "snapshot": snapshot}
     code = code_of(command, cwd)
-    if not wants_snapshot and (wants_snapshot is False or not _is_configured()):
+    if wants_snapshot is None:
+        # Parsing the configuration takes longer than the rest of a submission.
+        path = f"{user_directory('XDG_CONFIG_HOME', '~/.config')}/config.toml"
+        wants_snapshot = None if b"snapshot" in (_read_start(path, _MEGABYTE) or b"") else False
+    if wants_snapshot is False:
         return cwd, code
     from gpuyard.client.code_snapshot import SnapshotLimits, take_snapshot
     from gpuyard.client.paths import state_folder
@@ -195,19 +147,12 @@ class RemovedIfRefused:
         pass
 
     def __exit__(self, kind: "type[BaseException] | None", *_: object) -> None:
-        snapshot = self._snapshot
-        if snapshot is None or kind is None or not issubclass(kind, UserError):
+        if self._snapshot is None or kind is None or not issubclass(kind, UserError):
             return
-        if snapshot["folder"] != os.environ.get(_IN_SNAPSHOT):
+        if self._snapshot["folder"] != os.environ.get(_IN_SNAPSHOT):
             from gpuyard.client.code_snapshot import remove_snapshot
 
-            remove_snapshot(os.path.dirname(snapshot["folder"]))
-
-
-def _is_configured() -> bool:
-    """Whether the configuration may ask for snapshots. Parsing it takes longer than the rest of a submission."""
-    path = f"{user_directory('XDG_CONFIG_HOME', '~/.config')}/config.toml"
-    return b"snapshot" in (_read_start(path, _MOST_OF_CONFIGURATION) or b"")
+            remove_snapshot(os.path.dirname(self._snapshot["folder"]))
 
 
 def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
@@ -224,9 +169,6 @@ def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
         return None
     snapshot = {"name": os.path.basename(above), "folder": folder, "root": root, "cwd": cwd}
     return root + cwd.removeprefix(folder), snapshot
-
-
-# Commit and script
 
 
 def submission_facts(
@@ -249,11 +191,11 @@ def submission_facts(
 
 
 def code_of(command: "Sequence[str]", cwd: str) -> "dict[str, object]":
-    root = work_tree(cwd)
-    script = find_script(command, cwd)
+    root, script = work_tree(cwd), find_script(command, cwd)
+    commit = None if root is None else read_commit(root)
     return {
         "root": root,
-        "commit": None if root is None else read_commit(root),
+        "commit": commit,
         "script": script,
         "digest": None if script is None else script_digest(script),
     }
@@ -262,8 +204,10 @@ def code_of(command: "Sequence[str]", cwd: str) -> "dict[str, object]":
 def find_script(command: "Sequence[str]", cwd: str) -> str | None:
     """Return the script as an absolute path: the first argument that is a file with the ending of a script, the module
     of `-m`, or a program given by its path that begins with `#!`. None if there is none."""
+    # Files that people edit and interpreters run.
+    endings = (".py", ".sh", ".bash", ".zsh", ".fish", ".r", ".jl", ".lua", ".pl", ".rb", ".js", ".ts", ".ipynb", ".m")
     for word in command:
-        if word.lower().endswith(_ENDINGS) and (path := _file(cwd, word)) is not None:
+        if word.lower().endswith(endings) and (path := _file(cwd, word)) is not None:
             return path
     if "-m" in command[:-1]:
         module = command[list(command).index("-m") + 1].replace(".", "/")
@@ -273,7 +217,8 @@ def find_script(command: "Sequence[str]", cwd: str) -> str | None:
 
 
 def script_digest(path: str) -> str | None:
-    content = _read_start(path, _MOST_OF_SCRIPT)
+    """Return the digest of a script; a long one is known by its beginning."""
+    content = _read_start(path, _MEGABYTE)
     if content is None:
         return None
     from _blake2 import blake2b  # as in `hashlib`, without the milliseconds that OpenSSL takes to load
@@ -281,14 +226,17 @@ def script_digest(path: str) -> str | None:
     return str(blake2b(content, digest_size=16).hexdigest())
 
 
-def _read_start(path: str, most: int) -> bytes | None:
-    """Return the first bytes of a regular file; None if it cannot be read."""
+def _read_start(
+    path: str, most: int, flags: int = 0, is_accepted: "Callable[[os.stat_result], bool]" = lambda _: True
+) -> bytes | None:
+    """Return the first bytes of a regular file that is accepted; None if it cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
     except (OSError, ValueError):
         return None
     try:
-        return os.read(descriptor, most) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+        found = os.fstat(descriptor)
+        return os.read(descriptor, most) if stat.S_ISREG(found.st_mode) and is_accepted(found) else None
     except OSError:
         return None
     finally:
@@ -303,13 +251,10 @@ def _file(cwd: str, name: str) -> str | None:
         return None
 
 
-# Configuration and framework
-
-
 def digest_of(command: "Sequence[str]", cwd: str) -> str:
     """Return a digest of names and contents; empty if the command names no configuration file."""
     names = (argument.partition("=")[2] or argument for argument in command)  # x.yaml in `--config=x.yaml`
-    named = [name for name in names if name.lower().endswith(_CONFIGURATION_ENDINGS)]
+    named = [name for name in names if name.lower().endswith((".yaml", ".yml", ".json", ".toml", ".ini", ".cfg"))]
     files = [(name, content) for name in named if (content := _read_small(os.path.join(cwd, name))) is not None]
     if not files:
         return ""
@@ -329,12 +274,21 @@ def framework_of(command: "Sequence[str]", cwd: str) -> str:
     content = _read_small(os.path.join(cwd, script)) if script is not None else None
     if content is None:
         return ""
-    for framework, modules in _FRAMEWORKS.items():
+    # The order matters: scripts for JAX, TensorFlow or vLLM often import PyTorch as well.
+    frameworks = {
+        "vllm": (b"vllm",),
+        "jax": (b"jax", b"flax"),
+        "tensorflow": (b"tensorflow", b"keras"),
+        "torch": (b"torch", b"pytorch_lightning", b"lightning", b"transformers", b"diffusers"),
+        "cupy": (b"cupy",),
+    }
+    for framework, modules in frameworks.items():
         if any(b"import " + module in content or b"from " + module in content for module in modules):
             return framework
     return ""
 
 
 def _read_small(path: str) -> bytes | None:
-    content = _read_start(path, _MOST_OF_CONFIGURATION + 1)
-    return None if content is None or len(content) > _MOST_OF_CONFIGURATION else content
+    """Return the content. A larger file is no configuration, and no script that tells its framework."""
+    content = _read_start(path, _MEGABYTE + 1)
+    return None if content is None or len(content) > _MEGABYTE else content

@@ -1,19 +1,16 @@
 """The two transports of `gpuyard.Client`: the daemon's own socket, and the web page's port with its token.
 
-Over the socket, a daemon is started if none runs, and a wait continues with the next daemon if one ends. The page's
-port may be forwarded from another machine: nothing is started or restarted, and no file of this machine is visible
-there. Notices about a daemon of another version are warnings of the logger `gpuyard`.
+Over the socket, a daemon is started if none runs, and a wait continues with the next daemon. The page's port may be
+forwarded from another machine: nothing is started, and no file of this machine is visible there. Threads may share a
+transport (requests take turns, long ones have a connection of their own), and so may a process and its forks. Notices
+about a daemon of another version are warnings of the logger `gpuyard`."""
 
-Threads may share a transport: requests take turns, and long ones have a connection of their own. So may a process and
-its forks: each opens its own connection, because they would read each other's answers.
-"""
-
+import contextlib
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,12 +24,7 @@ from gpuyard.version import __version__
 Query = dict[str, str]
 Answer = dict[str, Any]
 
-_ANSWER_S = 60.0
-# The daemon sends a heartbeat into a stream every 15 seconds.
-_SILENT_S = 60.0
-# The access rules of the page refuse with these, before a route is looked up: they do not depend on the version.
-_ACCESS_REFUSED = (401, 403, 429)
-_HINT = "run `gpuyard web` on the machine; it prints the address"
+_ANSWER_S = 60.0  # also the longest silence of a stream, into which the daemon sends a heartbeat every 15 s
 _log = logging.getLogger("gpuyard")
 
 
@@ -62,9 +54,8 @@ class SocketTransport:
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
         # A submission carries a token by which the daemon recognises it.
-        is_repeatable = path == "/submissions"
         with self._turns:
-            answer: Answer = self._connection.request(method, path, query, body, is_repeatable=is_repeatable)
+            answer: Answer = self._connection.request(method, path, query, body, is_repeatable=path == "/submissions")
         return answer
 
     def waiting(self) -> RetryingClient:
@@ -98,7 +89,14 @@ class WebTransport(fast_http.Closeable):
 
     def __init__(self, url: str, token: str | None) -> None:
         """The token may be part of the URL, as `gpuyard web` prints it."""
-        self._host, self._port, found = _parse_url(url)
+        try:
+            parts = urlsplit(url)
+            host, self._port, found = parts.hostname, parts.port or 80, parse_qs(parts.query).get("token", [""])[0]
+        except ValueError:
+            host = None
+        if host is None or parts.scheme != "http":  # the error does not quote the URL, which may contain the token
+            raise UserError("this is not an address of the page", hint="`gpuyard web` prints it: http://HOST:PORT/…")
+        self._host = host
         token = (token or found).strip()  # a token that is read from a file ends with a newline
         if not (token and token.isascii() and token.isprintable()):
             problem = "this is not a token of the page" if token else "the page needs a token"
@@ -112,31 +110,29 @@ class WebTransport(fast_http.Closeable):
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
         status, content = self._exchange(method, path, query, body)
-        may_be_version = status >= 400 and status not in _ACCESS_REFUSED
-        answer: Answer = fast_http.read_answer(
-            status, content, self._daemon_version() if may_be_version else __version__
-        )
+        version = __version__
+        # The access rules of the page refuse with these before a route is looked up: they do not depend on the version.
+        if status >= 400 and status not in (401, 403, 429):
+            # The page sends it only to clients with the token. If it cannot be told, the first error says more.
+            with contextlib.suppress(GpuyardError):
+                version = fast_http.read_answer(*self._exchange("GET", "/status")).get("version", version)
+        answer: Answer = fast_http.read_answer(status, content, version)
         return answer
 
     def _exchange(self, method: str, path: str, query: Query | None = None, body: object = None) -> tuple[int, bytes]:
         # One connection per request: the daemon may be restarted between two of them.
         try:
-            with closing(self._dial()) as connection:
+            with contextlib.closing(self._dial()) as connection:
                 exchange = fast_http.Exchange(connection, _ANSWER_S)
                 exchange.send(fast_http.render_request(method, path, query, body, self._fields))
                 (status, content, _), _ = exchange.receive()
                 return status, content
         except OSError as error:
             reason = error or "the connection was closed"
-            raise EnvironmentFault(f"no daemon answers at {self._host}:{self._port}: {reason}", hint=_HINT) from error
-
-    def _daemon_version(self) -> str:
-        """Return the daemon's version, or ours if it is unknown. The page sends it only to clients with the token."""
-        try:
-            status: dict[str, str] = fast_http.read_answer(*self._exchange("GET", "/status"))
-        except GpuyardError:  # the first error says more
-            return __version__
-        return status.get("version", __version__)
+            raise EnvironmentFault(
+                f"no daemon answers at {self._host}:{self._port}: {reason}",
+                hint="run `gpuyard web` on the machine; it prints the address",
+            ) from error
 
     def waiting(self) -> Self:
         return self
@@ -160,29 +156,16 @@ class WebTransport(fast_http.Closeable):
 def _stream(open_connection: Callable[[], Any], message: bytes) -> Iterator[Answer]:
     pid = None
     try:
-        with closing(open_connection()) as connection:
+        with contextlib.closing(open_connection()) as connection:
             pid = user_sockets.peer_pid(connection)
             exchange = fast_http.Exchange(connection, _ANSWER_S)
             exchange.send(message)
             status, length, fields = exchange.receive_head()
             if length is not None:
-                fast_http.read_answer(
-                    status, exchange.receive_content(length), fields.get(fast_http.VERSION_FIELD.lower(), __version__)
-                )
-            yield from exchange.events(_SILENT_S)
+                version = fields.get(fast_http.VERSION_FIELD.lower(), __version__)
+                fast_http.read_answer(status, exchange.receive_content(length), version)
+            yield from exchange.events(_ANSWER_S)
     except TimeoutError as error:
         raise silent(pid) from error
     except OSError as error:
         raise EnvironmentFault(f"the daemon has gone: {error}", hint="ask again") from error
-
-
-def _parse_url(url: str) -> tuple[str, int, str]:
-    """Return host, port and token, empty if there is none. Errors do not quote the URL: it may contain the token."""
-    try:
-        parts = urlsplit(url)
-        host, port, token = parts.hostname, parts.port or 80, parse_qs(parts.query).get("token", [""])[0]
-    except ValueError:
-        host = None
-    if host is None or parts.scheme != "http":
-        raise UserError("this is not an address of the page", hint="`gpuyard web` prints it: http://HOST:PORT/…")
-    return host, port, token

@@ -2,14 +2,12 @@
 
 The file `lease-directories` names the directory of the queue, and then earlier ones in which this user still holds
 leases.
-- Only the daemon writes it, and holds it (a write lock) while it runs.
-- A daemon with another directory than the recorded one takes along what this user holds there. It links the lease
-  files: a lock belongs to the file, so the holder holds it in both directories, without knowing, for as long as it
-  lives. Then it changes the record. On another file system there are no links, so the daemon refuses to move.
-- Everything else that claims devices (`gpuyard run`, GPUScheduler) is refused while the queue runs with another
-  directory, or this user holds leases in a recorded directory that are missing in its own. It asks at each attempt,
-  under the mutex.
-"""
+- Only the daemon writes it, and holds it (a write lock) while it runs. With another directory than the recorded one it
+first links this user's leases there: a lock belongs to the file, so the holder holds it in both, without knowing. On
+another file system there are no links, so the daemon refuses to move.
+- Everything else that claims devices (`gpuyard run`, GPUScheduler) is refused, at each attempt and under the mutex,
+while the queue runs with another directory, or this user holds leases in a recorded directory that are missing in its
+own."""
 
 import contextlib
 import errno
@@ -31,11 +29,9 @@ RECORD = "lease-directories"
 
 
 def move_in(folder: Path) -> int:
-    """For the daemon: take this user's leases in the recorded directories along into `folder`, and record it.
-
-    Returns the descriptor that holds the record. Raises EnvironmentFault if a lease cannot be taken along. A process
-    that waits in an earlier directory is refused at its next attempt (`check_directory`).
-    """
+    """For the daemon: take this user's leases in the recorded directories along into `folder`, and record it. Returns
+    the descriptor that holds the record. Raises EnvironmentFault if a lease cannot be taken along. A process that waits
+    in an earlier directory is refused at its next attempt (`check_directory`)."""
     record = open_own(str(state_dir() / RECORD), os.O_RDWR | os.O_CREAT)
     try:
         owner_locks.try_hold(record)
@@ -80,10 +76,8 @@ def _recorded() -> list[Path]:
 
 
 def check_directory(folder: Path) -> None:
-    """Raise EnvironmentFault if this user's queue uses another directory, or holds leases that `folder` lacks.
-
-    Call it with the mutex of `folder`: while a daemon moves in, it has all mutexes.
-    """
+    """Raise EnvironmentFault if this user's queue uses another directory, or holds leases that `folder` lacks. Call it
+    with the mutex of `folder`: while a daemon moves in, it has all mutexes."""
     try:
         record = os.open(state_dir() / RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (OSError, EnvironmentFault):

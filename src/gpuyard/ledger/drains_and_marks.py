@@ -1,14 +1,11 @@
 """Drains and health marks: small files in the ledger's directory that hold for their owner.
 
-- A file of root or of the directory's owner holds for every user. Files of other users are ignored: no user can decide
-  for others. A file never changes, so each is read once.
-- A drain says that nothing new starts on a device. It is not locked: it holds until it is removed, also after a restart
-  of the machine. Drains are made and removed under the mutex, so a claim that is decided later respects them.
-- A health mark says what is wrong with a device, or that a user cleared it. Faults that the driver reports at any time
-  need none. Marks make an Xid, which the driver reports once, known to the scripts of the user and to the next daemon,
-  and record since when a fault was seen. They are written without the mutex: the daemon that writes one has closed the
-  device for itself already.
-"""
+- A file of root or of the directory's owner holds for every user; those of other users are ignored. It never changes.
+- A drain says that nothing new starts on a device. It is not locked: it holds until it is removed. Drains are made and
+removed under the mutex, so a claim that is decided later respects them.
+- A health mark says what is wrong with a device and since when, or that a user cleared it: an Xid, which the driver
+reports once, becomes known to scripts and to the next daemon. Marks are written without the mutex: the daemon that
+writes one has closed the device for itself already."""
 
 import contextlib
 import os
@@ -119,10 +116,8 @@ def remove_drains(folder: Path, device_id: str) -> None:
 
 
 def copy_drains(earlier: Path, folder: Path) -> list[str]:
-    """Copy this user's drains and health marks into another directory. Call it while its mutex is held.
-
-    Returns the files in `earlier` that are not needed there any more: those that hold for this user alone.
-    """
+    """Copy this user's drains and health marks into another directory. Call it while its mutex is held. Returns the
+    files in `earlier` that are not needed there any more: those that hold for this user alone."""
     left = []
     with contextlib.suppress(OSError):  # a drain that cannot be read or written is lost, as with its directory
         status = os.stat(earlier)

@@ -1,11 +1,11 @@
-"""The ledger's directory, and its mutex: a lock on it. Only its holder changes the ledger. Hold it briefly.
+"""The ledger's directory, and its mutex: a lock on it. Only its holder changes the ledger, briefly. Readers need no
+mutex.
 
-- The directory itself is locked (flock), not a file in it: only the owner of its parent directory can replace it.
-- A lock counts only if the path still leads to the locked directory, and if other users cannot remove files in it.
-- Readers need no mutex. Any user who may read the directory can hold the lock for long, so every wait has a limit.
-- Signals are deferred while the mutex is held, and not while this process waits for it.
-- For a program that must not wait, a thread waits, and then the program has its turn (`MutexTurns`).
-"""
+- The directory itself is locked (flock), not a file in it: only the owner of its parent directory can replace it. A
+lock counts only if the path still leads there, and if other users cannot remove files in it.
+- Any user who may read the directory can hold the lock for long, so every wait has a limit. For a program that must not
+wait, a thread does (`MutexTurns`).
+- Signals are deferred while the mutex is held, and not while this process waits for it."""
 
 import contextlib
 import math
@@ -170,12 +170,9 @@ _TOO_LONG_S = 0.2
 
 
 class MutexTurns:
-    """All but the waiting happens in one thread, that of the program.
-
-    `on_turn` is called in the waiting thread when the mutex is held for the program, until `end_turn`; and once when
-    others have held it for too long. The waiting thread asks `can_use_turn` first, and leaves the mutex to others while
-    that is false.
-    """
+    """All but the waiting happens in one thread, that of the program. `on_turn` is called in the waiting thread when
+    the mutex is held for the program, until `end_turn`; and once when others have held it for too long. The waiting
+    thread asks `can_use_turn` first, and leaves the mutex to others while that is false."""
 
     def __init__(self, folder: Path) -> None:
         self.on_turn: Callable[[], object] = lambda: None  # the program tries again by itself

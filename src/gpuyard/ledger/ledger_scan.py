@@ -1,12 +1,8 @@
-"""Finds the files of a ledger that are held, at a limited cost.
+"""Finds the files of a ledger that are held, at a limited cost: users can leave thousands in a shared directory.
 
-In a shared directory users can leave thousands of files that only they, the directory's owner and root can remove:
-- Of a user with many files, only the newest `MAX_FILES_PER_USER` are read, and no more than `MAX_MB_PER_USER`. A user
-  cannot have more leases and tickets. Another user's file with many names is read once.
-- A file that cannot be read, such as one on a mount that is gone, is named and passed over.
-- A file that was not held once never is again: files get their names when they are locked. A scan remembers them, by
-  name and inode.
-"""
+- Of a user with many files, only the newest `MAX_FILES_PER_USER` are read, and no more than `MAX_MB_PER_USER`; a file
+with many names is read once. A file that cannot be read is named and passed over.
+- A file that was not held once never is again: files get their names when they are locked. A scan remembers them."""
 
 import contextlib
 import errno

@@ -1,10 +1,8 @@
-"""Measure the RAM of a program that runs beside the queue, and warn if it holds more than it declared.
+"""The state of the ledger: leases, waiting processes with reasons, processes without a lease, and ignored records; and
+a warning if a program beside the queue holds more RAM than it declared (rules: `policy/declared_ram.py`).
 
-The rules are in `policy/memory_guards.py`. `gpuyard run` measures its program every 2 s. A script with `ram=` is
-measured when it releases its lease: a thread of ours in it would disturb programs that fork.
-
-The state of the ledger: leases, waiting processes with reasons, processes without a lease, and ignored records.
-"""
+`gpuyard run` measures its program every 2 s. A script with `ram=` is measured when it releases its lease: a thread of
+ours in it would disturb programs that fork."""
 
 import os
 import time

@@ -1,14 +1,11 @@
 """A file that its holder keeps locked: while the lock is held, a process of the holder is alive.
 
-- A file gets its name only when it is complete and locked, so an unlocked file with such a name is dead.
-- Only its holder and its owner change or remove a live file. A dead file may be used again under another name: some
-  file systems take long to create a file after many were removed.
+- A file gets its name only when it is complete and locked, so an unlocked file with such a name is dead. A dead file
+may be used again under another name: some file systems take long to create one after many were removed.
 - A child that inherits the descriptor keeps the lock after its parent has ended.
-- Only the owner of a file (and root) can hold it, and reading takes no lock (`system/file_locks.py`). So files are
-  read without the ledger's mutex; they are made, used again and removed under it.
-- A file is closed to other users until it is locked: otherwise a read lock of theirs could prevent ours.
-- Files of another machine that sees the same directory do not count here. Whether they are held cannot be known: locks
-  may be local to a machine. So they are never removed here either.
+- Only the owner of a file (and root) can hold, change or remove it: it is closed to other users until it is locked.
+Reading takes no lock (`system/file_locks.py`), nor the ledger's mutex; files are made, used again and removed under it.
+- Files of another machine that sees the same directory do not count, and are never removed: locks may be local to it.
 """
 
 import contextlib
@@ -75,20 +72,16 @@ class HeldFile(Struct, frozen=True, kw_only=True):
 
 
 class LockFile:
-    """A file held by this process and by the children that inherit it.
-
-    An object that is dropped is left, so that an interrupt before its assignment leaves nothing held.
-    """
+    """A file held by this process and by the children that inherit it. An object that is dropped is left, so that an
+    interrupt before its assignment leaves nothing held."""
 
     descriptor = -1
     _beaten_at = 0.0
     _not_inherited: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
 
     def __init__(self, path: str | Path, content: bytes, *, is_inherited: bool = True, spare: str = "") -> None:
-        """Make the file and lock it. Without `is_inherited`, forked children close their copy.
-
-        `spare` is the name of a dead file in the same directory, which is used again if it is this user's.
-        """
+        """Make the file and lock it. Without `is_inherited`, forked children close their copy. `spare` is the name of a
+        dead file in the same directory, which is used again if it is this user's."""
         self._folder, self.name = os.path.split(path)
         self._pid = os.getpid()
         if not is_inherited:
@@ -131,9 +124,7 @@ class LockFile:
 
     def release(self) -> None:
         """Remove the file and unlock it for all processes that share the lock. In a forked child: only leave it.
-
-        Without the lock the file is dead: one that cannot be removed holds nothing, and a later claim removes it.
-        """
+        Without the lock the file is dead: one that cannot be removed holds nothing, and a later claim removes it."""
         with DeferInterrupts():
             if self.descriptor >= 0 and self._pid == os.getpid():
                 try:
@@ -147,10 +138,8 @@ class LockFile:
             self.leave()
 
     def _use_again(self, spare: str, content: bytes) -> bool:
-        """Overwrite and rename a dead file. Return False if that fails. Needs the mutex, as said above.
-
-        The file is complete before it is locked, as other processes may read it at any moment.
-        """
+        """Overwrite and rename a dead file. Return False if that fails. Needs the mutex, as said above. The file is
+        complete before it is locked, as other processes may read it at any moment."""
         old = f"{self._folder}/{spare}"
         try:
             self.descriptor = os.open(old, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -198,10 +187,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
-    """Replace the content of a file of this user, also if another process holds it.
-
-    One write that never shortens the file: a crash leaves the old content or the new. Records ignore trailing spaces.
-    """
+    """Replace the content of a file of this user, also if another process holds it. One write that never shortens the
+    file: a crash leaves the old content or the new. Records ignore trailing spaces."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():

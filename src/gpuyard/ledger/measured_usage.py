@@ -1,12 +1,8 @@
 """What the processes of each lease use, its holder and the descendants: device memory and load as far as the driver
 reports them, and RAM; and the load that processes outside gpuyard put on each device.
 
-- RAM that a process has for itself, or shares with other programs as shared memory, counts; files that are mapped, such
-  as libraries, do not: the kernel counts them as available. Pages that a process shares with its children since a fork
-  are counted for each of them.
-- A lease that says itself what it uses (the queue's) is not measured. A holder that has ended, or whose processes this
-  user may not see, is unknown.
-"""
+RAM that a process has for itself or as shared memory counts; mapped files, such as libraries, do not. A lease that says
+itself what it uses (the queue's) is not measured. A holder that has ended, or is another user's, is unknown."""
 
 import contextlib
 import os
@@ -139,11 +135,9 @@ def _psutil_tree_mb(pid: int) -> float | None:
 
 
 def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
-    """Return the memory by lease and device: 0 if the lease has not allocated anything, None if unknown.
-
-    If the driver lists no processes, a lease that is alone on its device is charged the growth of the device's used
-    memory since the lease was granted.
-    """
+    """Return the memory by lease and device: 0 if the lease has not allocated anything, None if unknown. If the driver
+    lists no processes, a lease that is alone on its device is charged the growth of the device's used memory since the
+    lease was granted."""
     measured: Measured = {}
     for device in snapshot.devices:
         here = [lease for lease in leases if lease.on(device.id)]
@@ -177,11 +171,8 @@ def measure_loads(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
 
 
 def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignProcess]:
-    """Yield the processes on the device that belong to no lease there, except zombies.
-
-    A process that this system does not know is yielded without a user: it has ended since the device was read, or is in
-    another container.
-    """
+    """Yield the processes on the device that belong to no lease there, except zombies. A process that this system does
+    not know is yielded without a user: it has ended since the device was read, or is in another container."""
     import psutil
 
     finder = LeaseFinder([lease for lease in leases if lease.on(device.id)])
@@ -220,11 +211,9 @@ def _divide(
 
 
 class LeaseFinder:
-    """Finds the leases of a process through its environment and its ancestors.
-
-    Process and lease must belong to the same user: users cannot hide memory behind the lease of another. The program of
-    a container, which is no descendant of the lease's holder, counts to the lease that its environment names.
-    """
+    """Finds the leases of a process through its environment and its ancestors. Process and lease must belong to the
+    same user: users cannot hide memory behind the lease of another. The program of a container, which is no descendant
+    of the lease's holder, counts to the lease that its environment names."""
 
     def __init__(self, leases: Sequence[Lease]) -> None:
         self._by_id = {lease.id: lease for lease in leases}

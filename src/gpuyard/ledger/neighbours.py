@@ -1,13 +1,10 @@
 """Who else leases the GPUs of this machine, in which directory; said once a day.
 
 Each daemon, `gpuyard run` and GPUScheduler announces its lease directory by a listening unix socket with an abstract
-name (Linux). Such a socket is no file and ends with its process. The kernel lists it for all, with the owner, so no
-user can speak for another. Nothing connects to it, and no decision depends on it: commands only print that users have
-different directories. Processes in another network namespace, as in most containers, do not see it.
-
-The name is `gpuyard-leases/GPUS/DIRECTORY/PROCESS/PATH`: which GPUs (simulated ones are those of a folder), the device
-and inode of the directory, pid and a number, and as much of the path as fits.
-"""
+name (Linux), which ends with its process. The kernel lists it with its owner, so no user can speak for another. Nothing
+connects to it, and no decision depends on it. Another network namespace, as in most containers, does not see it. The
+name is `gpuyard-leases/GPUS/DIRECTORY/PROCESS/PATH`: which GPUs (simulated ones are those of a folder), the device and
+inode of the directory, pid and a number, and as much of the path as fits."""
 
 import contextlib
 import hashlib
@@ -32,9 +29,7 @@ from gpuyard.system.processes import user_name
 
 def listening_sockets() -> Iterator[tuple[bytes, int]]:
     """Yield the names of listening abstract sockets, each with its user. Raises OSError if the kernel does not say.
-
-    This speaks sock_diag over netlink, see unix_diag.h of Linux.
-    """
+    This speaks sock_diag over netlink, see unix_diag.h of Linux."""
     header = struct.Struct("=IHHII")  # length, type, flags, number, pid
     # Sockets in the state LISTEN (10); of each its name (UDIAG_SHOW_NAME) and its user (UDIAG_SHOW_UID).
     query = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 1 << 10, 0, 0x01 | 0x40, 0, 0)

@@ -1,15 +1,11 @@
-"""The content of lease and ticket files: how it is written, and what is accepted of it.
+"""The content of lease and ticket files: how it is written, and what is accepted of it. Each file may be another
+user's, and is read as hostile:
 
-Each file in a shared ledger may be another user's, and is read as hostile:
-- The user is the owner of the file, whatever its content says. So is the time of a ticket, as that decides its place:
-  the content's time counts only where that does not make the file older, or where the file's time proves that the wall
-  clock was set back. The time of a lease decides nothing, and the file's changes when the lease is amended.
-- A record is accepted only if every field is within the bounds below. Placement and every face can rely on them.
-- A record that is not accepted is ignored and named: `read_record` returns a BadRecord, and never raises.
-- A priority beyond what the command line allows counts as the nearest that it allows.
-- At most MAX_TICKETS_PER_USER tickets of one user count, the oldest.
-
-Tickets whose processes can use what is kept free for them.
+- The user is the owner of the file, whatever its content says. So is the time of a ticket, which decides its place
+(`_since`). The time of a lease decides nothing.
+- A record is accepted only if every field is within the bounds below; placement and every face can rely on them. Any
+other is ignored and named: `read_record` returns a BadRecord, and never raises.
+- At most MAX_TICKETS_PER_USER tickets of one user count, the oldest. A priority beyond the limit counts as the limit.
 """
 
 import math
@@ -142,12 +138,9 @@ def _read_lease(found: HeldFile) -> Lease | None:
 
 
 def _since(found: HeldFile, made: float | None) -> float:
-    """Return since when the file is held, by the wall clock as it is set now.
-
-    The file's own time, which no user can set, becomes wrong when the wall clock is set. The record's time is believed
-    where lying does not pay: if it makes the file younger (the clock was set forward), or if the file is from the
-    future (the clock was set back).
-    """
+    """Return since when the file is held, by the wall clock as it is set now. The file's own time, which no user can
+    set, becomes wrong when the wall clock is set. The record's time is believed where lying does not pay: if it makes
+    the file younger (the clock was set forward), or if the file is from the future (the clock was set back)."""
     now = time.time()
     claimed = found.made_at if made is None else min(now, wall_time_of(made))
     # The file's time may be some milliseconds older than the time of the record in it.
@@ -222,9 +215,7 @@ def _check_text(name: str, text: str | None) -> None:
 
 
 def active_tickets(tickets: Iterable[Ticket]) -> list[Ticket]:
-    """Return the tickets of processes that run, in the order given.
-
-    A process that is stopped, as by Ctrl-Z, keeps its ticket, but no device is kept free for it meanwhile. A stopped
-    process of this system is noticed at once; one in another container, or one that hangs, when its ticket is idle.
-    """
+    """Return the tickets of processes that run, in the order given. A process that is stopped, as by Ctrl-Z, keeps its
+    ticket, but no device is kept free for it meanwhile. A stopped process of this system is noticed at once; one in
+    another container, or one that hangs, when its ticket is idle."""
     return [ticket for ticket in tickets if not ticket.is_idle and not is_stopped(ticket.holder)]

@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 
 def enclosing_lease(ledger: Ledger, need: Need, seen: Snapshot) -> Lease | None:
     """Return the lease that this process was started with, if it covers the need: waiting for its own devices would
-    never end. It has the best-linked of its devices, as many as the need asks for.
-
-    Raises UserError if that lease holds every device that the need allows, but not enough of them.
-    """
+    never end. It has the best-linked of its devices, as many as the need asks for. Raises UserError if that lease holds
+    every device that the need allows, but not enough of them."""
     lease_id = os.environ.get(LEASE_VARIABLE)
     lease = next((lease for lease in ledger.leases() if lease.id == lease_id), None) if lease_id else None
     if lease is None or lease.holder.uid != os.getuid() or not need.devices:
@@ -61,11 +59,8 @@ def enclosing_lease(ledger: Ledger, need: Need, seen: Snapshot) -> Lease | None:
 
 
 class Acquisition:
-    """One need, from the first snapshot to the lease.
-
-    `look` reads the machine. `max_foreign_load_percent` is the load by foreign processes from which a device counts as
-    taken (None: no limit).
-    """
+    """One need, from the first snapshot to the lease. `look` reads the machine. `max_foreign_load_percent` is the load
+    by foreign processes from which a device counts as taken (None: no limit)."""
 
     def __init__(  # noqa: PLR0913 - a need and how to wait for it
         self,
@@ -100,10 +95,8 @@ class Acquisition:
         poll_interval_s: float,
         on_wait: Callable[[tuple[Reason, ...]], None] = lambda _: None,
     ) -> HeldLease:
-        """Return the lease as soon as it is granted. Raises WaitedTooLong after `max_wait_s`.
-
-        `on_wait` gets the reasons each time before this process waits, at most `poll_interval_s` at a time.
-        """
+        """Return the lease as soon as it is granted. Raises WaitedTooLong after `max_wait_s`. `on_wait` gets the
+        reasons each time before this process waits, at most `poll_interval_s` at a time."""
         held: HeldLease | None = None
         try:
             if (held := self.attempt()) is not None:
@@ -204,9 +197,7 @@ class Acquisition:
 
 class WaitMessages:
     """The messages of one wait: `write` gets a line when it starts and when it ends; none if there is no wait.
-
-    `writes_changes`: also when the reason changes; `writes_figures`: also when only its amounts do.
-    """
+    `writes_changes`: also when the reason changes; `writes_figures`: also when only its amounts do."""
 
     def __init__(
         self,

@@ -1,13 +1,10 @@
 """Reads one line of output, or of the progress file: how much of what is done, the time left, and named figures.
 
 Known are the bars of tqdm, Rich, Keras, Lightning, the Hugging Face Trainer, fastprogress, progressbar2,
-alive-progress, enlighten and click, and texts such as `Epoch [3/10], Step [120/400]`, `step 120 of 4000`, `iteration
-120/ 4000 |`, `Train Epoch: 3 [640/60000 (1%)]`, `[ 40%]` and `[12/345]`. A number without such a sign, as in
-`accuracy: 91%`, is no progress.
-
-A program may write a file instead, which `GPUYARD_PROGRESS` names: one line such as `120/4000 loss=0.12 acc=0.91`.
-Its first word is `done/total`, `done` alone, or a percentage; each further word is a name and a number,
-`left=SECONDS` the time left, and `unit=WORD` what is counted. A line that does not begin like this says nothing.
+alive-progress, enlighten and click, and texts such as `Epoch [3/10], Step [120/400]`, `iteration 120/ 4000 |`, `Train
+Epoch: 3 [640/60000 (1%)]`, `[ 40%]` and `[12/345]`. A number without such a sign, as in `accuracy: 91%`, is no
+progress. The file that `GPUYARD_PROGRESS` names has one line such as `120/4000 loss=0.12 left=60 unit=step`:
+`done/total`, `done` alone or a percentage, then names and numbers. A line that does not begin like this says nothing.
 """
 
 import math

@@ -1,14 +1,12 @@
 """Follows the progress of a program through its output, piece by piece.
 
-Lines count different things (`line_counts`), and one level of them is inside another: the steps of an epoch, the
-epochs of a fold, a bar that is drawn below another one. The outermost level is the progress; what the levels inside
-have done since it last changed is added to it. So epoch 3 of 10 with half of its steps done is 2.5 of 10 epochs.
-
-- Rows are those of an imagined terminal: a carriage return starts a line anew, `ESC[A` goes back to a bar further
-  up. A bar that is drawn below another one, and from which the cursor goes back up, is a bar inside the other.
+Lines count different things, one inside another: the steps of an epoch, the epochs of a fold, a bar that is drawn below
+another one. The outermost level is the progress, and what the levels inside have done since it last changed is added:
+epoch 3 of 10 with half of its steps done is 2.5 of 10 epochs.
+- Rows are those of an imagined terminal: a carriage return starts a line anew, `ESC[A` goes back up to a bar, and what
+is below it then is inside it.
 - A count that goes on when the level above it moves on counts the whole work: it is the progress by itself.
-- Of several bars one after the other, the last one counts; of a bar that is drawn again and again, the last drawing.
-"""
+- Of several bars one after the other, the last one counts; of a bar that is drawn again and again, the last drawing."""
 
 import itertools
 import re

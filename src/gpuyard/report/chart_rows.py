@@ -1,9 +1,5 @@
-"""Rows of charts: use by the hour, as one row per day, and the runs of a timeline, as few rows per device as possible.
-
-Hours start on the hour in local time, which the caller supplies; if there would be too many rows, each covers
-several whole weeks. In a timeline, each attempt gets the first row that is free when it starts, in the order of
-their starts, so the number of rows is the largest number that ever overlaps.
-"""
+"""Rows of charts: use by the hour, as one row per day (or per whole weeks, if those are too many), in local time, which
+the caller supplies; and the runs of a timeline, each in the first row that is free when it starts."""
 
 import heapq
 import itertools

@@ -1,9 +1,7 @@
 """What failed, counted by cause, and the summary of a night.
 
-Two texts have the same cause if they differ only in figures that vary from run to run: numbers, sizes, addresses,
-random names. "loss is NaN at step 120" and "loss is NaN at step 340" are one cause, shown as "loss is NaN at step
-…". Numbers that name an error stay: an exit status, a signal, an errno, an HTTP status.
-"""
+Two texts have the same cause if they differ only in figures that vary from run to run (numbers, sizes, addresses,
+random names), shown as "loss is NaN at step …". Numbers that name an error stay: an exit status, a signal, an errno."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,14 +1,11 @@
-"""A usage report of a time window: totals for each group of jobs and for all jobs.
+"""A usage report of a time window: totals for each group of jobs, and for all jobs as the sum of the groups.
 
-- An attempt counts with the part of its run time that lies in the window, without the time in which it was suspended.
-  An attempt that still runs counts up to the end of the window.
+- An attempt counts, with its energy, by the part of its run time in the window, without the time in which it was
+suspended; one that still runs up to the end of the window.
 - GPU-hours are the run time of an attempt on each of its devices, so attempts that share a device all count. How long a
-  device was in use is a separate figure, and counts each moment once.
+device was in use is a separate figure, and counts each moment once.
 - Unused memory is reserved memory minus the peak, over time; an attempt with a device of its own reserved all of it. An
-  attempt without a measurement counts as unknown, on neither side of the ratio.
-- Energy counts for the part of the run time that lies in the window, as if the power had been constant.
-- The total is the sum of the groups.
-"""
+attempt without a measurement counts as unknown, on neither side of the ratio."""
 
 import math
 from collections import Counter, defaultdict

@@ -1,24 +1,15 @@
 """The side of a program that can park its GPU memory: it answers requests (`system/parking_protocol.py`) in a thread,
-and fulfils them where the program calls `point`.
+fulfils them where the program calls `point`, and moves PyTorch tensors to pinned host memory and back.
 
-- The thread never touches the GPU. `point` takes a lock and counts while nothing is asked.
-- A program that has parked stays in `point` until it is asked to return, and until that is kept.
-- A connection that is closed too early is undone: the program does again what it did before.
-- A signal handler of the program may raise an exception in `point`. If memory is out then, it stays in RAM for good,
-  and the exception leaves `point`: the driver may have frozen the process, so that calls of CUDA wait for ever, and the
-  memory on the device may belong to others.
-
-Moves the GPU memory of PyTorch tensors to pinned host memory, and back.
-
-What moves is the storage behind each tensor: it is copied, and its GPU memory is given back to the driver. Tensors,
-parameters and views of them stay the same objects, so every reference to them holds afterwards, and all bytes are the
-same. Only their addresses on the GPU may differ.
-
-- Tensors that share a storage are moved once. Of a sharded tensor (DTensor), this process's part is moved.
-- Storages that PyTorch does not own, such as memory of another library, stay where they are.
+- The thread never touches the GPU. A program that has parked stays in `point` until its memory is back, and that is
+kept. A connection that is closed too early is undone.
+- A signal handler of the program may raise an exception in `point`. If memory is out then, it stays in RAM for good:
+the driver may have frozen the process, and the memory on the device may belong to others.
+- What moves is the storage behind each tensor, once; of a sharded tensor (DTensor), this process's part. Tensors and
+views stay the same objects with the same bytes; only their addresses on the GPU may differ. Storages that PyTorch does
+not own stay where they are.
 - The program must not use the tensors between `park` and `bring_back`: they are empty. If it has to, because it is
-  ended there, `stay_in_ram` makes them tensors of the CPU.
-"""
+ended there, `stay_in_ram` makes them tensors of the CPU."""
 
 import contextlib
 import gc

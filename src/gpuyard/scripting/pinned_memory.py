@@ -1,9 +1,6 @@
-"""Host memory that a GPU copies to and from at full speed: allocated once, in large pages, and pinned.
+"""Host memory that a GPU copies to and from at full speed: huge pages, allocated once by several threads, and pinned.
 
-PyTorch's own pinned memory is rounded up to a power of two, and is allocated by one thread in small pages. Memory of
-this module is a mapping that the kernel is asked to back with huge pages, allocated by several threads, and then
-registered with CUDA.
-"""
+PyTorch's own pinned memory is rounded up to a power of two, and is allocated by one thread in small pages."""
 
 import ctypes
 import importlib

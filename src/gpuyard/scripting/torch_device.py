@@ -1,13 +1,9 @@
 """Make the leased GPU PyTorch's current device in the thread that holds the lease.
 
-- PyTorch is imported before the lease: the device is set when the lease starts. Once a process has initialized CUDA, no
-  environment variable changes what it sees; the current device is all that can still be chosen.
-- PyTorch is imported while the lease is held: an import hook sets the device when the import is done. The hook is
-  removed then, or with the last lease.
-
-The current device belongs to a thread. If another thread imports PyTorch while both threads hold leases, this thread
-keeps device 0.
-"""
+Once a process has initialized CUDA, no environment variable changes what it sees: the current device is all that can be
+chosen. It is set when the lease starts, or, if PyTorch is imported while the lease is held, by an import hook, which is
+removed then, or with the last lease. If another thread imports PyTorch while both hold leases, this thread keeps device
+0."""
 
 import contextlib
 import importlib
@@ -25,11 +21,9 @@ _lock = threading.Lock()
 
 
 class TorchDeviceSelection:
-    """The device of a lease: PyTorch's current device in this thread from `start` to `end`.
-
-    `number` returns the device's number, or None if CUDA does not see it. It is called at each selection, as a script
-    may change what CUDA sees until CUDA is initialized. A selection ends when it is garbage-collected.
-    """
+    """The device of a lease: PyTorch's current device in this thread from `start` to `end`. `number` returns the
+    device's number, or None if CUDA does not see it. It is called at each selection, as a script may change what CUDA
+    sees until CUDA is initialized. A selection ends when it is garbage-collected."""
 
     def __init__(self, number: Callable[[], int | None]) -> None:
         self.number = number

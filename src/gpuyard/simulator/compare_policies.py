@@ -53,10 +53,8 @@ SATURATED = 2.0
 
 
 class ComparisonRequest(Struct, frozen=True, kw_only=True):
-    """A trace to read, or a mix to draw one from, and how to run it.
-
-    Default of `per_hour`: twice what one job per device could do; of `quantum_s`: 0, or more for very many jobs.
-    """
+    """A trace to read, or a mix to draw one from, and how to run it. Default of `per_hour`: twice what one job per
+    device could do; of `quantum_s`: 0, or more for very many jobs."""
 
     trace: Path | None = None
     mix: tuple[str, ...] = ()

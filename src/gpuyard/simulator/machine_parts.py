@@ -117,11 +117,9 @@ class MemoryLocation(Enum):
 
 
 class SimulatedProgram:
-    """A process of an attempt, or a foreign process. `number` is the position of its job in the trace.
-
-    `progress_s` is the work done by the time `since`. `event` is its next event; a change of speed replaces it.
-    `shortage` is set if it ran out of memory.
-    """
+    """A process of an attempt, or a foreign process. `number` is the position of its job in the trace. `progress_s` is
+    the work done by the time `since`. `event` is its next event; a change of speed replaces it. `shortage` is set if it
+    ran out of memory."""
 
     def __init__(self, pid: int, job: TraceJob, number: int, devices: tuple[int, ...], now: float) -> None:
         self.pid, self.job, self.number, self.devices = pid, job, number, devices

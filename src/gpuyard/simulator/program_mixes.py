@@ -1,17 +1,10 @@
 """Draw random traces from measured programs; the same seed gives the same trace.
 
-Measured are the memory and load of a program (and for `carma` its duration). The rest is drawn:
-
-- memory: within 3% of the measured value, as no two runs are alike;
-- it holds none for the first 2 to 15 seconds, in which it imports; then it grows for 5 to 30 seconds; in one run of
-  twenty the last 10% to 30% come late;
-- duration, if not measured (`lucid`): log-normal around 15 minutes, from 1 minute to 4 hours;
-- declared memory: up to half too much, in whole GB;
-- arrivals: a Poisson process.
-
-`carma` has no measured loads. Its programs get the load and slow-down of the most similar measured configuration: see
-`_SIMILAR`.
-"""
+Measured are the memory and load of a program (and for `carma` its duration; its loads are those of a similar program of
+`lucid`, see `_SIMILAR`). The rest is drawn: memory within 3% of the measured value; none for the first 2 to 15 seconds,
+in which it imports, then growth for 5 to 30 seconds; in one run of twenty the last 10% to 30% come late; durations
+log-normal around 15 minutes, from 1 minute to 4 hours; declared memory up to half too much, in whole GB; arrivals as a
+Poisson process."""
 
 import math
 import re
@@ -143,9 +136,8 @@ def is_pod_list(path: Path) -> bool:
 
 def read_pods(path: Path, card_mb: float) -> tuple[list[TraceJob], int]:
     """Return the pods that ran on GPUs, and the number of the others: without a GPU, never started, or of no duration.
-
-    A pod with a share of a card's time gets the same share of its memory. Its wait in the original cluster is ignored.
-    """
+    A pod with a share of a card's time gets the same share of its memory. Its wait in the original cluster is
+    ignored."""
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     rows = table(path, columns)
     ran = [row for row in rows if row["num_gpu"] != "0" and row["scheduled_time"] and _ran_s(row) > 0]

@@ -1,12 +1,10 @@
 """Metrics of a simulated pass, and a lower bound on the makespan of a trace that no schedule can beat:
 
-- A job takes at least its duration from its arrival on.
-- All jobs that arrive from some moment on share all devices from then on. A device does at most one second of demand
-  per second (see sharing_slowdown) and holds at most its memory.
-- Memory is weighed in several ways, each of which adds up to at most 1 for jobs that fit on a device together: by share
-  of the device; by halves, where a job over half of a device counts as a whole device; and by thresholds in between,
-  where a job that leaves less than the threshold free counts as a whole device and a job below it counts as nothing.
-"""
+- A job takes at least its duration from its arrival on. All jobs that arrive from some moment on share all devices; a
+device does at most one second of demand per second (`Sharing`) and holds at most its memory.
+- Memory is weighed in several ways, each at most 1 for jobs that fit on a device together: by share of the device, and
+by thresholds up to half, where a job that leaves less than the threshold free counts as a whole device and a job below
+it as nothing."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

@@ -99,10 +99,8 @@ class SimulatedLedger:
 
 
 class SimulatedEngine(PlacesNothing):
-    """Implements `ports.Engine`. A job runs the program that the trace has for it.
-
-    `jobs` are the trace jobs by job id, with their positions in the trace; `over` are the ended runs, in clock times.
-    """
+    """Implements `ports.Engine`. A job runs the program that the trace has for it. `jobs` are the trace jobs by job id,
+    with their positions in the trace; `over` are the ended runs, in clock times."""
 
     def __init__(self, machine: VirtualMachine, ledger: SimulatedLedger) -> None:
         self.jobs: dict[int, tuple[int, TraceJob]] = {}

@@ -1,12 +1,10 @@
 """The simulated machine: time jumps from event to event, and programs take memory and time on devices.
 
-- A program goes through its phases as its work proceeds. Beside others it is slower, as sharing_slowdown computes.
-  While it imports, before its first memory, it slows no other. Speeds change only when a program starts to use a device
-  or ends, so each program has one next event, which a new speed replaces.
+- A program goes through its phases as its work proceeds, slower beside others (`Sharing`); while it imports, it slows
+no other. Speeds change only when a program starts to use a device or ends, so each has one next event.
 - A program that requests more memory than its device has left fails, as on a real card.
-- A suspended program holds no device memory and makes no progress. Both moves of its memory take time: it holds its
-  device memory until it has left the device, and from the start of its return.
-"""
+- A suspended program holds no device memory. Both moves of its memory take time: it holds its device memory until it
+has left the device, and from the start of its return."""
 
 from collections.abc import Callable, Iterable, Sequence
 
