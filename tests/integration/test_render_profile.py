@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.ui.cli.recipes.render_profile import PROFILE
+from gpuyard.ui.cli.recipes.render import PROFILE
 from tests.fakes.queue_command import run
 from tests.integration.render_fixture import (
     ALL,

@@ -28,6 +28,6 @@ def test_a_job_that_is_accepted_before_the_daemon_stops_is_not_replaced(
     monkeypatch.setattr(backup, "_stop_daemon", stop_daemon)
     monkeypatch.setattr(backup, "request", lambda _, route: asked.append(route))
     with pytest.raises(UserError, match="have not finished: 1 queued"):
-        backup.RestoreVerb().run(Typed({}, [str(tmp_path / "backup")]))
+        backup.COMMANDS["restore"].run(Typed({}, [str(tmp_path / "backup")]))
     assert count_unfinished(path) == {"queued": 1}
     assert asked == ["/status"], "the daemon is started again"

@@ -23,9 +23,6 @@ EXIT_STUCK = 7
 # The exit status of an error with this code; others have EXIT_USAGE or EXIT_FAULT.
 _EXIT_STATUSES = {"not_found": EXIT_NOT_FOUND, "impossible": EXIT_IMPOSSIBLE, "timeout": EXIT_TIMED_OUT}
 
-# Python looks for garbage after this many new objects. Most commands make fewer, and end.
-_OBJECTS = 20_000
-
 JOB_VERBS = {
     "cancel": "Stop running jobs, and take waiting jobs out of the queue.",
     "edit": "Change options of waiting jobs.",
@@ -114,16 +111,21 @@ def import_verb(verb: str) -> "Command":
 
 
 def main() -> None:
-    _open_closed_streams()
+    arguments = sys.argv[1:]
+    for name in ("stdout", "stderr"):  # send output to /dev/null where the process was started without them
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, open(null, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open until exit
     try:
-        status = _run_where_queue_is(sys.argv[1:])
+        status = _run_where_queue_is(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except GpuyardError as error:
         hint = f"\n  {error.hint}" if error.hint else ""
         _print_error(f"{error}{hint}")
-        if _wants_json(sys.argv[1:]):
+        # `--json` of the command line, and not of the program behind `--`.
+        if "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments):
             from gpuyard.ui.cli.terminal import say_json
 
             say_json({"error": {"code": error.code, "message": str(error), "hint": error.hint}})
@@ -135,12 +137,8 @@ def main() -> None:
         # Python's flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAULT)
-    _leave(status)
-
-
-def _leave(status: int) -> None:
-    """Exit without taking the interpreter down, which takes a fifth of a short command's time. If a module may have
-    threads, or functions that are to be called at the exit, then exit as usual."""
+    # Exit without taking the interpreter down, which takes a fifth of a short command's time. If a module may have
+    # threads, or functions that are to be called at the exit, then exit as usual.
     if {"atexit", "threading"}.isdisjoint(sys.modules):
         sys.stderr.flush()
         os._exit(status)
@@ -162,7 +160,7 @@ def _run(arguments: list[str]) -> int:
     name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
     if name in VERBS:
         if name in JOB_VERBS:
-            gc.set_threshold(_OBJECTS)
+            gc.set_threshold(20_000)  # new objects; most commands make fewer, and end
         from gpuyard.ui.cli.command_grammar import run_verb
 
         return run_verb(name, import_verb(name), arguments[1:])
@@ -178,19 +176,6 @@ def _run(arguments: list[str]) -> int:
     from gpuyard.ui.cli.help_and_overview import run_without_verb
 
     return run_without_verb(arguments)
-
-
-def _wants_json(arguments: list[str]) -> bool:
-    """Whether `--json` is an option of the command line, and not of the program behind `--`."""
-    return "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
-
-
-def _open_closed_streams() -> None:
-    """Send output to /dev/null where the process was started with stdout or stderr closed."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_WRONLY)
-            setattr(sys, name, open(null, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - open until exit
 
 
 def _print_error(text: str) -> None:

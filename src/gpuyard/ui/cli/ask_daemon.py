@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_PAGE = 1000
-_MOST_NAMED = 5
-
-
 def request(
     method: str, path: str, query: "dict[str, str] | None" = None, body: object = None, *, is_repeatable: bool = False
 ) -> "Any":
@@ -53,7 +49,7 @@ def select_one(get: "Callable[[str, dict[str, str]], Answer]", word: str) -> int
     """Return the id of the only job that `word`, a `selection_text`, selects; UserError if there are several."""
     if _is_id(word):
         return int(word)
-    page = get("/jobs", {"ids": word, "limit": str(_MOST_NAMED)})
+    page = get("/jobs", {"ids": word, "limit": "5"})
     found = _ids(page, word)
     if len(found) > 1:
         some = ", ".join(map(str, found)) + (" and more" if page["next"] is not None else "")
@@ -66,7 +62,7 @@ def select(get: "Callable[[str, str, dict[str, str]], Answer]", words: "Sequence
     selection = selection_text(words)
     if _is_id(selection):
         return [int(selection)]
-    query = {"ids": selection, "limit": str(_PAGE)}
+    query = {"ids": selection, "limit": "1000"}
     page = get("GET", "/jobs", query)
     ids = _ids(page, selection)
     while page["next"] is not None:

@@ -7,7 +7,7 @@ at most half a second; whatever goes wrong completes nothing, silently.
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,16 +18,9 @@ from gpuyard.ui.cli import ALIASES, VERBS, import_verb
 from gpuyard.ui.cli.command_grammar import HELP, Arguments, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import STATES, job_name
 
-_TIMEOUT_S = 0.5
-# The newest jobs are completed, and their tags and names.
-_JOBS = 200
 _KEYS = {"state": STATES, "tag": None, "name": None, "user": None, "since": ("10m", "1h", "12h", "1d", "7d")}
 _FILES = {"from": "file", "stdin": "file", "output": "file", "error": "file", "cwd": "dir", "mount": "file"}
-_VALUES = {
-    "engine": ("local", "slurm", "ray"),
-    "retry-on": ("failed", "timeout", "oom", "device"),
-    "state": tuple(STATES),
-}
+_VALUES = {"engine": ("local", "slurm", "ray"), "retry-on": ("failed", "timeout", "oom", "device"), "state": STATES}
 
 SCRIPTS = {
     "bash": """\
@@ -96,24 +89,18 @@ class Completion(NamedTuple):
 def answer_shell(request: str) -> str:
     """Return the lines for a script that asks with `_GPUYARD_COMPLETE=SHELL_complete`."""
     shell = request.partition("_")[0]
-    before, incomplete = _typed_words(shell)
+    words, place = _split(os.environ.get("COMP_WORDS", "")), os.environ.get("COMP_CWORD", "")
+    if shell == "fish":
+        incomplete = next(iter(_split(place)), "")
+        before = words[1:-1] if incomplete and words[-1] == incomplete else words[1:]
+    else:
+        at = int(place) if place.isdecimal() else len(words)
+        before, incomplete = words[1:at], words[at] if at < len(words) else ""
     found = _complete(before, incomplete)
     if shell == "zsh":
         return "".join(f"{each.kind}\n{each.word}\n{each.text or '_'}\n" for each in found)
-    return "".join(f"{each.kind},{each.word}{_tab(each.text, shell)}\n" for each in found)
-
-
-def _tab(text: str, shell: str) -> str:
-    return f"\t{text}" if shell == "fish" and text else ""
-
-
-def _typed_words(shell: str) -> tuple[list[str], str]:
-    words, place = _split(os.environ.get("COMP_WORDS", "")), os.environ.get("COMP_CWORD", "")
-    if shell != "fish":
-        at = int(place) if place.isdecimal() else len(words)
-        return words[1:at], words[at] if at < len(words) else ""
-    incomplete = next(iter(_split(place)), "")
-    return words[1:-1] if incomplete and words[-1] == incomplete else words[1:], incomplete
+    tabs = (f"\t{each.text}" if shell == "fish" and each.text else "" for each in found)
+    return "".join(f"{each.kind},{each.word}{tab}\n" for each, tab in zip(found, tabs, strict=True))
 
 
 def _split(text: str) -> list[str]:
@@ -159,7 +146,12 @@ def _complete_verb(verb: Verb, before: list[str], incomplete: str) -> list[Compl
         typed = {options[word].name for word in before if word in options and not options[word].is_repeatable}
         shown = [each for each in (*verb.options, HELP) if not each.is_hidden and each.name not in typed]
         return [Completion(f"--{each.name}", each.help) for each in shown if f"--{each.name}".startswith(incomplete)]
-    return [*_words(sorted(verb.commands), incomplete), *_complete_argument(verb, arguments, incomplete)]
+    found, known = _words(sorted(verb.commands), incomplete), verb.arguments
+    if known is not None and known.choices:
+        found += _words(known.choices, incomplete)
+    elif known is not None:
+        found += _selection(arguments, incomplete) if "ID" in known.metavar else [Completion(incomplete, kind="file")]
+    return found
 
 
 def _complete_value(option: Option, incomplete: str) -> list[Completion]:
@@ -168,17 +160,8 @@ def _complete_value(option: Option, incomplete: str) -> list[Completion]:
     if option.metavar == "IDS":
         return _ids(incomplete)
     if option.name in ("tag", "name"):
-        return _words(_known(option.name), incomplete)
+        return _words(_values(option.name), incomplete)
     return _words(option.choices or _VALUES.get(option.name, ()), incomplete)
-
-
-def _complete_argument(verb: Verb, before: list[str], incomplete: str) -> list[Completion]:
-    arguments = verb.arguments
-    if arguments is None:
-        return []
-    if arguments.choices:
-        return _words(arguments.choices, incomplete)
-    return _selection(before, incomplete) if "ID" in arguments.metavar else [Completion(incomplete, kind="file")]
 
 
 def _selection(before: list[str], incomplete: str) -> list[Completion]:
@@ -202,7 +185,7 @@ def _listed(key: str, prefix: str, value: str) -> list[Completion]:
 
 def _values(key: str) -> Iterable[str]:
     fixed = _KEYS[key]
-    return _known(key) if fixed is None else fixed
+    return dict.fromkeys(str(job[key]) for job in _jobs() if job[key]) if fixed is None else fixed
 
 
 def _ids(incomplete: str) -> list[Completion]:
@@ -211,10 +194,6 @@ def _ids(incomplete: str) -> list[Completion]:
         for job in _jobs()
         if str(job["id"]).startswith(incomplete)
     ]
-
-
-def _known(key: str) -> Iterator[str]:
-    return iter(dict.fromkeys(str(job[key]) for job in _jobs() if job[key]))
 
 
 def _words(words: Iterable[str], incomplete: str) -> list[Completion]:
@@ -226,8 +205,7 @@ def _jobs() -> tuple[dict[str, Any], ...]:
     """Return the newest jobs; none if no daemon runs, or if it does not answer at once."""
     try:
         with connect(start=False, on_notice=lambda _: None) as daemon:
-            query = {"order": "newest", "limit": str(_JOBS)}
-            return tuple(daemon.request("GET", "/jobs", query, None, _TIMEOUT_S)["jobs"])
+            return tuple(daemon.request("GET", "/jobs", {"order": "newest", "limit": "200"}, None, 0.5)["jobs"])
     except (GpuyardError, OSError):
         return ()
 

@@ -53,7 +53,6 @@ _OVERVIEW = Verb(
     """,
     (Option("version", "flag", None, "Show the version and exit."),),
 )
-_NARROWEST, _WIDEST, _WIDEST_NAME = 50, 98, 30
 
 
 def run_without_verb(words: Sequence[str]) -> int:
@@ -68,18 +67,13 @@ def run_without_verb(words: Sequence[str]) -> int:
     elif word.startswith("-"):
         raise unknown_word(f"there is no option '{word}'", word, ["--help", "--version"], "see `gpuyard --help`")
     else:
-        meant = _meant(word)
-        hint = f"did you mean `gpuyard {meant}`?" if meant else "see `gpuyard --help`"
+        elsewhere = {known: verb for verb, words in _KNOWN_ELSEWHERE.items() for known in words.split()}
+        known = {**{verb: verb for verb in VERBS}, **_COMMANDS_BELOW, **elsewhere}
+        lower = word.lower()
+        near = [lower] if lower in known else difflib.get_close_matches(lower, known, n=1, cutoff=0.7)
+        hint = f"did you mean `gpuyard {known[near[0]]}`?" if near else "see `gpuyard --help`"
         raise UserError(f"there is no command '{word}'", hint=hint)
     return 0
-
-
-def _meant(word: str) -> str | None:
-    elsewhere = {known: verb for verb, words in _KNOWN_ELSEWHERE.items() for known in words.split()}
-    known = {**{verb: verb for verb in VERBS}, **_COMMANDS_BELOW, **elsewhere}
-    lower = word.lower()
-    near = [lower] if lower in known else difflib.get_close_matches(lower, known, n=1, cutoff=0.7)
-    return known[near[0]] if near else None
 
 
 def say_help(name: str, verb: Verb, typed: Typed) -> int:
@@ -132,27 +126,23 @@ def _page(
     verb: Verb,
     sections: "Sequence[tuple[str, list[tuple[str, str]]]] | Iterator[tuple[str, list[tuple[str, str]]]]",
 ) -> str:
-    width = max(_NARROWEST, min(_WIDEST, (terminal_size()[0] or 80) - 2))
+    width = max(50, min(98, (terminal_size()[0] or 80) - 2))
     begin = "Usage: gpuyard "
     lines = textwrap.wrap(begin + usage, width, subsequent_indent=" " * len(begin))
     for paragraph in inspect.cleandoc(verb.text).split("\n\n"):
-        lines += ["", *_paragraph(paragraph, width)]
+        first, *others = paragraph.strip("\n").split("\n")
+        if first.strip() == "\b":  # the lines stay as they are
+            lines += ["", *(f"  {line}" for line in others)]
+        else:
+            lines += ["", *textwrap.wrap(paragraph, width, initial_indent="  ", subsequent_indent="  ")]
     for heading, rows in sections:
         lines += ["", f"{heading}:", *_rows(rows, width)] if rows else []
     return "\n".join([*lines, ""])
 
 
-def _paragraph(text: str, width: int) -> list[str]:
-    """Wrap it, unless its first line is \\b: then its lines stay as they are."""
-    first, *others = text.strip("\n").split("\n")
-    if first.strip() == "\b":
-        return [f"  {line}" for line in others]
-    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="  ")
-
-
 def _rows(rows: list[tuple[str, str]], width: int) -> Iterator[str]:
     """Yield the rows as two columns; a name that is too long for its column has a line of its own."""
-    widest = min(_WIDEST_NAME, max(len(name) for name, _ in rows)) + 2
+    widest = min(30, max(len(name) for name, _ in rows)) + 2
     for name, text in rows:
         first, *others = textwrap.wrap(text, max(10, width - widest - 2)) or [""]
         is_long = len(name) > widest - 2
@@ -161,24 +151,26 @@ def _rows(rows: list[tuple[str, str]], width: int) -> Iterator[str]:
             yield f"  {'':{widest}}{line}"
 
 
-_COLUMNS = make_columns("GPU", "NAME", "LOAD", "MEMORY", "JOBS", right=("GPU", "LOAD", "MEMORY"), long=("NAME", "JOBS"))
 _HELP = "`gpuyard --help` lists all commands"
-# The lines besides the GPUs and the jobs: headings, counts, empty lines, the last line and the prompt.
-_OTHER_LINES = 9
 
 
 def show_overview() -> int:
     try:
         daemon = connect(start=False)
     except NoDaemon:
-        return _show_machine()
+        run_verb("devices", import_verb("devices"), [])
+        say("", "No queue is running: `gpuyard submit -- python train.py` starts it.", paint(_HELP, "dim"))
+        return 0
     with daemon:
         devices = daemon.request("GET", "/devices")["devices"]
-        lines = terminal_size()[1] or 24
-        limit = max(5, lines - len(devices) - _OTHER_LINES)
+        # Besides the GPUs and the jobs: headings, counts, empty lines, the last line and the prompt.
+        limit = max(5, (terminal_size()[1] or 24) - len(devices) - 9)
         answer = daemon.request("GET", "/jobs", {"limit": str(limit)})
+    columns = make_columns(
+        "GPU", "NAME", "LOAD", "MEMORY", "JOBS", right=("GPU", "LOAD", "MEMORY"), long=("NAME", "JOBS")
+    )
     if devices:
-        say(*table_lines(_COLUMNS, [_cells(device) for device in devices]))
+        say(*table_lines(columns, [_cells(device) for device in devices]))
     else:
         say("no GPU was found: `gpuyard doctor` says why")
     say("")
@@ -187,25 +179,17 @@ def show_overview() -> int:
     return 0
 
 
-def _show_machine() -> int:
-    run_verb("devices", import_verb("devices"), [])
-    say("", "No queue is running: `gpuyard submit -- python train.py` starts it.", paint(_HELP, "dim"))
-    return 0
-
-
 def _cells(device: Answer) -> list[str]:
-    load, total = device["utilization_percent"], device["memory_total_mb"]
-    memory = f"{format_gigabytes(device['memory_used_mb'])}/{format_gigabytes(total)} GB"
+    load, used, total = device["utilization_percent"], device["memory_used_mb"], device["memory_total_mb"]
     closed = device["fault"] or ("drained" if device["drain"] else "banned" if device["banned"] else "")
-    jobs = ", ".join(filter(None, (_lease_text(lease) for lease in device["leases"])))
+    jobs = [
+        f"job {lease['job']}" if lease["is_own"] and lease["job"] is not None else str(lease["who"])
+        for lease in device["leases"]
+    ]
     return [
         device["label"] or UNKNOWN,
         device["name"] or UNKNOWN,
         UNKNOWN if load is None else f"{load:.0f}%",
-        memory,
-        jobs or closed or "idle",
+        f"{format_gigabytes(used)}/{format_gigabytes(total)} GB",
+        ", ".join(filter(None, jobs)) or closed or "idle",
     ]
-
-
-def _lease_text(lease: Answer) -> str:
-    return f"job {lease['job']}" if lease["is_own"] and lease["job"] is not None else str(lease["who"])

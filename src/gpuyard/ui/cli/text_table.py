@@ -12,10 +12,6 @@ Span = tuple[str, str | None]
 Line = tuple[Span, ...]
 
 GAP = "  "
-_SHORTEST = 14
-_LEAST_FOR_END = 12
-# Without a width, as in a pipe: a column, and the last one.
-_LONGEST_UNBOUNDED, _LONGEST_LAST = 60, 1000
 
 
 class Column:
@@ -38,8 +34,21 @@ def lay_out(
     """Return the headings and the rows as padded cells. A line is at most `width` columns wide; None: no limit."""
     table = [[column.heading for column in columns], *([clean(cell) for cell in row] for row in rows)]
     widths = [max(cell_width(row[at]) for row in table) for at in range(len(columns))]
-    kept = _choose_columns(columns, widths, width)
-    _shrink_long_columns(columns, widths, kept, width)
+    kept = list(range(len(columns)))
+    least = [min(widths[at], 14) if columns[at].is_long else widths[at] for at in kept]
+    for at in reversed(range(len(columns))):
+        least_width = sum(least[each] for each in kept) + len(GAP) * (len(kept) - 1)
+        if width is not None and columns[at].is_spare and least_width > width:
+            kept.remove(at)
+    long = sorted((at for at in kept if columns[at].is_long), key=lambda at: widths[at])
+    if width is None:  # as in a pipe: a column, and the last one
+        for at in long:
+            widths[at] = min(widths[at], 1000 if at == kept[-1] else 60)
+    else:  # share what the others leave among the long ones; the shortest of them is cut last
+        left = width - sum(widths[at] for at in kept if not columns[at].is_long) - len(GAP) * (len(kept) - 1)
+        for number, at in enumerate(long):
+            widths[at] = max(1, min(widths[at], left // (len(long) - number)))
+            left -= widths[at]
     return [
         [pad(cut(row[at], widths[at], ellipsis), widths[at], is_right=columns[at].is_right) for at in kept]
         for row in table
@@ -83,29 +92,6 @@ def join_spans(spans: "Iterable[Span]") -> Line:
     return (*line[:-1], (line[-1][0].rstrip(), line[-1][1])) if line else ()
 
 
-def _choose_columns(columns: "Sequence[Column]", widths: list[int], width: int | None) -> list[int]:
-    kept = list(range(len(columns)))
-    least = [min(widths[at], _SHORTEST) if columns[at].is_long else widths[at] for at in kept]
-    for at in reversed(range(len(columns))):
-        least_width = sum(least[each] for each in kept) + len(GAP) * (len(kept) - 1)
-        if width is not None and columns[at].is_spare and least_width > width:
-            kept.remove(at)
-    return kept
-
-
-def _shrink_long_columns(columns: "Sequence[Column]", widths: list[int], kept: list[int], width: int | None) -> None:
-    """Share the width that other columns leave among the long ones; the shortest of them is cut last."""
-    long = sorted((at for at in kept if columns[at].is_long), key=lambda at: widths[at])
-    if width is None:
-        for at in long:
-            widths[at] = min(widths[at], _LONGEST_LAST if at == kept[-1] else _LONGEST_UNBOUNDED)
-        return
-    left = width - sum(widths[at] for at in kept if not columns[at].is_long) - len(GAP) * (len(kept) - 1)
-    for number, at in enumerate(long):
-        widths[at] = max(1, min(widths[at], left // (len(long) - number)))
-        left -= widths[at]
-
-
 def clean(text: str) -> str:
     """Return the text on one line, without control characters, which a terminal would obey."""
     if text.isprintable():
@@ -147,7 +133,7 @@ def cut_line(line: Line, width: int, ellipsis: str = "…") -> Line:
 
 def cut_middle(text: str, width: int, ellipsis: str = "…") -> str:
     """Cut before the last two fifths: names of runs and paths differ there. Narrower texts lose their end."""
-    if cell_width(text) <= width or width < _LEAST_FOR_END:
+    if cell_width(text) <= width or width < 12:
         return cut(text, width, ellipsis)
     end = text[-(width * 2 // 5) :]
     while cell_width(end) > width * 2 // 5:

@@ -35,11 +35,8 @@ from gpuyard.ui.tui.streams import MOST_MARKED, Answer, Subscriptions, Work
 from gpuyard.ui.tui.terminal_text import Glyphs
 from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog, question_width
 
-_NOTICE_S = 15.0
 _TO_AN_END = 10**9
 _ACT_KEYS = {"c": "cancel", "h": "hold", "r": "release", "s": "suspend", "u": "resume", "t": "retry"}
-# Longest search text: a paste by mistake may be longer than a request can be.
-_LONGEST_SEARCH = 1000
 
 
 class Top(App[None]):
@@ -103,9 +100,8 @@ class Top(App[None]):
         yield from panels
         with Horizontal(id="filter"):
             yield Static("only jobs with ")
-            yield Input(
-                placeholder="part of a name, a tag or a command, or an id", max_length=_LONGEST_SEARCH, compact=True
-            )
+            # A paste by mistake may be longer than a request can be.
+            yield Input(placeholder="part of a name, a tag or a command, or an id", max_length=1000, compact=True)
         yield keys
 
     def on_mount(self) -> None:
@@ -119,8 +115,6 @@ class Top(App[None]):
     def _run(self, work: Work, group: str, *, in_place: bool = False) -> Worker[object]:
         """Start a worker from a function, not a coroutine: a worker that is cancelled at once then never starts."""
         return self.run_worker(work, group=group, exclusive=in_place)
-
-    # Drawing
 
     def _draw(self, *names: str) -> None:
         heights = self.screen_state.heights()
@@ -138,14 +132,13 @@ class Top(App[None]):
     def _show_notice(self, notice: ActionNotice) -> None:
         self.screen_state.notice = notice
         self._stop_forgetting()
-        self._stop_forgetting = self.set_timer(_NOTICE_S, self._forget).stop
-        self._draw("notice")
 
-    def _forget(self) -> None:
-        self.screen_state.notice = ActionNotice()
-        self._draw("notice")
+        def forget() -> None:
+            self.screen_state.notice = ActionNotice()
+            self._draw("notice")
 
-    # Selecting
+        self._stop_forgetting = self.set_timer(15.0, forget).stop
+        self._draw("notice")
 
     def action_move(self, by: int) -> None:
         self.screen_state.window = move(self.screen_state.window, by, self.screen_state.page)
@@ -165,20 +158,23 @@ class Top(App[None]):
         self.screen_state.scroll_devices(by)
         self._draw("devices")
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        state = self.screen_state
-        state.search = event.value.strip()
-        state.window = choose(replace(state.window, top=0), 0, state.page)
+    def _show_from_top(self) -> None:
+        """Show the list from its first row on, after its filter has changed."""
+        self.screen_state.window = choose(replace(self.screen_state.window, top=0), 0, self.screen_state.page)
         self._draw("queue")
         self._subscriptions.follow_visible()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.screen_state.search = event.value.strip()
+        self._show_from_top()
 
     def on_input_submitted(self) -> None:
         self.action_show_filter(is_shown=False)
 
     def action_unfilter(self) -> None:
         if self.screen_state.is_filtered:
-            self._open_sweep(None)
-            self._set_only_failed(is_on=False)
+            self.screen_state.sweep, self.screen_state.only_failed = None, False
+            self._show_from_top()
         else:
             self.screen_state.marked = {}
             self._draw("queue")
@@ -186,15 +182,8 @@ class Top(App[None]):
         self.action_show_filter(is_shown=False)
 
     def action_only_failed(self) -> None:
-        self._set_only_failed(is_on=not self.screen_state.only_failed)
-
-    def _set_only_failed(self, *, is_on: bool) -> None:
-        state = self.screen_state
-        if is_on != state.only_failed:
-            state.only_failed = is_on
-            state.window = choose(replace(state.window, top=0), 0, state.page)
-        self._draw("queue")
-        self._subscriptions.follow_visible()
+        self.screen_state.only_failed = not self.screen_state.only_failed
+        self._show_from_top()
 
     def action_mark(self) -> None:
         row = self._chosen()
@@ -219,14 +208,6 @@ class Top(App[None]):
             self.screen_state.marked |= {row_ids(row): row for row in listed}
             self._draw("queue")
 
-    def _open_sweep(self, row: Row | None) -> None:
-        state = self.screen_state
-        if row is not state.sweep:
-            state.sweep = row
-            state.window = choose(replace(state.window, top=0), 0, state.page)
-            self._draw("queue")
-            self._subscriptions.follow_visible()
-
     def action_show_filter(self, is_shown: bool) -> None:  # noqa: FBT001 - it comes from a binding
         self.query_one("#filter").display = is_shown
         self.set_focus(self.query_one(Input) if is_shown else None)
@@ -237,8 +218,6 @@ class Top(App[None]):
         self.screen_state.finished = FINISHED_SHOWN[place % len(FINISHED_SHOWN)]
         self._show_notice(ActionNotice(f"finished jobs: {self.screen_state.finished}"))
         self._subscriptions.follow_visible()
-
-    # Reading
 
     def _chosen(self) -> Row | None:
         row = self.screen_state.chosen
@@ -254,16 +233,14 @@ class Top(App[None]):
     async def action_log(self) -> None:
         if self._chosen() is not None:
             self._log_reader = TextDialog(self.screen_state.log_title, self.screen_state.glyphs, is_followed=True)
-            await self.push_screen(self._log_reader, self._close_log)
+            await self.push_screen(self._log_reader, lambda _: setattr(self, "_log_reader", None))
             self._draw("log")
-
-    def _close_log(self, _: object) -> None:
-        self._log_reader = None
 
     def action_read(self, page: str) -> None:
         row = self._chosen()
         if row is not None and row.get("group") and page == "about":
-            self._open_sweep(row)
+            self.screen_state.sweep = row
+            self._show_from_top()
         elif row is not None:
             self._run(partial(self._read, page, row["id"], job_title(row)), "page")
 
@@ -273,27 +250,24 @@ class Top(App[None]):
         if page == "why":
             title, target = f"why: {title}", f"{target}/why"
         reader = TextDialog(lambda: Text(clean(title), "bold"), self.screen_state.glyphs)
-        await self.push_screen(reader, self._close_page)
+
+        def close(_: object) -> None:
+            self.workers.cancel_group(self, "page")
+
+        await self.push_screen(reader, close)
         async with aclosing(self._subscriptions.stream.watch(target)) as answers:
             async for answer in answers:
                 try:
-                    lines = await self._page_lines(page, answer)
+                    if "error" in answer:
+                        lines = [Text(clean(answer["error"]), "red")]
+                    elif page == "why":
+                        lines = pages.why(answer)
+                    else:
+                        history = await self._subscriptions.stream.ask("GET", f"/jobs/{job_id}/history")
+                        lines = pages.about(answer, history, self.size.width, self.screen_state.glyphs)
                 except GpuyardError as error:  # the daemon has stopped; the next one answers again
                     lines = [Text(clean(str(error)), "red")]
                 reader.put(pages.wrap(lines, self.size.width))
-
-    def _close_page(self, _: object) -> None:
-        self.workers.cancel_group(self, "page")
-
-    async def _page_lines(self, page: str, answer: Answer) -> list[Text]:
-        if "error" in answer:
-            return [Text(clean(answer["error"]), "red")]
-        if page == "why":
-            return pages.why(answer)
-        history = await self._subscriptions.stream.ask("GET", f"/jobs/{answer['id']}/history")
-        return pages.about(answer, history, self.size.width, self.screen_state.glyphs)
-
-    # Acting
 
     def action_act(self, verb: str) -> None:
         rows = self._rows_for(verb)

@@ -18,7 +18,6 @@ Memory = Mapping[str, float]
 COLUMN_S = 5.0
 _KEPT = 240
 _BETWEEN = 3
-_LEAST_BAR = 8
 _USE, _POWER = 4, 9
 _STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta", "free": "dim"}
 _WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "foreign", "free": "free"}
@@ -75,7 +74,7 @@ class DeviceLayout:
         self.power = _POWER + 1 + self.spark if each == 1 and width >= 120 else 0
         parts = (self.label, self.name, self.memory, _USE, self.spark, self.power)
         taken = sum(part + 1 for part in parts if part)
-        if width - taken < _LEAST_BAR:
+        if width - taken < 8:  # the bar
             taken, self.spark = taken - self.spark - 1, 0
         self.bar = max(0, width - taken)
 

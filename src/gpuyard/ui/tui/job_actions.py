@@ -55,10 +55,6 @@ def count_for(verb: str, rows: Sequence[Mapping[str, Any]]) -> int:
     return count_jobs(rows, APPLIES[verb].__contains__)
 
 
-def verbs_for(rows: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    return frozenset(verb for verb in APPLIES if rows_for(verb, rows))
-
-
 def name_rows(verb: str, rows: Sequence[Mapping[str, Any]], width: int, ellipsis: str) -> str:
     """Return the jobs that the action applies to, as far as they fit: `12 train.py, 18-57 lr (40 jobs) and 5 more`."""
     if len(rows) == 1:

@@ -105,10 +105,7 @@ def ids_text(keys: Iterable[RowKey]) -> str:
 
 
 _MARK = 2
-_USER_FROM, _TAG_FROM = 110, 130
-_LEAST_REASON, _LEAST_ARGUMENTS = 12, 13
 _HEADINGS = frozenset({"ID", "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY"})
-_WIDEST_VALUE = 12
 _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
 _INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|zsh|julia|Rscript|node|ruby|perl)")
 
@@ -125,10 +122,10 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     widest = 17 if any(":" in each for each in devices) else 10  # nvidia:0,nvidia:1
     state = 12 if glyphs.is_unicode else 10
     fixed = {"ID": max(3, ids), "STATE": state, "GPU": min(max(3, gpus), widest), "VRAM": 7, "PRIO": 4, "TIME": 7}
-    if width >= _USER_FROM and len({row["user"] for row in page.rows}) > 1:
+    if width >= 110 and len({row["user"] for row in page.rows}) > 1:
         fixed["USER"] = 10
     fixed |= value_widths(page)
-    if width >= _TAG_FROM and any(row["tag"] for row in page.rows):
+    if width >= 130 and any(row["tag"] for row in page.rows):
         fixed["TAG"] = 12
     left = width - _MARK - sum(fixed.values()) - len(fixed) - 1
     if left < 20:
@@ -137,7 +134,7 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     name = max(6, min(max(16, longest), left * 45 // 100))
     reason = max((cell_width(clean(result_text(dict(row)))) for row in page.rows), default=0)
     described = max((cell_width(clean(_job_text(row, fixed))) for row in page.rows), default=0)
-    name = max(name, min(described, left - max(_LEAST_REASON, reason)))
+    name = max(name, min(described, left - max(12, reason)))
     order = ("ID", *value_widths(page), "STATE", "JOB", "USER", "TAG", "GPU", "VRAM", "PRIO", "TIME", "WHY")
     widths = {**fixed, "JOB": name, "WHY": max(1, left - name)}
     return {heading: widths[heading] for heading in order if heading in widths}
@@ -146,7 +143,7 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
 def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool, is_marked: bool) -> Text:
     name = _name(row, widths)
     cells = {**row.get("values", {}), **job_cells(row, is_unicode=glyphs.is_unicode), "JOB": _job_text(row, widths)}
-    if cell_width(clean(cells["JOB"])) > widths["JOB"] < cell_width(clean(name)) + _LEAST_ARGUMENTS:
+    if cell_width(clean(cells["JOB"])) > widths["JOB"] < cell_width(clean(name)) + 13:
         cells["JOB"] = name
     line = Text(glyphs.chosen if is_chosen else " ")
     for place, (heading, width) in enumerate(widths.items()):
@@ -193,7 +190,7 @@ def value_widths(page: Page) -> dict[str, int]:
     names = (name for name in page.rows[0].get("varies", ()) if name not in _HEADINGS)
     return {
         name: min(
-            _WIDEST_VALUE,
+            12,
             max(cell_width(clean(text)) for text in (name, *(row["values"].get(name, "") for row in page.rows))),
         )
         for name in names

@@ -15,17 +15,12 @@ from gpuyard.ui.cli.text_table import clean, cut
 from gpuyard.ui.tui import device_view, queue_view
 from gpuyard.ui.tui import job_actions as header_view
 from gpuyard.ui.tui.device_view import DevicePast
-from gpuyard.ui.tui.job_actions import ActionNotice, verbs_for
+from gpuyard.ui.tui.job_actions import APPLIES, ActionNotice, rows_for
 from gpuyard.ui.tui.queue_view import Page, Row, RowKey, RowWindow, count_jobs, page_of, settle, wanted
 from gpuyard.ui.tui.terminal_text import Glyphs, LogText
 
 Answer = Mapping[str, Any]
 FINISHED_SHOWN = ("the last ones", "all", "none")
-# The header, the notice line, the keys.
-_ALWAYS = 3
-_LEAST_QUEUE = 4
-_FAILED = "failed,rejected"
-_WIDE = 160
 
 
 class Heights(Struct, frozen=True, kw_only=True):
@@ -39,12 +34,12 @@ class Heights(Struct, frozen=True, kw_only=True):
 
 def share_out(height: int, device_rows: int) -> Heights:
     """Share the height. The queue matters most: a low window drops the log first, then the devices."""
-    left = max(0, height - _ALWAYS)
+    left = max(0, height - 3)  # the header, the notice line, the keys
     most = max(2, left * 3 // 7)
     each = 2 if 2 * device_rows + 1 <= most else 1
-    devices = min(max(1, each * device_rows) + 1, most) if left >= _LEAST_QUEUE + 2 else 0
+    devices = min(max(1, each * device_rows) + 1, most) if left >= 6 else 0
     left -= devices
-    log = left * 2 // 5 if left >= 2 * _LEAST_QUEUE else 0
+    log = left * 2 // 5 if left >= 8 else 0
     return Heights(devices=devices, each=each, queue=left - log, log=log)
 
 
@@ -66,8 +61,6 @@ class ScreenState:
         self.first_device = 0
         self.width, self.height = 80, 24
         self._pasts = defaultdict[str, DevicePast](DevicePast)
-
-    # Answers
 
     def hear_devices(self, answer: Answer) -> None:
         self.machine = answer
@@ -111,8 +104,6 @@ class ScreenState:
         if key in self.marked:
             self.marked[key] = {**self.marked[key], "priority": priority}
 
-    # Requests
-
     @property
     def chosen(self) -> Row | None:
         return self.page.row(self.window.at)
@@ -142,14 +133,12 @@ class ScreenState:
         if self.search:
             query["search"] = self.search
         if self.only_failed:
-            return {**query, "state": _FAILED}
+            return {**query, "state": "failed,rejected"}
         if self.sweep is not None:
             return query
         if self.finished == "all":
             return {**query, "all": "1"}
         return {**query, "state": ",".join(UNFINISHED)} if self.finished == "none" else query
-
-    # Lines
 
     def heights(self) -> Heights:
         return share_out(self.height, self._device_rows)
@@ -168,8 +157,17 @@ class ScreenState:
         self.first_device = max(0, min(most, self.first_device + by))
 
     def devices(self) -> list[Text]:
-        heights = self.heights()
-        lines = self._device_lines(heights.each)
+        heights, columns = self.heights(), self._device_columns
+        width = device_view.column_width(self.width, columns)
+        frame = device_view.DeviceLayout(self._devices, width, heights.each, self.glyphs, self._now())
+        lines = [
+            line
+            for device in self._devices
+            for line in device_view.device_lines(device, self._pasts[device["id"]], frame)
+        ]
+        lines = device_view.beside(lines, columns, heights.each, width)
+        if not self._devices:
+            lines = [Text(clean(self.machine.get("error") or ("No GPU found." if self.machine else "")))]
         available, start = max(0, heights.devices - 1), self.first_device * heights.each
         seen = lines[start : start + available]
         title = Text("GPUs", "bold")
@@ -177,18 +175,6 @@ class ScreenState:
             last = (start + len(seen)) // heights.each
             title = Text.assemble(title, f" {self.first_device + 1}-{last} of {len(lines) // heights.each}  [ ]")
         return [header_view.rule(title, device_view.legend(self.glyphs), self.width, self.glyphs), *seen]
-
-    def _device_lines(self, each: int) -> list[Text]:
-        if not self._devices:
-            text = self.machine.get("error") or ("No GPU found." if self.machine else "")
-            return [Text(clean(text))]
-        columns = self._device_columns
-        width = device_view.column_width(self.width, columns)
-        frame = device_view.DeviceLayout(self._devices, width, each, self.glyphs, self._now())
-        lines = []
-        for device in self._devices:
-            lines += device_view.device_lines(device, self._pasts[device["id"]], frame)
-        return device_view.beside(lines, columns, each, width)
 
     def queue(self) -> list[Text]:
         counts = [(state, self.counts[state]) for state in STATES if self.counts.get(state)]
@@ -207,18 +193,14 @@ class ScreenState:
         right = f"{top + 1}-{min(last, total)} of {total:,}" if total > self.window.height else ""
         lines = [header_view.rule(title, Text(right), self.width, self.glyphs)]
         if not self.page.rows and not self.page.total:
-            return [*lines, *map(Text, self._nothing())]
+            if self.trouble or not self.status:
+                return lines
+            if self.search:
+                return [*lines, Text(f"  no job matches '{clean(self.search)}'; Esc shows all")]
+            empty = "The queue is empty. Submit a job: gpuyard submit -- python train.py"
+            return [*lines, Text(f"  {'No job failed; Esc shows all' if self.only_failed else empty}")]
         lines += queue_view.queue_lines(self.page, self.window, self.width, self.glyphs, self.marked)
         return lines[: max(1, self.heights().queue)]
-
-    def _nothing(self) -> list[str]:
-        if self.trouble or not self.status:
-            return []
-        if self.search:
-            return [f"  no job matches '{clean(self.search)}'; Esc shows all"]
-        if self.only_failed:
-            return ["  No job failed; Esc shows all"]
-        return ["  The queue is empty. Submit a job: gpuyard submit -- python train.py"]
 
     def log_lines(self) -> list[Text]:
         available = self.heights().log - 1
@@ -240,9 +222,7 @@ class ScreenState:
         return [header_view.notice_line(self.notice, self.status.get("notices") or (), self.width, self.glyphs)]
 
     def keys(self) -> list[Text]:
-        return [header_view.keys_line(self.width, verbs_for(self.targets))]
-
-    # Helpers
+        return [header_view.keys_line(self.width, frozenset(verb for verb in APPLIES if rows_for(verb, self.targets)))]
 
     @property
     def _devices(self) -> list[Answer]:
@@ -250,7 +230,7 @@ class ScreenState:
 
     @property
     def _device_columns(self) -> int:
-        return 2 if self.width >= _WIDE and len(self._devices) > 2 else 1
+        return 2 if self.width >= 160 and len(self._devices) > 2 else 1
 
     @property
     def _device_rows(self) -> int:

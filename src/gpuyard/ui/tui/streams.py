@@ -27,7 +27,6 @@ _ANSWER_S = 10.0
 # Heartbeats come every 15 s.
 _SILENT_S = 40.0
 _RETRY_S = 0.5
-_LONGEST_EVENT = 64 * 1024 * 1024
 
 
 class DaemonStream:
@@ -81,7 +80,7 @@ class DaemonStream:
         """Send a request and read the head of the answer. Yield a reader and the length of the content, None if
         unknown."""
         connection = await self._dial()
-        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_LONGEST_EVENT)
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=64 << 20)  # of an event
         try:
             writer.write(render_request(method, path, query, body, {}))
             status, length, fields = read_head(await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _ANSWER_S))
@@ -98,7 +97,12 @@ class DaemonStream:
         try:
             return await asyncio.wrap_future(dialling)
         except asyncio.CancelledError:
-            dialling.add_done_callback(_close_connection)
+
+            def close(dialled: "Future[socket.socket]") -> None:
+                if not dialled.cancelled() and dialled.exception() is None:
+                    dialled.result().close()
+
+            dialling.add_done_callback(close)
             raise
 
 
@@ -115,11 +119,6 @@ def _dial() -> socket.socket:
     return made
 
 
-def _close_connection(dialling: "Future[socket.socket]") -> None:
-    if not dialling.cancelled() and dialling.exception() is None:
-        dialling.result().close()
-
-
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[Answer]:
     while True:
         event = await asyncio.wait_for(reader.readuntil(b"\n\n"), _SILENT_S)
@@ -131,11 +130,8 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[Answer]:
 # Runs work in the background, and cancels earlier work of the same name.
 Work = Callable[[], Coroutine[None, None, object]]
 Run = Callable[[Work, str], object]
-_LOG_BYTES = "65536"
 # Delay before the log of a newly selected job is requested, and between two redraws of a fast log.
 _PAUSE_S = 0.1
-# While a client watches, the daemon samples each second: a longer silence means that it is blocked.
-_LATE_S = 4.0
 # Rows that can be marked at once.
 MOST_MARKED = 500
 
@@ -212,7 +208,8 @@ class Subscriptions:
         while True:
             await asyncio.sleep(1.0)
             late_s = loop.time() - self._heard_at
-            silent_s = int(late_s) if late_s > _LATE_S else 0
+            # While a client watches, the daemon samples each second: a longer silence means that it is blocked.
+            silent_s = int(late_s) if late_s > 4 else 0
             if silent_s != self._state.silent_s:
                 self._state.silent_s = silent_s
                 self._draw("head")
@@ -253,7 +250,7 @@ class Subscriptions:
         self._begin_log("")
         await asyncio.sleep(_PAUSE_S)
         try:
-            query = {"tail": _LOG_BYTES, "stream": "both"}
+            query = {"tail": "65536", "stream": "both"}
             async with aclosing(self.stream.follow(f"/jobs/{log[0]}/log/live", query)) as events:
                 await self._hear_log(events)
         except UserError as error:
@@ -284,10 +281,11 @@ class Subscriptions:
 
     def _draw_log_soon(self) -> None:
         """Draw the log after 0.1 s, together with what arrives until then."""
+
+        def draw() -> None:
+            self._is_log_due = False
+            self._draw("log")
+
         if not self._is_log_due:
             self._is_log_due = True
-            asyncio.get_running_loop().call_later(_PAUSE_S, self._draw_log)
-
-    def _draw_log(self) -> None:
-        self._is_log_due = False
-        self._draw("log")
+            asyncio.get_running_loop().call_later(_PAUSE_S, draw)

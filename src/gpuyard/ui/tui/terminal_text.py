@@ -15,10 +15,6 @@ from rich.text import Text
 from gpuyard.model.terminal_line import shorten_line, shown_line
 from gpuyard.ui.cli.text_table import clean
 
-# Their fonts have only some of the block characters, and which ones is unknown.
-_PLAIN_TERMINALS = ("linux", "vt", "ansi", "cons25")
-_PLAIN_LOCALES = ("C", "POSIX")
-
 
 class Glyphs(Struct, frozen=True, kw_only=True):
     """`own`, `kept` (ours, reserved and not used), `others`, `foreign` and `free` are the parts of a memory bar."""
@@ -49,28 +45,24 @@ ASCII = Glyphs(
 
 
 def glyphs_for(environment: Mapping[str, str], encoding: str) -> Glyphs:
-    is_plain = environment.get("TERM", "").startswith(_PLAIN_TERMINALS) or not encoding.lower().startswith("utf")
-    return ASCII if is_plain or not _is_unicode_locale(environment) else UNICODE
+    """Without a locale, as in containers, trust the encoding: the terminal behind it nearly always has Unicode."""
+    # The fonts of these have only some of the block characters, and which ones is unknown.
+    is_plain = environment.get("TERM", "").startswith(("linux", "vt", "ansi", "cons25"))
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        value = environment.get(name, "")
+        # Python itself sets C.UTF-8 if the locale is C, for its own files.
+        is_pythons = name == "LC_CTYPE" and value == "C.UTF-8" and environment.get("LANG") in ("C", "POSIX")
+        if value and not is_pythons:
+            is_plain = is_plain or "utf" not in value.lower()
+            break
+    return ASCII if is_plain or not encoding.lower().startswith("utf") else UNICODE
 
 
 def has_colour(environment: Mapping[str, str]) -> bool:
     return "NO_COLOR" not in environment and not environment.get("TERM", "").startswith("vt")
 
 
-def _is_unicode_locale(environment: Mapping[str, str]) -> bool:
-    """Return True without a locale, as in containers: the terminal behind it nearly always supports Unicode."""
-    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
-        value = environment.get(name, "")
-        # Python itself sets C.UTF-8 if the locale is C, for its own files.
-        is_pythons = name == "LC_CTYPE" and value == "C.UTF-8" and environment.get("LANG") in _PLAIN_LOCALES
-        if value and not is_pythons:
-            return "utf" in value.lower()
-    return True
-
-
-_MOST_LINES = 5000
 _LONGEST_LINE = 4096
-_STDERR_STYLE = "magenta"
 # Titles, links and other commands to the terminal.
 _ORDERS = re.compile("\x1b[\\]P^_][^\x07\x1b]*(?:\x1b\\\\|\x07)?")
 
@@ -79,7 +71,7 @@ class LogText:
     """The last 5,000 lines, each with whether it is standard error; the last one of each stream may be incomplete."""
 
     def __init__(self) -> None:
-        self._lines: deque[tuple[str, bool]] = deque(maxlen=_MOST_LINES - 1)
+        self._lines: deque[tuple[str, bool]] = deque(maxlen=4999)
         self._incomplete = {False: "", True: ""}
 
     def __len__(self) -> int:
@@ -110,5 +102,5 @@ def _decode(line: str, *, is_stderr: bool) -> Text:
     if not text.plain.isprintable():
         text.plain = "".join(map(clean, text.plain))  # of the same length, so that the colours stay in place
     if is_stderr:
-        text.stylize_before(_STDERR_STYLE)
+        text.stylize_before("magenta")
     return text

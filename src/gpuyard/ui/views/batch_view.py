@@ -18,18 +18,13 @@ from gpuyard.client.retrying import RetryingClient
 from gpuyard.model.lifecycle import LIVE
 from gpuyard.model.units import format_count, format_duration
 from gpuyard.policy.batch_pacing import why_unread
-from gpuyard.recipes.batch.finish import Summary, UnsuccessfulRun
+from gpuyard.recipes.batch.finish import Summary
 from gpuyard.recipes.batch.plan import BatchPart, BatchPlan
 from gpuyard.ui.cli.terminal import is_terminal
-from gpuyard.ui.cli.text_table import Line, Span, clean, lay_out_facts, pad
+from gpuyard.ui.cli.text_table import Line, Span, clean, lay_out_facts
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.live_display import LiveDisplay, PlainDisplay, progress_head, time_text
 
-_POLL_S = 0.5
-_PRINT_EVERY_S = 5.0
-_RECENT_RUNS = 20
-_BOUNDS = frozenset({"cpu", "memory", "gpu", "gpu-memory"})
-_MOST_SHOWN = 20
 _WAITS = {
     "cpu": "for the CPU to be less busy (--max-cpu)",
     "memory": "for RAM (--min-free-mem-mb)",
@@ -78,7 +73,7 @@ class TimeLeft:
         self._most_at_once = max(self._most_at_once, running)
         if not self._seen or finished != self._seen[-1][1]:
             self._seen.append((now, finished))
-        recent = max(_RECENT_RUNS, 2 * self._most_at_once)
+        recent = max(20, 2 * self._most_at_once)
         while len(self._seen) > 2 and finished - self._seen[1][1] >= recent:
             self._seen.popleft()
 
@@ -139,7 +134,13 @@ def hold_of(progress: Progress) -> str:
         return "the next run is about to start"
     if progress.gate == "concurrency":
         return "at the limit of --concurrency"
-    before = "limited by " if progress.gate in _BOUNDS else "waits for a GPU: " if progress.gate == "room" else ""
+    before = (
+        "limited by "
+        if progress.gate in ("cpu", "memory", "gpu", "gpu-memory")
+        else "waits for a GPU: "
+        if progress.gate == "room"
+        else ""
+    )
     return f"{before}{clean(progress.held_by)}"
 
 
@@ -167,9 +168,6 @@ def picture_of(progress: Progress, frame: Frame) -> list[Line]:
 
 
 class LiveBatchScreen(LiveDisplay):
-    def __init__(self) -> None:
-        super().__init__(sys.stderr, is_transient=True)
-
     def show(self, progress: Progress) -> None:
         self.draw(picture_of(progress, self.frame()))
 
@@ -178,7 +176,7 @@ class PlainBatchScreen(PlainDisplay):
     """Prints a line when a count or the gate has changed, at most every 5 s."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(0.0, _PRINT_EVERY_S, now)
+        super().__init__(0.0, 5.0, now)
         self._printed: object = None
 
     def show(self, progress: Progress) -> None:
@@ -191,7 +189,7 @@ class PlainBatchScreen(PlainDisplay):
 def follow(name: str, part: BatchPart) -> dict[str, Any]:
     """Show the progress until the end, and return the job that sums up. KeyboardInterrupt restores the terminal."""
     estimate, noted = TimeLeft(), set[str]()
-    screen = LiveBatchScreen() if is_terminal(sys.stderr) else PlainBatchScreen()
+    screen = LiveBatchScreen(sys.stderr, is_transient=True) if is_terminal(sys.stderr) else PlainBatchScreen()
     with RetryingClient() as queue, screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         status = queue.get(f"/batches/{part.first}")
@@ -211,23 +209,21 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
             screen.show(replace(progress, left_s=estimate.left_s(progress.elapsed_s, rest) if rest else None))
             if is_over:
                 return queue.get(f"/jobs/{part.finish}")
-            is_over = queue.get("/wait", {"ids": str(part.finish), "timeout": f"{_POLL_S}"}, _POLL_S)["done"]
+            is_over = queue.get("/wait", {"ids": str(part.finish), "timeout": "0.5"}, 0.5)["done"]
             status = queue.get(f"/batches/{part.first}")
 
 
 # The summary
 
 
-def summary_lines(summary: Summary, plan: BatchPlan) -> Iterator[str]:
+def summary_lines(summary: Summary, plan: BatchPlan) -> list[str]:
     parts = [f"{summary.succeeded:,} of {format_count(summary.runs, 'run')} succeeded"]
     if summary.is_whole:
         parts = ["the run succeeded" if summary.runs == 1 else f"all {summary.runs:,} runs succeeded"]
     parts += [f"{summary.failed:,} failed"] if summary.failed else []
     parts += [f"{summary.cancelled:,} cancelled"] if summary.cancelled else []
     parts += [] if summary.seconds is None else [f"in {format_duration(summary.seconds)}"]
-    yield f"{summary.name}: {', '.join(parts)}"
-    yield ""
-    yield from lay_out_facts(_facts(summary, plan))
+    return [f"{summary.name}: {', '.join(parts)}", "", *lay_out_facts(_facts(summary, plan))]
 
 
 def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]:
@@ -241,27 +237,24 @@ def _facts(summary: Summary, plan: BatchPlan) -> Iterator[tuple[str, list[str]]]
         where = "" if summary.kept_in == plan.pruned_root else f", in {clean(plan.pruned_root)}"
         yield "pruned", [f"{format_count(summary.pruned, 'run')} without a frame{where}"]
     if summary.left:
-        yield "not pruned", list(_cut([f"{each.run}: {clean(each.why)}" for each in summary.left]))
+        yield "not pruned", _cut([f"{each.run}: {clean(each.why)}" for each in summary.left])
     waits = sorted(((seconds, gate) for gate, seconds in summary.waits_s.items() if seconds >= 1), reverse=True)
     if waits:
-        times = [format_duration(seconds) for seconds, _ in waits]
-        width = max(map(len, times))
-        causes = [_WAITS.get(gate, gate) for _, gate in waits]
-        yield "waited", [f"{pad(at, width, is_right=True)} {why}" for at, why in zip(times, causes, strict=True)]
+        width = max(len(format_duration(seconds)) for seconds, _ in waits)
+        yield "waited", [f"{format_duration(seconds):>{width}} {_WAITS.get(gate, gate)}" for seconds, gate in waits]
     if summary.unknown:
         yield "unchecked", [f"{bound}: {why_unread(bound, summary.silent)}" for bound in summary.unknown]
-    failures = [each for each in summary.failures if each.state != "cancelled"]
+    failures = [
+        f"run {each.index}, seed {each.seed}: {clean(each.reason or each.state)}"
+        + (f"  {clean(each.log)}" if each.log else "")
+        for each in summary.failures
+        if each.state != "cancelled"
+    ]
     if failures:
-        yield "failed", list(_cut([_failure(each) for each in failures]))
+        yield "failed", _cut(failures)
     yield "files", [clean(summary.root)]
 
 
-def _failure(run: UnsuccessfulRun) -> str:
-    log = f"  {clean(run.log)}" if run.log else ""
-    return f"run {run.index}, seed {run.seed}: {clean(run.reason or run.state)}{log}"
-
-
-def _cut(lines: list[str]) -> Iterator[str]:
-    yield from lines[:_MOST_SHOWN]
-    if len(lines) > _MOST_SHOWN:
-        yield f"and {len(lines) - _MOST_SHOWN:,} more: see summary.json"
+def _cut(lines: list[str]) -> list[str]:
+    more = len(lines) - 20
+    return [*lines[:20], f"and {more:,} more: see summary.json"] if more > 0 else lines

@@ -15,8 +15,6 @@ from gpuyard.ui.cli.terminal import note, styled, window_size
 from gpuyard.ui.cli.text_table import Line, clean, cut_line
 from gpuyard.ui.views import Frame, bar
 
-_LONGEST_NAME = 24
-
 
 class LiveDisplay:
     """Draws lines on a terminal in place of those before. Several threads may use it."""
@@ -76,20 +74,16 @@ class _PrintedAbove:
     """Stands for a stream of the terminal: what is written to it appears above the lines of a display."""
 
     def __init__(self, display: LiveDisplay, stream: TextIO) -> None:
-        self._display, self._stream, self._rest = display, stream, ""
+        self._display, self._stream, self.rest = display, stream, ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        lines, newline, self._rest = (self._rest + text).rpartition("\n")
+        lines, newline, self.rest = (self.rest + text).rpartition("\n")
         if newline:
             self._display.print_above(self._stream, f"{lines}\n")
         return len(text)
-
-    def end(self) -> None:
-        if self._rest:
-            self.write("\n")
 
 
 @contextlib.contextmanager
@@ -103,7 +97,8 @@ def printing_above(display: LiveDisplay) -> Iterator[None]:
         yield
     finally:
         for name, stream in above.items():
-            stream.end()
+            if stream.rest:
+                stream.write("\n")
             setattr(sys, name, before[name])
 
 
@@ -131,7 +126,7 @@ class PlainDisplay:
 
 
 def progress_head(name: str, share: float, text: str, style: str, frame: Frame) -> Line:
-    shown = cut_line(((name, "bold"), ("  ", None)), _LONGEST_NAME, frame.ellipsis) if name else ()
+    shown = cut_line(((name, "bold"), ("  ", None)), 24, frame.ellipsis) if name else ()
     taken = sum(len(part) for part, _ in shown) + len(text) + 3
     full, empty = bar(share, max(1, frame.columns - taken), frame)
     return (*shown, (full, style), (empty, "dim"), (f"  {text}", None))

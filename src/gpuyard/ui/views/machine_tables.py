@@ -21,9 +21,6 @@ from gpuyard.ui.cli.text_table import GAP, Column, Line, cell_width, join_cells,
 from gpuyard.ui.views import Frame, bar
 
 T = TypeVar("T")
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_ASCII_BLOCKS = "__..::||"
-_SHORTEST_BAR, _LONGEST_BAR = 4, 24
 _BAR, _SPARKLINE = 2, 5
 _DEVICE_COLUMNS = make_columns(
     "#", "device", "", "memory", "use", "", "power", "temp", "procs",
@@ -116,20 +113,17 @@ def _device_table(
     charts = len(columns) - len(headings)
     used = sum(max(map(cell_width, texts)) for texts in zip(headings, *rows, strict=True))
     spare = (frame.columns - used - len(GAP) * (len(columns) - 1)) // charts
-    width = max(_SHORTEST_BAR, min(_LONGEST_BAR, spare))
+    width = max(4, min(24, spare))
     for device, row in zip(shown, rows, strict=True):
         row.insert(_BAR, _bar(device, width, frame))
         if history is not None:
             row.insert(_SPARKLINE, _sparkline(history.get(device.id, []), width, frame))
-    styles = list(map(_device_styles, shown))
+    styles: list[dict[str, str | None]] = []
+    for device in shown:
+        share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)
+        by_use: dict[str, str | None] = {"memory": "green" if share < 0.7 else "yellow" if share < 0.9 else "red"}
+        styles.append(by_use if device.healthy else {column.heading: "red" for column in columns})
     return lay_out_lines(columns, rows, frame.width, frame.ellipsis, styles=styles)
-
-
-def _device_styles(device: Device) -> dict[str, str | None]:
-    if not device.healthy:
-        return {column.heading: "red" for column in _DEVICE_COLUMNS}
-    share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)
-    return {"memory": "green" if share < 0.7 else "yellow" if share < 0.9 else "red"}
 
 
 def _device_texts(device: Device, snapshot: Snapshot, frame: Frame) -> list[str]:
@@ -188,13 +182,12 @@ def _bar(device: Device, width: int, frame: Frame) -> str:
 
 
 def _sparkline(values: Sequence[float | None], width: int, frame: Frame) -> str:
-    blocks = _BLOCKS if frame.is_unicode else _ASCII_BLOCKS
+    blocks = "▁▂▃▄▅▆▇█" if frame.is_unicode else "__..::||"
     steps = len(blocks) - 1
     latest = [" " if value is None else blocks[min(steps, round(value / 100 * steps))] for value in values[-width:]]
     return "".join(latest).rjust(width)
 
 
-_SELF = "X"
 _MEANINGS = {
     "NV": "NVLink, and how many",
     "XGMI": "AMD's own link",
@@ -213,7 +206,7 @@ def topology_lines(snapshot: Snapshot) -> list[str]:
         return ["No GPU found. `gpuyard doctor` shows what was tried."]
     labels = [snapshot.labels.get(device.id, device.id) for device in devices]
     texts = [
-        [_SELF if one is other else link_text(topology.link(one.id, other.id)) for other in devices] for one in devices
+        ["X" if one is other else link_text(topology.link(one.id, other.id)) for other in devices] for one in devices
     ]
     nodes = [topology.nodes.get(device.id) for device in devices]
     rows = [
@@ -221,28 +214,16 @@ def topology_lines(snapshot: Snapshot) -> list[str]:
         for label, node, cells in zip(labels, nodes, texts, strict=True)
     ]
     columns = [Column(""), Column("node", is_right=True), *map(Column, labels)]
-    found = {cell for cells in texts for cell in cells}
-    meanings = [f"{word}: {meaning}" for word, meaning in _MEANINGS.items() if any(_is(word, each) for each in found)]
+    words = {cell.rstrip("0123456789") for cells in texts for cell in cells}
+    meanings = [f"{word}: {meaning}" for word, meaning in _MEANINGS.items() if word in words]
     lines = [join_cells(line) for line in lay_out(columns, rows, None)]
     return [*lines, *(["", "; ".join(meanings)] if meanings else [])]
 
 
-def _is(word: str, cell: str) -> bool:
-    return cell.rstrip("0123456789") == word
-
-
 _LEASES = make_columns(
-    "lease", "gpus", "user", "pid", "since", "reserved", "measured", "label",
-    right=("pid", "since", "reserved", "measured"), long=("label",),
-)  # fmt: skip
-_WITH_RAM = make_columns(
     "lease", "gpus", "user", "pid", "since", "reserved", "measured", "ram", "cpus", "label",
     right=("pid", "since", "reserved", "measured", "ram", "cpus"), long=("label",),
 )  # fmt: skip
-_MOST_IGNORED = 10
-_REMEDY = (
-    "an ignored file holds no GPU and no place in the queue; its user, or the lease directory's owner, can remove it"
-)
 _FOREIGN = make_columns(
     "without a lease", "pid", "user", "memory", "idle", "command", right=("pid", "memory", "idle"), long=("command",)
 )
@@ -254,9 +235,10 @@ def lease_lines(
     """Return the lines; `idle_s` is how long each process has left its device idle, by device id and pid."""
     lines: list[Line] = [(("No leases.", None),)]
     if status.leases:
-        has_ram = any(lease.host is not None for lease in status.leases)
-        rows = [_lease_row(lease, status, has_ram=has_ram) for lease in status.leases]
-        lines = table_lines(_WITH_RAM if has_ram else _LEASES, rows, frame)
+        # Without the columns of RAM and CPUs where no lease has them.
+        shown = [at for at in range(len(_LEASES)) if at not in (7, 8) or any(lease.host for lease in status.leases)]
+        rows = [[row[at] for at in shown] for row in (_lease_row(lease, status) for lease in status.leases)]
+        lines = table_lines([_LEASES[at] for at in shown], rows, frame)
     lines += [((_waiting_line(waiting, status), None),) for waiting in status.waiting]
     lines += [(("! ", "yellow"), (text, None)) for text in ignored_texts(status.bad)]
     rows = [
@@ -274,10 +256,11 @@ def lease_lines(
 
 
 def ignored_texts(bad: Sequence[BadRecord]) -> list[str]:
-    lines = [str(record) for record in bad[:_MOST_IGNORED]]
-    if len(bad) > _MOST_IGNORED:
-        lines.append(f"and {len(bad) - _MOST_IGNORED} more files are ignored; `gpuyard leases --json` lists them")
-    return [*lines, _REMEDY] if lines else []
+    if not bad:
+        return []
+    more = f"and {len(bad) - 10} more files are ignored; `gpuyard leases --json` lists them"
+    remedy = "holds no GPU and no place in the queue; its user, or the lease directory's owner, can remove it"
+    return [*map(str, bad[:10]), *([more] if len(bad) > 10 else []), f"an ignored file {remedy}"]
 
 
 def _need_text(need: Need) -> str:
@@ -290,12 +273,12 @@ def _need_text(need: Need) -> str:
     return " and ".join(parts)
 
 
-def _lease_row(lease: Lease, status: LedgerStatus, *, has_ram: bool) -> list[str]:
-    is_exclusive = any(each.is_exclusive for each in lease.shares)
+def _lease_row(lease: Lease, status: LedgerStatus) -> list[str]:
     share = lease.host or HostShare()
-    cpus = UNKNOWN if share.cpus is None else f"{share.cpus:g}"
-    used = _host_used_text(lease, status)
-    host = [f"{used}{format_size(share.ram_mb)}", cpus] if has_ram else []
+    used = None  # of its RAM
+    if share.ram_mb is not None:
+        used = status.host_used.get(lease.id, HostUse(ram_mb=share.used_mb)).ram_mb
+    is_exclusive = any(each.is_exclusive for each in lease.shares)
     return [
         lease.id,
         ",".join(_label(each.device_id, status) for each in lease.shares) or UNKNOWN,
@@ -304,18 +287,10 @@ def _lease_row(lease: Lease, status: LedgerStatus, *, has_ram: bool) -> list[str
         format_duration(time.time() - lease.since),
         "alone" if is_exclusive else format_size(_total([each.memory_mb for each in lease.shares])),
         format_size(_total([status.measured.get((lease.id, each.device_id)) for each in lease.shares])),
-        *host,
+        f"{'' if used is None else f'{format_size(used)} of '}{format_size(share.ram_mb)}",
+        UNKNOWN if share.cpus is None else f"{share.cpus:g}",
         lease.holder.label or UNKNOWN,
     ]
-
-
-def _host_used_text(lease: Lease, status: LedgerStatus) -> str:
-    """Return what the lease uses of its RAM, such as "1.2 of ", where that is known."""
-    share = lease.host
-    if share is None or share.ram_mb is None:
-        return ""
-    used = status.host_used.get(lease.id, HostUse(ram_mb=share.used_mb)).ram_mb
-    return "" if used is None else f"{format_size(used)} of "
 
 
 def _waiting_line(waiting: WaitingTicket, status: LedgerStatus) -> str:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Self
 
 from gpuyard.model.units import format_bytes, format_count, format_duration
 from gpuyard.recipes.render.manifest import ManifestMistake
@@ -16,17 +15,15 @@ from gpuyard.ui.cli.text_table import GAP, Line, Span, clean, lay_out_facts
 from gpuyard.ui.views import Frame, bar
 from gpuyard.ui.views.live_display import LiveDisplay, PlainDisplay, printing_above, progress_head, time_text
 
-_PRINT_EVERY_S = 10.0
-_RECENT_S = 30.0
 _BAR_WIDTH = 16
 _MOST_SHOWN = 5
-_WAITS = {"disk": "the disk", "upload": "an upload", "slot": "a scene slot", "vram": "free VRAM", "ram": "free RAM"}
-_STALLS = {
-    "disk": "for the disk",
-    "upload": "for uploads",
-    "slot": "for a scene slot (--scene-slots)",
-    "vram": "for free VRAM (--vram-budget)",
-    "ram": "for free RAM (--ram-budget)",
+# What a worker waits for, and the same in the summary.
+_WAITS = {
+    "disk": ("the disk", "for the disk"),
+    "upload": ("an upload", "for uploads"),
+    "slot": ("a scene slot", "for a scene slot (--scene-slots)"),
+    "vram": ("free VRAM", "for free VRAM (--vram-budget)"),
+    "ram": ("free RAM", "for free RAM (--ram-budget)"),
 }
 _SKIPS = {
     "asset": "a scene or an actor cannot be read",
@@ -45,7 +42,7 @@ class RenderRate:
 
     def note(self, status: RenderStatus) -> float | None:
         self._seen.append((status.elapsed_s, status.rendered))
-        while len(self._seen) > 2 and self._seen[1][0] <= status.elapsed_s - _RECENT_S:
+        while len(self._seen) > 2 and self._seen[1][0] <= status.elapsed_s - 30:
             self._seen.popleft()
         (since, before), (now, rendered) = self._seen[0], self._seen[-1]
         return (rendered - before) / (now - since) if now > since and rendered > before else None
@@ -102,16 +99,15 @@ def _waits(status: RenderStatus) -> str | None:
     causes = Counter(worker.waits_for or "upload" for worker in status.workers if worker.doing == "waiting")
     if not causes:
         return None
-    waits = ", ".join(f"{count} for {_WAITS.get(cause, cause)}" for cause, count in causes.most_common())
+    waits = ", ".join(f"{count} for {_WAITS.get(cause, (cause,))[0]}" for cause, count in causes.most_common())
     return f"{causes.total()} of {format_count(len(status.workers), 'worker')} waiting: {waits}"
 
 
 def line_of(status: RenderStatus, pace: float | None) -> str:
     counts = ", ".join(text for text, _ in _counts(status, pace))
     memory = ", ".join(f"{name} {_of(used, tier)}" for name, tier, used in _tiers(status))
-    waits = _waits(status)
-    parts = [f"{_labels(status)}, {counts}", memory, _assets(status), _references(status)]
-    return f"gpuyard: {'; '.join([*parts, waits] if waits else parts)}"
+    parts = (f"{_labels(status)}, {counts}", memory, _assets(status), _references(status), _waits(status))
+    return f"gpuyard: {'; '.join(filter(None, parts))}"
 
 
 def picture_of(status: RenderStatus, pace: float | None, frame: Frame) -> list[Line]:
@@ -145,15 +141,7 @@ class _LiveRenderScreen(LiveDisplay):
 
     def __init__(self) -> None:
         super().__init__(sys.stderr, is_transient=True)
-        self._pace, self._above = RenderRate(), contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self._above.enter_context(printing_above(self))
-        return super().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._above.close()
-        super().__exit__()
+        self._pace = RenderRate()
 
     def show(self, status: RenderStatus) -> None:
         self.draw(picture_of(status, self._pace.note(status), self.frame()))
@@ -163,7 +151,7 @@ class PlainRenderScreen(PlainDisplay):
     """Prints a line every 10 s."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(_PRINT_EVERY_S, _PRINT_EVERY_S, now)
+        super().__init__(10.0, 10.0, now)
         self._pace = RenderRate()
 
     def show(self, status: RenderStatus) -> None:
@@ -172,30 +160,48 @@ class PlainRenderScreen(PlainDisplay):
             self.draw(line_of(status, pace))
 
 
-def screen() -> _LiveRenderScreen | PlainRenderScreen:
-    return _LiveRenderScreen() if is_terminal(sys.stderr) else PlainRenderScreen()
+@contextlib.contextmanager
+def screen() -> Iterator[_LiveRenderScreen | PlainRenderScreen]:
+    if not is_terminal(sys.stderr):
+        yield PlainRenderScreen()
+        return
+    with _LiveRenderScreen() as shown, printing_above(shown):
+        yield shown
 
 
 # The summary
 
 
-def summary_lines(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> Iterator[str]:
+def summary_lines(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> list[str]:
     status = report.status
     counts = {"existed already": status.already, "skipped": status.skipped, "left": status.labels - _done(status)}
     parts = [f"{status.rendered:,} of {status.labels:,} labels rendered"]
     parts += [f"{count:,} {what}" for what, count in counts.items() if count]
-    yield f"{', '.join(parts)}, in {format_duration(status.elapsed_s)}"
-    yield ""
-    yield from lay_out_facts(_facts(report, bad, out))
+    head = f"{', '.join(parts)}, in {format_duration(status.elapsed_s)}"
+    return [head, "", *lay_out_facts(_facts(report, bad, out))]
 
 
 def _facts(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> Iterator[tuple[str, list[str]]]:
     status, counts = report.status, report.status.counts
     if bad:
         yield "manifest", [f"{format_count(len(bad), 'error')}; entries with errors were left out"]
-    yield from _skips(report, out)
+    for kind, number in Counter(skip.kind for skip in report.skipped).most_common():
+        lines = [f"{number:,}: {_SKIPS.get(kind, kind)}"]
+        some_skips = [skip for skip in report.skipped if skip.kind == kind][:_MOST_SHOWN]
+        lines += [f"  {clean(skip.label)}: {clean(skip.reason)}" for skip in some_skips]
+        if number > _MOST_SHOWN:
+            lines.append(f"  and {number - _MOST_SHOWN:,} more: see {clean(out)}/skipped.jsonl")
+        yield "skipped", lines
     if status.rendered:
-        yield "moved", [_moved(status)]
+        moved = status.moved
+        amounts = {
+            "read": moved.read_from_disk,
+            "uploaded": moved.uploaded,
+            "streamed": moved.streamed,
+            "brought back to RAM": moved.downloaded,
+        }
+        some = ", ".join(f"{format_bytes(nbytes)} {verb}" for verb, nbytes in amounts.items() if nbytes)
+        yield "moved", [some or "nothing"]
         streams = f"; {counts.streams:,} streamed" if counts.streams else ""
         found = f"{counts.vram_hits:,} found in VRAM, {counts.ram_hits:,} in RAM, {counts.misses:,} on disk{streams}"
         yield "assets", [found]
@@ -205,27 +211,8 @@ def _facts(report: RenderReport, bad: tuple[ManifestMistake, ...], out: str) -> 
         yield "VRAM full", [f"{format_count(counts.out_of_memory, 'time')}; assets were dropped from VRAM"]
     stalls = sorted(((seconds, cause) for cause, seconds in status.stalls_s.items() if seconds >= 1), reverse=True)
     if stalls:
-        yield "waited", [f"{format_duration(seconds)} {_STALLS.get(cause, cause)}" for seconds, cause in stalls]
+        yield (
+            "waited",
+            [f"{format_duration(seconds)} {_WAITS.get(cause, (cause, cause))[1]}" for seconds, cause in stalls],
+        )
     yield "files", [clean(out)]
-
-
-def _skips(report: RenderReport, out: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each kind of skip with its first labels, the most frequent kind first."""
-    for kind, number in Counter(skip.kind for skip in report.skipped).most_common():
-        some = [skip for skip in report.skipped if skip.kind == kind][:_MOST_SHOWN]
-        lines = [f"{number:,}: {_SKIPS.get(kind, kind)}"]
-        lines += [f"  {clean(skip.label)}: {clean(skip.reason)}" for skip in some]
-        if number > _MOST_SHOWN:
-            lines.append(f"  and {number - _MOST_SHOWN:,} more: see {clean(out)}/skipped.jsonl")
-        yield "skipped", lines
-
-
-def _moved(status: RenderStatus) -> str:
-    moved = status.moved
-    amounts = {
-        "read": moved.read_from_disk,
-        "uploaded": moved.uploaded,
-        "streamed": moved.streamed,
-        "brought back to RAM": moved.downloaded,
-    }
-    return ", ".join(f"{format_bytes(nbytes)} {verb}" for verb, nbytes in amounts.items() if nbytes) or "nothing"

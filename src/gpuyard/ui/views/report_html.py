@@ -9,11 +9,8 @@ from html import escape
 from gpuyard.ui.views import report_sentences as texts
 from gpuyard.ui.views.report_sentences import Answer
 
+# The picture: width and height of an hour, and what is left, above and right of the hours.
 _CELL, _ROW, _LEFT, _TOP, _RIGHT = 28, 24, 96, 22, 84
-_HOURS = 24
-# The lowest opacity of an hour with any use, so that it differs from an unused one.
-_FAINTEST = 0.16
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
 :root { color-scheme: light dark; --ground: #ffffff; --panel: #f4f6f8; --line: #d5dbe1; --ink: #1c2329;
   --faint: #59636e; --accent: #1a7f4b; --bad: #b42318 }
@@ -47,10 +44,15 @@ def report_page(report: Answer) -> str:
     if not report["total"]["attempts"]:
         parts.append(f"<p>{escape(texts.NOTHING_RAN)}</p>")
     else:
-        parts += [_facts(report), *_picture(report), *_tables(report)]
+        cards = (
+            f'<div><dt>{escape(heading)}</dt><dd class="figure">{escape(figure)}</dd>'
+            f'<dd class="note">{escape(note)}</dd></div>'
+            for heading, figure, note in texts.facts(report)
+        )
+        parts += [f'<dl class="facts">{"".join(cards)}</dl>', *_picture(report), *_tables(report)]
     return "\n".join([
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">""",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>GPU report: {escape(texts.title(report))}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
         *parts,
@@ -58,30 +60,11 @@ def report_page(report: Answer) -> str:
     ])  # fmt: skip
 
 
-def _facts(report: Answer) -> str:
-    cards = (
-        f'<div><dt>{escape(heading)}</dt><dd class="figure">{escape(figure)}</dd>'
-        f'<dd class="note">{escape(note)}</dd></div>'
-        for heading, figure, note in texts.facts(report)
-    )
-    return f'<dl class="facts">{"".join(cards)}</dl>'
-
-
 def _tables(report: Answer) -> Iterator[str]:
     groups, causes, devices = report["groups"], report["total"]["causes"], report["devices"]
     most = max(group["gpu_hours"] for group in groups)
-    headings = (
-        report["by"].capitalize(),
-        "GPU-hours",
-        "",
-        "Energy",
-        "Idle",
-        "Jobs",
-        "Attempts",
-        "Median wait",
-        "Waste",
-        "Failed",
-    )
+    figures = ("GPU-hours", "", "Energy", "Idle", "Jobs", "Attempts", "Median wait", "Waste", "Failed")
+    headings = (report["by"].capitalize(), *figures)
     rows = [_cells(texts.group_cells(group), _bar(group["gpu_hours"], most)) for group in groups]
     for cells, group in zip(rows, groups, strict=True):
         if texts.failed_count(group):
@@ -129,33 +112,30 @@ def _picture(report: Answer) -> Iterator[str]:
     if not report["box"]["devices"]:
         return
     rows, days = report["picture"]["rows"], report["picture"]["days_per_row"]
-    width, height = _LEFT + _HOURS * _CELL + _RIGHT, _TOP + len(rows) * _ROW + 4
+    width, height = _LEFT + 24 * _CELL + _RIGHT, _TOP + len(rows) * _ROW + 4
     title = texts.picture_text(report)
-    hours = "".join(_text(_LEFT + hour * _CELL + 2, _TOP - 8, f"{hour:02}") for hour in range(0, _HOURS, 3))
-    drawn = "\n".join(_row(row, days, _TOP + number * _ROW) for number, row in enumerate(rows))
+    hours = "".join(_text(_LEFT + hour * _CELL + 2, _TOP - 8, f"{hour:02}") for hour in range(0, 24, 3))
+    drawn = []
+    for number, row in enumerate(rows):
+        day, top = texts.day_text(row, days), _TOP + number * _ROW
+        cells = "".join(
+            _cell(percent, _LEFT + hour * _CELL, top, f"{day}, {hour:02}:00")
+            for hour, percent in enumerate(row["used_percent"])
+            if percent is not None
+        )
+        total = _text(width, top + _ROW - 8, texts.hours_text(sum(row["gpu_hours"])), is_right=True)
+        drawn.append(f"{_text(0, top + _ROW - 8, day)}{cells}{total}")
     yield (
         f'<h2>{escape(title)}</h2>\n<div class="wide"><svg class="picture" role="img" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}"><title>{escape(title)}</title>\n{hours}'
-        f"{_text(width, _TOP - 8, 'GPU-hours', is_right=True)}\n{drawn}</svg></div>"
+        f"{_text(width, _TOP - 8, 'GPU-hours', is_right=True)}\n{chr(10).join(drawn)}</svg></div>"
         "<p>Each square is an hour: the stronger the colour, the more GPUs were in use.</p>"
     )
 
 
-def _row(row: Answer, days: int, top: int) -> str:
-    day = texts.day_text(row, days)
-    middle = top + _ROW - 8
-    cells = "".join(
-        _cell(percent, _LEFT + hour * _CELL, top, f"{day}, {hour:02}:00")
-        for hour, percent in enumerate(row["used_percent"])
-        if percent is not None
-    )
-    total = texts.hours_text(sum(row["gpu_hours"]))
-    right = _LEFT + _HOURS * _CELL + _RIGHT
-    return f"{_text(0, middle, day)}{cells}{_text(right, middle, total, is_right=True)}"
-
-
 def _cell(percent: float, left: int, top: int, when: str) -> str:
-    kind, opacity = ("cell", _FAINTEST + (1 - _FAINTEST) * percent / 100) if percent else ("empty", 1.0)
+    # An hour with any use is not so faint that it looks unused.
+    kind, opacity = ("cell", 0.16 + 0.84 * percent / 100) if percent else ("empty", 1.0)
     note = escape(f"{when}: {texts.percent_text(percent)} of the GPUs in use")
     return (
         f'<rect class="{kind}" x="{left}" y="{top}" width="{_CELL - 2}" height="{_ROW - 2}" rx="3" '

@@ -26,17 +26,12 @@ _CAUSES = {
 }
 # Attempts that gpuyard stopped to let others run: they run again, and did not fail.
 _STOPPED = ("preempted", "memory-guard", "host-guard")
-_SHORT_OF = {"device": "out of GPU memory", "host": "out of RAM"}
 
 
 def title(report: Answer) -> str:
     since, until = (datetime.fromisoformat(report[key]).astimezone() for key in ("since", "until"))
     where = f"{clean(report['host'])}, " if report["host"] else ""
-    return f"{where}{_moment(since)} to {_moment(until)}"
-
-
-def _moment(at: datetime) -> str:
-    return f"{at:%a} {at.day} {at:%b %Y %H:%M}"
+    return f"{where}{since:%a} {since.day} {since:%b %Y %H:%M} to {until:%a} {until.day} {until:%b %Y %H:%M}"
 
 
 def hours_text(hours: float) -> str:
@@ -56,16 +51,29 @@ def failed_count(figures: Answer) -> int:
     return sum(each["attempts"] for each in figures["causes"] if each["outcome"] not in ("cancelled", *_STOPPED))
 
 
-def _count_ended(figures: Answer, *outcomes: str) -> int:
-    return sum(each["attempts"] for each in figures["causes"] if each["outcome"] in outcomes)
-
-
 def facts(report: Answer) -> Iterator[tuple[str, str, str]]:
-    total, box = report["total"], report["box"]
+    """Yield the heading of each figure, the figure, and a sentence that explains it."""
+    total, box, waits = report["total"], report["box"], report["total"]["waits"]
     used = f"{percent_text(box['busy_percent'])} of the time of {format_count(box['devices'], 'GPU')} was in use"
     yield "GPU-hours", hours_text(total["gpu_hours"]), used if box["devices"] else "this machine has no GPU now"
-    yield "Jobs", f"{total['jobs']:,}", _attempts(total)
-    yield "Wait", format_duration(total["waits"]["median_s"]), _waits(total["waits"])
+
+    def ended(*outcomes: str) -> int:
+        return sum(cause["attempts"] for cause in total["causes"] if cause["outcome"] in outcomes)
+
+    rest = (
+        (ended("cancelled"), "cancelled"),
+        (ended(*_STOPPED), "stopped to let others run"),
+        (total["running"], "still running"),
+    )
+    how = ["", *(f"{count:,} {what}" for count, what in rest if count)]
+    ended_text = f"{total['succeeded']:,} succeeded, {failed_count(total):,} failed{', '.join(how)}"
+    yield "Jobs", f"{total['jobs']:,}", f"{format_count(total['attempts'], 'attempt')}: {ended_text}"
+    spread = (
+        f"median; 9 of 10 jobs started within {format_duration(waits['p90_s'])}, "
+        f"the slowest after {format_duration(waits['longest_s'])}"
+    )
+    started = spread if waits["jobs"] else "no job started for the first time"
+    yield "Wait", format_duration(waits["median_s"]), started
     yield "Waste", percent_text(total["memory"]["unused_percent"]), _waste(total["memory"])
     yield "Energy", _kwh(total["energy"]), _energy(total["energy"])
     if short := [cause for cause in total["causes"] if cause["outcome"] == "out-of-memory"]:
@@ -74,26 +82,6 @@ def facts(report: Answer) -> Iterator[tuple[str, str, str]]:
         yield "Out of memory", f"{attempts:,}", some if healed else "none of those jobs has succeeded since"
     if total["suspended_hours"]:
         yield "Suspended", f"{hours_text(total['suspended_hours'])} h", "of jobs that were suspended for others"
-
-
-def _attempts(total: Answer) -> str:
-    ended = f"{total['succeeded']:,} succeeded, {failed_count(total):,} failed"
-    others = {
-        "cancelled": _count_ended(total, "cancelled"),
-        "stopped to let others run": _count_ended(total, *_STOPPED),
-        "still running": total["running"],
-    }
-    rest = "".join(f", {count:,} {how}" for how, count in others.items() if count)
-    return f"{format_count(total['attempts'], 'attempt')}: {ended}{rest}"
-
-
-def _waits(waits: Answer) -> str:
-    if not waits["jobs"]:
-        return "no job started for the first time"
-    return (
-        f"median; 9 of 10 jobs started within {format_duration(waits['p90_s'])}, "
-        f"the slowest after {format_duration(waits['longest_s'])}"
-    )
 
 
 def _waste(memory: Answer) -> str:
@@ -125,7 +113,7 @@ def _energy(energy: Answer) -> str:
 def _cause_text(cause: Answer) -> str:
     outcome, status = cause["outcome"], cause["status"]
     if outcome == "out-of-memory":
-        return _SHORT_OF.get(cause["where"], "out of memory")
+        return {"device": "out of GPU memory", "host": "out of RAM"}.get(cause["where"], "out of memory")
     if outcome != "failed":
         return _CAUSES.get(outcome) or str(outcome)
     if status is None:
@@ -161,15 +149,13 @@ def cause_cells(cause: Answer) -> list[str]:
 
 
 def device_cells(device: Answer) -> list[str]:
-    figures = [percent_text(device["busy_percent"]), hours_text(device["busy_hours"]), f"{device['attempts']:,}"]
-    return [_device_text(device), *figures]
-
-
-def _device_text(device: Answer) -> str:
-    if not device["is_there"]:
-        return f"{clean(device['id'])} (gone)"
-    number = f"GPU {device['label'] or UNKNOWN}"
-    return number if device["name"] is None else f"{number}, {clean(device['name'])}"
+    name = f"GPU {device['label'] or UNKNOWN}" + (f", {clean(device['name'])}" if device["name"] is not None else "")
+    return [
+        name if device["is_there"] else f"{clean(device['id'])} (gone)",
+        percent_text(device["busy_percent"]),
+        hours_text(device["busy_hours"]),
+        f"{device['attempts']:,}",
+    ]
 
 
 def day_text(row: Answer, days_per_row: int) -> str:

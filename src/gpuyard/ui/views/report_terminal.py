@@ -12,14 +12,7 @@ from gpuyard.ui.views import Frame
 from gpuyard.ui.views import report_sentences as texts
 from gpuyard.ui.views.report_sentences import Answer
 
-_BAR, _NARROW, _PIPE_WIDTH = 12, 78, 80
-_LONGEST_NAME, _LONGEST_DEVICE = 40, 28
-_MOST_GROUPS, _MOST_CAUSES, _MOST_DEVICES = 20, 10, 16
-_GROUPS = ("GPU-HOURS", "ENERGY", "IDLE", "JOBS", "RUNS", "WAIT", "WASTE", "FAILED")
-_CAUSES = make_columns("DID NOT SUCCEED", "ATTEMPTS", "", right=("ATTEMPTS",), long=("DID NOT SUCCEED",))
-_DEVICES = make_columns(
-    "BUSIEST GPUs", "IN USE", "", "HOURS", "ATTEMPTS", right=("", "HOURS", "ATTEMPTS"), long=("BUSIEST GPUs",)
-)
+_PIPE_WIDTH = 80
 
 
 def report_lines(report: Answer, frame: Frame) -> list[Line]:
@@ -48,105 +41,88 @@ def _groups(report: Answer, frame: Frame) -> list[Line]:
     groups, by = report["groups"], report["by"].upper()
     most = max(group["gpu_hours"] for group in groups)
     rows = []
-    for group in groups[:_MOST_GROUPS]:
+    for group in groups:
         name, *figures = texts.group_cells(group)
-        rows.append([cut(name, _LONGEST_NAME, frame.ellipsis), *figures, _bar(group["gpu_hours"], most, frame)])
-    columns = make_columns(by, *_GROUPS, "", right=_GROUPS, long=(by,), spare=("RUNS", "", "IDLE", "ENERGY"))
-    styles = ["red" if texts.failed_count(group) else "dim" for group in groups]
-    return [*_table(columns, rows, frame, "FAILED", styles), *_more(len(groups) - _MOST_GROUPS)]
+        rows.append([cut(name, 40, frame.ellipsis), *figures, _bar(group["gpu_hours"], most, frame)])
+    figures = ["GPU-HOURS", "ENERGY", "IDLE", "JOBS", "RUNS", "WAIT", "WASTE", "FAILED"]
+    columns = make_columns(by, *figures, "", right=figures, long=(by,), spare=("RUNS", "", "IDLE", "ENERGY"))
+    styles: list[dict[str, str | None]] = [
+        {"FAILED": "red" if texts.failed_count(group) else "dim"} for group in groups
+    ]
+    return _table(columns, rows, styles, 20, frame)
 
 
 def _causes(report: Answer, frame: Frame) -> list[Line]:
-    causes = report["total"]["causes"]
-    rows = [texts.cause_cells(cause) for cause in causes[:_MOST_CAUSES]]
-    if not rows:
-        return []
-    return [*_table(_CAUSES, rows, frame, "", ["green"] * len(rows)), *_more(len(causes) - _MOST_CAUSES)]
+    columns = make_columns("DID NOT SUCCEED", "ATTEMPTS", "", right=("ATTEMPTS",), long=("DID NOT SUCCEED",))
+    rows = [texts.cause_cells(cause) for cause in report["total"]["causes"]]
+    return _table(columns, rows, [{"": "green"}] * len(rows), 10, frame)
 
 
 def _devices(report: Answer, frame: Frame) -> list[Line]:
-    devices = report["devices"]
+    right, name = ("", "HOURS", "ATTEMPTS"), "BUSIEST GPUs"
+    columns = make_columns(name, "IN USE", "", "HOURS", "ATTEMPTS", right=right, long=(name,))
     rows = []
-    for device in devices[:_MOST_DEVICES]:
+    for device in report["devices"]:
         name, *figures = texts.device_cells(device)
-        bar = _bar(device["busy_percent"] or 0.0, 100.0, frame)
-        rows.append([cut(name, _LONGEST_DEVICE, frame.ellipsis), bar, *figures])
-    if not rows:
-        return []
-    table = _table(_DEVICES, rows, frame, "IN USE", ["green"] * len(rows))
-    return [*table, *_more(len(devices) - _MOST_DEVICES)]
+        rows.append([cut(name, 28, frame.ellipsis), _bar(device["busy_percent"] or 0.0, 100.0, frame), *figures])
+    return _table(columns, rows, [{"IN USE": "green"}] * len(rows), 16, frame)
 
 
 def _table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame, coloured: str, styles: Sequence[str]
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    styles: list[dict[str, str | None]],
+    most: int,
+    frame: Frame,
 ) -> list[Line]:
-    by_row: list[dict[str, str | None]] = [{coloured: style} for style in styles]
-    return lay_out_lines(columns, rows, frame.width, frame.ellipsis, styles=by_row)
-
-
-def _more(count: int) -> list[Line]:
-    return [((f"and {count:,} more", "dim"),)] if count > 0 else []
+    """Return the first rows, and how many more there are; no lines without a row."""
+    if not rows:
+        return []
+    table = lay_out_lines(columns, rows[:most], frame.width, frame.ellipsis, styles=styles[:most])
+    return [*table, ((f"and {len(rows) - most:,} more", "dim"),)] if len(rows) > most else table
 
 
 def _bar(value: float, most: float, frame: Frame) -> str:
-    length = round(_BAR * value / most) if most else 0
+    length = round(12 * value / most) if most else 0
     return ("█" if frame.is_unicode else "#") * (length or int(value > 0))
 
 
 def _chart(report: Answer, frame: Frame) -> list[Line]:
-    """Return a line per day with a character per hour; a narrow terminal gets no sums."""
+    """Return a line per day with a character per hour, blank if unknown; a narrow terminal gets no sums."""
     if not report["box"]["devices"]:
         return []
-    has_sums, picture = (frame.width or _PIPE_WIDTH) >= _NARROW, report["picture"]
+    has_sums, picture = (frame.width or _PIPE_WIDTH) >= 78, report["picture"]
     none, levels = ("·", "▁▂▃▄▅▆▇█") if frame.is_unicode else (".", ":-=+*%#@")
     hours = "".join(f"{hour:<6}" for hour in range(0, 24, 3))
-    return [
+    lines: list[Line] = [
         ((texts.picture_text(report).upper().replace("GPUS", "GPUs"), "dim"),),
         ((f"{'':12}{hours}{' GPU-hours' if has_sums else ''}".rstrip(), "dim"),),
-        *(_chart_row(row, picture["days_per_row"], none, levels, has_sum=has_sums) for row in picture["rows"]),
-        ((f"{'':12}{none} none  {levels[0]} few  {levels[-1]} all", "dim"),),
     ]
-
-
-def _chart_row(row: Answer, days: int, none: str, levels: str, *, has_sum: bool) -> Line:
-    """Unknown hours are blank; `levels` go from little to much."""
-    line: list[Span] = [(f"{texts.day_text(row, days):12}", "dim")]
-    for percent in row["used_percent"]:
-        level = levels[min(len(levels) - 1, int((percent or 0.0) / 100 * len(levels)))]
-        line.append((f"{level} ", "green") if percent else ("  " if percent is None else f"{none} ", "dim"))
-    line += [(f" {texts.hours_text(sum(row['gpu_hours'])):>9}", None)] if has_sum else []
-    return tuple(line)
-
-
-_MOST_FAILURES = 15
-_FAILURES = (Column("", is_right=True), Column("FAILED", is_long=True), Column("JOBS", is_long=True))
-_OTHER_CAUSES = "other causes"
+    for row in picture["rows"]:
+        line: list[Span] = [(f"{texts.day_text(row, picture['days_per_row']):12}", "dim")]
+        for percent in row["used_percent"]:
+            level = levels[min(len(levels) - 1, int((percent or 0.0) / 100 * len(levels)))]
+            line.append((f"{level} ", "green") if percent else ("  " if percent is None else f"{none} ", "dim"))
+        line += [(f" {texts.hours_text(sum(row['gpu_hours'])):>9}", None)] if has_sums else []
+        lines.append(tuple(line))
+    return [*lines, ((f"{'':12}{none} none  {levels[0]} few  {levels[-1]} all", "dim"),)]
 
 
 def summary_lines(summary: Answer, frame: Frame) -> Iterator[Line]:
-    yield ((_summary_title(summary), "bold"),)
+    since, until = (datetime.fromisoformat(summary[key]).astimezone() for key in ("since", "until"))
+    where = f"{clean(summary['host'])}, since " if summary["host"] else "Since "
+    took = format_duration((until - since).total_seconds())
+    yield ((f"{where}{since:%a} {since.day} {since:%b %H:%M} ({took})", "bold"),)
     yield ((_counts(summary, frame), None),)
     if summary["causes"]:
         yield ()
-        yield from _failures(summary, frame)
+        yield from _failures(summary["causes"], frame)
         yield ()
-        first = summary["causes"][0]["first"]
-        for command, purpose in (
-            (retry_command(summary["failed_ids"]), "runs them again"),
-            (f"gpuyard logs {first}", "shows the output of the first"),
-        ):
-            yield ((command, "cyan"), (f"  {purpose}", "dim"))
+        retry, logs = summary["failed_ids"].replace(" ", ","), summary["causes"][0]["first"]
+        yield ((f"gpuyard retry {retry}", "cyan"), ("  runs them again", "dim"))
+        yield ((f"gpuyard logs {logs}", "cyan"), ("  shows the output of the first", "dim"))
     yield from (((f"warning: {clean(each)}", "yellow"),) for each in summary["unbrought"])
     yield ()
-    yield ((cost_text(summary), None),)
-
-
-def retry_command(ids: str) -> str:
-    return f"gpuyard retry {ids.replace(' ', ',')}"
-
-
-def cost_text(summary: Answer) -> str:
-    """Return the GPU-hours, with their energy and money as far as they are known."""
     hours, energy = summary["gpu_hours"], summary["energy"]
     figures = [f"{hours:,.1f} GPU-hours" if hours >= 0.05 or not hours else f"{hours * 60:.1f} GPU-minutes"]
     if energy["kwh"] is not None:
@@ -155,37 +131,22 @@ def cost_text(summary: Answer) -> str:
         figures.append(format_money(energy["cost"], clean(energy["currency"])))
     if energy["co2e_kg"] is not None:
         figures.append(format_co2e(energy["co2e_kg"] * 1000))
-    return f"Used: {', '.join(figures)}"
-
-
-def _summary_title(summary: Answer) -> str:
-    since, until = (datetime.fromisoformat(summary[key]).astimezone() for key in ("since", "until"))
-    where = f"{clean(summary['host'])}, since " if summary["host"] else "Since "
-    took = format_duration((until - since).total_seconds())
-    return f"{where}{since:%a} {since.day} {since:%b %H:%M} ({took})"
+    yield ((f"Used: {', '.join(figures)}", None),)
 
 
 def _counts(summary: Answer, frame: Frame) -> str:
-    now = summary["now"]
-    counted = {
-        "succeeded": summary["succeeded"],
-        "failed": summary["failed"],
-        "rejected": summary["rejected"],
-        "cancelled": summary["cancelled"],
-        "running now": now["running"],
-        "waiting": now["waiting"],
-        "held": now["held"],
-        "suspended": now["suspended"],
-    }
-    facts = [f"{count:,} {word}" for word, count in counted.items() if count]
+    ended = {state: summary[state] for state in ("succeeded", "failed", "rejected", "cancelled")}
+    now = {"running now": summary["now"]["running"]}
+    now |= {state: summary["now"][state] for state in ("waiting", "held", "suspended")}
+    facts = [f"{count:,} {word}" for word, count in {**ended, **now}.items() if count]
     return (" · " if frame.is_unicode else ", ").join(facts) or "No job has ended since then, and none runs or waits."
 
 
-def _failures(summary: Answer, frame: Frame) -> Iterator[Line]:
-    causes = summary["causes"]
-    rows = [(f"{each['count']:,} x", each["text"] or _OTHER_CAUSES, each["ids"]) for each in causes[:_MOST_FAILURES]]
+def _failures(causes: Sequence[Answer], frame: Frame) -> Iterator[Line]:
+    most = 15
+    columns = make_columns("", "FAILED", "JOBS", right=("",), long=("FAILED", "JOBS"))
+    rows = [(f"{each['count']:,} x", each["text"] or "other causes", each["ids"]) for each in causes[:most]]
     styles: list[dict[str, str | None]] = [{"": "red", "JOBS": "dim"}] * len(rows)
-    yield from lay_out_lines(_FAILURES, rows, frame.width, frame.ellipsis, styles=styles)
-    left = causes[_MOST_FAILURES:]
-    if left:
+    yield from lay_out_lines(columns, rows, frame.width, frame.ellipsis, styles=styles)
+    if left := causes[most:]:
         yield ((f"and {sum(each['count'] for each in left):,} jobs for {len(left):,} more causes (--json)", "dim"),)

@@ -24,7 +24,6 @@ from gpuyard.ui.cli.text_table import (
 )
 from gpuyard.ui.views import Frame
 
-_GAP = 2
 _STATES = {
     "running": ("●", "green"),
     "finishing": ("◍", "green"),
@@ -40,8 +39,6 @@ _STATES = {
     "completed": ("✓", "dim"),
     "not started": ("·", "dim"),
 }
-# Rows of the first states are kept when not all fit.
-_RANKS = {state: rank for rank, state in enumerate(_STATES)}
 _SPARE = ("GPU", "TIME", "MEMORY", "TRY", "SESSION")
 _COLUMNS = (
     Column("CONFIG"),
@@ -49,15 +46,19 @@ _COLUMNS = (
     *make_columns(*_SPARE, right=("TIME", "MEMORY", "TRY"), spare=_SPARE),
     Column("LAST LINE", is_long=True),
 )
-_SHORTEST_CONFIG, _LONGEST_BAR = 16, 60
 _MOST_NAMED = 3
 # Escape sequences of terminals: colours, titles, links.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_()][0-9A-Z]?)")
 
 
 def picture_of(status: SweepStatus, frame: Frame) -> list[Line]:
-    head = _head(status, frame)
-    tail = _tail(status, frame)
+    name = cut(clean(status.task_name), frame.columns, frame.ellipsis)
+    left = frame.columns - cell_width(name) - 2
+    folder = cut_middle(clean(status.workspace), left, frame.ellipsis)
+    head: list[Line] = [((name, "bold"), *((("  ", None), (folder, "dim")) if left >= 2 else ()))]
+    tail: list[Line] = [(), _bar(status, frame), *_flow(_facts(status), _dot(frame), frame)] if status.rows else []
+    for text, style in _remarks(status):
+        tail += _wrapped(text, style, frame)
     if not status.rows:
         return [*head, *_wrapped("No configs yet: put YAML files into configs/.", None, frame), *tail]
     # Besides the rows: the headings, and the line of the cursor.
@@ -66,7 +67,9 @@ def picture_of(status: SweepStatus, frame: Frame) -> list[Line]:
     if others:
         counts = ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in others).items())
         tail = [((cut(f"and {counts}", frame.columns, frame.ellipsis), "dim"),), *tail]
-    return [*head, *_table(shown, frame), *tail]
+    styles = [{"STATE": _STATES[row.state][1]} for row in shown]
+    cells = [_cells(row, frame) for row in shown]
+    return [*head, *lay_out_lines(_COLUMNS, cells, frame.width, frame.ellipsis, styles=styles), *tail]
 
 
 def summary_of(status: SweepStatus, frame: Frame) -> str:
@@ -75,33 +78,17 @@ def summary_of(status: SweepStatus, frame: Frame) -> str:
 
 def changes_of(before: SweepStatus, now: SweepStatus) -> list[str]:
     known = {row.config: (row.state, row.attempt) for row in before.rows}
-    return [_change(row) for row in now.rows if known.get(row.config) != (row.state, row.attempt)]
-
-
-def _change(row: ConfigStatus) -> str:
-    gpu = f"GPU {row.gpu}" if row.gpu is not None and (row.gpu[:1] in "?0123456789" or ":" in row.gpu) else row.gpu
-    where = f" on {gpu}" if row.state == "running" and gpu is not None else ""
-    again = f", attempt {row.attempt}" if row.state == "running" and row.attempt > 1 else ""
-    return clean(f"{row.config} {row.state}{where}{again}")
-
-
-# Above and below the table
-
-
-def _head(status: SweepStatus, frame: Frame) -> list[Line]:
-    name = cut(clean(status.task_name), frame.columns, frame.ellipsis)
-    left = frame.columns - cell_width(name) - _GAP
-    place = (("  ", None), (cut_middle(clean(status.workspace), left, frame.ellipsis), "dim")) if left >= _GAP else ()
-    return [((name, "bold"), *place)]
-
-
-def _tail(status: SweepStatus, frame: Frame) -> list[Line]:
-    lines: list[Line] = []
-    if status.rows:
-        lines += [(), _bar(status, frame), *_flow(_facts(status), _dot(frame), frame)]
-    for text, style in _remarks(status):
-        lines += _wrapped(text, style, frame)
-    return lines
+    changes = []
+    for row in now.rows:
+        if known.get(row.config) != (row.state, row.attempt):
+            gpu = row.gpu
+            if gpu is not None and (gpu[:1] in "?0123456789" or ":" in gpu):
+                gpu = f"GPU {gpu}"
+            is_running = row.state == "running"
+            where = f" on {gpu}" if is_running and gpu is not None else ""
+            again = f", attempt {row.attempt}" if is_running and row.attempt > 1 else ""
+            changes.append(clean(f"{row.config} {row.state}{where}{again}"))
+    return changes
 
 
 def _facts(status: SweepStatus) -> list[Span]:
@@ -116,13 +103,11 @@ def _facts(status: SweepStatus) -> list[Span]:
         (counts["not started"], "not started", "dim"),
     ):
         counted += [(f"{count:,} {what}", style)] if count else []
-    return counted if status.is_over else [*counted, (_time_left(status), "dim")]
-
-
-def _time_left(status: SweepStatus) -> str:
-    if status.left_s is not None:
-        return f"about {format_duration(status.left_s)} left"
-    return "time left unknown" if status.completed else "time left unknown until a task finishes"
+    if status.is_over:
+        return counted
+    unknown = "time left unknown" if status.completed else "time left unknown until a task finishes"
+    left = unknown if status.left_s is None else f"about {format_duration(status.left_s)} left"
+    return [*counted, (left, "dim")]
 
 
 def _remarks(status: SweepStatus) -> Iterator[Span]:
@@ -166,7 +151,7 @@ def _first_names(configs: Sequence[str]) -> str:
 
 def _bar(status: SweepStatus, frame: Frame) -> Line:
     percent = f"{100 * status.completed // status.total}%"
-    width = min(_LONGEST_BAR, frame.columns - len("  100%"))
+    width = min(60, frame.columns - len("  100%"))
     done, running, failed, rest = ("█", "▒", "✗", "░") if frame.is_unicode else ("#", "=", "x", ".")
     parts = ((status.completed, done, "green"), (status.failed, failed, "red"), (status.running, running, "green"))
     spans, drawn, counted = list[Span](), 0, 0
@@ -178,30 +163,22 @@ def _bar(status: SweepStatus, frame: Frame) -> Line:
     return (*spans, (rest * (width - drawn), "dim"), ("  ", None), (percent, None))
 
 
-# The table
-
-
 def _most_important(
     rows: Sequence[ConfigStatus], most: int | None
 ) -> tuple[Sequence[ConfigStatus], Sequence[ConfigStatus]]:
     """Return the rows that fit, in their order, and the others; one line is left to count those."""
     if most is None or len(rows) <= most:
         return rows, ()
-    by_rank = sorted(range(len(rows)), key=lambda at: _RANKS[rows[at].state])
+    ranks = {state: rank for rank, state in enumerate(_STATES)}  # rows of the first states are kept
+    by_rank = sorted(range(len(rows)), key=lambda at: ranks[rows[at].state])
     return [rows[at] for at in sorted(by_rank[: most - 1])], [rows[at] for at in by_rank[most - 1 :]]
-
-
-def _table(rows: Sequence[ConfigStatus], frame: Frame) -> list[Line]:
-    styles = [{"STATE": _STATES[row.state][1]} for row in rows]
-    cells = [_cells(row, frame) for row in rows]
-    return lay_out_lines(_COLUMNS, cells, frame.width, frame.ellipsis, styles=styles)
 
 
 def _cells(row: ConfigStatus, frame: Frame) -> list[str]:
     symbol = f"{_STATES[row.state][0]} " if frame.has_symbols and frame.is_unicode else ""
     written = _ESCAPES.sub("", row.last_line or "").strip()
     return [
-        cut_middle(clean(row.config), max(_SHORTEST_CONFIG, frame.columns // 3), frame.ellipsis),
+        cut_middle(clean(row.config), max(16, frame.columns // 3), frame.ellipsis),
         f"{symbol}{row.state}",
         row.gpu or UNKNOWN,
         format_duration(row.seconds),
@@ -210,9 +187,6 @@ def _cells(row: ConfigStatus, frame: Frame) -> list[str]:
         row.session or UNKNOWN,
         _dot(frame).join(clean(text) for text in (row.note, written) if text),
     ]
-
-
-# Lines
 
 
 def _dot(frame: Frame) -> str:

@@ -26,12 +26,9 @@ WHY = Verb(
 
 
 def _run_why(typed: Typed) -> int:
-    if typed.values()["export"] is not None:
-        return _export(typed, typed.values()["export"])
-    return show_each(typed, "/why", detailed_lines if typed.flag("verbose") else why_lines)
-
-
-def _export(typed: Typed, path: str) -> int:
+    path = typed.values()["export"]
+    if path is None:
+        return show_each(typed, "/why", detailed_lines if typed.flag("verbose") else _why_lines)
     from gpuyard.system.write_files import write_results
 
     with connect(start=True) as daemon:
@@ -40,13 +37,11 @@ def _export(typed: Typed, path: str) -> int:
             raise UserError("--export writes about one job", hint="such as `gpuyard why 17 --export FILE`")
         answer = daemon.request("GET", f"/jobs/{ids[0]}/world")
     write_results(path, answer["world"].encode())
-    line = (
-        f"{path} has what the plan about job {ids[0]} follows from: `gpuyard simulate replay {path}` decides it again"
-    )
-    return say_answer(typed, {"id": ids[0], "file": path}, line)
+    what = f"{path} has what the plan about job {ids[0]} follows from"
+    return say_answer(typed, {"id": ids[0], "file": path}, f"{what}: `gpuyard simulate replay {path}` decides it again")
 
 
-def why_lines(answer: Answer) -> "Iterator[str]":
+def _why_lines(answer: Answer) -> "Iterator[str]":
     """Yield the sentence that says why, reasons that it leaves out, and what would start the job."""
     summary = answer["summary"]
     yield clean(summary)
@@ -60,7 +55,10 @@ def why_lines(answer: Answer) -> "Iterator[str]":
 def detailed_lines(answer: Answer) -> "Iterator[str]":
     """Yield also the reason of each GPU with its figures, and all holders."""
     yield clean(answer["summary"])
-    for text, devices in _by_text(answer["reasons"]).items():
+    by_text: dict[str, list[str]] = {}
+    for reason in answer["reasons"]:
+        by_text.setdefault(reason["text"], []).extend(filter(None, [reason["device_id"]]))
+    for text, devices in by_text.items():
         labels = ", ".join(gpu_text(device, answer, "") for device in devices)
         yield f"  {f'GPU {labels}: ' if labels else ''}{clean(text)}"
     for holder in _holders(answer["reasons"]):
@@ -80,13 +78,6 @@ def _last_lines(answer: Answer) -> "Iterator[str]":
         yield f"  {clean(answer['estimate'])}"
 
 
-def _by_text(reasons: list[Answer]) -> "dict[str, list[str]]":
-    found: dict[str, list[str]] = {}
-    for reason in reasons:
-        found.setdefault(reason["text"], []).extend(filter(None, [reason["device_id"]]))
-    return found
-
-
 def _holders(reasons: list[Answer]) -> list[str]:
     """Return each holder once, without those that a reason's own text names. The pid of a job is the daemon's."""
     texts = " ".join(reason["text"] for reason in reasons)
@@ -102,17 +93,16 @@ def _holders(reasons: list[Answer]) -> list[str]:
     return [line for line in lines if line not in texts]
 
 
-HISTORY = Verb(f"Show what happened to a job, event by event.\n\n{IDS_HELP}", (JSON,), SEVERAL)
-_COLUMNS = (Column("TIME"), Column("EVENT"), Column("DETAILS", is_long=True))
-
-
-def _run_history(typed: Typed) -> int:
-    return show_each(typed, "/history", _event_lines)
-
-
 def _event_lines(answer: Answer) -> list[str]:
+    columns = (Column("TIME"), Column("EVENT"), Column("DETAILS", is_long=True))
     rows = [(format_time(event["at"]), event["kind"], event["text"] or "") for event in answer["events"]]
-    return [f"job {answer['id']}", *table_lines(_COLUMNS, rows)]
+    return [f"job {answer['id']}", *table_lines(columns, rows)]
 
 
-COMMANDS = {"why": Command(WHY, _run_why), "history": Command(HISTORY, _run_history)}
+COMMANDS = {
+    "why": Command(WHY, _run_why),
+    "history": Command(
+        Verb(f"Show what happened to a job, event by event.\n\n{IDS_HELP}", (JSON,), SEVERAL),
+        lambda typed: show_each(typed, "/history", _event_lines),
+    ),
+}

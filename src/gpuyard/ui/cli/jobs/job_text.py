@@ -7,7 +7,7 @@ import sys
 from gpuyard.model.units import UNKNOWN, format_count, format_duration, format_size
 from gpuyard.ui.cli.command_grammar import Answer
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, say, table_lines
-from gpuyard.ui.cli.text_table import Column, clean
+from gpuyard.ui.cli.text_table import clean, make_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,11 +33,6 @@ STATES = {
 }
 FINISHED = ("failed", "rejected", "succeeded", "cancelled")
 UNFINISHED = tuple(state for state in STATES if state not in FINISHED)
-# The width of a bar in characters, and its last character by eighths.
-_CELLS = 10
-_PARTS = " ▏▎▍▌▋▊▉"
-_EIGHTHS = 8
-_MOST_FIGURES = 2
 
 
 def job_name(job: "Mapping[str, Any]") -> str:
@@ -67,13 +62,9 @@ def job_cells(job: "Mapping[str, Any]", *, is_unicode: bool, has_symbols: bool =
         "GPU": devices_text(job),
         "VRAM": memory_text(job),
         "PRIO": str(job["priority"]),
-        "TIME": format_duration(elapsed_seconds(job)),
+        "TIME": format_duration(job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]),
         "WHY": running_text(job, is_unicode=is_unicode) or result_text(job),
     }
-
-
-def state_style(job: "Mapping[str, Any]") -> "dict[str, str | None]":
-    return {"STATE": STATES[job["state"]][1]}
 
 
 def revived_text(answer: "Mapping[str, Any]") -> str:
@@ -82,21 +73,6 @@ def revived_text(answer: "Mapping[str, Any]") -> str:
     if not count:
         return ""
     return f"; {format_count(count, 'skipped job')} {'waits' if count == 1 else 'wait'} again: {answer['revived']}"
-
-
-def left_alone_text(answer: "Mapping[str, Any]") -> str:
-    """Return which finished jobs a retry of what failed did not run again; empty if there are none."""
-    left = answer.get("left_alone") or {}
-    if not left:
-        return ""
-    counts = " and ".join(f"{count} {state}" for state, count in sorted(left.items(), reverse=True))
-    nothing = "" if answer["count"] or answer["unchanged"] else "no job failed; "
-    return f"{nothing}{counts} {'is' if sum(left.values()) == 1 else 'are'} left alone; --all retries them too"
-
-
-def elapsed_seconds(job: "Mapping[str, Any]") -> float | None:
-    seconds: float | None = job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]
-    return seconds
 
 
 def devices_text(job: "Mapping[str, Any]") -> str:
@@ -146,7 +122,7 @@ def result_text(job: "Mapping[str, Any]") -> str:
 # Progress and figures
 
 
-def running_text(job: "Mapping[str, Any]", *, is_unicode: bool, most_figures: int = _MOST_FIGURES) -> str:
+def running_text(job: "Mapping[str, Any]", *, is_unicode: bool, most_figures: int = 2) -> str:
     """Return the bar, the amount, the time left and the first figures of a job that has not ended; else an empty
     text."""
     if job["ended_at"] is not None or job["waited_s"] is not None or job["reason"]:
@@ -162,26 +138,22 @@ def progress_text(job: "Mapping[str, Any]", *, is_unicode: bool) -> str:
     if progress is None:
         return ""
     percent, left_s = progress["percent"], progress["left_s"]
-    bar = "" if percent is None else f"{bar_text(percent, is_unicode=is_unicode)} {int(percent):>3}%"
+    bar = "" if percent is None else f"{_bar_text(percent, is_unicode=is_unicode)} {int(percent):>3}%"
+    amount = ""  # where the percentage says the same
+    if progress["unit"] != "%":  # `epoch 4.5/10`, `120/4000`
+        total = "" if progress["total"] is None else f"/{_number(progress['total'])}"
+        amount = f"{progress['unit']} {_number(progress['done'])}{total}".strip()
     left = "" if left_s is None or job["ended_at"] is not None else f"{format_duration(left_s)} left"
-    return " ".join(filter(None, (bar, ", ".join(filter(None, (amount_text(progress), left))))))
+    return " ".join(filter(None, (bar, ", ".join(filter(None, (amount, left))))))
 
 
-def amount_text(progress: "Mapping[str, Any]") -> str:
-    """Return `epoch 4.5/10`, `120/4000`, or an empty text where the percentage says the same."""
-    if progress["unit"] == "%":
-        return ""
-    total = "" if progress["total"] is None else f"/{_number(progress['total'])}"
-    return f"{progress['unit']} {_number(progress['done'])}{total}".strip()
-
-
-def bar_text(percent: float, *, is_unicode: bool) -> str:
-    percent = min(100.0, max(0.0, percent))
+def _bar_text(percent: float, *, is_unicode: bool) -> str:
+    """Return a bar of 10 characters; the last one by eighths."""
+    tenths = min(100.0, max(0.0, percent)) / 10
     if not is_unicode:
-        full = int(percent / 100 * _CELLS)
-        return "#" * full + "-" * (_CELLS - full)
-    full, part = divmod(int(percent / 100 * _CELLS * _EIGHTHS), _EIGHTHS)
-    return ("█" * full + (_PARTS[part] if part else "")).ljust(_CELLS, "░")
+        return "#" * int(tenths) + "-" * (10 - int(tenths))
+    full, part = divmod(int(tenths * 8), 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")).ljust(10, "░")
 
 
 def figures_text(job: "Mapping[str, Any]") -> str:
@@ -204,46 +176,33 @@ def _number(value: float) -> str:
     return f"{value:,.0f}".replace(",", "") if float(value).is_integer() else f"{value:.1f}"
 
 
-COLUMNS = (
-    Column("ID", is_right=True),
-    Column("STATE"),
-    Column("COMMAND", is_long=True),
-    Column("GPU"),
-    Column("VRAM", is_right=True, is_spare=True),
-    Column("PRIO", is_right=True, is_spare=True),
-    Column("TIME", is_right=True),
-    Column("WHY", is_long=True),
-)
+_COLUMNS = make_columns(
+    "ID", "STATE", "COMMAND", "GPU", "VRAM", "PRIO", "TIME", "WHY",
+    right=("ID", "VRAM", "PRIO", "TIME"), long=("COMMAND", "WHY"), spare=("VRAM", "PRIO"),
+)  # fmt: skip
 
 
 def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
-    say(*_head(answer))
-    if jobs := answer["jobs"]:
-        say(*table_lines(COLUMNS, list(map(_cells, jobs)), [state_style(job) for job in jobs]))
-    if is_terminal(sys.stdout) and any(job.get("group") for job in answer["jobs"]):
-        say(paint("`gpuyard queue --sweep ID` shows the runs of a sweep or an array", "dim"))
-    if answer["next"] is not None:
-        say(paint(_more_text(answer, query or {"ids": "", "state": "", "all": ""}), "dim"))
-
-
-def _head(answer: Answer) -> list[str]:
     dot = " · " if is_unicode() else ", "
     facts = [f"{answer['counts'][state]} {state}" for state in STATES if answer["counts"].get(state)]
     if not facts:
         facts = ["The queue is empty. Submit a job: gpuyard submit -- python train.py"]
     elif not answer["jobs"]:
         facts.append("no jobs match")
-    lines = [paint(dot.join(facts), "bold")]
+    say(paint(dot.join(facts), "bold"))
     if answer["paused"]:
-        lines.append(paint("Paused: no new jobs start. `gpuyard unpause` starts them again.", "yellow"))
+        say(paint("Paused: no new jobs start. `gpuyard unpause` starts them again.", "yellow"))
     if answer["draining"]:
-        lines.append(paint("Draining: running jobs finish, no new ones start. `gpuyard unpause` ends it.", "yellow"))
-    return [*lines, *(paint(f"! {clean(notice)}", "yellow") for notice in answer.get("notices", ()))]
-
-
-def _cells(job: Answer) -> list[str]:
-    cells = job_cells(job, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))
-    return [cells[column.heading] for column in COLUMNS]
+        say(paint("Draining: running jobs finish, no new ones start. `gpuyard unpause` ends it.", "yellow"))
+    say(*(paint(f"! {clean(notice)}", "yellow") for notice in answer.get("notices", ())))
+    if jobs := answer["jobs"]:
+        rows = [job_cells(job, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout)) for job in jobs]
+        cells = [[row[column.heading] for column in _COLUMNS] for row in rows]
+        say(*table_lines(_COLUMNS, cells, [{"STATE": STATES[job["state"]][1]} for job in jobs]))
+    if is_terminal(sys.stdout) and any(job.get("group") for job in answer["jobs"]):
+        say(paint("`gpuyard queue --sweep ID` shows the runs of a sweep or an array", "dim"))
+    if answer["next"] is not None:
+        say(paint(_more_text(answer, query or {"ids": "", "state": "", "all": ""}), "dim"))
 
 
 def _more_text(answer: Answer, query: dict[str, str]) -> str:

@@ -42,8 +42,6 @@ VERB = Verb(
     SEVERAL,
 )
 _POLL_S = 0.2
-# The options for each key of an attempt.
-_NAMES = {"log": "stdout", "error_log": "stderr"}
 
 
 def run(typed: Typed) -> int:
@@ -55,45 +53,29 @@ def run(typed: Typed) -> int:
             follow_job(queue, selection_text(typed.arguments), typed)
             return 0
         ids = select(lambda _, path, query: queue.get(path, query), typed.arguments)
-        if len(ids) == 1:
-            _print_log(_WatchedLog(queue, str(ids[0])), typed)
-        else:
-            for job_id in ids:
-                _print_one_of_many(_WatchedLog(queue, str(job_id)), typed)
+        for job_id in ids:
+            watched = _WatchedLog(queue, str(job_id))
+            printer = _LogPrinter(watched, typed)
+            try:
+                values = typed.values()
+                attempt = watched.found(watched.attempt(values["attempt"]), values["attempt"])
+                if len(ids) > 1:
+                    printer.write_line(watched.heading)
+                printer.print(attempt, values["lines"])
+                if len(ids) > 1:
+                    printer.end_line()
+            except GpuyardError as error:
+                if len(ids) == 1:
+                    raise
+                note(f"gpuyard: {error}")
     return 0
-
-
-def _print_log(watched: "_WatchedLog", typed: Typed) -> None:
-    values = typed.values()
-    lines, number = values["lines"], values["attempt"]
-    _LogPrinter(watched, typed).print(_found(watched, watched.attempt(number), number), lines)
-
-
-def _print_one_of_many(watched: "_WatchedLog", typed: Typed) -> None:
-    printer = _LogPrinter(watched, typed)
-    try:
-        values = typed.values()
-        lines, number = values["lines"], values["attempt"]
-        attempt = _found(watched, watched.attempt(number), number)
-        printer.write_line(watched.heading)
-        printer.print(attempt, lines)
-        printer.end_line()
-    except GpuyardError as error:
-        note(f"gpuyard: {error}")
 
 
 def follow_job(queue: RetryingClient, word: str, typed: Typed) -> None:
     values = typed.values()
-    lines, number = values["lines"], values["attempt"]
-    watched = _WatchedLog(queue, word)
-    attempt = _found(watched, _await_start(watched, number), number)
-    _LogPrinter(watched, typed).follow(attempt, lines, is_last=number is not None)
-
-
-def _found(watched: "_WatchedLog", attempt: Answer | None, number: int | None) -> Answer:
-    if attempt is None:
-        raise UserError(watched.missing_text(number), hint=f"`gpuyard show {watched.id}` says more")
-    return attempt
+    watched, number = _WatchedLog(queue, word), values["attempt"]
+    attempt = watched.found(_await_start(watched, number), number)
+    _LogPrinter(watched, typed).follow(attempt, values["lines"], is_last=number is not None)
 
 
 class _WatchedLog:
@@ -101,10 +83,12 @@ class _WatchedLog:
 
     def __init__(self, queue: RetryingClient, word: str) -> None:
         self._queue = queue
-        self._path = f"/jobs/{select_one(self._queue.get, word)}"
+        self._path, self._refreshed_at = f"/jobs/{select_one(self._queue.get, word)}", 0.0
         self.refresh()
 
-    def refresh(self) -> None:
+    def refresh(self, *, waits: bool = False) -> None:
+        if waits:
+            time.sleep(max(0.0, self._refreshed_at + _POLL_S - time.monotonic()))
         self._job = self._queue.get(self._path)
         self.id: int = self._job["id"]
         self.state: str = self._job["state"]
@@ -115,9 +99,13 @@ class _WatchedLog:
         """The line above the output, where several jobs are printed."""
         return f"==> {self.id} {printable(job_name(self._job))}: {self.state} <=="
 
-    def missing_text(self, number: int | None) -> str:
-        has_no = f"is {self.state} and has no output: it has not run"
-        return f"job {self.id} {has_no if number is None else f'has no attempt {number}'}"
+    def found(self, attempt: Answer | None, number: int | None) -> Answer:
+        """Return the attempt; UserError if there is none of this number."""
+        if attempt is None:
+            has_no = f"is {self.state} and has no output: it has not run"
+            text = f"job {self.id} {has_no if number is None else f'has no attempt {number}'}"
+            raise UserError(text, hint=f"`gpuyard show {self.id}` says more")
+        return attempt
 
     def unstarted(self, attempt: Answer) -> UserError:
         """Return the error for an attempt that its engine has not started, and so has no output."""
@@ -126,10 +114,6 @@ class _WatchedLog:
         else:
             text = f"job {self.id} is {self.state} on {attempt['engine']} and has no output: it has not started there"
         return UserError(text, hint=f"`gpuyard why {self.id}` says what it waits for")
-
-    def wait_and_refresh(self) -> None:
-        time.sleep(max(0.0, self._refreshed_at + _POLL_S - time.monotonic()))
-        self.refresh()
 
     def attempt(self, number: int | None) -> Answer | None:
         """Return that attempt, or the last one for None; None if it has not started."""
@@ -150,8 +134,8 @@ class _LogPrinter:
     def __init__(self, watched: _WatchedLog, typed: Typed) -> None:
         self._watched = watched
         self._is_raw = typed.flag("raw")
-        wanted = [key for key, name in _NAMES.items() if typed.flag(name)]
-        self._files = wanted or list(_NAMES)
+        names = {"log": "stdout", "error_log": "stderr"}
+        self._files = [key for key, name in names.items() if typed.flag(name)] or list(names)
         self._is_within_a_line = False
 
     def print(self, attempt: Answer, lines: int | None) -> None:
@@ -234,16 +218,12 @@ class _LogPrinter:
 def _await_start(watched: _WatchedLog, number: int | None, write_note: "Callable[[str], None]" = note) -> Answer | None:
     """Wait for the attempt to start and return it; None if the job finishes without it."""
     noted = ""
-    while (attempt := watched.attempt(number)) is None or not _is_begun(attempt):
+    # An attempt that has ended without a start never will start: its site did not take it.
+    while (attempt := watched.attempt(number)) is None or not (attempt["started_at"] or attempt["ended_at"]):
         if watched.state in FINISHED:
             return None
         if watched.state != noted:
             noted = watched.state
             write_note(f"gpuyard: job {watched.id} is {noted}; waiting for it to start")
-        watched.wait_and_refresh()
+        watched.refresh(waits=True)
     return attempt
-
-
-def _is_begun(attempt: Answer) -> bool:
-    """Return whether it has started; or never will, as its site did not take it."""
-    return attempt["started_at"] is not None or attempt["ended_at"] is not None

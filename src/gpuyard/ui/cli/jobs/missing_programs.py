@@ -17,7 +17,6 @@ _BUILT_INTO_SHELLS = (".", "alias", "cd", "eval", "export", "module", "set", "so
 # The first argument of these with such an ending is a script.
 _RUN_SCRIPTS = ("python", "ipython", "pypy", "bash", "sh", "zsh", "torchrun", "accelerate", "deepspeed", "Rscript")
 _SCRIPTS = (".py", ".sh", ".bash", ".R", ".r")
-_ALIKE = 0.7
 
 
 def refuse_unit(typed: Typed, directory: str) -> None:
@@ -39,7 +38,14 @@ def find_mistake(typed: Typed, body: Answer, directory: str) -> str | None:
     commands = [body["command"]] if body["command"] else _read_lines(body["list"])
     found = (_find_missing(words, directory, path, has_all_files=has_all_files) for words in commands)
     first = next(filter(None, found), None)
-    return first if first is not None and (typed.text("engine") or _is_local()) else None
+    if first is None or typed.text("engine"):
+        return first
+    from gpuyard.config import load_config
+
+    try:
+        return first if load_config().queue.engine == "local" else None
+    except GpuyardError:  # the daemon keeps the settings that it read before
+        return first
 
 
 def find_program(name: str, directory: str, path: str) -> str | None:
@@ -98,13 +104,11 @@ def _describe_program(name: str, directory: str, path: str) -> str:
         if "/" not in name:
             meant = f"{runner or './'}{name}"
             return f"there is no program '{name}' on PATH, but a file of this name; did you mean '{meant}'?"
-        return f"'{name}' is not executable; " + (
-            f"did you mean '{runner}{name}'?" if runner else f"`chmod +x {name}` makes it so"
-        )
+        how = f"did you mean '{runner}{name}'?" if runner else f"`chmod +x {name}` makes it so"
+        return f"'{name}' is not executable; {how}"
     if name in _BUILT_INTO_SHELLS:
-        return (
-            f"'{name}' is no program, but built into shells: quote the whole line, as in '{name} … && python train.py'"
-        )
+        line = f"quote the whole line, as in '{name} … && python train.py'"
+        return f"'{name}' is no program, but built into shells: {line}"
     if "/" in name:
         return f"there is no program '{name}' in {directory}{_like_file(name, directory)}"
     folders = (os.path.join(directory, folder) for folder in path.split(os.pathsep))
@@ -119,7 +123,7 @@ def _like_file(name: str, directory: str) -> str:
 def _like(name: str, names: "Iterable[str]", folder: str = "") -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, names, n=1, cutoff=_ALIKE)
+    near = get_close_matches(name, names, n=1, cutoff=0.7)
     return f"; did you mean '{os.path.join(folder, near[0])}'?" if near else ""
 
 
@@ -128,13 +132,3 @@ def _list(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:  # PATH may name folders that do not exist
         return []
-
-
-def _is_local() -> bool:
-    """Whether jobs run on this machine if they name no engine."""
-    from gpuyard.config import load_config
-
-    try:
-        return load_config().queue.engine == "local"
-    except GpuyardError:  # the daemon keeps the settings that it read before
-        return True

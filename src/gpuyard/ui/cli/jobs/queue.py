@@ -15,12 +15,8 @@ VERB = Verb(
     f"{IDS_HELP}",
     (
         Option("sweep", "text", "ID", "Show the runs of the sweep or array that this job belongs to."),
-        Option(
-            "sort",
-            "text",
-            "COLUMN",
-            "With --sweep: sort by this column, such as lr, or -lr from the last to the first.",
-        ),
+        Option("sort", "text", "COLUMN",
+               "With --sweep: sort by this column, such as lr, or -lr from the last to the first."),
         Option("open", "flag", None, "Show each job of sweeps and arrays."),
         Option("all", "flag", None, "Include all finished jobs."),
         Option("state", "text", "STATES", "Only jobs in these states, such as failed,cancelled."),
@@ -28,28 +24,26 @@ VERB = Verb(
         JSON,
     ),
     Arguments("[IDS]...", is_many=True),
-)
-# The lines besides the rows: counts, a notice, headings, how to open a sweep, the number of further jobs, and the next
-# prompt.
-_OTHER_LINES = 6
+)  # fmt: skip
 
 
 def run(typed: Typed) -> int:
-    limit = read_limit(typed, "jobs", _OTHER_LINES)
+    # Besides the rows: counts, a notice, headings, how to open a sweep, the number of further jobs, the next prompt.
+    limit = read_limit(typed, "jobs", other_lines=6)
     if typed.text("sweep") is not None:
         from gpuyard.ui.cli.jobs.sweep_text import show_sweep
 
         return show_sweep(typed, limit)
     if typed.text("sort") is not None:
         raise UserError("--sort goes with --sweep", hint="such as `gpuyard queue --sweep 17 --sort lr`")
-    query = {
-        "ids": _selection(typed.arguments),
-        "state": typed.text("state") or "",
-        "all": "1" if typed.flag("all") else "",
-    }
+    ids = ""
+    if typed.arguments:
+        from gpuyard.ui.cli.ask_daemon import selection_text
+
+        ids = selection_text(typed.arguments)
+    query = {"ids": ids, "state": typed.text("state") or "", "all": "1" if typed.flag("all") else ""}
     folds = not (query["ids"] or query["state"] or typed.flag("open") or typed.flag("json"))
-    asked = {**query, "fold": "1" if folds else ""}
-    answer = _request({name: value for name, value in asked.items() if value}, limit)
+    answer = read_rows("/jobs", {**query, "fold": "1" if folds else ""}, limit)
     from gpuyard.ui.cli.terminal import say_json, tolerate_config_faults
 
     tolerate_config_faults()
@@ -60,14 +54,6 @@ def run(typed: Typed) -> int:
 
     say_page(answer, query)
     return 0
-
-
-def _selection(words: list[str]) -> str:
-    if not words:
-        return ""
-    from gpuyard.ui.cli.ask_daemon import selection_text
-
-    return selection_text(words)
 
 
 def read_limit(typed: Typed, what: str, other_lines: int) -> int:
@@ -85,13 +71,14 @@ def read_limit(typed: Typed, what: str, other_lines: int) -> int:
     return int(text)
 
 
-def _request(query: dict[str, str], limit: int) -> Answer:
+def read_rows(path: str, query: dict[str, str], limit: int) -> Answer:
+    """Return the first `limit` rows of a list, in as many pages as the daemon makes of them."""
+    query = {name: value for name, value in query.items() if value}
     with connect(start=True) as client:
-        first = {**query, "limit": str(limit)}
-        answer: Answer = client.request("GET", "/jobs", query=first, meanwhile=_import_text)
+        answer: Answer = client.request("GET", path, query={**query, "limit": str(limit)}, meanwhile=_import_text)
         while answer["next"] is not None and len(answer["jobs"]) < limit:
             left = str(limit - len(answer["jobs"]))
-            page = client.request("GET", "/jobs", query={**query, "limit": left, "after": str(answer["next"])})
+            page = client.request("GET", path, query={**query, "limit": left, "after": str(answer["next"])})
             answer = {**page, "jobs": answer["jobs"] + page["jobs"]}
         return answer
 

@@ -2,17 +2,13 @@
 
 import sys
 
-from gpuyard.client.fast_http import connect
 from gpuyard.errors import UserError
 from gpuyard.model.units import UNKNOWN, format_count, format_duration
 from gpuyard.ui.cli.command_grammar import Answer, Typed
 from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, result_text, running_text, value_text
+from gpuyard.ui.cli.jobs.queue import read_rows
 from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
-
-_MOST_PREVIEWED = 50
-# How the numbers of a column are shown, by its kind.
-_NUMBERS = {"seconds": format_duration, "figure": value_text}
 
 
 def say_preview(typed: Typed, answer: Answer) -> None:
@@ -22,13 +18,10 @@ def say_preview(typed: Typed, answer: Answer) -> None:
         say_json(answer)
         return
     say(paint(f"This would submit {format_count(answer['count'], 'job')}; nothing was submitted.", "bold"))
-    shown = answer["jobs"][:_MOST_PREVIEWED]
-    names = answer["varies"]
-    columns = [*map(Column, names), Column("COMMAND", is_long=True)]
+    shown, names = answer["jobs"][:50], answer["varies"]
     rows = [[*(job["values"][name] for name in names), job["command"]] for job in shown]
-    say(*table_lines(columns, rows))
-    more = answer["count"] - len(shown)
-    if more:
+    say(*table_lines([*map(Column, names), Column("COMMAND", is_long=True)], rows))
+    if more := answer["count"] - len(shown):
         say(paint(f"and {more:,} more: --json lists the first 1,000", "dim"))
 
 
@@ -38,7 +31,8 @@ def show_sweep(typed: Typed, limit: int) -> int:
         raise UserError(f"--sweep '{job_id}' is not the id of a job", hint="give the id of any of its jobs, such as 17")
     if typed.arguments:
         raise UserError("--sweep and IDS do not go together", hint="give one of them")
-    answer = _read_sweep(job_id, {"sort": typed.text("sort") or "", "state": typed.text("state") or ""}, limit)
+    query = {"sort": typed.text("sort") or "", "state": typed.text("state") or ""}
+    answer = read_rows(f"/sweeps/{job_id}", query, limit)
     if typed.flag("json"):
         say_json(answer)
         return 0
@@ -47,17 +41,6 @@ def show_sweep(typed: Typed, limit: int) -> int:
     if more > 0:
         say(paint(f"and {more:,} more: --limit {10 * len(answer['jobs'])} shows more", "dim"))
     return 0
-
-
-def _read_sweep(job_id: str, query: dict[str, str], limit: int) -> Answer:
-    path, query = f"/sweeps/{job_id}", {name: value for name, value in query.items() if value}
-    with connect(start=True) as client:
-        answer: Answer = client.request("GET", path, query={**query, "limit": str(limit)})
-        while answer["next"] is not None and len(answer["jobs"]) < limit:
-            left = str(limit - len(answer["jobs"]))
-            page = client.request("GET", path, query={**query, "limit": left, "after": str(answer["next"])})
-            answer = {**page, "jobs": answer["jobs"] + page["jobs"]}
-        return answer
 
 
 def _sweep_lines(answer: Answer, *, has_symbols: bool) -> list[str]:
@@ -70,7 +53,14 @@ def _sweep_lines(answer: Answer, *, has_symbols: bool) -> list[str]:
         Column("WHY", is_long=True),
     ]
     state = next(each["title"] for each in answer["columns"] if each["name"] == "state")
-    rows = [_run_cells(job, answer["columns"], has_symbols=has_symbols) for job in answer["jobs"]]
+    rows = []
+    for job in answer["jobs"]:
+        cells = [_cell_text(cell, column) for cell, column in zip(job["cells"], answer["columns"], strict=True)]
+        if has_symbols:
+            at = next(at for at, column in enumerate(answer["columns"]) if column["name"] == "state")
+            cells[at] = f"{STATES[job['state']][0]} {cells[at]}"
+        why = running_text(job, is_unicode=is_unicode(), most_figures=0) or result_text(job)
+        rows.append([str(job["id"]), *cells, devices_text(job), why])
     styles = [{state: STATES[job["state"]][1]} for job in answer["jobs"]]
     return [
         paint(clean(f"{title}: {progress['text']}"), "bold"),
@@ -79,24 +69,7 @@ def _sweep_lines(answer: Answer, *, has_symbols: bool) -> list[str]:
     ]
 
 
-def _run_cells(job: Answer, columns: list[Answer], *, has_symbols: bool) -> list[str]:
-    cells = [cell_text(cell, column["kind"]) for cell, column in zip(job["cells"], columns, strict=True)]
-    if has_symbols:
-        cells = [
-            f"{STATES[job['state']][0]} {cell}" if column["name"] == "state" else cell
-            for cell, column in zip(cells, columns, strict=True)
-        ]
-    return [
-        str(job["id"]),
-        *cells,
-        devices_text(job),
-        running_text(job, is_unicode=is_unicode(), most_figures=0) or result_text(job),
-    ]
-
-
-def cell_text(cell: "str | float | None", kind: str) -> str:
-    if cell is None:
-        return UNKNOWN
-    if isinstance(cell, str):
-        return cell
-    return _NUMBERS.get(kind, "{:g}".format)(cell)
+def _cell_text(cell: "str | float | None", column: Answer) -> str:
+    if cell is None or isinstance(cell, str):
+        return UNKNOWN if cell is None else cell
+    return {"seconds": format_duration, "figure": value_text}.get(column["kind"], "{:g}".format)(cell)

@@ -2,6 +2,7 @@
 `--follow`, which stay until the submitted jobs have finished.
 """
 
+import contextlib
 import sys
 import time
 
@@ -33,9 +34,8 @@ VERB = Verb(
     (Option("timeout", "text", "TIME", "Give up after this time, such as 2h. [no limit]"), JSON),
     Arguments("[IDS]...", is_many=True),
 )
-# The daemon answers within 30 s; on a terminal, ask each second to show progress.
+# The daemon answers within this time.
 _LONGEST_REQUEST_S = 30.0
-_REQUEST_ON_A_TERMINAL_S = 1.0
 _MOST_NAMED = 20
 
 
@@ -47,9 +47,13 @@ def run(typed: Typed) -> int:
         # The first answer fixes the selection, so that later requests do not include jobs submitted since.
         answer = _request(queue, selection_text(typed.arguments), 0.0, shell)
         chosen_by = answer.get("chosen_by", "ids")
-        _note_choice(chosen_by, answer)
+        if chosen_by == "all" and answer["selection"]:
+            note(f"gpuyard: this shell has submitted no jobs: waiting for all {answer['left']} that are unfinished now")
+        elif chosen_by != "ids" and not answer["selection"]:
+            whose = "no unfinished jobs" if chosen_by == "all" else "no jobs of this shell since it last waited"
+            note(f"gpuyard: nothing to wait for: {whose}")
         total = answer["left"]
-        longest_s = _REQUEST_ON_A_TERMINAL_S if is_terminal(sys.stderr) else _LONGEST_REQUEST_S
+        longest_s = 1.0 if is_terminal(sys.stderr) else _LONGEST_REQUEST_S  # a terminal shows progress
         try:
             while not _is_over(answer) and time.monotonic() < deadline:
                 _write_progress(f"{max(0, total - answer['left'])} of {total} done, {answer['running']} running")
@@ -76,15 +80,6 @@ def _is_over(answer: Answer) -> bool:
     return answer["done"] or bool(answer.get("is_stuck"))
 
 
-def _note_choice(chosen_by: str, answer: Answer) -> None:
-    """Say which jobs are waited for, where the user has not named them and it is not the jobs of this shell."""
-    if chosen_by == "all" and answer["selection"]:
-        note(f"gpuyard: this shell has submitted no jobs: waiting for all {answer['left']} that are unfinished now")
-    elif chosen_by != "ids" and not answer["selection"]:
-        whose = "no unfinished jobs" if chosen_by == "all" else "no jobs of this shell since it last waited"
-        note(f"gpuyard: nothing to wait for: {whose}")
-
-
 def _write_progress(text: str) -> None:
     if is_terminal(sys.stderr):
         sys.stderr.write(f"\r{text}\x1b[K")
@@ -98,31 +93,21 @@ def _report(answer: Answer) -> int:
     for job in answer["failed"][:_MOST_NAMED]:
         why = job["reason"] or job["outcome"]
         note(f"gpuyard: {job['id']} {job['state']}{f': {why}' if why not in (None, job['state']) else ''}")
-    if answer["failed_count"] > _MOST_NAMED:
-        more = answer["failed_count"] - _MOST_NAMED
+    if (more := answer["failed_count"] - _MOST_NAMED) > 0:
         note(f"gpuyard: and {more} more; `gpuyard queue --state failed,cancelled,rejected` lists them")
     if answer.get("is_stuck"):
-        _note_stuck(answer)
+        count = answer["stuck_count"]
+        note(f"gpuyard: {format_count(count, 'job')} will not start by {'itself' if count == 1 else 'themselves'}")
+        for job in answer["stuck"][:_MOST_NAMED]:
+            note(f"  {job['id']} is {job['state']}: {job['reason']}")
+        if count > _MOST_NAMED:
+            note(f"  and {count - _MOST_NAMED} more; `gpuyard queue --state held,blocked,suspended` lists them")
         return EXIT_STUCK
-    if not answer["failed_count"]:
-        return 0
-    return _failed_status(answer["failed"])
+    return _failed_status(answer["failed"]) if answer["failed_count"] else 0
 
 
 def _failed_status(jobs: "Sequence[Answer]") -> int:
     return EXIT_JOB_CANCELLED if all(job["state"] == "cancelled" for job in jobs) else EXIT_JOB_FAILED
-
-
-def _note_stuck(answer: Answer) -> None:
-    count = answer["stuck_count"]
-    note(f"gpuyard: {format_count(count, 'job')} will not start by {'itself' if count == 1 else 'themselves'}")
-    for job in answer["stuck"][:_MOST_NAMED]:
-        note(f"  {job['id']} is {job['state']}: {job['reason']}")
-    if count > _MOST_NAMED:
-        note(f"  and {count - _MOST_NAMED} more; `gpuyard queue --state held,blocked,suspended` lists them")
-
-
-_MAKE_MANY = ("array", "sweep", "from")
 
 
 def check(typed: Typed) -> None:
@@ -131,7 +116,7 @@ def check(typed: Typed) -> None:
         raise UserError(f"{given} and --hold do not go together", hint="a held job starts after `gpuyard release`")
     if given == "--follow" and typed.flag("json"):
         raise UserError("--follow and --json do not go together", hint="use --wait --json")
-    if given == "--follow" and (many := [name for name in _MAKE_MANY if name in typed.options]):
+    if given == "--follow" and (many := [name for name in ("array", "sweep", "from") if name in typed.options]):
         raise UserError(f"--follow is for one job, and --{many[0]} makes many", hint="use --wait")
 
 
@@ -142,29 +127,19 @@ def stay(typed: Typed, answer: Answer) -> int:
     try:
         with RetryingClient() as queue:
             if typed.flag("follow"):
-                _follow(queue, ids)
-            waited = _wait(queue, ids)
+                from gpuyard.ui.cli.jobs.logs import VERB as LOGS
+                from gpuyard.ui.cli.jobs.logs import follow_job
+
+                with contextlib.suppress(UserError):  # it finished without having run: its state says why
+                    follow_job(queue, ids, Typed({"follow": True}, [ids], verbs=(LOGS,)))
+            sys.stdout.flush()
+            query = {"ids": ids, "timeout": f"{_LONGEST_REQUEST_S:.3f}"}
+            while not (waited := queue.get("/wait", query, _LONGEST_REQUEST_S))["done"]:
+                pass
             return _status(queue, answer, waited)
     except KeyboardInterrupt:
         note(f"\ngpuyard: {ids} stays in the queue: `gpuyard queue {ids}` shows it, `gpuyard cancel {ids}` stops it")
         raise
-
-
-def _follow(queue: RetryingClient, ids: str) -> None:
-    from gpuyard.ui.cli.jobs.logs import VERB, follow_job
-
-    try:
-        follow_job(queue, ids, Typed({"follow": True}, [ids], verbs=(VERB,)))
-    except UserError:  # it finished without having run: its state says why
-        return
-
-
-def _wait(queue: RetryingClient, ids: str) -> Answer:
-    sys.stdout.flush()
-    query = {"ids": ids, "timeout": f"{_LONGEST_REQUEST_S:.3f}"}
-    while not (waited := queue.get("/wait", query, _LONGEST_REQUEST_S))["done"]:
-        pass  # the daemon answers when they have finished, or after 30 s
-    return waited
 
 
 def _status(queue: RetryingClient, answer: Answer, waited: Answer) -> int:

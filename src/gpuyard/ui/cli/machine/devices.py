@@ -2,15 +2,14 @@
 `clear`: after a repair."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from msgspec import to_builtins
 
 from gpuyard.config import load_config
 from gpuyard.ledger.ledger import clear_devices, drain_devices, open_ledger, undrain_devices
 from gpuyard.ledger.ledger_status import read_host_reserved
-from gpuyard.model.lease import Drain, Need
-from gpuyard.model.machine_snapshot import Device, Snapshot, device_as_dict, snapshot_as_dict
+from gpuyard.model.lease import Need
+from gpuyard.model.machine_snapshot import Snapshot, device_as_dict, snapshot_as_dict
 from gpuyard.model.option import Option
 from gpuyard.model.topology import topology_as_dict
 from gpuyard.model.units import format_count
@@ -38,14 +37,25 @@ from gpuyard.ui.views.machine_tables import snapshot_lines, topology_lines
 def run(typed: Typed) -> int:
     tolerate_config_faults()
     snapshot = take_snapshot(typed.values()["deadline"])
+    if typed.flag("topology") and typed.flag("json"):
+        found = topology_as_dict(snapshot.topology, [device.id for device in snapshot.unsplit_devices()])
+        say_json({**found, "labels": dict(snapshot.labels)})
+        return 0
     if typed.flag("topology"):
-        return _show_topology(snapshot, as_json=typed.flag("json"))
+        say(*topology_lines(snapshot))
+        return 0
     ledger, banned = open_ledger(), load_config().devices.banned_ids(snapshot)
     drains, issues = ledger.read_drains(), device_issues(snapshot, ledger.read_health_marks())
     reserved = read_host_reserved(ledger, snapshot)
     if typed.flag("json"):
         devices = [
-            {**_as_json(device, snapshot, drains, banned), "issues": _issue_rows(issues.get(device.id, ()))}
+            {
+                **device_as_dict(device),
+                "label": snapshot.labels.get(device.id),
+                "drain": None if (drain := drain_of(device, drains)) is None else to_builtins(drain_row(drain)),
+                "banned": device.id in banned,
+                "issues": [to_builtins(issue_row(issue)) for issue in issues.get(device.id, ())],
+            }
             for device in snapshot.devices
         ]
         say_json({**snapshot_as_dict(snapshot), "host_reserved": to_builtins(reserved), "devices": devices})
@@ -55,13 +65,15 @@ def run(typed: Typed) -> int:
     if reserved.leases:
         say(describe_reserved(reserved))
     if snapshot.is_mixed:
-        say(_vendor_text(snapshot, banned))
+        preferred = load_config().devices.vendor
+        need, _ = choose_vendor(Need(), snapshot.usable_devices(), snapshot, banned=banned, preferred=preferred)
+        own = [_label(each.id, snapshot) for each in snapshot.unsplit_devices() if each.is_integrated]
+        note = f"; integrated graphics: {', '.join(own)}" if own else ""
+        say(f"Programs get {need.vendor} GPUs unless they name others, with --vendor or --device{note}")
     for device_id, reason in closed_devices(snapshot, drains, banned).items():
-        if reason.kind is ReasonKind.UNHEALTHY:
-            continue  # its line is below
-        say(f"{paint('!', 'yellow')} GPU {_label(device_id, snapshot)} is {reason.text}")
+        if reason.kind is not ReasonKind.UNHEALTHY:  # its line is below
+            say(f"{paint('!', 'yellow')} GPU {_label(device_id, snapshot)} is {reason.text}")
     say(*(f"{paint('!', 'yellow')} {line}" for line in health_lines(issues, snapshot)))
-
     return 0
 
 
@@ -79,10 +91,6 @@ def health_lines(issues: Mapping[str, Sequence[HealthIssue]], snapshot: Snapshot
                 yield f"GPU {_label(device.id, snapshot)} is {describe_issue(issue)}; {issue.remedy}"
 
 
-def _issue_rows(issues: Sequence[HealthIssue]) -> list[Any]:
-    return [to_builtins(issue_row(issue)) for issue in issues]
-
-
 def drain(names: Sequence[str], typed: Typed) -> int:
     snapshot, ledger = take_snapshot(), open_ledger()
     drains = drain_devices(ledger, names, typed.text("reason") or "", snapshot)
@@ -91,9 +99,9 @@ def drain(names: Sequence[str], typed: Typed) -> int:
     for each in drains:
         parts = (each.device_id, *(device.id for device in snapshot.devices if device.parent == each.device_id))
         left = sum(any(lease.on(part) is not None for part in parts) for lease in held)
-        label = _label(each.device_id, snapshot)
-        continues = f"{format_count(left, 'lease')} on it continue{'s' if left == 1 else ''}"
-        still = continues if left else "it has no leases"
+        label, still = _label(each.device_id, snapshot), "it has no leases"
+        if left:
+            still = f"{format_count(left, 'lease')} on it continue{'s' if left == 1 else ''}"
         lines.append(f"GPU {label} is {describe_drain(each)}; {still}. `gpuyard devices undrain {label}` ends it")
     return say_answer(typed, {"drained": [to_builtins(drain_row(drain)) for drain in drains]}, *lines)
 
@@ -105,32 +113,8 @@ def undrain(names: Sequence[str], typed: Typed) -> int:
     return say_answer(typed, {"undrained": ids}, *lines)
 
 
-def _show_topology(snapshot: Snapshot, *, as_json: bool) -> int:
-    if as_json:
-        found = topology_as_dict(snapshot.topology, [device.id for device in snapshot.unsplit_devices()])
-        say_json({**found, "labels": dict(snapshot.labels)})
-    else:
-        say(*topology_lines(snapshot))
-    return 0
-
-
-def _vendor_text(snapshot: Snapshot, banned: Sequence[str]) -> str:
-    preferred = load_config().devices.vendor
-    need, _ = choose_vendor(Need(), snapshot.usable_devices(), snapshot, banned=banned, preferred=preferred)
-    own = [snapshot.labels.get(each.id, each.id) for each in snapshot.unsplit_devices() if each.is_integrated]
-    note = f"; integrated graphics: {', '.join(own)}" if own else ""
-    return f"Programs get {need.vendor} GPUs unless they name others, with --vendor or --device{note}"
-
-
 def _label(device_id: str, snapshot: Snapshot) -> str:
     return snapshot.labels.get(device_id, device_id)
-
-
-def _as_json(device: Device, snapshot: Snapshot, drains: Sequence[Drain], banned: Sequence[str]) -> dict[str, Any]:
-    found = drain_of(device, drains)
-    row = None if found is None else to_builtins(drain_row(found))
-    label = snapshot.labels.get(device.id)
-    return {**device_as_dict(device), "label": label, "drain": row, "banned": device.id in banned}
 
 
 _DEVICES = Arguments("ID...", least=1, is_many=True)

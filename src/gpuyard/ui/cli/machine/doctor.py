@@ -16,7 +16,6 @@ from gpuyard.client import paths
 from gpuyard.client.daemon_liveness import running_pid
 from gpuyard.client.queue_host import QueueElsewhere, known_hosts, refuse_other_machine
 from gpuyard.config import config_dir, config_fault, lease_dir, load_config
-from gpuyard.engines.cluster.site_checks import NodeCheck
 from gpuyard.engines.containers.container_commands import installed_tools
 from gpuyard.engines.local.job_cgroups import find_delegated
 from gpuyard.engines.open_cluster_engine import Checked, check_cluster_nodes, check_engines
@@ -46,13 +45,12 @@ from gpuyard.ui.cli.text_table import GAP, Column, join_cells, lay_out
 from gpuyard.ui.views.machine_tables import ignored_texts, snapshot_lines
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_MUTEX_TIMEOUT_S = 2.0
 
 
 def run(typed: Typed) -> int:
     values = typed.values()
     if values["engine"] is not None:
-        return check_cluster(values["engine"], as_json=typed.flag("json"))
+        return _check_cluster(values["engine"], as_json=typed.flag("json"))
     tolerate_config_faults()
     checks = check_probes(local_probes(), values["deadline"])
     plugged = gpus_on_pci()
@@ -65,7 +63,7 @@ def run(typed: Typed) -> int:
     advice = [*find_advice(checks, plugged), *faults] + [
         str(each.problem) for each in engines if each.problem and not (each.is_absent or each.is_unreachable)
     ]
-    folders, folder_advice = check_folders()
+    folders, folder_advice = _check_folders()
     advice += [*_ledger_advice(), *folder_advice, *filter(None, [config_fault()])]
     neighbours = find_neighbours(lease_dir())
     notices += filter(None, [describe(neighbours, lease_dir())])
@@ -75,7 +73,7 @@ def run(typed: Typed) -> int:
         more = {"ignored_records": to_builtins(contents.bad), "drains": drains, "folders": folders}
         say_json({**_report(checks, plugged, engines, advice), **more, "neighbours": others})
     else:
-        _print_report(checks, engines, advice, notices, folder_lines(folders))
+        _print_report(checks, engines, advice, notices, _folder_lines(folders))
     return 1 if advice else 0
 
 
@@ -141,14 +139,12 @@ def _health_texts(checks: list[Checkup], marks: Sequence[HealthMark]) -> tuple[l
     """Return a line for each fault of a GPU, and for each alarm. A lost GPU has its own line already."""
     devices = {device.id: device for check in reversed(checks) for device in check.devices or ()}
     seen = Snapshot(taken_at=None, host=Host(), devices=tuple(devices.values()))
-    found = {
-        (device_id, is_fault): [
-            each for each in issues if each.is_fault is is_fault and each.kind is not IssueKind.LOST
-        ]
-        for device_id, issues in device_issues(seen, marks).items()
+    found = device_issues(seen, marks).items()
+    faults, alarms = (
+        {name: [each for each in issues if each.is_fault is is_fault and each.kind is not IssueKind.LOST]
+         for name, issues in found}
         for is_fault in (True, False)
-    }
-    faults, alarms = ({each: found.get((each, is_fault), []) for each in devices} for is_fault in (True, False))
+    )  # fmt: skip
     return list(health_lines(faults, seen)), list(health_lines(alarms, seen))
 
 
@@ -157,7 +153,7 @@ def _ledger_advice() -> list[str]:
     folder = lease_dir()
     try:
         if folder.is_dir():
-            with hold_mutex(folder, _MUTEX_TIMEOUT_S):
+            with hold_mutex(folder, 2.0):
                 check_directory(folder)
     except EnvironmentFault as error:
         return [f"{error}: {error.hint}"]
@@ -204,8 +200,13 @@ def _print_report(
     say(*folders)
     say(*(f"{name}={value}" for name, value in _settings().items()))
     rows = [(str(check.vendor), check.probe, *_probe_result(check)) for check in checks]
-    rows += [("engines", engine.name, *_engine_result(engine)) for engine in engines]
-    rows += [("containers", tool, *_tool_result(tool)) for tool in installed_tools()]
+    for engine in engines:
+        style = "green" if engine.problem is None else "dim" if engine.is_absent else "yellow"
+        rows.append(("engines", engine.name, engine.problem or "works", style))
+    configured, tools = load_config().containers.tool, installed_tools()
+    for tool in tools:
+        is_used = tool == (tools[0] if configured == "auto" else configured)
+        rows.append(("containers", tool, *(("used for --image", "green") if is_used else ("installed", "dim"))))
     _print_results(rows)
     say(*(f"{paint('!', 'yellow')} {line}" for line in [*advice, *notices]))
     if not advice:
@@ -215,15 +216,11 @@ def _print_report(
 
 def _print_results(rows: list[tuple[str, str, str, str]]) -> None:
     """Print vendor, probe and result of each row, the result wrapped to the terminal; repeated vendors are blank."""
-    vendors = [row[0] for row in rows]
-    names = [
-        ("" if vendor == before else vendor, row[1])
-        for vendor, before, row in zip(vendors, ["", *vendors], rows, strict=False)
-    ]
+    befores = ["", *(row[0] for row in rows)]
+    names = [("" if row[0] == before else row[0], row[1]) for before, row in zip(befores, rows, strict=False)]
     heading, *lines = lay_out((Column("vendor"), Column("probe")), names, None)
     say(paint(join_cells([*heading, "result"]), "dim"))
-    margin = len(GAP.join(heading)) + len(GAP)
-    width = terminal_size()[0]
+    margin, width = len(GAP.join(heading)) + len(GAP), terminal_size()[0]
     for cells, (_, _, result, style) in zip(lines, rows, strict=True):
         first, *others = [result] if width is None else textwrap.wrap(result, max(20, width - margin)) or [""]
         say(f"{GAP.join(cells)}{GAP}{paint(first, style)}")
@@ -239,20 +236,7 @@ def _probe_result(check: Checkup) -> tuple[str, str]:
     return "; ".join(notes), "dim" if is_absent else "yellow"
 
 
-def _tool_result(tool: str) -> tuple[str, str]:
-    """Say whether --image uses the tool. Without a tool there is no row."""
-    configured = load_config().containers.tool
-    chosen = installed_tools()[0] if configured == "auto" else configured
-    return ("used for --image", "green") if tool == chosen else ("installed", "dim")
-
-
-def _engine_result(engine: Checked) -> tuple[str, str]:
-    if engine.problem is None:
-        return "works", "green"
-    return engine.problem, "dim" if engine.is_absent else "yellow"
-
-
-def check_folders() -> tuple[dict[str, Any], list[str]]:
+def _check_folders() -> tuple[dict[str, Any], list[str]]:
     """Return the folders in use with the reasons, the other machines that have a queue, and problems with them."""
     found: dict[str, Any] = {"configuration": str(config_dir())}
     try:
@@ -264,34 +248,28 @@ def check_folders() -> tuple[dict[str, Any], list[str]]:
             {"host": each.host, "state": each.state} for each in known_hosts(place.wanted) if not each.is_here
         ]
         found["leases"] = str(lease_dir())
-        found["disk"], problems = _check_disk(place.path)
+        figure, least_mb = read_disk_in_time(place.path), load_config().host.min_free_disk_mb
+        found["disk"] = {"free_mb": figure.free_mb, "total_mb": figure.total_mb, "min_free_mb": least_mb}
         refuse_other_machine(place.path)
     except QueueElsewhere as error:
         return found, [f"{error}: {error.hint}"]
     except GpuyardError as error:
         return found, [f"{error}{f' ({error.hint})' if error.hint else ''}"]
-    return found, problems
-
-
-def _check_disk(state: str) -> tuple[dict[str, Any], list[str]]:
-    figure, least_mb = read_disk_in_time(state), load_config().host.min_free_disk_mb
-    disk = {"free_mb": figure.free_mb, "total_mb": figure.total_mb, "min_free_mb": least_mb}
     reason = disk_reason(figure, least_mb, "the disk of the queue", CONFIGURED)
     if reason is None:
-        return disk, []
-    return disk, [f"no job starts: {reason.text}" + (f" ({reason.remedy})" if reason.remedy else "")]
+        return found, []
+    return found, [f"no job starts: {reason.text}{f' ({reason.remedy})' if reason.remedy else ''}"]
 
 
-def folder_lines(folders: dict[str, Any]) -> list[str]:
+def _folder_lines(folders: dict[str, Any]) -> list[str]:
     if "state" not in folders:
         return []
     why = f", in place of {folders['instead_of']}: {folders['why']}" if folders["why"] else ""
     kind = f" ({folders['file_system']})" if folders["file_system"] and not why else ""
     others = [f"another queue of yours: on {each['host']}, {each['state']}" for each in folders["other_hosts"]]
-    disk = folders.get("disk") or {"free_mb": None}
-    free = (
-        "" if disk["free_mb"] is None else f", {format_size(disk['free_mb'])} of {format_size(disk['total_mb'])} free"
-    )
+    disk, free = folders.get("disk") or {"free_mb": None}, ""
+    if disk["free_mb"] is not None:
+        free = f", {format_size(disk['free_mb'])} of {format_size(disk['total_mb'])} free"
     return [f"queue: {folders['state']}{kind}{why}{free}", *others]
 
 
@@ -308,23 +286,20 @@ def ram_limit_notices() -> list[str]:
     return []
 
 
-def check_cluster(engine: str, *, as_json: bool) -> int:
+def _check_cluster(engine: str, *, as_json: bool) -> int:
     checks = check_cluster_nodes(engine, Path(paths.state_folder()), os.getcwd())
     is_healthy = bool(checks) and not any(each.problems for each in checks)
     if as_json:
         say_json({"engine": engine, "nodes": to_builtins(checks), "healthy": is_healthy})
     else:
         for each in checks:
-            fine = "" if each.problems else f" works{_cards(each)}"
+            cards = Counter(each.report.cards_mb if each.report is not None else ())
+            some = "".join(f", {format_count(count, 'GPU')} of {format_size(mb)}" for mb, count in cards.items())
+            fine = "" if each.problems else f" works{some}"
             say(f"{paint(each.node, 'red' if each.problems else 'green')}{fine}")
             say(*(f"  {paint('!', 'yellow')} {problem}" for problem in each.problems))
         say("No problems found." if is_healthy else "" if checks else f"{engine} has no nodes.")
     return 0 if is_healthy else 1
-
-
-def _cards(check: NodeCheck) -> str:
-    cards = Counter(check.report.cards_mb if check.report is not None else ())
-    return "".join(f", {format_count(count, 'GPU')} of {format_size(mb)}" for mb, count in cards.items())
 
 
 def suspend_notices(checks: Sequence[Checkup], huge_pages: Path = _HUGE_PAGES) -> list[str]:
@@ -332,12 +307,10 @@ def suspend_notices(checks: Sequence[Checkup], huge_pages: Path = _HUGE_PAGES) -
     programs."""
     if not any(check.vendor is Vendor.NVIDIA and check.devices for check in checks):
         return []
-    return _huge_page_notices(_read(huge_pages))
-
-
-def _huge_page_notices(text: str | None) -> list[str]:
-    """`text` is such as `always [madvise] never`, with the present choice in brackets."""
-    chosen = "" if text is None else text.partition("[")[2].partition("]")[0]
+    try:  # such as `always [madvise] never`, with the present choice in brackets
+        chosen = huge_pages.read_text(encoding="ascii").partition("[")[2].partition("]")[0]
+    except (OSError, UnicodeDecodeError):
+        return []
     if chosen not in ("madvise", "never"):
         return []
     notice = (
@@ -346,13 +319,6 @@ def _huge_page_notices(text: str | None) -> list[str]:
         f"As root: echo always > {_HUGE_PAGES}"
     )
     return [notice]
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 VERB = Verb(
@@ -366,13 +332,8 @@ VERB = Verb(
     its clock, and the memory of its GPUs. Exit status 1 if something is wrong there.
     """,
     (
-        Option(
-            "engine",
-            "choice",
-            "[slurm|ray]",
-            "Only run a job on every node of this cluster, and check it.",
-            choices=("slurm", "ray"),
-        ),
+        Option("engine", "choice", "[slurm|ray]", "Only run a job on every node of this cluster, and check it.",
+               choices=("slurm", "ray")),
         JSON,
         DEADLINE,
     ),
@@ -389,4 +350,4 @@ VERB = Verb(
             _run_replay,
         )
     },
-)
+)  # fmt: skip

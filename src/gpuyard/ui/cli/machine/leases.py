@@ -55,24 +55,17 @@ def _run_init_shared(typed: Typed) -> int:
     return 0
 
 
-def _host_as_dict(lease: Lease, status: LedgerStatus) -> dict[str, Any] | None:
-    share = lease.host
-    if share is None:
-        return None
-    used = status.host_used.get(lease.id, HostUse(ram_mb=share.used_mb, cpus=share.used_cpus))
-    return {
-        "ram_mb": share.ram_mb,
-        "cpus": share.cpus,
-        "is_ram_expected": share.is_ram_expected,
-        "are_cpus_learned": share.are_cpus_learned,
-        "used_mb": used.ram_mb,
-        "used_cpus": used.cpus,
-    }
-
-
 def _as_dict(
     ledger: Ledger, status: LedgerStatus, processes: dict[int, ProcessInfo], idle_s: dict[tuple[str, int], float]
 ) -> dict[str, Any]:
+    def host_of(lease: Lease) -> dict[str, Any] | None:
+        share = lease.host
+        if share is None:
+            return None
+        used = status.host_used.get(lease.id, HostUse(ram_mb=share.used_mb, cpus=share.used_cpus))
+        kept = {name: getattr(share, name) for name in ("ram_mb", "cpus", "is_ram_expected", "are_cpus_learned")}
+        return {**kept, "used_mb": used.ram_mb, "used_cpus": used.cpus}
+
     return {
         "directory": str(ledger.folder),
         "leases": [
@@ -89,7 +82,7 @@ def _as_dict(
                     }
                     for share in lease.shares
                 ],
-                "host": _host_as_dict(lease, status),
+                "host": host_of(lease),
             }
             for lease in status.leases
         ],

@@ -32,8 +32,6 @@ from gpuyard.ui.cli.command_grammar import Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import is_terminal, note
 from gpuyard.visible_devices import visible_devices, visible_variables
 
-# Ends of leases are noticed at once; memory and load of other processes only when polled.
-_POLL_S = 1.0
 _GIVEN_TO_SUBMIT = (
     "cpus", "device", "vendor", "linked", "same-node", "max-cpu", "min-free-mem-mb", "max-gpu", "max-gpu-mem-mb",
     "max-power-w",
@@ -64,9 +62,13 @@ VERB = Verb(
 def run(command: Typed) -> int:
     typed, program = command.values(), command.arguments
     _check(typed, program)
-    path, status = _find_program(program[0])
-    if status:
-        return status
+    path = shutil.which(program[0])  # before the wait for GPUs, which may be long
+    if path is None:
+        name = program[0]
+        places = [name] if os.sep in name else [os.path.join(place, name) for place in os.get_exec_path()]
+        is_there = bool(name) and any(os.path.exists(place) for place in places)
+        note(f"gpuyard: {name}: {'it cannot be executed' if is_there else 'there is no such program'}")
+        return CANNOT_EXECUTE if is_there else NOT_FOUND
     with foreground.signals_for_the_main_thread():
         seen = snapshot()
     need = _need(typed, seen)
@@ -109,18 +111,6 @@ def _check(typed: Options, program: list[str]) -> None:
     check_several(typed["gpus"], "--gpus 2", links)
     if typed["gpus"] == 0 and any(name in typed for name in ("vram", "exclusive", "device", "vendor")):
         raise UserError("--gpus 0 asks for no GPU, but other options need one", hint="leave out one or the other")
-
-
-def _find_program(name: str) -> tuple[str, int]:
-    """Return the path, or the exit status that shells use. Called before the wait for GPUs, which may be long."""
-    found = shutil.which(name)
-    if found is not None:
-        return found, 0
-    places = [name] if os.sep in name else [os.path.join(place, name) for place in os.get_exec_path()]
-    is_there = bool(name) and any(os.path.exists(place) for place in places)
-    complaint = "it cannot be executed" if is_there else "there is no such program"
-    note(f"gpuyard: {name}: {complaint}")
-    return "", CANNOT_EXECUTE if is_there else NOT_FOUND
 
 
 def _need(typed: Options, seen: Snapshot) -> Need:
@@ -181,7 +171,8 @@ def _wait(typed: Options, program: str, ledger: Ledger, need: Need, seen: Snapsh
     messages = WaitMessages(need, seen, write, writes_changes=True, writes_figures=in_place)
     try:
         wait_s = math.inf if typed["wait"] is None else typed["wait"]
-        return acquisition.wait(wait_s, _POLL_S, messages.report_wait)
+        # Ends of leases are noticed at once; memory and load of other processes only when polled.
+        return acquisition.wait(wait_s, 1.0, messages.report_wait)
     finally:
         if in_place and messages.has_written:
             _write_in_place("")

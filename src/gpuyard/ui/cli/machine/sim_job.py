@@ -15,17 +15,6 @@ from gpuyard.probes.simulated_devices import SimulatedDevices, SimulatedUse, vis
 from gpuyard.ui.cli.command_grammar import Typed, Verb
 from gpuyard.ui.cli.terminal import note, say
 
-_STEP_S = 0.1
-_UNIT_S = 0.01
-
-
-def _parse_growth(text: str) -> tuple[float, float]:
-    size, _, moment = text.partition("@")
-    if not size or not moment:
-        raise UserError(f"'{text}' is not a size and a time", hint="write it as 2G@3s")
-    return parse_duration(moment), parse_size(size)
-
-
 VERB = Verb(
     """Use a simulated GPU for a while, as a job would.
 
@@ -37,27 +26,25 @@ VERB = Verb(
         Option("load", "number", "PERCENT", "Utilisation of the device.", default="0", least=0, most=100),
         Option("seconds", "time", "TIME", "Total run time.", default="5s", least=0),
         Option("ramp", "time", "TIME", "Allocate the memory step by step over this time.", default="0s", least=0),
-        Option(
-            "then", "texts", "SIZE@TIME", "Allocate SIZE more TIME after the start, such as 2G@3s. May be repeated."
-        ),
-        Option(
-            "work", "whole", "N", "Do N units of work of 10 ms instead of --seconds, and print their checksum.", least=1
-        ),
-        Option(
-            "device",
-            "text",
-            "INDEX|ID",
-            "Which device.",
-            note="the first that CUDA_VISIBLE_DEVICES or its vendor's variable shows",
-        ),
+        Option("then", "texts", "SIZE@TIME",
+               "Allocate SIZE more TIME after the start, such as 2G@3s. May be repeated."),
+        Option("work", "whole", "N",
+               "Do N units of work of 10 ms instead of --seconds, and print their checksum.", least=1),
+        Option("device", "text", "INDEX|ID", "Which device.",
+               note="the first that CUDA_VISIBLE_DEVICES or its vendor's variable shows"),
     ),
-)
+)  # fmt: skip
 
 
 def run(typed: Typed) -> int:
     values = typed.values()
-    device, growth = values["device"], [_parse_growth(text) for text in values["then"]]
-    devices = SimulatedDevices()
+    device, devices = values["device"], SimulatedDevices()
+    growth = []
+    for text in values["then"]:
+        size, _, moment = text.partition("@")
+        if not size or not moment:
+            raise UserError(f"'{text}' is not a size and a time", hint="write it as 2G@3s")
+        growth.append((parse_duration(moment), parse_size(size)))
     known = Snapshot(taken_at=None, host=Host(), devices=devices.devices)
     visible = visible_device_ids(devices, os.environ) if device is None else find_devices([device], known)
     if not visible:
@@ -86,7 +73,7 @@ class _Job:
         self._started = time.monotonic()
 
     def take(self, vram_mb: float, ramp_s: float) -> None:
-        steps = max(1, round(ramp_s / _STEP_S))
+        steps = max(1, round(ramp_s / 0.1))
         for step in range(1, steps + 1):
             self._usage.allocate(self._device_id, vram_mb / steps)
             self._sleep_until(ramp_s * step / steps)
@@ -105,7 +92,7 @@ class _Job:
         for unit in range(units):
             self._grow()
             self._usage.work()
-            time.sleep(_UNIT_S)
+            time.sleep(0.01)
             checksum = zlib.crc32(b"%d" % unit, checksum)
         say(f"{units} units, checksum {checksum:08x}")
 

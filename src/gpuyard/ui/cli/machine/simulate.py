@@ -49,7 +49,17 @@ VERB = Verb(
 def run(typed: Typed) -> int:
     values = typed.values()
     if len(typed.arguments) == 2:
-        return _replay(typed, *typed.arguments)
+        word, path = typed.arguments
+        if word != "replay":
+            hint = "or `gpuyard simulate replay FILE`"
+            raise UserError(f"simulate takes one trace, not '{word}' and '{path}'", hint=hint)
+        file = read_world((_existing(path, "FILE") or Path(path)).read_bytes())
+        plan = file.decide()
+        if typed.flag("json"):
+            say_json(to_builtins(plan))
+        else:
+            say(*map(clean, plan_lines(file, plan)))
+        return 0
     request: dict[str, Any] = {
         "trace": _existing(next(iter(typed.arguments), None), "TRACE"),
         "mix": _split_names(values["mix"]),
@@ -62,8 +72,10 @@ def run(typed: Typed) -> int:
     picture = Path(values["picture"]) if values["picture"] else None
     if (request["trace"] is None) == (not request["mix"]):
         raise UserError("give a trace, or generate one with --mix", hint="such as gpuyard simulate --mix lucid")
-    if picture is not None:
-        _check_ending(picture)
+    if picture is not None and picture.suffix.lower() not in {".svg", ".png"}:
+        raise UserError(f"a picture is drawn as SVG or PNG, not as '{picture.name}'", hint="name it FILE.svg")
+    if picture is not None and picture.suffix.lower() == ".png" and find_spec("cairosvg") is None:
+        raise EnvironmentFault("PNG pictures need the package cairosvg", hint="name the picture FILE.svg")
     compared = compare(ComparisonRequest(**request))
     if values["save"] is not None:
         trace = StringIO(newline="")
@@ -78,20 +90,6 @@ def run(typed: Typed) -> int:
     return 0
 
 
-def _replay(typed: Typed, word: str, path: str) -> int:
-    if word != "replay":
-        raise UserError(
-            f"simulate takes one trace, not '{word}' and '{path}'", hint="or `gpuyard simulate replay FILE`"
-        )
-    file = read_world((_existing(path, "FILE") or Path(path)).read_bytes())
-    plan = file.decide()
-    if typed.flag("json"):
-        say_json(to_builtins(plan))
-    else:
-        say(*map(clean, plan_lines(file, plan)))
-    return 0
-
-
 def _split_names(names: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (names or "").split(",") if word.strip())
 
@@ -103,18 +101,17 @@ def _existing(path: str | None, what: str) -> Path | None:
 
 
 def _print(compared: Compared) -> None:
-    bound = compared.bound
     say(f"{len(compared.jobs):,} jobs on {compared.devices}")
     if compared.too_large:
         needs = "job that needs" if compared.too_large == 1 else "jobs that need"
         say(f"left out: {compared.too_large:,} {needs} more than these GPUs have")
     if compared.never_ran:
         say(f"left out: {compared.never_ran:,} pods that used no GPU or never ran")
+    bound = compared.bound
     say(f"lower bound on the makespan: {format_duration(bound.makespan_s)}, by {bound.reason}", "")
     rows = [_row(figures) for figures in compared.figures]
     columns = [Column(heading.strip(), is_right=heading != "policy") for heading in rows[0]]
-    table = lay_out(columns, [list(row.values()) for row in rows], None)
-    say(*map(join_cells, table))
+    say(*map(join_cells, lay_out(columns, [list(row.values()) for row in rows], None)))
 
 
 def _row(figures: PolicyMetrics) -> dict[str, str]:
@@ -141,14 +138,6 @@ def _short(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f}{unit}"
     return f"{abs(seconds):.0f}s"
-
-
-def _check_ending(path: Path) -> None:
-    ending = path.suffix.lower()
-    if ending not in {".svg", ".png"}:
-        raise UserError(f"a picture is drawn as SVG or PNG, not as '{path.name}'", hint="name it FILE.svg")
-    if ending == ".png" and find_spec("cairosvg") is None:
-        raise EnvironmentFault("PNG pictures need the package cairosvg", hint="name the picture FILE.svg")
 
 
 def _draw(compared: Compared, path: Path) -> None:

@@ -1,30 +1,15 @@
 """`gpuyard uninstall`: lists all files of this user's gpuyard, and removes them."""
 
-from collections.abc import Sequence
-
 from msgspec import to_builtins
 
 from gpuyard.errors import UserError
 from gpuyard.installation import find_installation
 from gpuyard.model.option import Option
 from gpuyard.model.units import format_bytes, format_count
-from gpuyard.recipes.uninstall import (
-    InstalledFiles,
-    KeptFile,
-    Size,
-    UninstallBlocker,
-    find,
-    find_blockers,
-    measure,
-    uninstall,
-)
+from gpuyard.recipes.uninstall import find, find_blockers, measure, uninstall
 from gpuyard.ui.cli.command_grammar import JSON, Typed, Verb
 from gpuyard.ui.cli.terminal import note, say, say_json, table_lines
-from gpuyard.ui.cli.text_table import Column
-
-_COLUMNS = (Column("SIZE", is_right=True), Column("FILES", is_right=True), Column("WHERE"), Column("WHAT"))
-_NAMED_BY_USER = "Files that you named yourself (output roots, sample logs, reports, exported scripts) stay as well."
-
+from gpuyard.ui.cli.text_table import make_columns
 
 VERB = Verb(
     """List all files of your gpuyard, and remove them.
@@ -56,36 +41,20 @@ def run(typed: Typed) -> int:
         say_json({**answer, "in_use": to_builtins(blockers), "problems": to_builtins(problems)})
         return 1 if problems else 0
     if yes:
-        _say_removed(sizes, problems, found.kept)
+        files, size = sum(size.files for _, size in sizes), sum(size.bytes for _, size in sizes)
+        some = "; some files could not be removed" if problems else ""
+        say(f"removed {format_count(files, 'file')}, {format_bytes(size)}{some}")
+        for each in problems:
+            note(f"gpuyard: {each.path}: {each.why}")
     else:
-        _say_found(sizes, blockers, found.kept)
+        columns = make_columns("SIZE", "FILES", "WHERE", "WHAT", right=("SIZE", "FILES"))
+        rows = [(format_bytes(size.bytes), str(size.files), place.shown, place.what) for place, size in sizes]
+        say(*(table_lines(columns, rows) if rows else ["no files found"]))
+    if found.kept:
+        say("These stay:", *(f"  {each.path}: {each.why}" for each in found.kept))
+    say("Files that you named yourself (output roots, sample logs, reports, exported scripts) stay as well.")
+    say(*(f"first: {each.text}; {each.advice}" for each in blockers))
+    if sizes and not yes:
+        say("Nothing was removed. `gpuyard uninstall --yes` removes these files.")
     say(f"To remove the package itself: {remove_package}")
     return 1 if problems else 0
-
-
-def _say_found(
-    sizes: Sequence[tuple[InstalledFiles, Size]], blockers: Sequence[UninstallBlocker], kept: Sequence[KeptFile]
-) -> None:
-    rows = [(format_bytes(size.bytes), str(size.files), place.shown, place.what) for place, size in sizes]
-    say(*(table_lines(_COLUMNS, rows) if rows else ["no files found"]))
-    _say_kept(kept)
-    say(*(f"first: {each.text}; {each.advice}" for each in blockers))
-    if sizes:
-        say("Nothing was removed. `gpuyard uninstall --yes` removes these files.")
-
-
-def _say_removed(
-    sizes: Sequence[tuple[InstalledFiles, Size]], problems: Sequence[KeptFile], kept: Sequence[KeptFile]
-) -> None:
-    files, size = sum(size.files for _, size in sizes), sum(size.bytes for _, size in sizes)
-    some = "; some files could not be removed" if problems else ""
-    say(f"removed {format_count(files, 'file')}, {format_bytes(size)}{some}")
-    for each in problems:
-        note(f"gpuyard: {each.path}: {each.why}")
-    _say_kept(kept)
-
-
-def _say_kept(kept: Sequence[KeptFile]) -> None:
-    if kept:
-        say("These stay:", *(f"  {each.path}: {each.why}" for each in kept))
-    say(_NAMED_BY_USER)

@@ -23,9 +23,6 @@ from gpuyard.ui.cli.command_grammar import DEADLINE, Command, Typed, Verb
 from gpuyard.ui.cli.terminal import is_terminal, note, pids_of, say
 from gpuyard.ui.views import machine_tables as tables
 
-_HISTORY = 24
-
-
 WATCH = Verb(
     "Show the GPUs and the host live, and log them. Ctrl-C ends it.",
     (
@@ -68,7 +65,7 @@ def _show_live(samples: Iterator[Sample]) -> None:
     with LiveDisplay(sys.stdout) as shown:
         for sample in samples:
             for device in sample.snapshot.devices:
-                past = history.get(device.id, [])[1 - _HISTORY :]
+                past = history.get(device.id, [])[-23:]
                 history[device.id] = [*past, device.utilization_percent]
             processes = describe_processes(pids_of(sample.snapshot))
             shown.draw(

@@ -1,6 +1,10 @@
-"""`gpuyard batch`: submits many runs of one command to the queue, and shows their progress until the end."""
+"""`gpuyard batch`: submits many runs of one command to the queue, and shows their progress until the end; with the
+options that `gpuyard datagen` has too. Their values stay text, which the queue parses; what it does not know is checked
+here."""
 
 import contextlib
+import os
+import re
 import shlex
 import signal
 import sys
@@ -8,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.option import Option
@@ -26,14 +30,44 @@ from gpuyard.recipes.batch.plan import (
     read_part_status,
     run_command,
 )
+from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
 from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.ask_daemon import request
-from gpuyard.ui.cli.command_grammar import Arguments, Typed, Verb
-from gpuyard.ui.cli.recipes.batch_options import RunMode, batch_options, make_plan, run_mode, to_name
+from gpuyard.ui.cli.command_grammar import JSON, Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import absolute, is_terminal, note, paint, say, say_json
 
-_TERMINATED = 128 + signal.SIGTERM
+
+def batch_options(*, stagger: str, name: str) -> tuple[Option, ...]:
+    known = SUBMIT_OPTIONS
+    return (
+        Option("count", "whole", "N", "Number of runs.", least=1),
+        known["concurrency"].but(metavar="K", help="Run at most K at once.", default="1"),
+        known["max-cpu"].but(default="85"),
+        known["min-free-mem-mb"].but(default="2048"),
+        known["min-free-disk"].but(help="Start only with this much free on the output's disk.", note="1G"),
+        known["max-gpu"],
+        known["max-gpu-mem-mb"],
+        known["vram"].but(name="run-vram", help="GPU memory of a run, such as 2G.", note="learned"),
+        known["run-ram"].but(help="RAM of a run, such as 4G.", note="learned"),
+        known["gpus"].but(help="GPUs of each run.", note="1; 0 on a machine without GPUs", default=None),
+        known["device"],
+        known["vendor"],
+        known["stagger"].but(help="Minimum time between starts.", default=stagger),
+        known["smoothing"].but(help="Average load and memory over this time."),
+        known["steady"].but(help="Time within a limit before runs start again."),
+        known["retries"].but(help="Retry a failed run up to N times, with its seed."),
+        known["time-limit"].but(help="Stop a run after this time, such as 2h."),
+        known["priority"].but(help="Higher starts earlier than other jobs of the queue.", note=None, default="0"),
+        Option("seed", "whole", "S", "Run i gets the seed S + i.", default="0"),
+        Option("name", "text", "WORD", "Name in the queue.", note=name),
+        known["sample-log"].but(help="Log the load that runs waited for to this .csv or .jsonl file."),
+        Option("resume", "flag", None, "Continue the batch in the output root; fail if there is none."),
+        Option("append", "flag", None, "Add runs with the next seeds to the batch in the output root."),
+        Option("detach", "flag", None, "Print the job ids and return at once."),
+        Option("dry-run", "flag", None, "Print the commands without running them."),
+        JSON,
+    )
 
 
 VERB = Verb(
@@ -51,13 +85,8 @@ VERB = Verb(
     """,
     (
         *batch_options(stagger="0s", name="the program's"),
-        Option(
-            "output-root",
-            "text",
-            "DIR",
-            "Directory with a folder per run, {output}.",
-            note="in gpuyard's data directory",
-        ),
+        Option("output-root", "text", "DIR", "Directory with a folder per run, {output}.",
+               note="in gpuyard's data directory"),
         Option("prune-output-root", "text", "DIR", "Move runs without a frame here at the end."),
         Option("frames", "text", "GLOB", "Files that count as frames, for --prune-output-root.", note="*"),
         SUBMIT_OPTIONS["image"].but(help="Run each in a container of this image, which sees the output root."),
@@ -65,7 +94,63 @@ VERB = Verb(
         SUBMIT_OPTIONS["container-option"],
     ),
     Arguments("-- CMD...", is_program=True),
-)
+)  # fmt: skip
+
+
+class RunMode(Struct, frozen=True, kw_only=True):
+    """How a batch is started and followed. `root` is the output root that the command names, None for a new one each
+    time; `is_root_typed` is False if it is the default."""
+
+    existing: ExistingBatch
+    is_detached: bool
+    is_dry: bool
+    as_json: bool
+    root: str | None
+    is_root_typed: bool
+
+
+def run_mode(typed: Typed, root: str | None) -> RunMode:
+    """`root` is the output root, None for a new one each time."""
+    if typed.flag("resume") and typed.flag("append"):
+        raise UserError("--resume and --append exclude each other", hint="finish the batch first, then add runs to it")
+    existing = ExistingBatch.APPEND if typed.flag("append") else ExistingBatch.AGAIN
+    existing = ExistingBatch.RESUME if typed.flag("resume") else existing
+    if existing is not ExistingBatch.AGAIN and root is None:
+        raise UserError(f"--{existing.name.lower()}: which batch?", hint="name its folder with --output-root")
+    return RunMode(
+        existing=existing,
+        is_detached=typed.flag("detach"),
+        is_dry=typed.flag("dry-run"),
+        as_json=typed.flag("json"),
+        root=None if root is None else absolute(root),
+        is_root_typed="output-root" in typed.options,
+    )
+
+
+def make_plan(typed: Typed, **own: Any) -> BatchPlan:
+    values = typed.values()
+    if values["count"] is None:
+        raise UserError("how many runs?", hint="give --count, such as --count 400")
+    name, log, devices = typed.text("name"), typed.text("sample-log"), typed.text("device")
+    if name is not None and name != _to_name(name):
+        raise UserError(f"--name '{name}' is not one plain word", hint="letters, digits, . _ + and -, at most 60")
+    if log is not None and not log.endswith((".csv", ".jsonl")):
+        raise UserError(f"--sample-log: cannot log to '{log}'", hint="name a file that ends in .csv or .jsonl")
+    if devices is not None and not any(map(str.strip, devices.split(","))):
+        raise UserError("--device names no GPU", hint="write it as 0,2 or leave it out")
+    # All options of a submission, but for those that follow from the plan or have another meaning in a batch.
+    names = {each: each for each in SUBMIT_OPTIONS if each not in ("name", "output-root", "seed")}
+    names["run-vram"] = "vram"
+    given = {option.name: typed.options.get(option.name, option.default) for option in typed.verbs[-1].options}
+    options = {names[each]: value for each, value in given.items() if each in names and value is not None}
+    if log:  # the daemon has another working directory
+        options["sample-log"] = absolute(log)
+    frames = typed.text("frames") or ANY_FILE
+    return BatchPlan(count=values["count"], seed=values["seed"], frames=frames, options=options, **own)
+
+
+def _to_name(program: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", os.path.basename(program))[:60].strip("-") or "batch"
 
 
 def run(typed: Typed) -> int:
@@ -76,7 +161,7 @@ def run(typed: Typed) -> int:
     if typed.text("frames") is not None and pruned_root is None:
         raise UserError("--frames needs --prune-output-root", hint="add --prune-output-root DIR")
     mode = run_mode(typed, root)
-    name = typed.text("name") or to_name(program[0])
+    name = typed.text("name") or _to_name(program[0])
     plan = make_plan(
         typed,
         name=name,
@@ -90,9 +175,19 @@ def run(typed: Typed) -> int:
 
 def run_batch(plan: BatchPlan, mode: RunMode) -> int:
     check_plan(plan)
-    _check_options(plan)
-    if mode.is_dry:
-        return _print_commands(choose_batch(plan, mode.existing))
+    # Invalid options are errors before any folder is made or job submitted.
+    for text in (*plan.command, plan.root, plan.pruned_root or "", plan.frames, plan.options.get("sample-log", "")):
+        if text != text.encode(errors="replace").decode():
+            raise UserError(f"{text!r} is not UTF-8", hint="batch.json cannot store it; use another name")
+    parse_submission(SubmissionRequest(cwd="/", environment={}, command=plan.command, options=plan.options))
+    choice = choose_batch(plan, mode.existing)
+    if mode.is_dry:  # only the queue knows which existing runs would be retried: print the commands of new ones
+        _note_choice(choice)
+        _warn_of_disk(choice)
+        before, count = choice.before, choice.plan.count
+        first = before.plan.count if before is not None and count > before.plan.count else 0
+        say(*(shlex.join(run_command(choice.plan, index)) for index in range(first, count)))
+        return 0
     if "sample-log" in plan.options:
         from gpuyard.daemon.monitor.sampling import COLUMNS
 
@@ -100,21 +195,11 @@ def run_batch(plan: BatchPlan, mode: RunMode) -> int:
             RowLog(Path(plan.options["sample-log"]), COLUMNS)
         except EnvironmentFault as error:
             raise EnvironmentFault(str(error), hint="name another file with --sample-log") from error
+    _warn_of_disk(choice)
     return _start_and_follow(plan, mode)
 
 
-def _print_commands(choice: BatchChoice) -> int:
-    """Print the commands of new runs; only the queue knows which existing runs would be retried."""
-    _note_choice(choice)
-    _warn_of_disk(choice)
-    before, count = choice.before, choice.plan.count
-    first = before.plan.count if before is not None and count > before.plan.count else 0
-    say(*(shlex.join(run_command(choice.plan, index)) for index in range(first, count)))
-    return 0
-
-
 def _start_and_follow(plan: BatchPlan, mode: RunMode) -> int:
-    _warn_of_disk(choose_batch(plan, mode.existing))
     with _delay_interrupt() as interrupts:
         choice, record = start_batch(plan, mode.existing)
     before = choice.before
@@ -123,14 +208,20 @@ def _start_and_follow(plan: BatchPlan, mode: RunMode) -> int:
         return _show_summary(record, mode)
     is_over = status["done"] and not is_new
     left = status["count"] - (0 if is_new else status["counts"].get("succeeded", 0))
-    _note_choice(
-        choice, None if is_over or before is None else f"continuing with {left:,} of {record.plan.count:,} runs"
-    )
+    continues = f"continuing with {left:,} of {record.plan.count:,} runs"
+    _note_choice(choice, None if is_over or before is None else continues)
     if not is_over:
         if not is_new and before is not None and before.plan.options != plan.options:
             note("gpuyard: queued runs keep the limits they were submitted with; stop the batch first to change them")
         if mode.is_detached:
-            return _detach(record, mode)
+            part = record.parts[-1]
+            if mode.as_json:
+                ids = {"ids": _ids(part), "first": part.first, "last": part.last, "finish": part.finish}
+                say_json({"name": record.plan.name, **ids, "root": record.plan.root})
+            else:
+                say(_ids(part))
+            _note_how_to_resume(record, mode)
+            return 0
     exit_status = _follow(record, mode, is_interrupted=bool(interrupts))
     return _show_summary(record, mode) if exit_status is None else exit_status
 
@@ -153,28 +244,18 @@ def _delay_interrupt() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _check_options(plan: BatchPlan) -> None:
-    """Raise for invalid options before any folder is made or job submitted."""
-    for text in (*plan.command, plan.root, plan.pruned_root or "", plan.frames, plan.options.get("sample-log", "")):
-        if text != text.encode(errors="replace").decode():
-            raise UserError(f"{text!r} is not UTF-8", hint="batch.json cannot store it; use another name")
-    parse_submission(SubmissionRequest(cwd="/", environment={}, command=plan.command, options=plan.options))
-
-
-# In the foreground
-
-
 def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int | None:
     from gpuyard.ui.views.batch_view import follow
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # a normal exit, which removes the lines
+    # A normal exit, which removes the lines.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     part, is_stopped = record.parts[-1], False
     while True:
         try:
             if is_interrupted:
                 is_interrupted = False
                 raise KeyboardInterrupt
-            _check_finish(follow(record.plan.name, part), record.plan)
+            job = follow(record.plan.name, part)
         except KeyboardInterrupt:
             can_ask = not is_stopped and sys.stdin is not None and is_terminal(sys.stdin) and is_terminal(sys.stderr)
             if not can_ask or not _asks_to_stop():
@@ -185,6 +266,7 @@ def _follow(record: BatchRecord, mode: RunMode, *, is_interrupted: bool) -> int 
             note("gpuyard: stopping: running jobs get SIGTERM, and no more runs start")
             is_stopped = True
         else:
+            _check_finish(job, record.plan)
             return None
 
 
@@ -193,10 +275,8 @@ def _check_finish(job: dict[str, Any], plan: BatchPlan) -> None:
     if job["state"] == "cancelled":
         raise EnvironmentFault(f"job {job['id']}, which sums up the runs, was cancelled", hint=again)
     if job["state"] != "succeeded":
-        raise EnvironmentFault(
-            f"the runs have finished, but job {job['id']}, which sums them up, is {job['state']}",
-            hint=f"`gpuyard logs {job['id']}` may say why; {again}",
-        )
+        problem = f"the runs have finished, but job {job['id']}, which sums them up, is {job['state']}"
+        raise EnvironmentFault(problem, hint=f"`gpuyard logs {job['id']}` may say why; {again}")
 
 
 def _asks_to_stop() -> bool:
@@ -215,9 +295,6 @@ def _ids(part: BatchPart) -> str:
     return str(part.first) if part.first == part.last else f"{part.first}-{part.last}"
 
 
-# Messages
-
-
 def _note_choice(choice: BatchChoice, more: str | None = None) -> None:
     if text := ": ".join(filter(None, (choice.note, more))):
         note(f"gpuyard: {text}")
@@ -226,17 +303,6 @@ def _note_choice(choice: BatchChoice, more: str | None = None) -> None:
 def _warn_of_disk(choice: BatchChoice) -> None:
     if text := disk_warning(choice.plan):
         note(f"gpuyard: warning: {text}")
-
-
-def _detach(record: BatchRecord, mode: RunMode) -> int:
-    part = record.parts[-1]
-    if mode.as_json:
-        ids = {"ids": _ids(part), "first": part.first, "last": part.last, "finish": part.finish}
-        say_json({"name": record.plan.name, **ids, "root": record.plan.root})
-    else:
-        say(_ids(part))
-    _note_how_to_resume(record, mode)
-    return 0
 
 
 def _note_how_to_resume(record: BatchRecord, mode: RunMode) -> None:
@@ -253,14 +319,11 @@ def _resume_command(plan: BatchPlan, mode: RunMode) -> str:
             arguments.remove(flag)
     root = [] if plan.root == mode.root else ["--output-root", plan.root]
     if root and mode.is_root_typed:
-        arguments = _without(arguments, "--output-root")
+        name = "--output-root"
+        at = next(at for at, text in enumerate(arguments) if text == name or text.startswith(f"{name}="))
+        del arguments[at : at + (2 if arguments[at] == name else 1)]
     resume = [] if mode.existing is ExistingBatch.RESUME else ["--resume"]
     return shlex.join(["gpuyard", verb, *resume, *root, *arguments])
-
-
-def _without(arguments: list[str], option: str) -> list[str]:
-    at = next(at for at, text in enumerate(arguments) if text == option or text.startswith(f"{option}="))
-    return arguments[:at] + arguments[at + (2 if arguments[at] == option else 1) :]
 
 
 def _show_summary(record: BatchRecord, mode: RunMode) -> int:

@@ -7,12 +7,8 @@ from msgspec import to_builtins
 from gpuyard.errors import UserError
 from gpuyard.model.option import Option
 from gpuyard.ui.cli.command_grammar import Arguments, Typed, Verb
-from gpuyard.ui.cli.recipes.batch import run_batch
-from gpuyard.ui.cli.recipes.batch_options import batch_options, make_plan, run_mode
+from gpuyard.ui.cli.recipes.batch import batch_options, make_plan, run_batch, run_mode
 from gpuyard.ui.cli.terminal import absolute, say, say_json
-
-_NAME = "datagen"
-
 
 VERB = Verb(
     """Generate data with a simulator, run after run, within limits on CPU, RAM and GPU.
@@ -28,7 +24,7 @@ VERB = Verb(
     Exit status 0 if all runs succeeded, else 1.
     """,
     (
-        *batch_options(stagger="2s", name=_NAME),
+        *batch_options(stagger="2s", name="datagen"),
         Option("program", "text", "PROGRAM", "The simulator, or its path.", default="sim_view"),
         Option("output-root", "text", "DIR", "Directory with a folder per run.", default="out"),
         Option("prune", "flag", None, "Move runs without a frame away.", note="default"),
@@ -55,9 +51,9 @@ VERB = Verb(
 
 
 def run(typed: Typed) -> int:
-    values, calibrated = typed.values(), typed.text("calibrate")
-    if calibrated is not None:
-        return _calibrate(Path(calibrated), as_json=typed.flag("json"))
+    values = typed.values()
+    if values["calibrate"] is not None:
+        return _calibrate(Path(values["calibrate"]), as_json=typed.flag("json"))
     for name in ("prune", "headless"):
         if typed.flag(name) and typed.flag(f"no-{name}"):
             raise UserError(f"--{name} and --no-{name} do not go together", hint="leave out one of them")
@@ -70,7 +66,7 @@ def run(typed: Typed) -> int:
     root = absolute(values["output-root"])
     plan = make_plan(
         typed,
-        name=values["name"] or _NAME,
+        name=values["name"] or "datagen",
         command=_command(typed, prunes_itself=prunes == "program"),
         root=root,
         prunes=prunes,

@@ -1,83 +1,43 @@
-"""`gpuyard render`: renders a manifest in one process that caches assets in VRAM and RAM.
-
-`gpuyard render profile` is a command of its own; for a manifest of that name, write `./profile`.
+"""`gpuyard render`: renders a manifest in one process that caches assets in VRAM and RAM; and `gpuyard render profile`:
+memory and load time of each asset of a manifest, and recommended budgets. For a manifest named `profile`, write
+`./profile`.
 """
 
 import contextlib
 import gc
 import os
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import to_builtins
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.option import Option
 from gpuyard.model.option_values import Options
+from gpuyard.model.units import UNKNOWN, format_bytes
 from gpuyard.recipes.render.follow_run import Follower, StatusFile
-from gpuyard.recipes.render.load_function import RENDERER, find_function
-from gpuyard.recipes.render.manifest import Manifest
-from gpuyard.recipes.render.memory.leased_memory import need_numpy
+from gpuyard.recipes.render.load_function import LOADER, RENDERER, find_function
+from gpuyard.recipes.render.manifest import Manifest, read
+from gpuyard.recipes.render.memory.leased_memory import Budget, choose_ram, choose_vram, missing_gpu_advice, need_numpy
 from gpuyard.recipes.render.planning.assets_and_units import DEFAULT_WORKERS
 from gpuyard.recipes.render.status_file import RenderReport
 from gpuyard.recipes.render.write_outputs import SkipsUnwritten, check_outputs
 from gpuyard.ui.cli import EXIT_FAULT
-from gpuyard.ui.cli.command_grammar import JSON, Typed, Verb
-from gpuyard.ui.cli.recipes import render_profile as render_options
+from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
-from gpuyard.ui.cli.recipes.render_profile import PROFILE
-from gpuyard.ui.cli.terminal import absolute, note, paint, say, say_json
-from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.cli.terminal import absolute, is_terminal, note, paint, say, say_json, table_lines
+from gpuyard.ui.cli.text_table import Column, clean, make_columns
 
 if TYPE_CHECKING:
     from gpuyard.recipes.render.coordinator import Coordinator
     from gpuyard.recipes.render.memory.read_asset_files import Loader
-
-_NOTE_WAIT_AFTER_S = 4.0  # longer than the initialisation of CUDA
-
-
-VERB = Verb(
-    """Render every label of MANIFEST, with scenes and actors cached in VRAM and RAM while they are needed.
-
-    MANIFEST is a JSON array, or JSON Lines, of {"scene": path, "actor": path or null, "labels": [...]}. The
-    output of a label, DIR/NAME, is complete or absent. A label that cannot be rendered becomes a line of
-    DIR/skipped.jsonl, and the others continue.
-
-    \b
-    gpuyard render manifest.json --renderer my_pkg.render:render_label --vram-budget 44G --ram-budget 90G
-    gpuyard render manifest.json --renderer my_pkg.render:render_label --resume
-    gpuyard render profile manifest.json    recommends budgets; see `gpuyard render profile --help`
-
-    Exit status 0 if every label is rendered, 1 if some were skipped.
-    """,
-    (
-        Option("renderer", "text", "MOD:FN", "Called as FN(scene, frames, label, out_dir).", note="required"),
-        Option("vram-budget", "size", "SIZE", "VRAM to use, such as 44G.", note="80% of free VRAM"),
-        Option("ram-budget", "size", "SIZE", "RAM to cache assets in, such as 90G.", note="half of available RAM"),
-        Option("actor-budget", "size", "SIZE", "Part of the VRAM that actors may take.", note="what scenes leave free"),
-        Option("working-memory", "size", "SIZE", "VRAM that the renderer itself uses.", note="measured", least=0),
-        Option("scene-slots", "whole", "N", "Maximum number of scenes in VRAM.", default="5", least=1),
-        Option("workers", "whole", "N", "Number of labels to render at once, each in a thread.",
-               default=str(DEFAULT_WORKERS), least=1),
-        Option("out", "text", "DIR", "Directory with a folder per label.", default="out"),
-        Option("resume", "flag", None, "Keep complete outputs, and render the rest."),
-        Option("strict", "flag", None, "Fail if the manifest contains any error."),
-        Option("order", "choice", "[chosen|manifest]",
-               "chosen: the order that loads the fewest bytes; manifest: the order of the file.",
-               choices=("chosen", "manifest"), default="chosen"),
-        render_options.LOADER,
-        render_options.DEVICE,
-        Option("status", "text", "FILE", "Write the status to this file each second, as JSON.",
-               note="DIR/status.json, after a minute"),
-        JSON,
-    ),
-    render_options.MANIFEST,
-    commands={"profile": PROFILE},
-)  # fmt: skip
+    from gpuyard.recipes.render.profile_assets import Advice, AssetProfile, Profiler
 
 
 def run(command: Typed) -> int:
@@ -96,9 +56,6 @@ def run(command: Typed) -> int:
         return _exit_status(ran, is_printed=is_printed)
 
 
-# Running
-
-
 class _Ran(NamedTuple):
     """`out` is the output folder; `signals` are those that stopped it; `faults` are files that could not be written."""
 
@@ -111,10 +68,16 @@ class _Ran(NamedTuple):
 
 def _run(manifest: str, typed: Options) -> _Ran:
     render = find_function("--renderer", typed["renderer"], RENDERER)
-    loader, out = render_options.make_loader(typed["loader"]), absolute(typed["out"])
-    read = render_options.read_manifest(manifest, is_strict=typed["strict"])
+    loader, out = _make_loader(typed["loader"]), absolute(typed["out"])
+    read = _read_manifest(manifest, is_strict=typed["strict"])
     check_outputs(Path(out), read.units, resume=typed["resume"])
-    file = _status_file(typed, out)
+    file = None
+    try:
+        file = StatusFile(Path(absolute(typed["status"]))) if typed["status"] else StatusFile.default(Path(out))
+    except UserError as error:
+        if typed["status"]:
+            raise
+        note(f"gpuyard: no status is written: {error}; --status names another file")
     # A million labels live until the end: keep the garbage collector, which would stop all workers, from scanning them.
     gc.freeze()
     faults: list[EnvironmentFault] = []
@@ -134,22 +97,12 @@ def _run(manifest: str, typed: Options) -> _Ran:
     return _Ran(manifest=read, out=out, report=report, signals=signals, faults=faults)
 
 
-def _status_file(typed: Options, out: str) -> StatusFile | None:
-    if typed["status"] is not None:
-        return StatusFile(Path(absolute(typed["status"])))
-    try:
-        return StatusFile.default(Path(out))
-    except UserError as error:  # the file was not asked for, so rendering goes on without it
-        note(f"gpuyard: no status is written: {error}; --status names another file")
-        return None
-
-
 @contextlib.contextmanager
 def _opened(typed: Options, loader: "Loader") -> "Iterator[Coordinator]":
     """Open the coordinator; print a note after 4 s of waiting for the VRAM budget."""
     from gpuyard.recipes.render.coordinator import Coordinator
 
-    vram, ram = render_options.choose_budgets(typed["vram-budget"], typed["ram-budget"], typed["device"])
+    vram, ram = _choose_budgets(typed["vram-budget"], typed["ram-budget"], typed["device"])
     coordinator = Coordinator(
         vram=vram.mb,
         ram=ram.mb,
@@ -162,7 +115,7 @@ def _opened(typed: Options, loader: "Loader") -> "Iterator[Coordinator]":
         actor_budget=typed["actor-budget"],
     )
     waits = f"gpuyard: waiting for {vram.text()} of VRAM on one device; `gpuyard leases` shows who holds it"
-    timer = threading.Timer(_NOTE_WAIT_AFTER_S, note, [waits])
+    timer = threading.Timer(4.0, note, [waits])  # longer than the initialisation of CUDA
     timer.start()
     with contextlib.ExitStack() as stack:
         try:
@@ -184,7 +137,8 @@ def _running(coordinator: "Coordinator", file: StatusFile | None) -> Iterator[li
         def hear(signum: int, _: object) -> None:
             if signals:
                 follower.abandon()
-                _end_at_once(signum)
+                # Without waiting for renderers; unfinished outputs stay under `.partial`, which nothing reads.
+                os._exit(128 + signum)
             signals.append(signum)
             follower.stop()
 
@@ -197,14 +151,6 @@ def _running(coordinator: "Coordinator", file: StatusFile | None) -> Iterator[li
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-
-
-def _end_at_once(signum: int) -> NoReturn:
-    """Exit without waiting for renderers; unfinished outputs stay under `.partial`, which nothing reads."""
-    os._exit(128 + signum)
-
-
-# Results
 
 
 def _print(ran: _Ran, typed: Options) -> bool:
@@ -240,3 +186,203 @@ def _exit_status(ran: _Ran, *, is_printed: bool) -> int:
         note("gpuyard: run the same command with --resume to render the rest")
         return 128 + ran.signals[0]
     return EXIT_FAULT if _is_incomplete(ran) or ran.faults or not is_printed else 0
+
+
+def _read_manifest(path: str, *, is_strict: bool = False) -> Manifest:
+    """Read it and print its errors. UserError if no label is left, or for any error with `is_strict`."""
+    manifest = read(path)
+    errors = [f"{clean(path)}, {bad.place}: {clean(bad.reason)}" for bad in manifest.bad]
+    if errors and is_strict:
+        raise UserError("\n  ".join(["the manifest has errors:", *errors]), hint="nothing was rendered")
+    for line in errors[:20]:
+        note(f"gpuyard: {line}")
+    if len(errors) > 20:
+        note(f"gpuyard: and {len(errors) - 20:,} more; --strict lists them all")
+    if not manifest.units:
+        first = f": {manifest.bad[0].place}: {manifest.bad[0].reason}" if manifest.bad else ""
+        raise UserError(f"nothing to render in {path}{first}", hint="`gpuyard render --help` describes its format")
+    return manifest
+
+
+def _make_loader(text: str | None) -> "Loader":
+    from gpuyard.recipes.render.memory.read_asset_files import Loader
+
+    return Loader(None if text is None else find_function("--loader", text, LOADER))
+
+
+def _choose_budgets(vram_mb: float | None, ram_mb: float | None, device: str) -> tuple[Budget, Budget]:
+    """Return the budgets of VRAM and RAM as given, or a part of the free memory; a default is printed."""
+    vram = choose_vram(device) if vram_mb is None else Budget(mb=vram_mb)
+    ram = choose_ram() if ram_mb is None else Budget(mb=ram_mb)
+    if (advice := missing_gpu_advice(device)) is not None:
+        why, remedy = advice
+        note(f"gpuyard: {why}\n  {remedy}; --device host asks for RAM, without this note")
+    budgets = {"--vram-budget": vram, "--ram-budget": ram}
+    chosen = [f"{option} is {budget.text()}" for option, budget in budgets.items() if budget.why is not None]
+    if chosen:
+        note(f"gpuyard: {', '.join(chosen)}")
+    return vram, ram
+
+
+_SCENE_SLOTS = 5
+
+
+def _run_profile(options: Typed) -> int:
+    manifest, loader, device = options.arguments[0], options.text("loader"), options.values()["device"]
+    as_json = options.flag("json")
+    need_numpy()
+    from gpuyard.recipes.render.profile_assets import OVERHEAD_NBYTES, Profiler, advise
+
+    with reserve_stdout(as_json=as_json):
+        read = _read_manifest(manifest)
+        vram, ram = _choose_budgets(None, None, device)
+        profiler = Profiler(_make_loader(loader), device, vram, ram)
+        assets = _measured(profiler, read)
+    overhead = 0 if profiler.name == "host" else OVERHEAD_NBYTES
+    advice = advise(assets, scene_slots=_SCENE_SLOTS, workers=DEFAULT_WORKERS, overhead=overhead)
+    typed = _command(manifest, loader, advice, int(vram.mb) << 20, int(ram.mb) << 20)
+    if as_json:
+        measured = {"assets": to_builtins(assets), "advice": to_builtins(advice)}
+        say_json({"device": profiler.name, **measured, "command": typed})
+    else:
+        _say_assets(assets, os.path.dirname(os.path.abspath(manifest)))
+        _say_advice(advice, typed)
+        for what, least, budget in (("VRAM", advice.vram_least, vram), ("RAM", advice.ram_least, ram)):
+            if least > int(budget.mb) << 20:
+                note(f"gpuyard: {format_bytes(least)} of {what} is more than this machine has free now")
+    return EXIT_FAULT if any(asset.problem is not None for asset in assets) else 0
+
+
+def _measured(profiler: "Profiler", manifest: Manifest) -> "list[AssetProfile]":
+    """Measure all assets, with a progress bar on a terminal: it may take minutes."""
+    from gpuyard.recipes.render.profile_assets import assets_of
+    from gpuyard.ui.views.live_display import LiveDisplay, progress_head
+
+    assets = assets_of(manifest.units)
+    measured: list[AssetProfile] = []
+    with LiveDisplay(sys.stderr, is_transient=True) as shown:
+        for each in profiler.measure(assets):
+            measured.append(each)
+            if is_terminal(sys.stderr):
+                text = f"{len(measured):,} of {len(assets):,} assets measured"
+                shown.draw([progress_head("", len(measured) / len(assets), text, "green", shown.frame())])
+    return measured
+
+
+def _command(manifest: str, loader: str | None, advice: "Advice", vram: int, ram: int) -> str:
+    from gpuyard.recipes.render.profile_assets import size_option
+
+    command = ["gpuyard", "render", manifest, "--renderer", "MOD:FN"]
+    command += [] if loader is None else ["--loader", loader]
+    command += ["--vram-budget", size_option(min(advice.vram_plenty, max(vram, advice.vram_least)))]
+    command += ["--ram-budget", size_option(min(advice.ram_plenty, max(ram, advice.ram_least)))]
+    return shlex.join(command)
+
+
+def _say_assets(assets: "Sequence[AssetProfile]", folder: str) -> None:
+    columns = make_columns(
+        "kind", "asset", "labels", "frames", "on disk", "in RAM", "in VRAM", "load", "upload", long=("asset",),
+        right=("labels", "frames", "on disk", "in RAM", "in VRAM", "load", "upload"), spare=("labels", "on disk"),
+    )  # fmt: skip
+
+    def figures(value: "Callable[[str], float | None]") -> list[str]:
+        sizes = (format_bytes(value(name)) for name in ("disk_nbytes", "ram_nbytes", "vram_nbytes"))
+        return [*sizes, *(_time(value(name)) for name in ("load_s", "upload_s"))]
+
+    rows = [
+        [
+            str(asset.kind),
+            clean(_short(asset.path, folder)),
+            f"{asset.labels:,}",
+            UNKNOWN if asset.frames is None else f"{asset.frames:,}",
+            *figures(partial(getattr, asset)),
+        ]
+        for asset in assets
+    ]
+    frames = sum(asset.frames or 0 for asset in assets)
+    totals = figures(lambda name: sum(getattr(asset, name) or 0 for asset in assets))
+    rows.append(["all", f"{len(assets):,} assets", "", f"{frames:,}", *totals])
+    say(*table_lines(columns, rows))
+    for asset in assets:
+        if asset.problem is not None:
+            say(paint(f"{asset.kind} {clean(_short(asset.path, folder))}: {clean(asset.problem)}", "red"))
+
+
+def _short(path: str, folder: str) -> str:
+    inside = os.path.relpath(path, folder)
+    return path if inside.startswith("..") else inside
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return UNKNOWN
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+
+
+def _say_advice(advice: "Advice", typed: str) -> None:
+    columns = (Column(""), Column("VRAM", is_right=True), Column("RAM", is_right=True), Column("", is_long=True))
+    all_actors = f"{_SCENE_SLOTS} scenes and {DEFAULT_WORKERS} actors in VRAM, and all in RAM"
+    rows = [
+        ("minimum", advice.vram_least, advice.ram_least, "one scene; actors are streamed frame by frame"),
+        ("good", advice.vram_good, advice.ram_good, f"{_SCENE_SLOTS} scenes and the largest actor in VRAM"),
+        ("plenty", advice.vram_plenty, advice.ram_plenty, all_actors),
+    ]
+    table = table_lines(columns, [[name, format_bytes(vram), format_bytes(ram), why] for name, vram, ram, why in rows])
+    say("", *table, "Memory that the renderer itself allocates in VRAM comes on top.", "", f"Try:  {typed}")
+
+
+_MANIFEST = Arguments("MANIFEST")
+_LOADER = Option("loader", "text", "MOD:FN", "Reads files that are not PLY: FN(path) returns arrays by name.")
+_DEVICE = Option(
+    "device", "choice", "[auto|cuda|host]", "A GPU through PyTorch, or a simulated one in RAM (host).",
+    choices=("auto", "cuda", "host"), default="auto",
+)  # fmt: skip
+PROFILE = Command(
+    Verb(
+        """Load and upload every asset of MANIFEST once, and recommend budgets.
+
+        Exit status 1 if an asset cannot be loaded.
+        """,
+        (_LOADER, _DEVICE, JSON),
+        _MANIFEST,
+    ),
+    _run_profile,
+)
+VERB = Verb(
+    """Render every label of MANIFEST, with scenes and actors cached in VRAM and RAM while they are needed.
+
+    MANIFEST is a JSON array, or JSON Lines, of {"scene": path, "actor": path or null, "labels": [...]}. The
+    output of a label, DIR/NAME, is complete or absent. A label that cannot be rendered becomes a line of
+    DIR/skipped.jsonl, and the others continue.
+
+    \b
+    gpuyard render manifest.json --renderer my_pkg.render:render_label --vram-budget 44G --ram-budget 90G
+    gpuyard render manifest.json --renderer my_pkg.render:render_label --resume
+    gpuyard render profile manifest.json    recommends budgets; see `gpuyard render profile --help`
+
+    Exit status 0 if every label is rendered, 1 if some were skipped.
+    """,
+    (
+        Option("renderer", "text", "MOD:FN", "Called as FN(scene, frames, label, out_dir).", note="required"),
+        Option("vram-budget", "size", "SIZE", "VRAM to use, such as 44G.", note="80% of free VRAM"),
+        Option("ram-budget", "size", "SIZE", "RAM to cache assets in, such as 90G.", note="half of available RAM"),
+        Option("actor-budget", "size", "SIZE", "Part of the VRAM that actors may take.", note="what scenes leave free"),
+        Option("working-memory", "size", "SIZE", "VRAM that the renderer itself uses.", note="measured", least=0),
+        Option("scene-slots", "whole", "N", "Maximum number of scenes in VRAM.", default="5", least=1),
+        Option("workers", "whole", "N", "Number of labels to render at once, each in a thread.",
+               default=str(DEFAULT_WORKERS), least=1),
+        Option("out", "text", "DIR", "Directory with a folder per label.", default="out"),
+        Option("resume", "flag", None, "Keep complete outputs, and render the rest."),
+        Option("strict", "flag", None, "Fail if the manifest contains any error."),
+        Option("order", "choice", "[chosen|manifest]",
+               "chosen: the order that loads the fewest bytes; manifest: the order of the file.",
+               choices=("chosen", "manifest"), default="chosen"),
+        _LOADER,
+        _DEVICE,
+        Option("status", "text", "FILE", "Write the status to this file each second, as JSON.",
+               note="DIR/status.json, after a minute"),
+        JSON,
+    ),
+    _MANIFEST,
+    commands={"profile": PROFILE},
+)  # fmt: skip

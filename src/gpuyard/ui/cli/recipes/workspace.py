@@ -4,14 +4,15 @@ Names of configs and GPUs on the command line are data: they may start with a da
 """
 
 import os
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from gpuyard.client.retrying import RetryingClient
@@ -22,7 +23,6 @@ from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, Work
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
-from gpuyard.ui.cli.recipes.workspace_command_line import WorkspaceLocation, help_text, relative_path
 from gpuyard.ui.cli.terminal import (
     absolute,
     is_terminal,
@@ -41,18 +41,93 @@ from gpuyard.ui.views.workspace_table import changes_of, describe_logs, picture_
 if TYPE_CHECKING:
     from gpuyard.recipes.workspace.sweep import StartedSweep
 
-_POLL_S = 1.0
-_COUNTS = ("total", "completed", "running", "waiting", "failed", "not_started")
-_LONGEST_VALUE = 44
-_NAMES_ONLY = "env"
+
+class WorkspaceLocation(Struct, frozen=True, kw_only=True):
+    """A workspace; `config` is None for its own scheduler_config.yml."""
+
+    workspace: Path
+    config: Path | None = None
+
+    @classmethod
+    def of(cls, typed: Typed) -> "WorkspaceLocation":
+        workspace, config = typed.text("workspace"), typed.text("config")
+        folder = Path(absolute("." if workspace is None else workspace))
+        file = None if config is None else Path(absolute(config))
+        return cls(workspace=folder, config=None if file == folder / CONFIG_FILE else file)
+
+    def command(self, *arguments: str) -> str:
+        """Return the command line to type in the current directory; the workspace's own script if it is equivalent."""
+        script = self.workspace / "scheduler.sh"
+        if self.config is None and os.access(script, os.X_OK):
+            path = _relative_path(script)
+            shown = path if os.path.isabs(path) else min(f"./{path}", str(script), key=len)
+            return shlex.join([shown, *arguments])
+        folder = [] if str(self.workspace) == _current_directory() else ["--workspace", str(self.workspace)]
+        file = [] if self.config is None else ["--config", str(self.config)]
+        return shlex.join(["gpuyard", "workspace", *folder, *file, *arguments])
 
 
-def _place(typed: Typed) -> WorkspaceLocation:
-    return WorkspaceLocation.of(typed.text("workspace"), typed.text("config"))
+def _relative_path(path: Path) -> str:
+    inside = os.path.relpath(path, _current_directory())
+    return str(path) if inside.startswith(os.pardir) else inside
+
+
+def _current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed meanwhile
+        return os.sep
+
+
+_HELP = """\
+Usage: {me} COMMAND
+
+A workspace is a folder with a YAML file for each experiment in configs/.
+Each becomes a job of the queue, on a GPU, in its own tmux session;
+out/NAME_completed.txt marks a completed one.
+
+Commands:
+  start [CONFIGS] [GPUS]  start every config, or CONFIGS (a list, or words);
+                          on free GPUs, or on GPUS, one for each config
+        --rerun           run completed configs again
+  status                  state of each config, and estimated time left
+        --watch           until all have finished; Ctrl-C only stops watching
+        --json            for scripts
+  stop                    start no new tasks; running tasks finish
+  kill-all                kill all tasks, running or waiting; close the sessions
+  config [--json]         effective settings, and where each comes from
+  help                    this help
+  init DIR                create a workspace in DIR; existing files are kept
+        --force           replace its scheduler.sh, with a backup, and say
+                          whether start would accept the workspace
+
+Options, before the command:
+  --workspace DIR         the workspace [the current directory]
+  --config FILE           its configuration [scheduler_config.yml in it]
+
+Examples:
+  {all}
+  {some}
+  {watch}
+  tmux attach -t TASK_exp1_gpu0     watch exp1, if task_name is TASK
+
+Exit status:
+  0  success; start: all requested configs run, wait or are completed
+  1  a problem on this machine; status --watch: a task failed;
+     kill-all: a task did not end
+  2  a mistake in the command line or the configuration;
+     start: some configs were refused
+"""
 
 
 def _help(typed: Typed) -> str:
-    return help_text(_place(typed))
+    place = WorkspaceLocation.of(typed)
+    return _HELP.format(
+        me=place.command(),
+        all=place.command("start"),
+        some=place.command("start") + ' "heavy.yml,light.yml,test.yml" "1,0,0"',
+        watch=place.command("status", "--watch"),
+    ).rstrip()
 
 
 def run(typed: Typed) -> int:
@@ -60,21 +135,18 @@ def run(typed: Typed) -> int:
     return 0
 
 
-# Creating
-
-
 def _init(typed: Typed) -> int:
-    folder = typed.arguments[0]
     from gpuyard.recipes.workspace.create_workspace import init
 
-    was_workspace = Path(absolute(folder), CONFIG_FILE).exists()
-    made = init(Path(absolute(folder)), force=typed.flag("force"))
+    folder = Path(absolute(typed.arguments[0]))
+    was_workspace = (folder / CONFIG_FILE).exists()
+    made = init(folder, force=typed.flag("force"))
     for path in made.created:
-        say(f"created  {clean(relative_path(path))}")
+        say(f"created  {clean(_relative_path(path))}")
     for path, backup in made.backed_up:
-        say(f"replaced {clean(relative_path(path))}; backup: {clean(backup.name)}")
+        say(f"replaced {clean(_relative_path(path))}; backup: {clean(backup.name)}")
     for path in made.kept:
-        say(f"kept     {clean(relative_path(path))}")
+        say(f"kept     {clean(_relative_path(path))}")
     start = WorkspaceLocation(workspace=made.folder).command("start")
     if was_workspace:
         _show_what_start_would_do(made.folder, start)
@@ -107,11 +179,8 @@ def _show_what_start_would_do(folder: Path, start: str) -> None:
     say(f"`{start}` would accept it: {format_count(len(configs), 'config')}, {done} of them completed.")
 
 
-# Running
-
-
 def _start(typed: Typed) -> int:
-    place = _place(typed)
+    place = WorkspaceLocation.of(typed)
     from gpuyard.recipes.workspace.prepare_sweep import split_lists
     from gpuyard.recipes.workspace.sweep import start
 
@@ -123,12 +192,6 @@ def _start(typed: Typed) -> int:
             hint=f'separate names with commas: {place.command("start")} "heavy.yml,light.yml" "1,0"',
         )
     started = start(loaded, configs, next(iter(gpus), None), is_rerun=typed.flag("rerun"), engine=typed.text("engine"))
-    _show_started(started)
-    _show_next_steps(started, place)
-    return EXIT_USAGE if started.refused else 0
-
-
-def _show_started(started: "StartedSweep") -> None:
     rows = [
         (each.config, f"job {each.job}" + ("" if each.gpu is None else f", GPU {each.gpu}"), "green")
         for each in started.submitted
@@ -140,25 +203,26 @@ def _show_started(started: "StartedSweep") -> None:
         say(join_cells([config, paint(what.rstrip(), style)]))
     for text in started.notes:
         note(f"gpuyard: {clean(text)}")
+    say(*_next_steps(started, place))
+    return EXIT_USAGE if started.refused else 0
 
 
-def _show_next_steps(started: "StartedSweep", place: WorkspaceLocation) -> None:
+def _next_steps(started: "StartedSweep", place: WorkspaceLocation) -> Iterator[str]:
     if not started.submitted and not started.refused:
-        say(f"Nothing to do: {format_count(len(started.skipped), 'config')}, all completed, running or waiting.")
+        yield f"Nothing to do: {format_count(len(started.skipped), 'config')}, all completed, running or waiting."
     if any(each.why.startswith("completed") for each in started.skipped):
-        say(f"To run completed configs again:  {place.command('start', '--rerun')}")
-    for text in describe_logs([(each.config, each.log) for each in started.submitted if each.log is not None]):
-        say(text)
+        yield f"To run completed configs again:  {place.command('start', '--rerun')}"
+    yield from describe_logs([(each.config, each.log) for each in started.submitted if each.log is not None])
     if started.submitted:
         if started.submitted[0].log is None:
-            say("To see their output:  gpuyard logs -f JOB")
-        say(f"To see their status:  {place.command('status')}")
+            yield "To see their output:  gpuyard logs -f JOB"
+        yield f"To see their status:  {place.command('status')}"
     if started.session is not None:
-        say(f"To watch them:  tmux attach -t {started.session}")
+        yield f"To watch them:  tmux attach -t {started.session}"
 
 
 def _stop(typed: Typed) -> int:
-    place = _place(typed)
+    place = WorkspaceLocation.of(typed)
     from gpuyard.recipes.workspace.sweep import stop
 
     stopped = stop(place.workspace, _settings_if_valid(place))
@@ -170,7 +234,7 @@ def _stop(typed: Typed) -> int:
 
 
 def _kill_all(typed: Typed) -> int:
-    place = _place(typed)
+    place = WorkspaceLocation.of(typed)
     from gpuyard.recipes.workspace.sweep import kill_all
 
     killed = kill_all(place.workspace, _settings_if_valid(place))
@@ -180,54 +244,41 @@ def _kill_all(typed: Typed) -> int:
     return EXIT_FAULT if killed.left else 0
 
 
-# Status
-
-
 def _status(typed: Typed) -> int:
     as_json, is_watched = typed.flag("json"), typed.flag("watch")
     if as_json and is_watched:
         raise UserError("--json and --watch exclude each other", hint="leave one of them out")
-    place = _place(typed)
+    place = WorkspaceLocation.of(typed)
     loaded = load(place.workspace, place.config)
-    return _watch_status(loaded) if is_watched else _show_status(loaded, as_json=as_json)
-
-
-def _show_status(loaded: LoadedSettings, *, as_json: bool) -> int:
-    """Print all lines, however many: the most important ones are at the end. Return the exit status."""
+    if is_watched:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        show_all = _show_in_place if is_terminal(sys.stdout) else _print_changes
+        try:
+            return EXIT_FAULT if show_all(_statuses(loaded)).failed else 0
+        except KeyboardInterrupt:  # the normal end; the last status stays on the screen
+            return 0
     with RetryingClient() as queue:
         status = read_sweep_status(loaded, queue)
-    if as_json:
-        say_json(_status_as_json(status))
-    else:
+    if not as_json:  # all lines, however many: the most important ones are at the end
         say_lines(picture_of(status, _frame(terminal_size()[0])))
+        return 0
+    counts = ("total", "completed", "running", "waiting", "failed", "not_started")
+    say_json(
+        {
+            "workspace": status.workspace,
+            "task_name": status.task_name,
+            "tag": status.tag,
+            "counts": {name: getattr(status, name) for name in counts},
+            "over": status.is_over,
+            "stopped": status.is_stopped,
+            "paused": status.is_paused,
+            "left_s": status.left_s,
+            "why": status.why,
+            "notes": list(status.notes),
+            "tasks": to_builtins(status.rows),
+        }
+    )
     return 0
-
-
-def _status_as_json(status: SweepStatus) -> dict[str, Any]:
-    return {
-        "workspace": status.workspace,
-        "task_name": status.task_name,
-        "tag": status.tag,
-        "counts": {name: getattr(status, name) for name in _COUNTS},
-        "over": status.is_over,
-        "stopped": status.is_stopped,
-        "paused": status.is_paused,
-        "left_s": status.left_s,
-        "why": status.why,
-        "notes": list(status.notes),
-        "tasks": to_builtins(status.rows),
-    }
-
-
-def _watch_status(loaded: LoadedSettings) -> int:
-    """Show the status until the end, and return the exit status. Ctrl-C leaves the last status on the screen."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    show_all = _show_in_place if is_terminal(sys.stdout) else _print_changes
-    try:
-        last = show_all(_statuses(loaded))
-    except KeyboardInterrupt:
-        return 0  # Ctrl-C is the normal end
-    return EXIT_FAULT if last.failed else 0
 
 
 def _statuses(loaded: LoadedSettings) -> Iterator[SweepStatus]:
@@ -237,7 +288,7 @@ def _statuses(loaded: LoadedSettings) -> Iterator[SweepStatus]:
             yield status
             if status.is_over:
                 return
-            time.sleep(_POLL_S)
+            time.sleep(1)
 
 
 def _show_in_place(statuses: Iterator[SweepStatus]) -> SweepStatus:
@@ -268,25 +319,22 @@ def _frame(width: int | None = None) -> Frame:
     return Frame(width=width, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))
 
 
-# Settings
-
-
 def _config(typed: Typed) -> int:
-    place = _place(typed)
+    place = WorkspaceLocation.of(typed)
     loaded = load(place.workspace, place.config)
     if typed.flag("json"):
-        effective = {**to_builtins(loaded.settings), _NAMES_ONLY: list(loaded.settings.env)}
+        effective = {**to_builtins(loaded.settings), "env": list(loaded.settings.env)}
         settings = {
             key: {"value": effective[field_name(key)], "from": source} for key, source in loaded.sources.items()
         }
         say_json({"workspace": str(loaded.workspace), "file": loaded.path, "settings": settings})
         return 0
     # People paste this output, and the values of `env` may be tokens.
-    shown = {_NAMES_ONLY: ", ".join(loaded.settings.env)}
+    shown = {"env": ", ".join(loaded.settings.env)}
     rows = [(key, clean(shown.get(key) or value), source) for key, value, source in loaded.rows()]
     say(paint(f"{clean(str(loaded.workspace))}, from {clean(loaded.path)}", "bold"))
     keys = max(cell_width(key) for key, _, _ in rows)
-    values = min(_LONGEST_VALUE, max(cell_width(value) for _, value, _ in rows))
+    values = min(44, max(cell_width(value) for _, value, _ in rows))
     for key, value, source in rows:
         say(join_cells([pad(key, keys), pad(value, values), paint(clean(source), "dim")]))
     return 0

@@ -14,54 +14,32 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_ACTIONS = ("start", "stop", "restart", "status", "run", "adopt")
-VERB = Verb(
-    """Start, stop, restart or inspect the daemon that runs the queue.
-
-    \b
-    start   in the background; `gpuyard submit` does this automatically
-    stop    running jobs continue, and the next daemon takes them over
-    restart stop and start again; needed after an upgrade while jobs run
-    status  its pid, queue and files; exit status 1 if it is not running
-    run     in the foreground, for a service manager
-    adopt   take over the queue in a shared folder from a machine that is gone
-    """,
-    (
-        JSON,
-        Option(
-            "from", "text", "HOST", "For `adopt`: the machine that is gone. Jobs that still run there would run twice."
-        ),
-    ),
-    Arguments("start|stop|restart|status|run|adopt", choices=_ACTIONS),
-)
-
 
 def run(typed: Typed) -> int:
-    if typed.arguments[0] == "run":
-        from gpuyard.daemon.main import run_daemon
+    return _ACTIONS[typed.arguments[0]](typed)
 
-        return run_daemon(is_managed=True)
-    actions = {"start": _start, "stop": _stop, "restart": _restart, "status": _status, "adopt": _adopt}
-    return actions[typed.arguments[0]](typed)
+
+def _run_in_foreground(_: Typed) -> int:
+    from gpuyard.daemon.main import run_daemon
+
+    return run_daemon(is_managed=True)
 
 
 def _start(typed: Typed) -> int:
     from gpuyard.client.autostart import start_daemon
 
+    def ask_status() -> Answer:
+        with connect(start=False) as client:
+            status: Answer = client.request("GET", "/status")
+            return status
+
     is_new = start_daemon()
     try:
-        status = _ask_status()
+        status = ask_status()
     except NoDaemon:  # it was ending, and still accepted connections
         is_new = start_daemon()
-        status = _ask_status()
+        status = ask_status()
     return say_answer(typed, status, f"daemon {'started' if is_new else 'already running'} (pid {status['pid']})")
-
-
-def _ask_status() -> Answer:
-    """Return the status of the daemon that runs. Raise NoDaemon if none runs, or if it ends before it answers."""
-    with connect(start=False) as client:
-        status: Answer = client.request("GET", "/status")
-        return status
 
 
 def _adopt(typed: Typed) -> int:
@@ -70,9 +48,8 @@ def _adopt(typed: Typed) -> int:
 
     host = typed.text("from")
     if host is None:
-        raise UserError(
-            "adopt needs the machine that the queue belongs to", hint="write `gpuyard daemon adopt --from HOST`"
-        )
+        hint = "write `gpuyard daemon adopt --from HOST`"
+        raise UserError("adopt needs the machine that the queue belongs to", hint=hint)
     adopt_queue(state_folder(), host)
     answer = {"folder": state_folder(), "from": host}
     return say_answer(typed, answer, f"the queue in {state_folder()} belongs to this machine now")
@@ -82,25 +59,33 @@ def _stop(typed: Typed) -> int:
     from gpuyard.client.daemon_liveness import await_end
     from gpuyard.client.paths import lock_path
 
-    client = _connect_if_running()
+    client = _connect_if_running(typed)
     if client is None:
-        return _say_not_running(typed)
+        return 1
     with client:
         status = client.request("GET", "/status")
         client.request("POST", "/stop", body={})
     await_end(lock_path(), status["pid"])
     answer = {"running": False, "pid": status["pid"], "jobs_running": status["under_way"]}
-    return say_answer(typed, answer, f"daemon stopped{_still_running(status['under_way'])}")
+    return say_answer(typed, answer, f"daemon stopped{_still_running(status)}")
 
 
 def _restart(typed: Typed) -> int:
     from gpuyard.client.paths import socket_path
     from gpuyard.client.restart_daemon import replace_daemon, status_of
+    from gpuyard.model.version_order import is_newer
 
     before = status_of(socket_path())
     notes: list[str] = []
     if before is not None:
-        _refuse_older(before["version"])
+        if is_newer(before["version"], __version__):  # an older daemon may not be able to read its files
+            from gpuyard.installation import find_installation
+
+            here = find_installation()
+            raise UserError(
+                f"the daemon is version {before['version']}, newer than this command ({__version__})",
+                hint=f"upgrade this gpuyard, in {here.folder}: {here.upgrade}; or restart it with the newer command",
+            )
         notes = replace_daemon(before, f"`gpuyard daemon restart`, version {__version__}")
     status = request("GET", "/status")
     for each in notes:
@@ -109,32 +94,18 @@ def _restart(typed: Typed) -> int:
         answer = {**status, "replaced": None}
         return say_answer(typed, answer, f"daemon started (pid {status['pid']}); none was running")
     answer = {**status, "replaced": {"pid": before["pid"], "version": before["version"]}}
-    running = _still_running(status["under_way"])
-    return say_answer(typed, answer, f"daemon restarted (pid {status['pid']}, version {status['version']}){running}")
+    text = f"daemon restarted (pid {status['pid']}, version {status['version']}){_still_running(status)}"
+    return say_answer(typed, answer, text)
 
 
-def _still_running(jobs: int) -> str:
-    return f"; {format_count(jobs, 'job')} still running" if jobs else ""
-
-
-def _refuse_older(version: str) -> None:
-    """Raise if the running daemon is newer than this command: an older daemon may not be able to read its files."""
-    from gpuyard.model.version_order import is_newer
-
-    if is_newer(version, __version__):
-        from gpuyard.installation import find_installation
-
-        here = find_installation()
-        raise UserError(
-            f"the daemon is version {version}, newer than this command ({__version__})",
-            hint=f"upgrade this gpuyard, in {here.folder}: {here.upgrade}; or restart it with the newer command",
-        )
+def _still_running(status: Answer) -> str:
+    return f"; {format_count(status['under_way'], 'job')} still running" if status["under_way"] else ""
 
 
 def _status(typed: Typed) -> int:
-    client = _connect_if_running()
+    client = _connect_if_running(typed)
     if client is None:
-        return _say_not_running(typed)
+        return 1
     with client:
         status = client.request("GET", "/status")
     counts = [f"{count} {state}" for state, count in status["counts"].items() if count]
@@ -155,33 +126,51 @@ def _status(typed: Typed) -> int:
 
 
 def _kept(status: Answer) -> str:
+    def limit(value: float | None, text: "Callable[[float], str]") -> str:
+        return "no limit" if value is None else f"limit {text(value)}"
+
     kept = status["kept"]
-    finished = sum(status["counts"][state] for state in FINISHED)
-    jobs = f"{format_count(finished, 'finished job')} ({_limit(kept['keep_jobs_s'], format_duration)})"
-    limits = [_limit(kept["keep_log_bytes"], format_bytes)]
+    finished = format_count(sum(status["counts"][state] for state in FINISHED), "finished job")
+    limits = [limit(kept["keep_log_bytes"], format_bytes)]
     if kept["keep_logs_s"] is not None:
-        limits.append(_limit(kept["keep_logs_s"], format_duration))
-    logs = "logs"
-    if kept["logs"] is not None:
-        logs = f"{format_count(kept['logs'], 'log')} of {format_bytes(kept['log_bytes'])}"
-    return f"{jobs}, {logs} ({', '.join(limits)}), database {format_bytes(kept['database_bytes'])}"
+        limits.append(limit(kept["keep_logs_s"], format_duration))
+    logs = (
+        "logs" if kept["logs"] is None else f"{format_count(kept['logs'], 'log')} of {format_bytes(kept['log_bytes'])}"
+    )
+    database = f"database {format_bytes(kept['database_bytes'])}"
+    return f"{finished} ({limit(kept['keep_jobs_s'], format_duration)}), {logs} ({', '.join(limits)}), {database}"
 
 
-def _limit(value: float | None, text: "Callable[[float], str]") -> str:
-    return "no limit" if value is None else f"limit {text(value)}"
-
-
-def _connect_if_running(on_notice: "Callable[[str], None] | None" = lambda _: None) -> DaemonConnection | None:
-    """Connect, or return None. By default without the warning about another version, which the callers handle."""
+def _connect_if_running(typed: Typed) -> DaemonConnection | None:
+    """Connect, without a warning about another version; or say that no daemon runs, and return None."""
     try:
-        return connect(start=False, on_notice=on_notice)
+        return connect(start=False, on_notice=lambda _: None)
     except NoDaemon:
+        if typed.flag("json"):
+            say_json({"running": False})
+        else:
+            note("gpuyard: the daemon is not running\n  `gpuyard daemon start` starts it")
         return None
 
 
-def _say_not_running(typed: Typed) -> int:
-    if typed.flag("json"):
-        say_json({"running": False})
-    else:
-        note("gpuyard: the daemon is not running\n  `gpuyard daemon start` starts it")
-    return 1
+_ACTIONS = {
+    "start": _start, "stop": _stop, "restart": _restart, "status": _status, "run": _run_in_foreground, "adopt": _adopt,
+}  # fmt: skip
+VERB = Verb(
+    """Start, stop, restart or inspect the daemon that runs the queue.
+
+    \b
+    start   in the background; `gpuyard submit` does this automatically
+    stop    running jobs continue, and the next daemon takes them over
+    restart stop and start again; needed after an upgrade while jobs run
+    status  its pid, queue and files; exit status 1 if it is not running
+    run     in the foreground, for a service manager
+    adopt   take over the queue in a shared folder from a machine that is gone
+    """,
+    (
+        JSON,
+        Option("from", "text", "HOST",
+               "For `adopt`: the machine that is gone. Jobs that still run there would run twice."),
+    ),
+    Arguments("|".join(_ACTIONS), choices=tuple(_ACTIONS)),
+)  # fmt: skip

@@ -7,7 +7,7 @@ from gpuyard.ui.cli.ask_daemon import request, say_answer
 from gpuyard.ui.cli.command_grammar import JSON, Answer, Arguments, Typed, Verb
 from gpuyard.ui.cli.jobs.queue import read_limit
 from gpuyard.ui.cli.terminal import paint, table_lines
-from gpuyard.ui.cli.text_table import Column
+from gpuyard.ui.cli.text_table import make_columns
 
 VERB = Verb(
     """List, delete, export or import learned estimates of the memory and time that programs need.
@@ -32,24 +32,7 @@ VERB = Verb(
     Arguments("[forget ID...|TEXT | export FILE | import FILE]", is_many=True),
     {"Common options": "limit json", "With forget": "all", "With import": "replace"},
 )
-_COLUMNS = (
-    Column("ID"),
-    Column("KIND"),
-    Column("RUNS", is_right=True),
-    Column("MEMORY", is_right=True),
-    Column("PEAK", is_right=True),
-    Column("RAM", is_right=True, is_spare=True),
-    Column("LOAD", is_right=True, is_spare=True),
-    Column("TIME", is_right=True),
-    Column("OFF", is_right=True),
-    Column("SEEN", is_spare=True),
-    Column("PROGRAM", is_long=True),
-)
-_SHORT_ID = 8
-_OTHER_LINES = 3
 _FORMAT = "gpuyard estimates 1"
-_MAKES_ONE = "`gpuyard estimates export FILE` makes such a file"
-_AT_ONCE = 500
 
 
 def run(typed: Typed) -> int:
@@ -61,22 +44,24 @@ def run(typed: Typed) -> int:
             raise UserError(f"`gpuyard estimates {verb}` takes one file", hint=f"write gpuyard estimates {verb} FILE")
         return (_export if verb == "export" else _import)(typed, names[0])
     if typed.arguments:
-        raise UserError(
-            f"`gpuyard estimates` has no command '{verb}'",
-            hint="write gpuyard estimates forget TEXT, export FILE or import FILE",
-        )
+        hint = "write gpuyard estimates forget TEXT, export FILE or import FILE"
+        raise UserError(f"`gpuyard estimates` has no command '{verb}'", hint=hint)
     if typed.flag("all"):
         raise UserError("--all needs `forget`", hint="--limit 1000 lists more")
-    answer = request("GET", "/estimates", {"limit": str(read_limit(typed, "estimates", _OTHER_LINES))})
+    answer = request("GET", "/estimates", {"limit": str(read_limit(typed, "estimates", other_lines=3))})
     if not answer["estimates"]:
         return say_answer(typed, answer, "No estimates yet: gpuyard learns from each job that finishes.")
     more = [paint("and more: `gpuyard estimates --limit 1000` lists them", "dim")] if answer["more"] else []
-    return say_answer(typed, answer, *table_lines(_COLUMNS, list(map(_cells, answer["estimates"]))), *more)
+    columns = make_columns(
+        "ID", "KIND", "RUNS", "MEMORY", "PEAK", "RAM", "LOAD", "TIME", "OFF", "SEEN", "PROGRAM", long=("PROGRAM",),
+        right=("RUNS", "MEMORY", "PEAK", "RAM", "LOAD", "TIME", "OFF"), spare=("RAM", "LOAD", "SEEN"),
+    )  # fmt: skip
+    return say_answer(typed, answer, *table_lines(columns, list(map(_cells, answer["estimates"]))), *more)
 
 
 def _cells(estimate: Answer) -> list[str]:
     return [
-        estimate["fingerprint"][:_SHORT_ID],
+        estimate["fingerprint"][:8],
         estimate["kind"],
         str(estimate["runs"]),
         format_size(estimate["memory_mb"]),
@@ -110,10 +95,9 @@ def _export(typed: Typed, name: str) -> int:
 
 
 def _import(typed: Typed, name: str) -> int:
-    estimates = _read_file(name)
-    total = {"imported": 0, "kept": 0}
-    for start in range(0, len(estimates), _AT_ONCE):
-        body = {"estimates": estimates[start : start + _AT_ONCE], "replace": typed.flag("replace")}
+    estimates, total, at_once = _read_file(name), {"imported": 0, "kept": 0}, 500
+    for start in range(0, len(estimates), at_once):
+        body = {"estimates": estimates[start : start + at_once], "replace": typed.flag("replace")}
         answer = request("POST", "/estimates/import", body=body, is_repeatable=True)
         total = {key: total[key] + answer[key] for key in total}
     kept = f"; {total['kept']} were learned here and stay (--replace replaces them)" if total["kept"] else ""
@@ -124,19 +108,17 @@ def _read_file(name: str) -> "list[Answer]":
     import json
     import sys
 
+    hint = "`gpuyard estimates export FILE` makes such a file"
     try:
-        if name == "-":
-            content = json.load(sys.stdin)
-        else:
-            with open(name, encoding="utf-8") as file:
-                content = json.load(file)
+        with open(sys.stdin.fileno() if name == "-" else name, encoding="utf-8", closefd=name != "-") as file:
+            content = json.load(file)
     except OSError as error:
         raise EnvironmentFault(f"{name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{name} is not JSON: {error}", hint=_MAKES_ONE) from None
+        raise UserError(f"{name} is not JSON: {error}", hint=hint) from None
     found = content.get("estimates") if isinstance(content, dict) and content.get("format") == _FORMAT else None
     if not isinstance(found, list):
-        raise UserError(f"{name} has no exported estimates", hint=_MAKES_ONE)
+        raise UserError(f"{name} has no exported estimates", hint=hint)
     return found
 
 

@@ -12,7 +12,6 @@ from gpuyard.ui.cli.terminal import note
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuyard.model.exported_job import ExportedJob
-    from gpuyard.recipes.export.script_text import Script
 
 VERB = Verb(
     """Write a script that submits waiting jobs to Slurm or Ray.
@@ -28,19 +27,22 @@ VERB = Verb(
     (Option("force", "flag", None, "Overwrite FILE if it exists."),),
     Arguments("slurm|ray FILE [IDS]...", is_many=True),
 )
-_SITES = ("slurm", "ray")
 
 
 def run(typed: Typed) -> int:
-    if len(typed.arguments) < 2 or typed.arguments[0] not in _SITES:
+    if len(typed.arguments) < 2 or typed.arguments[0] not in ("slurm", "ray"):
         raise UserError("which target, and which file?", hint="write it as gpuyard export slurm submit.sh")
     site, path, *ids = typed.arguments
     jobs = _request(" ".join(ids))
-    script = _script(site, jobs)
-    _write(path, script.text, is_forced=typed.flag("force"))
-    for line in script.notes:
-        note(f"gpuyard: not in the script: {line}")
-    for line in _advice(path, jobs):
+    from gpuyard.config import load_config
+    from gpuyard.recipes.export.site_scripts import ray_script, slurm_script
+
+    config = load_config()
+    tags = config.queue.tags
+    script = slurm_script(jobs, config.slurm, tags) if site == "slurm" else ray_script(jobs, config.ray, tags)
+    # Arguments of commands that are not UTF-8 keep their bytes.
+    _write(path, script.text.encode("utf-8", "surrogateescape"), is_forced=typed.flag("force"))
+    for line in (*(f"not in the script: {each}" for each in script.notes), *_advice(path, jobs)):
         note(f"gpuyard: {line}")
     return 0
 
@@ -60,22 +62,7 @@ def _request(ids: str) -> "list[ExportedJob]":
     return msgspec.convert(found, list[ExportedJob])
 
 
-def _script(site: str, jobs: "list[ExportedJob]") -> "Script":
-    from gpuyard.config import load_config
-
-    config = load_config()
-    if site == "slurm":
-        from gpuyard.recipes.export.site_scripts import slurm_script
-
-        return slurm_script(jobs, config.slurm, config.queue.tags)
-    from gpuyard.recipes.export.site_scripts import ray_script
-
-    return ray_script(jobs, config.ray, config.queue.tags)
-
-
-def _write(path: str, text: str, *, is_forced: bool) -> None:
-    """Write the script; arguments of commands that are not UTF-8 keep their bytes."""
-    content = text.encode("utf-8", "surrogateescape")
+def _write(path: str, content: bytes, *, is_forced: bool) -> None:
     if path == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(content)

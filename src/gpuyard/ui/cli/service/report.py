@@ -2,10 +2,8 @@
 
 from gpuyard.model.option import Option
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.command_grammar import JSON, Answer, Command, Typed, Verb
+from gpuyard.ui.cli.command_grammar import JSON, Command, Typed, Verb
 from gpuyard.ui.cli.terminal import say_json, say_lines
-
-_BY = ("user", "workspace", "name")
 
 REPORT = Verb(
     """Sum up a week, or any other time: GPU-hours, waits, unused memory and failures, with a chart.
@@ -15,7 +13,14 @@ REPORT = Verb(
     """,
     (
         Option("since", "text", "TIME", "Length of the report, such as 24h or 30d. [7d]"),
-        Option("by", "choice", "WHAT", "Group jobs by user, workspace or name.", choices=_BY, default=_BY[0]),
+        Option(
+            "by",
+            "choice",
+            "WHAT",
+            "Group jobs by user, workspace or name.",
+            choices=("user", "workspace", "name"),
+            default="user",
+        ),
         Option("html", "text", "FILE", "Write it to one self-contained HTML file."),
         JSON,
     ),
@@ -26,7 +31,10 @@ def _run_report(typed: Typed) -> int:
     answer = request("GET", "/report", {"since": typed.text("since") or "7d", "by": typed.values()["by"]})
     path = typed.text("html")
     if path is not None:
-        _write(path, answer)
+        from gpuyard.system.write_files import write_results
+        from gpuyard.ui.views.report_html import report_page
+
+        write_results(path, report_page(answer).encode("utf-8", "replace"))
     if path is not None or typed.flag("json"):
         return say_answer(typed, answer, f"wrote {path}")
     from gpuyard.ui.cli.terminal import frame
@@ -36,14 +44,6 @@ def _run_report(typed: Typed) -> int:
     return 0
 
 
-def _write(path: str, answer: Answer) -> None:
-    from gpuyard.system.write_files import write_results
-    from gpuyard.ui.views.report_html import report_page
-
-    page = report_page(answer).encode("utf-8", "replace")
-    write_results(path, page)
-
-
 SUMMARY = Verb(
     """Sum up a night: what succeeded, what failed and why, what runs and waits, and what it cost.
 
@@ -51,15 +51,11 @@ SUMMARY = Verb(
     figures that differ from job to job.
     """,
     (
-        Option(
-            "since",
-            "text",
-            "WHEN",
-            "Begin at 22:00, 2026-11-18, 2026-11-18T22:00, or 8h ago. [the last 18:00 that was at least 6 h ago]",
-        ),
+        Option("since", "text", "WHEN", "Begin at 22:00, 2026-11-18, 2026-11-18T22:00, or 8h ago.",
+               note="the last 18:00 that was at least 6 h ago"),
         JSON,
     ),
-)
+)  # fmt: skip
 
 
 def _run_summary(typed: Typed) -> int:

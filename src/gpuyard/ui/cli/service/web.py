@@ -5,7 +5,7 @@ import os
 from gpuyard.client.fast_http import NoDaemon, connect
 from gpuyard.model.option import Option
 from gpuyard.ui.cli.ask_daemon import request, say_answer
-from gpuyard.ui.cli.command_grammar import JSON, Answer, Typed, Verb
+from gpuyard.ui.cli.command_grammar import JSON, Typed, Verb
 from gpuyard.ui.cli.terminal import note
 
 VERB = Verb(
@@ -15,27 +15,16 @@ VERB = Verb(
     it prints the same address. `web = true` in config.toml opens the page whenever the daemon starts.
     """,
     (
-        Option(
-            "address",
-            "text",
-            "ADDRESS",
-            "Listen on this address, unencrypted, so that other machines can reach it. [127.0.0.1]",
-        ),
-        Option(
-            "port",
-            "whole",
-            "PORT",
-            "Listen on this port; 0 for any free one.",
-            least=0,
-            most=65535,
-            note="8765, or the next free one",
-        ),
+        Option("address", "text", "ADDRESS",
+               "Listen on this address, unencrypted, so that other machines can reach it.", note="127.0.0.1"),
+        Option("port", "whole", "PORT", "Listen on this port; 0 for any free one.", least=0, most=65535,
+               note="8765, or the next free one"),
         Option("read-only", "flag", None, "Read-only: the page cannot change or submit jobs."),
         Option("new-token", "flag", None, "Make a new token; the old one stops working."),
         Option("stop", "flag", None, "Close the page."),
         JSON,
     ),
-)
+)  # fmt: skip
 
 
 def run(typed: Typed) -> int:
@@ -51,7 +40,13 @@ def run(typed: Typed) -> int:
     answer = request("POST", "/web", body=body, is_repeatable=not typed.flag("new-token"))
     say_answer(typed, answer, answer["url"])
     if not typed.flag("json"):
-        _note_access(answer)
+        for text in answer["notes"]:
+            note(f"! {text}")
+        if answer["read_only"]:
+            note("read-only")
+        if (address := answer["address"]) == "127.0.0.1":
+            tunnel = f"ssh -L {answer['port']}:{address}:{answer['port']} {os.uname().nodename}"
+            note(f"from another machine: {tunnel}, then open the same address")
     return 0
 
 
@@ -62,13 +57,3 @@ def _stop(typed: Typed) -> int:
     except NoDaemon:
         was_open = False
     return say_answer(typed, {"stopped": was_open}, "the page is closed" if was_open else "no page is open")
-
-
-def _note_access(answer: Answer) -> None:
-    for text in answer["notes"]:
-        note(f"! {text}")
-    if answer["read_only"]:
-        note("read-only")
-    if answer["address"] == "127.0.0.1":
-        port = answer["port"]
-        note(f"from another machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}, then open the same address")
