@@ -10,7 +10,6 @@ from gpuyard.recipes.batch.plan import BatchPlan
 from gpuyard.ui.cli.text_table import cut_line
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.batch_view import (
-    PlainBatchScreen,
     Progress,
     TimeLeft,
     age_of,
@@ -20,6 +19,7 @@ from gpuyard.ui.views.batch_view import (
     progress_of,
     summary_lines,
 )
+from gpuyard.ui.views.live_display import PlainDisplay
 
 PROGRESS = Progress(
     name="city", total=400, succeeded=140, failed=2, cancelled=0, running=6, gate="gpu",
@@ -115,10 +115,11 @@ def test_the_time_left_follows_recent_runs_and_grows_while_none_finishes() -> No
 
 def test_a_pipe_gets_a_line_when_something_has_changed_and_not_too_often(capfd: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    screen = PlainBatchScreen(lambda: now)
+    screen = PlainDisplay(0.0, 5.0, lambda: now)
     shown = [(0.0, 1), (1.0, 2), (4.9, 3), (5.0, 3), (60.0, 3), (61.0, 4)]
     for now, done in shown:
-        screen.show(replace(PROGRESS, succeeded=done, held_by=f"GPU {now}%"))
+        progress = replace(PROGRESS, succeeded=done, held_by=f"GPU {now}%")
+        screen.show(lambda _: [], line_of(progress), progress.changes)
     lines = capfd.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == ["3", "5", "6"]  # two have failed
 

@@ -6,7 +6,8 @@ from gpuyard.recipes.render.manifest import ManifestMistake
 from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, Skip
 from gpuyard.ui.cli.text_table import cut_line
 from gpuyard.ui.views import Frame
-from gpuyard.ui.views.render_view import PlainRenderScreen, RenderRate, line_of, picture_of, summary_lines
+from gpuyard.ui.views.live_display import PlainDisplay
+from gpuyard.ui.views.render_view import RenderRate, RenderScreen, line_of, picture_of, summary_lines
 from tests.unit.recipes.render.example_status import STATUS, status, worker
 
 
@@ -83,7 +84,8 @@ def test_the_rate_is_that_of_recent_labels() -> None:
 
 def test_a_pipe_gets_a_line_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    with PlainRenderScreen(lambda: now[0]) as screen:
+    with PlainDisplay(10.0, 10.0, lambda: now[0]) as display:
+        screen = RenderScreen(display)
         for second in range(25):
             now[0] = float(second)
             screen.show(status(elapsed_s=float(second)))

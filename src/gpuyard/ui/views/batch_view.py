@@ -4,11 +4,11 @@ All figures are the daemon's, including its clock, so a batch that is followed a
 followed all the time.
 """
 
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -20,10 +20,9 @@ from gpuyard.model.units import format_count, format_duration
 from gpuyard.policy.batch_pacing import why_unread
 from gpuyard.recipes.batch.finish import Summary
 from gpuyard.recipes.batch.plan import BatchPart, BatchPlan
-from gpuyard.ui.cli.terminal import is_terminal
 from gpuyard.ui.cli.text_table import Line, Span, clean, lay_out_facts
 from gpuyard.ui.views import Frame
-from gpuyard.ui.views.live_display import LiveDisplay, PlainDisplay, progress_head, time_text
+from gpuyard.ui.views.live_display import progress_display, progress_head, time_text
 
 _WAITS = {
     "cpu": "for the CPU to be less busy (--max-cpu)",
@@ -56,6 +55,11 @@ class Progress(Struct, frozen=True, kw_only=True):
     @property
     def finished(self) -> int:
         return self.succeeded + self.failed + self.cancelled
+
+    @property
+    def changes(self) -> tuple[object, ...]:
+        """What a line in a pipe is printed for."""
+        return self.succeeded, self.failed, self.cancelled, self.running, self.gate
 
     @property
     def waiting(self) -> int:
@@ -167,30 +171,10 @@ def picture_of(progress: Progress, frame: Frame) -> list[Line]:
     ]
 
 
-class LiveBatchScreen(LiveDisplay):
-    def show(self, progress: Progress) -> None:
-        self.draw(picture_of(progress, self.frame()))
-
-
-class PlainBatchScreen(PlainDisplay):
-    """Prints a line when a count or the gate has changed, at most every 5 s."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(0.0, 5.0, now)
-        self._printed: object = None
-
-    def show(self, progress: Progress) -> None:
-        facts = (progress.succeeded, progress.failed, progress.cancelled, progress.running, progress.gate)
-        if facts != self._printed and self.is_due():
-            self._printed = facts
-            self.draw(line_of(progress))
-
-
 def follow(name: str, part: BatchPart) -> dict[str, Any]:
     """Show the progress until the end, and return the job that sums up. KeyboardInterrupt restores the terminal."""
     estimate, noted = TimeLeft(), set[str]()
-    screen = LiveBatchScreen(sys.stderr, is_transient=True) if is_terminal(sys.stderr) else PlainBatchScreen()
-    with RetryingClient() as queue, screen:
+    with RetryingClient() as queue, progress_display(0.0, 5.0) as screen:
         submitted_at = queue.get(f"/jobs/{part.first}")["submitted_at"]
         status = queue.get(f"/batches/{part.first}")
         since, is_over = time.monotonic() - age_of(status, submitted_at), False
@@ -206,7 +190,8 @@ def follow(name: str, part: BatchPart) -> dict[str, Any]:
             progress = progress_of(name, status, time.monotonic() - since)
             estimate.note(progress.elapsed_s, progress.finished, progress.running)
             rest = progress.total - progress.finished
-            screen.show(replace(progress, left_s=estimate.left_s(progress.elapsed_s, rest) if rest else None))
+            shown = replace(progress, left_s=estimate.left_s(progress.elapsed_s, rest) if rest else None)
+            screen.show(partial(picture_of, shown), line_of(shown), shown.changes)
             if is_over:
                 return queue.get(f"/jobs/{part.finish}")
             is_over = queue.get("/wait", {"ids": str(part.finish), "timeout": "0.5"}, 0.5)["done"]

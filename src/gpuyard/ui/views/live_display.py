@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TextIO
 
 from gpuyard.model.units import format_duration
-from gpuyard.ui.cli.terminal import note, styled, window_size
+from gpuyard.ui.cli.terminal import is_terminal, note, styled, window_size
 from gpuyard.ui.cli.text_table import Line, clean, cut_line
 from gpuyard.ui.views import Frame, bar
 
@@ -45,6 +45,9 @@ class LiveDisplay:
         frame = self.frame()
         shown = [cut_line(line, frame.columns, frame.ellipsis) for line in lines]
         self._write(["".join(styled(text, style) for text, style in line) for line in shown])
+
+    def show(self, picture: Callable[[Frame], Iterable[Line]], _line: str, _facts: object = None) -> None:
+        self.draw(picture(self.frame()))
 
     def note(self, text: str) -> None:
         self.print_above(self._stream, f"{clean(text)}\n")
@@ -103,26 +106,30 @@ def printing_above(display: LiveDisplay) -> Iterator[None]:
 
 
 class PlainDisplay:
-    """Prints lines, the first one after `first_s` seconds, and then at most one every `every_s` seconds."""
+    """Prints a line, the first one after `first_s` seconds, and then at most one every `every_s` seconds. `facts` have
+    to differ from those of the line before, if there are any."""
 
     def __init__(self, first_s: float, every_s: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._every_s = now, every_s
-        self._due_at = now() + first_s
+        self._now, self._every_s, self._due_at = now, every_s, now() + first_s
+        self._shown: object = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def is_due(self) -> bool:
-        return self._now() >= self._due_at
-
-    def draw(self, line: str) -> None:
-        self._due_at = self._now() + self._every_s
-        note(line)
+    def show(self, _picture: Callable[[Frame], Iterable[Line]], line: str, facts: object = None) -> None:
+        if self._now() >= self._due_at and (facts is None or facts != self._shown):
+            self._shown, self._due_at = facts, self._now() + self._every_s
+            note(line)
 
     def note(self, text: str) -> None:
         note(text)
+
+
+def progress_display(first_s: float, every_s: float) -> LiveDisplay | PlainDisplay:
+    """Return a display on standard error: lines that are drawn in place, or in a pipe lines from time to time."""
+    return LiveDisplay(sys.stderr, is_transient=True) if is_terminal(sys.stderr) else PlainDisplay(first_s, every_s)
 
 
 def progress_head(name: str, share: float, text: str, style: str, frame: Frame) -> Line:

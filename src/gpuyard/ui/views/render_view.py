@@ -2,18 +2,23 @@
 
 import contextlib
 import os
-import sys
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 from gpuyard.model.units import format_bytes, format_count, format_duration
 from gpuyard.recipes.render.manifest import ManifestMistake
 from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, TierStatus
-from gpuyard.ui.cli.terminal import is_terminal
 from gpuyard.ui.cli.text_table import GAP, Line, Span, clean, lay_out_facts
 from gpuyard.ui.views import Frame, bar
-from gpuyard.ui.views.live_display import LiveDisplay, PlainDisplay, printing_above, progress_head, time_text
+from gpuyard.ui.views.live_display import (
+    LiveDisplay,
+    PlainDisplay,
+    printing_above,
+    progress_display,
+    progress_head,
+    time_text,
+)
 
 _BAR_WIDTH = 16
 _MOST_SHOWN = 5
@@ -136,37 +141,24 @@ def _memory_lines(status: RenderStatus, frame: Frame) -> list[Line]:
     return [(*lines[0], (GAP, None), *lines[1])] if is_wide else lines
 
 
-class _LiveRenderScreen(LiveDisplay):
-    """Output of a renderer goes above the lines."""
+class RenderScreen:
+    """Shows the progress of a render on a display: in place, or in a pipe as a line every 10 s."""
 
-    def __init__(self) -> None:
-        super().__init__(sys.stderr, is_transient=True)
-        self._pace = RenderRate()
-
-    def show(self, status: RenderStatus) -> None:
-        self.draw(picture_of(status, self._pace.note(status), self.frame()))
-
-
-class PlainRenderScreen(PlainDisplay):
-    """Prints a line every 10 s."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(10.0, 10.0, now)
-        self._pace = RenderRate()
+    def __init__(self, display: LiveDisplay | PlainDisplay) -> None:
+        self._display, self._pace = display, RenderRate()
+        self.note = display.note
 
     def show(self, status: RenderStatus) -> None:
         pace = self._pace.note(status)
-        if self.is_due():
-            self.draw(line_of(status, pace))
+        self._display.show(partial(picture_of, status, pace), line_of(status, pace))
 
 
 @contextlib.contextmanager
-def screen() -> Iterator[_LiveRenderScreen | PlainRenderScreen]:
-    if not is_terminal(sys.stderr):
-        yield PlainRenderScreen()
-        return
-    with _LiveRenderScreen() as shown, printing_above(shown):
-        yield shown
+def screen() -> Iterator[RenderScreen]:
+    with progress_display(10.0, 10.0) as display, contextlib.ExitStack() as above:
+        if isinstance(display, LiveDisplay):
+            above.enter_context(printing_above(display))
+        yield RenderScreen(display)
 
 
 # The summary
