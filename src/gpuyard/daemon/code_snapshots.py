@@ -1,6 +1,5 @@
 """Looks after the folder of code snapshots: checks those of submissions, and removes those that are no longer needed.
 
-Rules:
 - A snapshot with a job that has not ended is never removed.
 - It is removed some time after its last job has ended (`[keep] snapshots`), or when all its jobs are deleted.
 - Before that, results in it are brought back to the tree. One with a result that cannot be brought back stays, and a
@@ -28,7 +27,7 @@ from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.bring_results import Brought, bring_results, unbrought_results
 from gpuyard.engines.open_cluster_engine import cluster_folder
 from gpuyard.errors import UserError
-from gpuyard.model.job import PublishedEvent, PublishedEventKind
+from gpuyard.model.job import PublishedEventKind
 from gpuyard.model.job_spec import CodeSnapshot, JobSpec
 from gpuyard.queue.add_submission import InPieces
 from gpuyard.queue.step import Step
@@ -39,8 +38,6 @@ from gpuyard.system.worker_threads import BackgroundThread
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[0-9a-f]{16}")
-_ABANDONED_S = 3600.0
-_SYNC_AFTER_S = 3.0
 Work = Callable[[InPieces[float | None]], Awaitable[float | None]]
 
 
@@ -56,8 +53,7 @@ class FoundFolder(Struct, frozen=True):
 
 class CodeSnapshots:
     def __init__(self, scheduler: SchedulerLoop, queue: Path) -> None:
-        self._scheduler = scheduler
-        self._queue = queue
+        self._scheduler, self._queue = scheduler, queue
         self._thread = BackgroundThread("gpuyard-snapshots")
         self._since = scheduler.clock.now()
         self._ended: dict[str, tuple[str, bool]] = {}  # the label of the last job, and whether the engine brought none
@@ -81,8 +77,6 @@ class CodeSnapshots:
             self._sync.cancel()
         self._thread.close()
 
-    # Submissions
-
     def check(self, spec: JobSpec) -> None:
         """Raise UserError if jobs with this spec could not run in their snapshot."""
         snapshot = spec.code.snapshot
@@ -95,19 +89,17 @@ class CodeSnapshots:
             )
         if not is_within(snapshot.cwd, snapshot.folder) or not os.path.isdir(snapshot.folder):
             raise UserError(f"the snapshot {snapshot.folder} was removed", hint="submit again from the tree")
-        if spec.engine and not self._is_seen_by(spec.engine):
+        if not spec.engine:
+            return
+        shared = there = cluster_folder(spec.engine, self._queue)
+        while not there.exists():
+            there = there.parent
+        if os.stat(self.folder).st_dev != there.stat().st_dev:
             raise UserError(
                 f"the nodes of {spec.engine} do not see the snapshot in {self.folder}",
                 hint="set `snapshot_folder` under [submit] to a folder on the disk that they share, such as one below "
-                f"{cluster_folder(spec.engine, self._queue)}; or submit with --no-snapshot",
+                f"{shared}; or submit with --no-snapshot",
             )
-
-    def _is_seen_by(self, engine: str) -> bool:
-        """Return whether snapshots are on the disk that the engine shares with its nodes."""
-        shared = cluster_folder(engine, self._queue)
-        while not shared.exists():
-            shared = shared.parent
-        return os.stat(self.folder).st_dev == shared.stat().st_dev
 
     def note_submission(self, snapshot: CodeSnapshot | None) -> None:
         """Note that jobs use the snapshot. Write all files to the disk once no submission has come for a while: a power
@@ -118,22 +110,17 @@ class CodeSnapshots:
         if self._sync is not None:
             self._sync.cancel()
         loop = asyncio.get_running_loop()
-        self._sync = loop.call_later(_SYNC_AFTER_S, lambda: self._thread.run(partial(_write_out, self.folder)))
-
-    # Results
+        self._sync = loop.call_later(3.0, lambda: self._thread.run(partial(_write_out, self.folder)))
 
     def _after_step(self, step: Step) -> None:
         for event in step.events:
-            snapshot = event.job.spec.code.snapshot
+            snapshot, attempt = event.job.spec.code.snapshot, event.attempt
             if event.kind is PublishedEventKind.ENDED and snapshot is not None:
                 self.has_ended = True
-                is_ours = self._is_ours_to_bring(event) or self._ended.get(snapshot.name, ("", False))[1]
+                # The engine brings none if the attempt ran elsewhere, or an earlier daemon had started it.
+                is_ours = attempt is None or bool(attempt.engine) or attempt.since < self._since
+                is_ours = is_ours or self._ended.get(snapshot.name, ("", False))[1]
                 self._ended[snapshot.name] = f"job-{event.job.id}", is_ours
-
-    def _is_ours_to_bring(self, event: PublishedEvent) -> bool:
-        """Return whether the engine did not: the attempt ran elsewhere, or an earlier daemon had started it."""
-        attempt = event.attempt
-        return attempt is None or bool(attempt.engine) or attempt.since < self._since
 
     async def bring_results(self) -> None:
         """Bring back what the engine did not, or could not."""
@@ -162,14 +149,12 @@ class CodeSnapshots:
         for name, problem in self._staying.items():
             yield f"the code snapshot {self.folder}/{name} cannot be removed: {problem}"
 
-    # Removal
-
     async def read_all(self) -> list[FoundFolder]:
         """List the snapshots, and read which results an earlier daemon could not bring back."""
         found = await self._thread.run(partial(_list_folders, self.folder))
-        known = {each.name: self._problems.get(each.name) for each in found}
-        known |= {each.name: each.unbrought[1] for each in found if each.unbrought is not None}
-        self._problems = {name: problem for name, problem in known.items() if problem is not None}
+        names = {each.name for each in found}
+        self._problems = {name: problem for name, problem in self._problems.items() if name in names}
+        self._problems |= {each.name: each.unbrought[1] for each in found if each.unbrought is not None}
         return found
 
     async def remove_old(self, keep_s: float | None, work: Work) -> int:
@@ -183,7 +168,7 @@ class CodeSnapshots:
                 elif found.is_old or found.name.startswith(REMOVED):
                     await self._remove(found.name)
             except OSError as error:
-                self._staying[found.name] = _describe(error)
+                self._staying[found.name] = f"{error.filename}: {error.strerror}"
         return removed
 
     async def _remove_if_old(self, found: FoundFolder, keep_s: float | None, work: Work) -> bool:
@@ -209,7 +194,7 @@ class CodeSnapshots:
         """Remove a folder. If something in it stays, it is tried again in the next round."""
         problems = await self._thread.run(partial(remove_tree, f"{self.folder}/{name}"))
         if problems:
-            self._staying[name] = _describe(problems[0])
+            self._staying[name] = f"{problems[0].filename}: {problems[0].strerror}"
 
 
 def is_within(path: str, folder: str) -> bool:
@@ -222,7 +207,6 @@ def _take(path: str) -> None:
 
 
 def _write_out(path: str) -> None:
-    """Write the disk of a folder out."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -242,7 +226,7 @@ def _list_folders(folder: str) -> list[FoundFolder]:
             return [
                 FoundFolder(
                     each.name,
-                    is_old=_is_old(each),
+                    is_old=each.stat(follow_symlinks=False).st_mtime < time.time() - 3600.0,
                     is_taken=os.path.exists(f"{each.path}/{TAKEN}"),
                     unbrought=unbrought_results(each.path),
                 )
@@ -251,11 +235,3 @@ def _list_folders(folder: str) -> list[FoundFolder]:
             ]
     except FileNotFoundError:
         return []
-
-
-def _is_old(entry: "os.DirEntry[str]") -> bool:
-    return entry.stat(follow_symlinks=False).st_mtime < time.time() - _ABANDONED_S
-
-
-def _describe(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}"

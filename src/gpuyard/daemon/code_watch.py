@@ -1,6 +1,5 @@
 """Finds out whether Git work trees had changes when jobs were submitted, and whether scripts have changed since.
 
-Rules:
 - The loop never reads the user's files itself: their disk may hang. What cannot be told within a second is unknown.
 - All submissions from a work tree that wait for an answer share one call of `git`, which begins after the last of them.
 - The script of an attempt is read right after its start was recorded. A job with a snapshot runs the script as it was.
@@ -8,11 +7,11 @@ Rules:
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from msgspec import Struct, convert
+from msgspec import convert
 
 from gpuyard.client.git_tree import has_changes
 from gpuyard.client.submitted_code import code_of, script_digest
@@ -25,16 +24,7 @@ from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.system.worker_threads import BackgroundThread
 
 _log = logging.getLogger(__name__)
-EVENT = "script-changed"
 _READ_WITHIN_S = 1.0
-Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-
-
-class StartedScript(Struct, frozen=True):
-    job_id: int
-    attempt: int
-    path: str
-    digest: str
 
 
 class CodeWatch:
@@ -42,7 +32,7 @@ class CodeWatch:
         self._scheduler = scheduler
         self._scripts, self._git = BackgroundThread("gpuyard-scripts"), BackgroundThread("gpuyard-git")
         self._submitted: dict[str, set[int]] = {}  # specs that wait for an answer about their work tree
-        self._started: list[StartedScript] = []
+        self._started: list[tuple[int, int, str, str]] = []  # a job, its attempt, the script, and its digest
         self._tasks: dict[str, asyncio.Task[None]] = {}
         scheduler.listeners.append(self._after_step)
 
@@ -51,8 +41,6 @@ class CodeWatch:
             task.cancel()
         self._scripts.close()
         self._git.close()
-
-    # Work trees
 
     def note_submission(self, job_id: int, code: CodeRecord) -> None:
         """Find out whether the work tree of a job that was just submitted has changes."""
@@ -70,8 +58,6 @@ class CodeWatch:
                 await self._scheduler.checkpoints.may_write()
                 with convert_sqlite_errors():
                     self._scheduler.store.specs.code.set_dirty(specs, is_dirty=is_dirty)
-
-    # Scripts
 
     async def record(self, command: Sequence[str], cwd: str) -> CodeRecord:
         """Return what is to be recorded of the code of a submission that the daemon makes itself."""
@@ -97,41 +83,41 @@ class CodeWatch:
             if event.kind is not PublishedEventKind.STARTED or code.snapshot is not None or attempt is None:
                 continue
             if code.script is not None and code.digest is not None:
-                self._started.append(StartedScript(event.job.id, attempt.number, code.script, code.digest))
+                self._started.append((event.job.id, attempt.number, code.script, code.digest))
                 self._start("scripts", self._check_started)
 
     async def _check_started(self) -> None:
+        store = self._scheduler.store
         while self._started:
             started, self._started = self._started, []
-            digests = await self._scripts.run(partial(_digests, {each.path for each in started}))
+            paths = {path for _, _, path, _ in started}
+            digests = await self._scripts.run(partial(_digests, paths))
+            changed = [each for each in started if digests[each[2]] not in (None, each[3])]
             await self._scheduler.checkpoints.may_write()
-            self._record([each for each in started if digests[each.path] not in (None, each.digest)])
+            if not changed:
+                continue
+            with convert_sqlite_errors(), store.transaction():
+                for job_id, attempt, path, _ in changed:
+                    text = changed_script_text(path, is_changed=True, attempts=(attempt,), is_over=False)
+                    store.specs.code.add_changed_script(job_id, attempt)
+                    store.add_event(job_id, self._scheduler.clock.now(), "script-changed", text)
+            self._scheduler.wake()
 
-    def _record(self, changed: list[StartedScript]) -> None:
-        if not changed:
-            return
-        store, now = self._scheduler.store, self._scheduler.clock.now()
-        with convert_sqlite_errors(), store.transaction():
-            for each in changed:
-                text = changed_script_text(each.path, is_changed=True, attempts=(each.attempt,), is_over=False)
-                store.specs.code.add_changed_script(each.job_id, each.attempt)
-                store.add_event(each.job_id, now, EVENT, text)
-        self._scheduler.wake()
-
-    def _start(self, name: str, work: Work) -> None:
+    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name not in self._tasks:
-            self._tasks[name] = task = asyncio.get_running_loop().create_task(self._run(work))
+            self._tasks[name] = task = asyncio.get_running_loop().create_task(_run(work))
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
 
-    async def _run(self, work: Work) -> None:
-        await asyncio.sleep(0)  # all submissions and starts of this moment share one call
-        try:
-            await work()
-        except StoreFault as error:
-            _log.warning("what code jobs ran could not be recorded: %s", error)
+
+async def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.sleep(0)  # all submissions and starts of this moment share one call
+    try:
+        await work()
+    except StoreFault as error:
+        _log.warning("what code jobs ran could not be recorded: %s", error)
 
 
-def _digests(paths: Iterable[str]) -> dict[str, str | None]:
+def _digests(paths: set[str]) -> dict[str, str | None]:
     return {path: script_digest(path) for path in paths}
 
 

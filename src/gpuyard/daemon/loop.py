@@ -15,9 +15,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from gpuyard.config import config_fault, config_stamp, lease_dir
-from gpuyard.daemon.loop_wakeups import FinishSignal, HomeWatch, LedgerWatch
+from gpuyard.daemon.loop_wakeups import FinishSignal, HomeWatch, LedgerWatch, StepTimer
 from gpuyard.daemon.monitor.sampling import SampleLogs, SamplingThread
-from gpuyard.daemon.next_step_time import StepTimer, StepWaits
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import GpuyardError, StoreFault
@@ -37,18 +36,13 @@ from gpuyard.store.queue_queries import QueueQueries
 from gpuyard.system.system_limits import passing_limit, remedy_of
 
 _log = logging.getLogger(__name__)
-# A sample up to this old is fresh enough to start jobs; otherwise a new one is requested first.
-_FRESH_S = 0.25
+# A sample up to 0.25 s old is fresh enough to start jobs; otherwise a new one is requested first.
 _SOON_OLD_S = 0.2
 _RETRY_S = 1.0
 # After a step that took this long, requests that have arrived meanwhile are served for a while.
 _LONG_STEP_S, _FOR_OTHERS_S = 0.01, 0.002
 # Between two steps that settle the dependants of one job: other requests are served.
 _PIECE_PAUSE_S = 0.001
-# A keeper gives back within some 10 ms what it has not begun; on a machine that does more than it can, later.
-_KEEPER_ANSWERS_S, _LOOK_AGAIN_S = 2.0, 0.002
-# For the clusters where jobs wait that are to be changed.
-_SITE_ANSWERS_S, _ASK_SITE_AGAIN_S = 10.0, 0.02
 
 
 class SchedulerLoop:
@@ -92,14 +86,10 @@ class SchedulerLoop:
         self.problem: str | None = None  # why steps fail now
         self.fatal_fault: asyncio.Future[StoreFault]
         self.ledger = queue_ledger.ledger
-        self._queue_ledger = queue_ledger
-        self._engine = engine
-        self._suspender = suspender
-        self.clock = clock
+        self._queue_ledger, self._engine, self._suspender, self.clock = queue_ledger, engine, suspender, clock
         self._loop: asyncio.AbstractEventLoop
         self._next_step: asyncio.Handle | None = None
-        self._timer = StepTimer(self._on_timer)
-        self._waits = StepWaits(self.controller.transitions, self.controller.batch_gates, engine, clock)
+        self._timer = StepTimer(self.controller, engine, clock, self._on_timer)
         self.checkpoints = CheckpointThread(database, self.wake)
         self.notice_sources.append(self.checkpoints.notices)
         self._home = home or HomeWatch(lambda: True, "")
@@ -157,27 +147,22 @@ class SchedulerLoop:
             self.controller.slices.end_change()
             self.wake()
 
-    @property
-    def has_upcoming(self) -> bool:
-        """Whether jobs wait for their turn in a slice: a change has to wait until they are queued or have begun."""
-        return self.controller.slices.has_upcoming
-
     async def settle_slices(self) -> None:
-        """Wait until no job waits for its turn. A keeper that is stopped is not waited for any longer, and the change
-        leaves its jobs as they are."""
-        until = self._loop.time() + _KEEPER_ANSWERS_S
-        while self.has_upcoming and self._loop.time() < until:
+        """Wait until no job waits for its turn in a slice: a keeper gives back within some 10 ms what it has not begun.
+        One that is stopped is not waited for any longer, and the change leaves its jobs as they are."""
+        until = self._loop.time() + 2.0
+        while self.controller.slices.has_upcoming and self._loop.time() < until:
             self.wake()
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(0.002)
 
     async def take_back(self, job_ids: Collection[int]) -> None:
         """Wait until these jobs, which wait at a cluster, are queued here or have begun. A cluster that does not answer
         is not waited for any longer."""
-        until = self._loop.time() + _SITE_ANSWERS_S
+        until = self._loop.time() + 10.0
         dispatch, left = self.controller.cluster_dispatch, set(job_ids)
         dispatch.take_back(left)
         while left and self._loop.time() < until:
-            await asyncio.sleep(_ASK_SITE_AGAIN_S)
+            await asyncio.sleep(0.02)
             left &= {each.job.id for each in dispatch.waiting_there()}
 
     def fail(self, error: StoreFault) -> None:
@@ -188,15 +173,8 @@ class SchedulerLoop:
     def all_notices(self) -> list[str]:
         """Return what users should know: what happened at the start, and what is wrong at this moment."""
         fault = None if self.controller.start_pauses.config_fault else config_fault()
-        now = filter(
-            None,
-            (
-                self.problem,
-                fault and f"{fault}; the settings before this change stay in force",
-                self._home.problem,
-                self.controller.own_leases.notice,
-            ),
-        )
+        fault = fault and f"{fault}; the settings before this change stay in force"
+        now = filter(None, (self.problem, fault, self._home.problem, self.controller.own_leases.notice))
         more = (notice for source in self.notice_sources for notice in source())
         labels = self.sampling.latest.snapshot.labels
         drains = (drain_notice(each, labels.get(each.device_id, each.device_id)) for each in self.ledger.read_drains())
@@ -239,10 +217,10 @@ class SchedulerLoop:
             self._others_until = self._loop.time() + _FOR_OTHERS_S
         if self.controller.transitions.finished != self._finished:
             self._finished = self.controller.transitions.finished
-            self._waits.settle()
+            self._timer.settle()
             self.finish_signal.announce()
         self._watch_memory()
-        self._timer.set(self._waits.seconds(step))
+        self._timer.set(step)
         self._ledger_watch.set(is_wanted=step.waits_for_others)
         if self._home.problem is not None and not self.controller.transitions.live:
             self.fail(StoreFault(f"the daemon ends: no job of it runs any more, and {self._home.problem}"))
@@ -264,18 +242,24 @@ class SchedulerLoop:
 
     def _step_controller(self) -> Step:
         self._reload_changed_config()
-        self._check_home()
-        is_fresh = self.sampling.age() <= _FRESH_S
+        if self._home.has_lost_home() and self.controller.closed is None:
+            self.controller.closed = self._home.problem
+            _log.error("%s", self._home.problem)
+        is_fresh = self.sampling.age() <= 0.25
         step = self.controller.step(self.sampling.latest, is_fresh=is_fresh)
         is_wanted = (not is_fresh or step.is_outdated) and (
             (not self.store.setting("paused") and self.store.has_ready()) or self.controller.suspend_control.has_waiting
         )
         # Before it is too old: the next slice starts without waiting for one.
-        is_wanted = is_wanted or (self.has_upcoming and self.sampling.age() > _SOON_OLD_S)
+        is_wanted = is_wanted or (self.controller.slices.has_upcoming and self.sampling.age() > _SOON_OLD_S)
         if is_wanted or step.needs_sample or self.controller.batch_gates.wants_sample(self.clock.now()):
             self.sampling.request()  # wakes us when it is there
         self.sample_logs.write(self.controller.batch_gates.take_rows())
-        self._clear_up()
+        try:  # a piece per step; on a full disk again after a while
+            if self.requests.drop_refused() or self.requests.revive_more():
+                self._loop.call_later(_PIECE_PAUSE_S, self.wake)
+        except StoreFault:
+            self._loop.call_later(_RETRY_S, self.wake)
         if self.controller.transitions.dependants.has_more:
             self._loop.call_later(_PIECE_PAUSE_S, self.wake)
         return step
@@ -297,20 +281,6 @@ class SchedulerLoop:
     def _watch_memory(self) -> None:
         devices = self.controller.memory_guard.watched if self.controller.transitions.live else frozenset()
         self.sampling.watch(devices, self.controller.host_guard.watch)
-
-    def _check_home(self) -> None:
-        if self._home.has_lost_home() and self.controller.closed is None:
-            self.controller.closed = self._home.problem
-            _log.error("%s", self._home.problem)
-
-    def _clear_up(self) -> None:
-        """Delete what is stored of refused submissions, and revive what interrupted requests left, a piece per step; on
-        a full disk try again after a while."""
-        try:
-            if self.requests.drop_refused() or self.requests.revive_more():
-                self._loop.call_later(_PIECE_PAUSE_S, self.wake)
-        except StoreFault:
-            self._loop.call_later(_RETRY_S, self.wake)
 
     def _reload_changed_config(self) -> None:
         """A changed file applies from this step on; while it cannot be read the old settings stay."""
@@ -337,8 +307,11 @@ class SchedulerLoop:
             self.wake()
         elif isinstance(error, StoreFault):
             self._handle_fault(error)
+        elif (limit := passing_limit(error)) is not None:
+            self._retry_later(f"the queue cannot go on: {limit.strerror} ({remedy_of(limit)})")
         else:
-            self._retry_later(_problem_of(error))
+            _log.exception("a step failed", exc_info=error)
+            self._retry_later(f"a step failed, which is a bug: {type(error).__name__}: {error}")
 
     def set_rows_aside(self, error: Exception) -> bool:
         """After a failure: set rows aside that cannot be read. Return False if there are none, and it had another
@@ -411,13 +384,5 @@ class SchedulerLoop:
             self._queue_ledger.turns.end_turn()
 
     def _on_ledger_change(self) -> None:
-        self._waits.settle()
+        self._timer.settle()
         self.sampling.request()
-
-
-def _problem_of(error: Exception) -> str:
-    """Return what to tell people about a failed step. Log a bug with its traceback."""
-    if (limit := passing_limit(error)) is not None:
-        return f"the queue cannot go on: {limit.strerror} ({remedy_of(limit)})"
-    _log.exception("a step failed", exc_info=error)
-    return f"a step failed, which is a bug: {type(error).__name__}: {error}"

@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import TextIO
 
@@ -35,7 +34,7 @@ from gpuyard.engines.open_cluster_engine import Context, log_folders, open_engin
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.errors import EnvironmentFault, GpuyardError, StoreFault
 from gpuyard.ledger.directory_in_use import move_in
-from gpuyard.ledger.ledger import open_ledger
+from gpuyard.ledger.ledger import Ledger, open_ledger
 from gpuyard.ledger.neighbours import announce
 from gpuyard.ledger.queue_ledger import QueueLedger
 from gpuyard.model.lifecycle import WAITING, JobEvent, can
@@ -43,7 +42,6 @@ from gpuyard.model.printable_text import printable
 from gpuyard.model.queue_time import QueueTime, start_queue_time
 from gpuyard.model.selection import format_ids
 from gpuyard.model.units import format_duration
-from gpuyard.ports import Engine
 from gpuyard.probes.disk_watch import DiskWatch
 from gpuyard.probes.local_machine import local_machine
 from gpuyard.probes.sampler import Sampler
@@ -60,16 +58,19 @@ from gpuyard.system.user_directories import find_state_directory
 from gpuyard.version import __version__
 
 _log = logging.getLogger("gpuyard")
-_SETTING = "clock"
+_MOST_NAMED = 10
+_LOG_CAP = 16 << 20
 
 
 class StoredClock(QueueClock):
     def __init__(self, store: JobStore, queries: QueueQueries) -> None:
         """Continue the times in the store."""
-        before, latest = _read(store), queries.latest_time()
-        super().__init__(start_queue_time(before, boot_name(), *read_clocks(time.time), latest), _log_step)
-        self._store = store
-        self._saved = before
+        before: QueueTime | None = None
+        with contextlib.suppress(msgspec.MsgspecError):
+            before = msgspec.json.decode(store.setting("clock") or "null", type=QueueTime | None)
+        clocks = read_clocks(time.time)
+        super().__init__(start_queue_time(before, boot_name(), *clocks, queries.latest_time()), _log_step)
+        self._store, self._saved = store, before
         if before is not None and before.boot == self.record.boot and before.shift != self.record.shift:
             _log_step(self.record.shift - before.shift)  # it was set while no daemon ran
         self.save()
@@ -81,28 +82,13 @@ class StoredClock(QueueClock):
         if self.record is not self._saved:
             with contextlib.suppress(StoreFault), convert_sqlite_errors():
                 with self._store.transaction():
-                    self._store.set_setting(_SETTING, msgspec.json.encode(self.record).decode())
+                    self._store.set_setting("clock", msgspec.json.encode(self.record).decode())
                 self._saved = self.record
 
 
-def _read(store: JobStore) -> QueueTime | None:
-    text = store.setting(_SETTING)
-    try:
-        return None if text is None else msgspec.json.decode(text, type=QueueTime)
-    except msgspec.MsgspecError:
-        return None
-
-
 def _log_step(seconds: float) -> None:
-    way = "forward" if seconds > 0 else "back"
-    by = format_duration(round(abs(seconds)))
+    way, by = "forward" if seconds > 0 else "back", format_duration(round(abs(seconds)))
     _log.info("the system clock was set %s by %s; limits and waits do not change", way, by)
-
-
-_CHECK_SOCKET_EVERY_S = 5.0
-_MOST_NAMED = 10
-_LOG_CAP, _CHECK_LOG_EVERY = 16 << 20, 100
-_LOG_NAME = re.compile(r"(\d+)\.\d+(\.err)?\.log")
 
 
 class OneLineFormatter(logging.Formatter):
@@ -123,7 +109,7 @@ class CappedLogHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
         self._records += 1
-        if self._records % _CHECK_LOG_EVERY == 1:
+        if self._records % 100 == 1:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(sys.stderr.fileno()), os.stat(paths.log_path())):
                     cut_if_over(paths.log_path(), _LOG_CAP)
@@ -144,7 +130,12 @@ def run_daemon(*, is_managed: bool = False) -> int:
         local_machine()  # raises UserError if simulated devices are described in a wrong way
         folder = Path(paths.state_folder())
         paths.check_state_folder()
-        _prepare_folder(folder)
+        try:
+            make_folder(str(folder))
+            check_entries(str(folder))
+        except OSError as error:
+            message = f"{folder} cannot be used: {error.strerror}"
+            raise EnvironmentFault(message, hint="set GPUYARD_HOME to another directory") from error
         open_files = raise_open_files_limit()
         refuse_other_machine(str(folder))
         is_replacement = find_state_directory().problem is not None
@@ -155,7 +146,9 @@ def run_daemon(*, is_managed: bool = False) -> int:
         ):
             home = HomeWatch(lambda: has_lock() and is_ours(), str(folder))
             try:
-                return _run_on_database(folder, home, open_files, is_managed=is_managed)
+                database, notice = open_database(folder / "queue.db")
+                with contextlib.closing(database), asyncio.Runner() as runner:
+                    return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
             except Exception as error:
                 if not may_be_a_row(error) or not (notes := set_aside_in(folder / "queue.db")):
                     raise
@@ -173,19 +166,12 @@ def run_daemon(*, is_managed: bool = False) -> int:
         return 1
 
 
-def _run_on_database(folder: Path, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
-    database, notice = open_database(folder / "queue.db")
-    with contextlib.closing(database), asyncio.Runner() as runner:
-        return runner.run(_serve(database, notice, home, open_files, is_managed=is_managed))
-
-
-async def _serve(database: Database, notice: str | None, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
-    """Serve until the daemon is stopped; return the exit status. `open_files` is the limit for jobs."""
+def _open_loop(
+    database: Database, notice: str | None, home: HomeWatch, ledger: Ledger, open_files: int
+) -> tuple[SchedulerLoop, StoredClock]:
+    """Return the loop before its start. `open_files` is the limit for jobs."""
     folder, store = Path(home.folder), JobStore(database)
-    clock = StoredClock(store, QueueQueries(database, store))
-    ledger, me = open_ledger(is_queue=True), this_process("gpuyard queue")
-    directory_record = move_in(ledger.folder)
-    announce(ledger.folder)
+    clock, me = StoredClock(store, QueueQueries(database, store)), this_process("gpuyard queue")
     engine = LocalEngine(folder, open_files=open_files)
     engine.variables[LOCK_DIR] = str(ledger.folder)
     if load_config().host.enforce_ram:
@@ -197,9 +183,6 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(scheduler.wake)
 
-    def open_cluster_engine(name: str) -> Engine:
-        return open_engine(Context(name=name, folder=folder, on_news=wake))
-
     scheduler = SchedulerLoop(
         database,
         QueueLedger(ledger, me),
@@ -207,7 +190,7 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         clock,
         me,
         suspender=suspender,
-        open_engine=open_cluster_engine,
+        open_engine=lambda name: open_engine(Context(name=name, folder=folder, on_news=wake)),
         home=home,
     )
     scheduler.listeners.append(lambda _: clock.save())
@@ -218,32 +201,48 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         scheduler.notices.append(notice)
     scheduler.controller.start_pauses.note_config(config_fault())
     _start_ids_after_earlier_jobs(scheduler, log_folders(folder), engine.queue)
+    return scheduler, clock
+
+
+async def _serve(database: Database, notice: str | None, home: HomeWatch, open_files: int, *, is_managed: bool) -> int:
+    """Serve until the daemon is stopped; return the exit status."""
+    ledger, loop = open_ledger(is_queue=True), asyncio.get_running_loop()
+    directory_record = move_in(ledger.folder)
+    announce(ledger.folder)
+    scheduler, clock = _open_loop(database, notice, home, ledger, open_files)
     stop: asyncio.Future[Shutdown] = loop.create_future()
+
+    def end(ending: Shutdown) -> None:
+        if not stop.done():
+            stop.set_result(ending)
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, _end, stop, Shutdown())
+        loop.add_signal_handler(signum, end, Shutdown())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started the daemon may close
-    routes = Routes(scheduler, lambda ending: _end(stop, ending), clock.now(), is_managed=is_managed)
+    routes = Routes(scheduler, end, clock.now(), is_managed=is_managed)
     server = await serve(paths.socket_path(), routes.handle)
-    meter = RamMeter(engine.queue)
+    meter = RamMeter(home.folder)
+    sampler, on_memory = Sampler(local_machine(clock=clock), clock), scheduler.on_memory
     scheduler.start(
-        SamplingThread(
-            Sampler(local_machine(clock=clock), clock),
-            clock,
-            scheduler.wake,
-            meter.measure,
-            on_memory=scheduler.on_memory,
-            measure_cpu_s=meter.cpu_s,
-        )
+        SamplingThread(sampler, clock, scheduler.wake, meter.measure, on_memory=on_memory, measure_cpu_s=meter.cpu_s)
     )
+    scheduler.fatal_fault.add_done_callback(lambda _: end(Shutdown(status=1)))
     publisher = EventPublisher(scheduler, ledger.leases)
     routes.health.on_fault.append(publisher.publish_fault)
     await routes.open_page_as_configured()
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
-    _collect_garbage()
-    tasks = [_start_task(each) for each in (_restore_socket(server), routes.retention.run())]
+    gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
+    gc.enable()
+    tasks = [loop.create_task(each) for each in (_restore_socket(server), routes.retention.run())]
+    for task in tasks:
+        task.add_done_callback(_log_bug)
     try:
-        ending = await _wait_for_end(scheduler, stop)
+        ending = await stop
+        if scheduler.fatal_fault.done():
+            _log.error("%s", scheduler.fatal_fault.result())
+        elif ending.restart:
+            _log.info("the daemon stops for a restart: %s", ending.reason)
         return RESTART_STATUS if is_managed and ending.restart else ending.status
     finally:
         for task in tasks:
@@ -256,15 +255,10 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
         _log.info("the daemon stops; running jobs go on")
 
 
-def _collect_garbage() -> None:
-    gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them
-    gc.enable()
-
-
 async def _restore_socket(server: Server) -> None:
     """Make the socket anew if it was removed: no command could reach the daemon, and no other daemon could start."""
     while True:
-        await asyncio.sleep(_CHECK_SOCKET_EVERY_S)
+        await asyncio.sleep(5.0)
         try:
             if not _has_lost_socket():
                 continue
@@ -275,48 +269,15 @@ async def _restore_socket(server: Server) -> None:
             _log.warning("%s was removed, and is made anew", paths.socket_path())
 
 
-def _start_task(work: "Coroutine[None, None, None]") -> "asyncio.Task[None]":
-    task = asyncio.get_running_loop().create_task(work)
-    task.add_done_callback(_log_bug)
-    return task
+def _has_lost_socket() -> bool:
+    """Whether the socket's file is gone. If the lock is gone, too, another daemon may have taken our place."""
+    return not os.path.lexists(paths.socket_path()) and running_pid(paths.lock_path()) == os.getpid()
 
 
 def _log_bug(task: "asyncio.Task[None]") -> None:
     """Log why a task ended that should run as long as the daemon: the queue goes on without it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("%s failed, which is a bug", task.get_coro(), exc_info=error)
-
-
-def _has_lost_socket() -> bool:
-    """Whether the socket's file is gone. If the lock is gone, too, another daemon may have taken our place."""
-    return not os.path.lexists(paths.socket_path()) and running_pid(paths.lock_path()) == os.getpid()
-
-
-async def _wait_for_end(scheduler: SchedulerLoop, stop: "asyncio.Future[Shutdown]") -> Shutdown:
-    scheduler.fatal_fault.add_done_callback(lambda _: _end(stop, Shutdown(status=1)))
-    ending = await stop
-    if scheduler.fatal_fault.done():
-        _log.error("%s", scheduler.fatal_fault.result())
-        return Shutdown(status=1)
-    if ending.restart:
-        _log.info("the daemon stops for a restart: %s", ending.reason)
-    return ending
-
-
-def _end(stop: "asyncio.Future[Shutdown]", ending: Shutdown) -> None:
-    """Set how the daemon ends, unless that is set already."""
-    if not stop.done():
-        stop.set_result(ending)
-
-
-def _prepare_folder(folder: Path) -> None:
-    try:
-        make_folder(str(folder))
-        check_entries(str(folder))
-    except OSError as error:
-        raise EnvironmentFault(
-            f"{folder} cannot be used: {error.strerror}", hint="set GPUYARD_HOME to another directory"
-        ) from error
 
 
 def _hold_begun(scheduler: SchedulerLoop, begun: dict[int, int]) -> str:
@@ -344,7 +305,7 @@ def _start_ids_after_earlier_jobs(scheduler: SchedulerLoop, folders: list[Path],
     if scheduler.queries.last_id() > 0:
         return
     names = (name for logs in folders if logs.is_dir() for name in os.listdir(logs))
-    found = (match for name in names if (match := _LOG_NAME.fullmatch(name)))
+    found = (match for name in names if (match := re.fullmatch(r"(\d+)\.\d+(\.err)?\.log", name)))
     running = jobs_of_queue(queue)
     with scheduler.store.transaction():
         scheduler.store.reserve_ids_up_to(max([*(int(match[1]) for match in found), *running], default=0))

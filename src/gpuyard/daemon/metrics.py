@@ -47,9 +47,7 @@ Samples = Iterable[tuple[Labels, float | None]]
 
 class Metrics:
     def __init__(self, scheduler: SchedulerLoop, devices: DeviceList, started_at: float) -> None:
-        self._scheduler = scheduler
-        self._devices = devices
-        self._started_at = started_at
+        self._scheduler, self._devices, self._started_at = scheduler, devices, started_at
         self._counters = EventCounters()
         scheduler.listeners.append(self._count)
 

@@ -37,8 +37,11 @@ from gpuyard.store.database import PIECE, convert_sqlite_errors
 
 # Only what gpuyard names so is ever removed: 17.1.log, of attempt 1 of job 17.
 _NAME = re.compile(r"(\d{1,18})\.\d{1,9}\.[a-z.]+", re.ASCII)
-_FILES_PER_PAUSE, _PAUSE_S = 100, 0.001
-_BLOCK = 512
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+_FIRST_AFTER_S, _EVERY_S, _AFTER_FAILURE_S = 60.0, 3600.0, 60.0
+# After the last end of a job, so that a retry in this time needs no new values.
+_DROP_SECRETS_AFTER_S = 5.0
 
 
 class LogFile(Struct, frozen=True):
@@ -56,8 +59,12 @@ def list_logs(folders: Iterable[Path]) -> list[LogFile]:
         try:
             with os.scandir(folder) as entries:
                 for number, entry in enumerate(entries):
-                    if (log := _log_file(entry)) is not None:
-                        found.append(log)
+                    match = _NAME.fullmatch(entry.name)
+                    if match is not None and entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):  # it was removed since the folder was read
+                            status = entry.stat(follow_symlinks=False)
+                            size = min(status.st_size, status.st_blocks * 512)
+                            found.append(LogFile(entry.path, int(match[1]), size, status.st_mtime))
                     _pause(number)
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -65,18 +72,6 @@ def list_logs(folders: Iterable[Path]) -> list[LogFile]:
             hint = "see the owner and mode of this folder"
             raise EnvironmentFault(f"{folder} cannot be read: {error.strerror}", hint=hint) from error
     return sorted(found, key=lambda log: log.changed_at)
-
-
-def _log_file(entry: "os.DirEntry[str]") -> LogFile | None:
-    match = _NAME.fullmatch(entry.name)
-    if match is None or not entry.is_file(follow_symlinks=False):
-        return None
-    try:
-        status = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:  # it was removed since the folder was read
-        return None
-    size = min(status.st_size, status.st_blocks * _BLOCK)
-    return LogFile(entry.path, int(match[1]), size, status.st_mtime)
 
 
 def surplus(logs: Sequence[LogFile], kept: Collection[int], old: Collection[int], most: float | None) -> list[LogFile]:
@@ -110,35 +105,20 @@ def remove_logs(logs: Iterable[LogFile]) -> tuple[list[LogFile], str | None]:
 
 
 def _pause(number: int) -> None:
-    if number % _FILES_PER_PAUSE == _FILES_PER_PAUSE - 1:
-        time.sleep(_PAUSE_S)
-
-
-_log = logging.getLogger(__name__)
-T = TypeVar("T")
-_FIRST_AFTER_S, _EVERY_S, _AFTER_FAILURE_S = 60.0, 3600.0, 60.0
-# After the last end of a job, so that a retry in this time needs no new values.
-_DROP_SECRETS_AFTER_S = 5.0
-# Work takes one part of the loop's time in this many.
-_PARTS = 10.0
+    if number % 100 == 99:
+        time.sleep(0.001)
 
 
 class Retention:
     def __init__(self, scheduler: SchedulerLoop, folder: Path) -> None:
-        self._scheduler = scheduler
-        self._folder = folder
+        self._scheduler, self._folder = scheduler, folder
         self._finished = -1
         self._has_ended = asyncio.Event()
         self._lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "gpuyard-keep")
         self.snapshots = CodeSnapshots(scheduler, folder)
         self._logs: tuple[int, int] | None = None  # number and size of all logs after the last round
-        self._keep = load_config().keep
         scheduler.listeners.append(self._on_step)
-        scheduler.config_listeners.append(self._reload)
-
-    def _reload(self) -> None:
-        self._keep = load_config().keep
 
     async def run(self) -> None:
         """Apply the limits a minute after the start, then once an hour. Drop secrets after jobs have ended."""
@@ -154,8 +134,8 @@ class Retention:
                 if loop.time() >= due:
                     due = loop.time() + _EVERY_S
                     await self.apply()
-                await self._drop_secrets()
-                await self._look_after_snapshots()
+                with convert_sqlite_errors():
+                    await self._follow_ends()
                 continue
             except GpuyardError as error:
                 _log.error("what [keep] in config.toml says cannot be applied now: %s", error)
@@ -163,12 +143,27 @@ class Retention:
                 _log.exception("a bug: what [keep] in config.toml says cannot be applied now")
             await asyncio.sleep(_AFTER_FAILURE_S)
 
+    async def _follow_ends(self) -> None:
+        """Drop secrets of jobs that have ended, bring results back, and remove snapshots that are not kept at all."""
+        if self._has_ended.is_set():
+            self._has_ended.clear()
+            try:
+                await self._work(self._scheduler.store.specs.drop_secrets(), is_urgent=False)
+            except BaseException:
+                self._has_ended.set()  # try again
+                raise
+        if self.snapshots.has_ended:
+            await self.snapshots.bring_results()
+            if load_config().keep.snapshots_s == 0.0:
+                async with self._lock:
+                    await self.snapshots.remove_old(0.0, partial(self._work, is_urgent=False))
+
     async def apply(self, older_than_s: float | None = None, *, is_urgent: bool = False) -> CleanResult:
         """Delete jobs that finished longer ago than this, or than [keep] says, and logs that are beyond its limits.
 
         `is_urgent`: a user waits for it, and it takes more of the loop's time.
         """
-        keep = self._keep
+        keep = load_config().keep
         age = keep.jobs_s if older_than_s is None else older_than_s
         async with self._lock:
             with convert_sqlite_errors():
@@ -215,7 +210,7 @@ class Retention:
         return found
 
     def kept_files(self) -> KeptFiles:
-        keep, path = self._keep, self._scheduler.database.path
+        keep, path = load_config().keep, self._scheduler.database.path
         files = (file for file in (path, Path(f"{path}-wal")) if file.exists())
         logs, size = self._logs or (None, None)
         return KeptFiles(
@@ -231,18 +226,6 @@ class Retention:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self.snapshots.close()
 
-    async def _look_after_snapshots(self) -> None:
-        """Bring back results that are due, and remove snapshots at once if they are not kept after the last job."""
-        if not self.snapshots.has_ended:
-            return
-        await self.snapshots.bring_results()
-        if not self._keep.snapshots_s and self._keep.snapshots_s is not None:
-            async with self._lock:
-                with convert_sqlite_errors():
-                    await self.snapshots.remove_old(self._keep.snapshots_s, partial(self._work, is_urgent=False))
-
-    # Secrets
-
     def _on_step(self, _: Step) -> None:
         finished = self._scheduler.controller.transitions.finished
         has_work = self._scheduler.store.specs.may_have_secrets or self.snapshots.has_ended
@@ -250,15 +233,6 @@ class Retention:
             self._finished = finished
             self._has_ended.set()
 
-    async def _drop_secrets(self) -> None:
-        if self._has_ended.is_set():
-            self._has_ended.clear()
-            try:
-                with convert_sqlite_errors():
-                    await self._work(self._scheduler.store.specs.drop_secrets(), is_urgent=False)
-            except BaseException:
-                self._has_ended.set()  # try again
-                raise
-
     async def _work(self, pieces: InPieces[T], *, is_urgent: bool) -> T:
-        return await run_in_pieces(pieces, self._scheduler.checkpoints.may_write, rest=0.0 if is_urgent else _PARTS)
+        rest = 0.0 if is_urgent else 10.0  # it takes a tenth of the loop's time
+        return await run_in_pieces(pieces, self._scheduler.checkpoints.may_write, rest=rest)

@@ -23,8 +23,8 @@ from gpuyard.daemon.api.wait import JobWaits
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
+from gpuyard.daemon.loop_wakeups import StepTimer
 from gpuyard.daemon.monitor.sampling import SamplingThread
-from gpuyard.daemon.next_step_time import StepTimer
 from gpuyard.daemon.server.connection import serve
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender

@@ -18,6 +18,8 @@ from gpuyard.model.machine_snapshot import iso_time
 
 T = TypeVar("T", bound=Struct)
 MOST_ROWS = 10_000
+# Rows that are made before other requests are served.
+ROWS_AT_ONCE = 10
 # Of a page of an export.
 EXPORT_PAGE = 500
 # Of a list in an answer that gives the number of all.
@@ -70,17 +72,14 @@ def _convert(content: Any, kind: type[T], what: str) -> T:
         key = match[1] if (match := _AT_KEY.search(text)) else None
         problem = _AT_KEY.sub("", text).replace("Invalid enum value", "cannot be")
         message = f"the request's {what}: {problem[0].lower()}{problem[1:]}" if key is None else f"{key}: {problem}"
-        raise UserError(message, hint=_allowed_values(kind, key) or "see /openapi.json") from None
+        allowed = get_type_hints(kind).get(key or "")
+        values = list(allowed) if isinstance(allowed, EnumType) else get_args(allowed)
+        is_choice = values and all(isinstance(each, str) for each in values)
+        raise UserError(message, hint=f"it can be {', '.join(values)}" if is_choice else "see /openapi.json") from None
     for key in kind.__struct_fields__:
         if isinstance(value := getattr(decoded, key), float) and not math.isfinite(value):
             raise UserError(f"{key}: {value} is not a finite number")
     return decoded
-
-
-def _allowed_values(kind: type[Struct], key: str | None) -> str | None:
-    allowed = get_type_hints(kind).get(key or "")
-    values = list(allowed) if isinstance(allowed, EnumType) else get_args(allowed)
-    return f"it can be {', '.join(values)}" if values and all(isinstance(each, str) for each in values) else None
 
 
 @overload

@@ -3,16 +3,17 @@
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
 
-from gpuyard.daemon.api.codec import EXPORT_PAGE, MOST_LISTED, MOST_ROWS
+from gpuyard.daemon.api.codec import EXPORT_PAGE, MOST_LISTED, MOST_ROWS, ROWS_AT_ONCE
 from gpuyard.daemon.api.explain_wait import explain, explain_briefly, export_world, job_history
 from gpuyard.daemon.api.job_details import all_attempts, code_of, make_details, make_row
 from gpuyard.daemon.api.select_jobs import SelectionReader, read_filter
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
-from gpuyard.daemon.api.sweeps import ROWS_AT_ONCE, FoldedJobs
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_messages import HttpError
@@ -24,56 +25,67 @@ from gpuyard.policy.queue_order import full_order
 from gpuyard.queue.add_submission import batched
 from gpuyard.queue.user_requests import Act, Supply
 from gpuyard.schema import requests
-from gpuyard.schema.jobs import ExportedWorld, ExportPage, JobDetails, JobHistory, JobPage, JobRow, WaitExplanation
+from gpuyard.schema.jobs import (
+    ExportedWorld,
+    ExportPage,
+    JobDetails,
+    JobHistory,
+    JobPage,
+    JobRow,
+    SweepPage,
+    WaitExplanation,
+)
 from gpuyard.schema.queue import ChangeSummary, LackingJobs, QueueState, UnchangedJob
 from gpuyard.store.search_jobs import LIVE_IN_ORDER, NOT_READY, RECENTLY_FINISHED, JobFilter, PageRange, SearchResult
+
+if TYPE_CHECKING:
+    from gpuyard.daemon.api.sweeps import FoldedJobs
 
 SAMPLE_FOR_PEOPLE_S = 0.5
 # Pages up to this length are found without a thread.
 _PAGE = 200
-# A summary of more changes than this is made in a thread.
-_MANY = 2000
 # What a retry of a selection runs again. A cancelled job was stopped on purpose.
 UNSUCCESSFUL = (JobState.FAILED, JobState.REJECTED)
 
 
 class JobHandler:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader, code: CodeWatch) -> None:
-        self._scheduler = scheduler
-        self._code = code
-        self._reader = reader
+        self._scheduler, self._code, self._reader = scheduler, code, reader
         self.selection = SelectionReader(scheduler, reader)
-        self.folded = FoldedJobs(scheduler, reader)
+
+    @cached_property
+    def folded(self) -> "FoldedJobs":
+        from gpuyard.daemon.api.sweeps import FoldedJobs  # with the first request for it
+
+        return FoldedJobs(self._scheduler, self._reader)
+
+    async def sweep(self, job_id: int, query: requests.SweepQuery) -> SweepPage:
+        return await self.folded.table(job_id, query)
 
     async def page(self, query: requests.JobsQuery) -> JobPage:
-        limit, offset = min(query.limit, MOST_ROWS), query.after
-        is_whole = not query.ids and query.order == "queue" and read_filter(query) == JobFilter()
-        if query.fold and is_whole and self._scheduler.queries.has_groups():
-            return await self._folded_page(PageRange(offset=offset, count=limit), show_all=query.all)
-        ranges = tuple(await self.selection.find(query.ids)) if query.ids else None
-        wanted = replace(read_filter(query), ranges=ranges)
+        scheduler, limit, offset, wanted = self._scheduler, min(query.limit, MOST_ROWS), query.after, read_filter(query)
+        is_whole = not query.ids and query.order == "queue" and wanted == JobFilter()
+        if query.fold and is_whole and scheduler.queries.has_groups():
+            rows, total = await self.folded.page(PageRange(offset=offset, count=limit), show_all=query.all)
+            following = offset + limit if total > offset + limit else None
+            return JobPage(**asdict(queue_state(scheduler)), jobs=rows, next=following, total=total)
+        if query.ids:
+            wanted = replace(wanted, ranges=tuple(await self.selection.find(query.ids)))
         # The first matches are found at once, unless they are few among many finished jobs.
         finished = FINISHED & set(wanted.states)
         is_quick = wanted.is_plain and (not finished or finished == FINISHED)
         if offset == 0 and limit <= _PAGE and query.order == "queue" and is_quick:
-            jobs = list(islice(_jobs_in_order(self._scheduler, wanted.states, show_all=query.all), limit + 1))
-            has_more, total = len(jobs) > limit, self._count(wanted, show_all=query.all)
+            jobs = list(islice(_jobs_in_order(scheduler, wanted.states, show_all=query.all), limit + 1))
+            has_more, all_jobs = len(jobs) > limit, self._count(wanted, show_all=query.all)
             rows = await self._make_rows(jobs[:limit])
         else:
             found = await self._find(wanted, PageRange(offset=offset, count=limit + 1), query)
-            has_more, total = len(found.ids) > limit, found.total
+            has_more, all_jobs = len(found.ids) > limit, found.total
             # Read one by one as rows are made. A job may have changed since it was found, or be gone.
-            read = filter(None, map(self._scheduler.store.job, found.ids[:limit]))
+            read = filter(None, map(scheduler.store.job, found.ids[:limit]))
             rows = await self._make_rows(job for job in read if not wanted.states or job.state in wanted.states)
-        return JobPage(
-            **asdict(queue_state(self._scheduler)), jobs=rows, next=offset + limit if has_more else None, total=total
-        )
-
-    async def _folded_page(self, page: PageRange, *, show_all: bool) -> JobPage:
-        rows, total = await self.folded.page(page, show_all=show_all)
-        end = page.offset + page.count
-        state = asdict(queue_state(self._scheduler))
-        return JobPage(**state, jobs=rows, next=end if total > end else None, total=total)
+        following = offset + limit if has_more else None
+        return JobPage(**asdict(queue_state(scheduler)), jobs=rows, next=following, total=all_jobs)
 
     async def _find(self, wanted: JobFilter, page: PageRange, query: requests.JobsQuery) -> SearchResult:
         if query.order == "newest":
@@ -176,7 +188,8 @@ class JobHandler:
         waiting = sorted(each.job.id for each in self._scheduler.controller.cluster_dispatch.waiting_there())
         selected = [
             job_id
-            for piece in (each for each in pieces if waiting and (not each.states or JobState.PENDING in each.states))
+            for piece in pieces
+            if waiting and (not piece.states or JobState.PENDING in piece.states)
             for first, last in piece.ranges
             for job_id in waiting[bisect_left(waiting, first) : bisect_right(waiting, last)]
         ]
@@ -203,12 +216,14 @@ class JobHandler:
             unchanged += changed.unchanged
             revived += changed.revived
         self._scheduler.finish_signal.announce()
-        if len(ids) + len(unchanged) + len(revived) > _MANY:
+        if len(ids) + len(unchanged) + len(revived) > 2000:
             return await asyncio.to_thread(_summary, ids, unchanged, revived)
         return _summary(ids, unchanged, revived)
 
 
 def _summary(ids: Sequence[int], unchanged: Sequence[UnchangedJob], revived: Sequence[int]) -> ChangeSummary:
+    lacking = [job for job in unchanged if job.variables]
+    variables = sorted({name for job in lacking for name in job.variables})
     return ChangeSummary(
         changed=format_ids(ids),
         count=len(ids),
@@ -216,16 +231,10 @@ def _summary(ids: Sequence[int], unchanged: Sequence[UnchangedJob], revived: Seq
         unchanged_count=len(unchanged),
         revived=format_ids(revived),
         revived_count=len(revived),
-        lacking=_lacking(unchanged),
+        lacking=LackingJobs(ids=format_ids(job.id for job in lacking), count=len(lacking), variables=variables)
+        if lacking
+        else None,
     )
-
-
-def _lacking(unchanged: Sequence[UnchangedJob]) -> LackingJobs | None:
-    jobs = [job for job in unchanged if job.variables]
-    if not jobs:
-        return None
-    variables = sorted({name for job in jobs for name in job.variables})
-    return LackingJobs(ids=format_ids(job.id for job in jobs), count=len(jobs), variables=variables)
 
 
 def queue_state(scheduler: SchedulerLoop) -> QueueState:

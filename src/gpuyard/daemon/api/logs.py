@@ -27,11 +27,8 @@ _log = logging.getLogger(__name__)
 _MOST = 4 * 1_048_576
 # The most bytes of one event: as JSON it may be six times as long, and the viewer must buffer it.
 _PIECE = 65_536
-_BETWEEN_PIECES_S = 0.1
 # A viewer that is further behind than this skips to the end.
 _FAR_BEHIND = 1_048_576
-_EVERY_S = 0.25
-_THREADS = 4
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
@@ -46,7 +43,7 @@ class JobLogs:
     def __init__(self, scheduler: SchedulerLoop) -> None:
         self._scheduler = scheduler
         self.attempts = scheduler.store.attempts
-        self._threads = ThreadPoolExecutor(_THREADS, "gpuyard-logs")
+        self._threads = ThreadPoolExecutor(4, "gpuyard-logs")
 
     async def tail(self, job_id: int, query: LogQuery) -> LogTail:
         attempt = self._find_attempt(job_id, query)
@@ -109,10 +106,7 @@ class _Follower:
     def __init__(
         self, logs: JobLogs, viewer: StreamClient, job_id: int, attempt: Attempt | None, query: LogQuery
     ) -> None:
-        self._logs = logs
-        self._viewer = viewer
-        self._job_id = job_id
-        self._attempt = attempt
+        self._logs, self._viewer, self._job_id, self._attempt = logs, viewer, job_id, attempt
         self._tail = min(query.tail, _FAR_BEHIND)
         self._positions = [_StreamPosition(stream) for stream in _streams(query)]
 
@@ -135,9 +129,9 @@ class _Follower:
         while True:
             # Before the log is read: what was written until then still has to be sent.
             ends_here = self._attempt is None or not self._logs.is_live(self._job_id, self._attempt)
-            if await self._send_new_text():
+            if any([await self._send_from(position) for position in self._positions]):
                 spoke_at = loop.time()
-                await asyncio.sleep(_BETWEEN_PIECES_S)
+                await asyncio.sleep(0.1)
                 continue
             if ends_here and not self._continues(is_last=is_last):
                 self._send(LogEvent(over=True))
@@ -146,13 +140,10 @@ class _Follower:
             if loop.time() > spoke_at + HEARTBEAT_S:
                 spoke_at = loop.time()
                 self._viewer.send(HEARTBEAT)
-            await asyncio.sleep(_EVERY_S)
-
-    async def _send_new_text(self) -> bool:
-        """Return whether a full piece was read: there may be more."""
-        return any([await self._send_from(position) for position in self._positions])
+            await asyncio.sleep(0.25)
 
     async def _send_from(self, read: _StreamPosition) -> bool:
+        """Return whether a full piece was read: there may be more."""
         piece = await self._logs.read(_file_of(self._attempt, read.stream), read.at, self._tail, _PIECE)
         if piece.is_cut and read.at is not None:
             read.letters.reset()

@@ -1,15 +1,18 @@
 """The daemon's routes, as the command line, the web page and scripts use them.
 
 All are below `/v1`, where keys and routes are only ever added, except `/metrics` and `/openapi.json`, which are where
-tools expect them. `gpuyard.schema.operations` describes each: requests are decoded by it.
+tools expect them. `gpuyard.schema.operations` describes each: requests are decoded by it. Handlers that few requests
+need are imported with the first of these.
 """
 
 import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -18,13 +21,8 @@ from gpuyard.client import paths
 from gpuyard.config import load_config
 from gpuyard.daemon.api.codec import decode_body, decode_query, encode, wall_time
 from gpuyard.daemon.api.jobs import JobHandler, queue_state
-from gpuyard.daemon.api.learned_estimates import estimate_list, export_estimates, forget_estimates, import_estimates
-from gpuyard.daemon.api.logs import JobLogs
-from gpuyard.daemon.api.reports import ReportHandler, SummaryHandler
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import EditHandler, SubmissionHandler
-from gpuyard.daemon.api.sweeps import batch_runs, batch_status, task_list
-from gpuyard.daemon.api.timeline import Timeline
 from gpuyard.daemon.api.wait import WaitHandler
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
@@ -37,7 +35,6 @@ from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
 from gpuyard.daemon.server.http_messages import HttpError, Request, Response
 from gpuyard.daemon.server.router import EVENTS, Route, RouteKey, Router
-from gpuyard.daemon.web.open_page import PageListener
 from gpuyard.engines.open_cluster_engine import log_folders
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.model.job import SuspendedBy
@@ -49,9 +46,16 @@ from gpuyard.schema.requests import CleanRequest, StopRequest, TagRequest
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.version import API, __version__
 
+if TYPE_CHECKING:
+    from gpuyard.daemon.api.learned_estimates import EstimateHandler
+    from gpuyard.daemon.api.logs import JobLogs
+    from gpuyard.daemon.api.reports import Reports
+    from gpuyard.daemon.api.sweeps import BatchHandler
+    from gpuyard.daemon.api.timeline import Timeline
+    from gpuyard.daemon.web.open_page import PageListener
+
 # EX_TEMPFAIL of sysexits.h: not 0, so that a unit with `Restart=on-failure` is started again.
 RESTART_STATUS = 75
-_LONGEST_REASON = 300
 # Routes that read the request themselves.
 _UNDECODED = {("POST", f"{API}/submissions"), ("POST", f"{API}/submissions/preview"), ("GET", f"{API}{EVENTS}")}
 # Requests that change no job that waits: slices go on meanwhile.
@@ -74,37 +78,31 @@ class Routes:
     ) -> None:
         """`started_at`: when the daemon started, in queue time. `is_managed`: it runs in the foreground, under a
         service manager or in a terminal."""
-        self._scheduler = scheduler
-        self._stop = stop
-        self._started_at = started_at
-        self._is_managed = is_managed
+        self._scheduler, self._stop = scheduler, stop
+        self._started_at, self._is_managed = started_at, is_managed
+        self._folder = folder = Path(paths.state_folder())
         self.events = EventStreams(scheduler, self.handle)
-        self.retention = Retention(scheduler, Path(paths.state_folder()))
-        self.progress = ProgressWatch(scheduler, log_folders(Path(paths.state_folder())))
+        self.retention = Retention(scheduler, folder)
+        self.progress = ProgressWatch(scheduler, log_folders(folder))
         self._code = CodeWatch(scheduler)
         self._reader = ThreadedReader(scheduler.database.path)
-        self._jobs = JobHandler(scheduler, self._reader, self._code)
-        self._logs = JobLogs(scheduler)
-        self._submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
-        devices = DeviceList(scheduler)
-        self._usage = UsageHistory(scheduler, devices, Path(paths.state_folder()))
-        self.health = devices.health
-        self._reports = ReportHandler(scheduler)
-        self.web = PageListener(self.handle, Path(paths.state_folder()))
+        self._devices = DeviceList(scheduler)
+        self._usage = UsageHistory(scheduler, self._devices, folder)
+        self.health = self._devices.health
         self.table: dict[RouteKey, Route] = {
-            **_with_prefix(self._routes_of_jobs()),
-            **_with_prefix(self._routes_of_waits_and_reports()),
-            **_with_prefix(self._routes_of_the_machine(devices)),
-            ("GET", "/openapi.json"): lambda: Response(body=document()),
-            ("GET", "/metrics"): Metrics(scheduler, devices, started_at).metrics,
+            (method, API + path): route for (method, path), route in (self._routes() | self._job_routes()).items()
         }
+        self.table["GET", "/openapi.json"] = lambda: Response(body=document())
+        self.table["GET", "/metrics"] = Metrics(scheduler, self._devices, started_at).metrics
         self._router = Router(key for key, each in OPERATIONS.items() if not each.is_of_page)
 
-    def _routes_of_jobs(self) -> dict[RouteKey, Route]:
-        requests, jobs, submissions, logs = self._scheduler.requests, self._jobs, self._submissions, self._logs
+    def _job_routes(self) -> dict[RouteKey, Route]:
+        scheduler, requests, late = self._scheduler, self._scheduler.requests, self._late
+        jobs = JobHandler(scheduler, self._reader, self._code)
+        submissions = SubmissionHandler(scheduler, self._code, self.retention.snapshots)
         return {
             ("GET", "/jobs"): jobs.page,
-            ("GET", "/sweeps/{id}"): jobs.folded.table,
+            ("GET", "/sweeps/{id}"): jobs.sweep,
             ("GET", "/exports"): jobs.export,
             ("GET", "/jobs/{id}"): jobs.show,
             ("GET", "/jobs/{id}/why"): jobs.why,
@@ -120,33 +118,25 @@ class Routes:
             ("POST", "/jobs/suspend"): jobs.suspend,
             ("POST", "/jobs/resume"): partial(jobs.change, requests.resume),
             ("POST", "/jobs/priority"): jobs.prioritise,
-            ("POST", "/jobs/edit"): EditHandler(self._scheduler, jobs, submissions).edit,
-            ("GET", "/jobs/{id}/log"): logs.tail,
-            ("GET", "/jobs/{id}/log/live"): logs.live,
+            ("POST", "/jobs/edit"): EditHandler(scheduler, jobs, submissions).edit,
+            ("GET", "/jobs/{id}/log"): late("_logs.tail"),
+            ("GET", "/jobs/{id}/log/live"): late("_logs.live"),
+            ("GET", "/batches/{id}"): late("_batches.status"),
+            ("GET", "/batches/{id}/runs"): late("_batches.runs"),
+            ("GET", "/tasks"): late("_batches.tasks"),
+            ("GET", "/estimates"): late("_estimates.rows"),
+            ("GET", "/estimates/export"): late("_estimates.export"),
+            ("POST", "/estimates/import"): late("_estimates.import_all"),
+            ("POST", "/estimates/forget"): late("_estimates.forget"),
         }
 
-    def _routes_of_waits_and_reports(self) -> dict[RouteKey, Route]:
-        scheduler, reader = self._scheduler, self._reader
-        waits = WaitHandler(scheduler, reader)
-        return {
-            ("GET", "/wait"): waits.wait,
-            ("POST", "/wait/reported"): waits.mark_reported,
-            ("GET", "/batches/{id}"): partial(batch_status, scheduler),
-            ("GET", "/batches/{id}/runs"): partial(batch_runs, scheduler),
-            ("GET", "/tasks"): partial(task_list, scheduler),
-            ("GET", "/estimates"): partial(estimate_list, scheduler),
-            ("GET", "/estimates/export"): partial(export_estimates, scheduler),
-            ("POST", "/estimates/import"): partial(import_estimates, scheduler),
-            ("POST", "/estimates/forget"): partial(forget_estimates, scheduler),
-            ("GET", "/timeline"): Timeline(scheduler, reader).timeline,
-            ("GET", "/report"): self._reports.report,
-            ("GET", "/summary"): SummaryHandler(scheduler, reader, self._submissions.snapshots.unbrought).summary,
-        }
-
-    def _routes_of_the_machine(self, devices: DeviceList) -> dict[RouteKey, Route]:
+    def _routes(self) -> dict[RouteKey, Route]:
+        waits, devices, late = WaitHandler(self._scheduler, self._reader), self._devices, self._late
         return {
             ("GET", "/status"): self._status,
             ("GET", EVENTS): self.events.stream,
+            ("GET", "/wait"): waits.wait,
+            ("POST", "/wait/reported"): waits.mark_reported,
             ("POST", "/pause"): partial(self._pause, paused=True),
             ("POST", "/unpause"): partial(self._pause, paused=False),
             ("POST", "/drain"): partial(self._pause, paused=True, draining=True),
@@ -154,15 +144,62 @@ class Routes:
             ("POST", "/stop"): self._shut_down,
             ("POST", "/tags/stop"): partial(self._set_tag_stopped, stopped=True),
             ("POST", "/tags/go"): partial(self._set_tag_stopped, stopped=False),
-            ("GET", "/web"): self.web.state,
-            ("POST", "/web"): self.web.open,
-            ("POST", "/web/stop"): self.web.stop,
+            ("GET", "/web"): late("web.state"),
+            ("POST", "/web"): late("web.open"),
+            ("POST", "/web/stop"): late("web.stop"),
             ("GET", "/devices"): devices.devices,
             ("POST", "/devices/drain"): devices.drain,
             ("POST", "/devices/undrain"): devices.undrain,
             ("POST", "/devices/clear"): devices.clear,
             ("GET", "/devices/history"): self._usage.history,
+            ("GET", "/timeline"): late("_timeline.timeline"),
+            ("GET", "/report"): late("_reports.report"),
+            ("GET", "/summary"): late("_reports.summary"),
         }
+
+    def _late(self, route: str) -> Route:
+        """Return a route of a handler that is made with the first request."""
+
+        def answer(*given: object) -> Any:
+            return attrgetter(route)(self)(*given)
+
+        return answer
+
+    @cached_property
+    def web(self) -> "PageListener":
+        from gpuyard.daemon.web.open_page import PageListener
+
+        return PageListener(self.handle, self._folder)
+
+    @cached_property
+    def _batches(self) -> "BatchHandler":
+        from gpuyard.daemon.api.sweeps import BatchHandler
+
+        return BatchHandler(self._scheduler)
+
+    @cached_property
+    def _estimates(self) -> "EstimateHandler":
+        from gpuyard.daemon.api.learned_estimates import EstimateHandler
+
+        return EstimateHandler(self._scheduler)
+
+    @cached_property
+    def _logs(self) -> "JobLogs":
+        from gpuyard.daemon.api.logs import JobLogs
+
+        return JobLogs(self._scheduler)
+
+    @cached_property
+    def _reports(self) -> "Reports":
+        from gpuyard.daemon.api.reports import Reports
+
+        return Reports(self._scheduler, self.retention.snapshots.unbrought)
+
+    @cached_property
+    def _timeline(self) -> "Timeline":
+        from gpuyard.daemon.api.timeline import Timeline
+
+        return Timeline(self._scheduler, self._reader)
 
     async def open_page_as_configured(self) -> None:
         """Open the page at the start of the daemon, if it is enabled."""
@@ -171,12 +208,10 @@ class Routes:
 
     def close(self) -> None:
         """Close the page and the connections that only read; the database itself stays open."""
-        self.web.close()
-        self._reports.close()
-        self._reader.close()
-        self.retention.close()
-        self._usage.close()
-        self._code.close()
+        made = vars(self)
+        closed = [made[name] for name in ("web", "_reports") if name in made]
+        for each in (*closed, self._reader, self.retention, self._usage, self._code):
+            each.close()
 
     async def handle(self, request: Request) -> HttpAnswer:
         """Answer a request; once more, if a row of the database could not be read and is set aside now."""
@@ -194,14 +229,20 @@ class Routes:
         with contextlib.ExitStack() as until_answered:
             until_answered.enter_context(self._failing_on_damage())
             key, numbers = self._router.find(request)
-            decoded = _decode(request, key)
+            operation, given = OPERATIONS[key], list[Struct]()
+            if key in _UNDECODED:
+                given.append(request)
+            elif operation.query is not None:
+                given.append(decode_query(request, operation.query))
+            elif operation.body is not None:
+                given.append(decode_body(request.body, operation.body))
             is_post = key[0] != "GET"
             if is_post and key[1].removeprefix(API) not in _LEAVE_SLICES:
                 until_answered.enter_context(scheduler.during_change())
                 await scheduler.settle_slices()
             if is_post:
                 await scheduler.checkpoints.may_write()
-            answer = self.table[key](*numbers, *decoded)
+            answer = self.table[key](*numbers, *given)
             if isinstance(answer, Awaitable):
                 answer = await answer
             if is_post:
@@ -218,8 +259,6 @@ class Routes:
             if error.is_damage:
                 self._scheduler.fail(error)
             raise
-
-    # The queue as a whole
 
     def _status(self) -> DaemonStatus:
         scheduler = self._scheduler
@@ -256,8 +295,7 @@ class Routes:
         if body.pid is not None and body.pid != os.getpid():
             message = f"this daemon is process {os.getpid()}, not {body.pid}"
             raise HttpError(409, message, hint="it was restarted meanwhile")
-        ending = Shutdown(restart=body.restart, reason=body.reason[:_LONGEST_REASON])
-        asyncio.get_running_loop().call_soon(self._stop, ending)
+        asyncio.get_running_loop().call_soon(self._stop, Shutdown(restart=body.restart, reason=body.reason[:300]))
         return StopResult(stopping=True, running=self._count_under_way())
 
     async def _clean(self, body: CleanRequest) -> CleanResult:
@@ -275,17 +313,3 @@ class Routes:
             and (each.job.state is not JobState.SUSPENDED or each.attempt.parked is not SuspendedBy.BY_PERSON)
             for each in self._scheduler.controller.transitions.live.values()
         )
-
-
-def _with_prefix(routes: dict[RouteKey, Route]) -> dict[RouteKey, Route]:
-    return {(method, API + path): route for (method, path), route in routes.items()}
-
-
-def _decode(request: Request, key: RouteKey) -> tuple[Struct, ...]:
-    """Return the query or the body of a request, decoded as its operation says; nothing if it has neither."""
-    if key in _UNDECODED:
-        return (request,)
-    operation = OPERATIONS[key]
-    if operation.query is not None:
-        return (decode_query(request, operation.query),)
-    return (decode_body(request.body, operation.body),) if operation.body is not None else ()

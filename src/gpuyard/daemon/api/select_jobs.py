@@ -16,10 +16,8 @@ from gpuyard.queue.selected_jobs import refuse_empty_range, refuse_no_match
 from gpuyard.schema import requests
 from gpuyard.store.search_jobs import JobFilter
 
-_LONGEST_SEARCH = 1000
 # Ranges of ids that are looked up before other requests are served.
 _RANGES_AT_ONCE = 200
-_LONG_TEXT = 8192
 
 
 class SelectionReader:
@@ -71,11 +69,17 @@ class SelectionReader:
         """Return the selected jobs in pieces. Their states are checked again when they are changed."""
         if body.where is None:
             text = _ids_text(body)
-            selection = await _parse(text)
-            if len(selection.ranges) <= _RANGES_AT_ONCE and not selection.has_conditions and not selection.is_all:
-                return [replace(selection, states=only)]
+            # A list of thousands of ids takes long to parse.
+            is_long = len(text) > 8192
+            selection = await asyncio.to_thread(parse_selection, text) if is_long else parse_selection(text)
             is_given = not selection.has_conditions and not selection.is_all
-            ranges = await (self._given_ranges(selection) if is_given else self.ranges(text))
+            if is_given and len(selection.ranges) <= _RANGES_AT_ONCE:
+                return [replace(selection, states=only)]
+            if is_given:  # all are named one by one, and a job has to be in each range
+                refuse_empty_range(await self._reader.search(lambda search: search.empty_range(selection.ranges)))
+                ranges = merge_ranges(selection.ranges)
+            else:
+                ranges = await self.ranges(text)
             states = selection.states
         else:
             if body.ids:
@@ -89,24 +93,12 @@ class SelectionReader:
             for first in range(0, len(ranges), _RANGES_AT_ONCE)
         ]
 
-    async def _given_ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
-        """Return the ranges of ids that a selection names, in order. UserError if there is no job in one of them."""
-        refuse_empty_range(await self._reader.search(lambda search: search.empty_range(selection.ranges)))
-        return merge_ranges(selection.ranges)
-
-
-async def _parse(text: str) -> JobSelection:
-    """Parse a selection; a list of thousands of ids in a thread, as that takes long."""
-    if len(text) <= _LONG_TEXT:
-        return parse_selection(text)
-    return await asyncio.get_running_loop().run_in_executor(None, parse_selection, text)
-
 
 def read_filter(query: requests.JobMatch) -> JobFilter:
     """Return which jobs are wanted, without their ids."""
     return JobFilter(
         states=tuple(parse_state(word) for word in query.state.split(",") if word),
-        search=query.search.strip()[:_LONGEST_SEARCH],
+        search=query.search.strip()[:1000],
         tag=query.tag,
         user=query.user,
     )

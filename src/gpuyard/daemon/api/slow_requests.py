@@ -13,11 +13,6 @@ from gpuyard.store.database import open_reader
 from gpuyard.store.search_jobs import Search
 
 T = TypeVar("T")
-# A request of a new client takes this many turns of the event loop, from the connection to the response. They are short
-# if nothing has arrived.
-_TURNS = 6
-# From the end of the task of a submission to its written answer.
-_ANSWER_TURNS = 3
 
 
 async def run_in_pieces(pieces: InPieces[T], may_write: Callable[[], Awaitable[None]], *, rest: float = 0.0) -> T:
@@ -33,18 +28,15 @@ async def run_in_pieces(pieces: InPieces[T], may_write: Callable[[], Awaitable[N
             return result
         if rest:
             await asyncio.sleep(rest * (time.perf_counter() - began))
-        for _ in range(_TURNS):
+        for _ in range(6):  # turns of the loop that a request of a new client takes, from connection to response
             await asyncio.sleep(0)
 
 
-def call_after_answer(act: Callable[[], object]) -> None:
-    """Call `act` when the submission that is stored now has been answered: its client need not wait for it."""
-    _call_after_turns(asyncio.get_running_loop(), _ANSWER_TURNS, act)
-
-
-def _call_after_turns(loop: asyncio.AbstractEventLoop, turns: int, act: Callable[[], object]) -> None:
+def call_after_answer(act: Callable[[], object], turns: int = 3) -> None:
+    """Call `act` when the submission that is stored now has been answered: its client need not wait for it. From the
+    end of its task to the written answer the loop takes these turns."""
     if turns:
-        loop.call_soon(_call_after_turns, loop, turns - 1, act)
+        asyncio.get_running_loop().call_soon(call_after_answer, act, turns - 1)
     else:
         act()
 
@@ -58,15 +50,15 @@ class ThreadedReader:
         self._search: Search | None = None
 
     async def search(self, query: Callable[[Search], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: query(self._open()))
+        def run() -> T:
+            if self._search is None:
+                self._search = Search(open_reader(self._path))
+            return query(self._search)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         return await self.search(lambda search: query(search.connection))
-
-    def _open(self) -> Search:
-        if self._search is None:
-            self._search = Search(open_reader(self._path))
-        return self._search
 
     def close(self) -> None:
         """Interrupt the running query, drop those that wait, and close the connection."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import asdict, replace
 
-from gpuyard.daemon.api.codec import MOST_LISTED, MOST_ROWS, wall_time
+from gpuyard.daemon.api.codec import MOST_LISTED, MOST_ROWS, ROWS_AT_ONCE, wall_time
 from gpuyard.daemon.api.explain_wait import explain_briefly
 from gpuyard.daemon.api.job_details import figures_of, gpu_label, gpu_labels, last_attempt, make_row, summarise
 from gpuyard.daemon.api.slow_requests import ThreadedReader
@@ -39,7 +39,6 @@ from gpuyard.schema.requests import RunsQuery, SweepQuery, TagQuery
 from gpuyard.store.arrays_and_sweeps import (
     FoldedRow,
     GroupCounts,
-    LiveFigures,
     Present,
     SweepTable,
     TableColumn,
@@ -78,15 +77,9 @@ def progress_text(counts: Mapping[JobState, int]) -> str:
     return ", ".join([f"{done:,}/{sum(counts.values()):,} done", *named])
 
 
-# Rows that are made before other requests are served.
-ROWS_AT_ONCE = 10
-_NEEDS_NO_QUOTES = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
-
-
 class FoldedJobs:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
-        self._scheduler = scheduler
-        self._reader = reader
+        self._scheduler, self._reader = scheduler, reader
         self._table: SweepTable | None = None
 
     async def page(self, page: PageRange, *, show_all: bool) -> tuple[list[JobRow], int]:
@@ -96,8 +89,7 @@ class FoldedJobs:
         found = await self._reader.read(lambda connection: read_folded(connection, used, now, page, show_all=show_all))
         rows: list[JobRow] = []
         for some in batched(iter(found.rows), ROWS_AT_ONCE):
-            if rows:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
             jobs = self._scheduler.queries.with_ids([row.job_id for row in some])  # some may have been deleted since
             rows += [self._row(jobs[row.job_id], row) for row in some if row.job_id in jobs]
         return rows, found.total
@@ -107,8 +99,7 @@ class FoldedJobs:
         plain = make_row(scheduler, job, explain_briefly(scheduler, job))
         if group is None or group.first == group.last:
             return plain
-        state, now = group_state(group.counts), scheduler.clock.now()
-        is_over = group.is_finished
+        state, now, is_over = group_state(group.counts), scheduler.clock.now(), group.is_finished
         ended_at = group.ended_at if is_over else None
         command, is_cut = short_command(_template_text(job.spec.command))
         return replace(
@@ -138,16 +129,28 @@ class FoldedJobs:
     async def table(self, job_id: int, query: SweepQuery) -> SweepPage:
         """Return a page of the runs of the sweep or array that this job belongs to."""
         limit = min(query.limit, MOST_ROWS)
-        present = Present(self._scheduler.clock.now(), _live_figures(self._scheduler))
-        order = _read_order(query)
-        wanted = PageRange(offset=query.after, count=limit + 1)
-        found = await self._reader.read(lambda connection: self._read_table(connection, job_id, order, wanted, present))
-        if found is None:
-            raise HttpError(
-                404, f"job {job_id} is not part of a sweep or an array", hint="`gpuyard queue` lists those that are"
-            )
-        group, job, columns, page = found
         scheduler = self._scheduler
+        live = ((job_id, figures_of(each.attempt)) for job_id, each in scheduler.controller.transitions.live.items())
+        figures = {job_id: {name: each.last for name, each in found.items()} for job_id, found in live if found}
+        present = Present(scheduler.clock.now(), figures)
+        if unknown := {word for word in query.state.split(",") if word} - set(JobState):
+            raise UserError(f"'{min(unknown)}' is not a state", hint=f"it can be {', '.join(JobState)}")
+        order = TableOrder(
+            column=query.sort.removeprefix("-") or None,
+            is_descending=query.sort.startswith("-"),
+            states=tuple(JobState(word) for word in query.state.split(",") if word),
+        )
+        wanted = PageRange(offset=query.after, count=limit + 1)
+
+        def read(connection: sqlite3.Connection) -> tuple[GroupCounts, Job, list[TableColumn], TablePage] | None:
+            self._table = self._table or SweepTable(connection)
+            return self._table.read(job_id, order, wanted, present)
+
+        found = await self._reader.read(read)
+        if found is None:
+            message = f"job {job_id} is not part of a sweep or an array"
+            raise HttpError(404, message, hint="`gpuyard queue` lists those that are")
+        group, job, columns, page = found
         runs = []
         for place, each in enumerate(page.ids[:limit]):
             if place and place % ROWS_AT_ONCE == 0:
@@ -170,14 +173,6 @@ class FoldedJobs:
             total=page.total,
         )
 
-    def _read_table(
-        self, connection: sqlite3.Connection, job_id: int, order: TableOrder, page: PageRange, present: Present
-    ) -> tuple[GroupCounts, Job, list[TableColumn], TablePage] | None:
-        """Read in the thread of the reader, with a connection that is its own."""
-        if self._table is None:
-            self._table = SweepTable(connection)
-        return self._table.read(job_id, order, page, present)
-
 
 def progress_of(group: GroupCounts) -> GroupProgress:
     count = sum(group.counts.values())
@@ -191,134 +186,118 @@ def progress_of(group: GroupCounts) -> GroupProgress:
     )
 
 
-def _live_figures(scheduler: SchedulerLoop) -> LiveFigures:
-    found = ((job_id, figures_of(live.attempt)) for job_id, live in scheduler.controller.transitions.live.items())
-    return {job_id: {name: each.last for name, each in figures.items()} for job_id, figures in found if figures}
-
-
 def _template_text(command: Sequence[str]) -> str:
     """Return the command as a shell would read it, but with placeholders as they were typed, without quotes."""
-    return " ".join(word if _NEEDS_NO_QUOTES.fullmatch(word) else shlex.quote(word) for word in command)
+    plain = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
+    return " ".join(word if plain.fullmatch(word) else shlex.quote(word) for word in command)
 
 
-def _read_order(query: SweepQuery) -> TableOrder:
-    column = query.sort.removeprefix("-")
-    words = [word for word in query.state.split(",") if word]
-    if unknown := set(words) - set(JobState):
-        raise UserError(f"'{min(unknown)}' is not a state", hint=f"it can be {', '.join(JobState)}")
-    states = tuple(map(JobState, words))
-    return TableOrder(column=column or None, is_descending=query.sort.startswith("-"), states=states)
+class BatchHandler:
+    """Answers about batches with their load gates, and about the tasks of workspaces."""
 
+    def __init__(self, scheduler: SchedulerLoop) -> None:
+        self._scheduler = scheduler
 
-_MOST_TASKS = 100_000
+    def status(self, first_id: int) -> BatchStatus:
+        scheduler = self._scheduler
+        first, last, token = self._find(first_id)
+        counts = scheduler.queries.counts_in(first, last)
+        # A paused queue counts as a gate: no run reaches the others then.
+        paused = "pause", Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` resumes it")
+        held_by = scheduler.controller.batch_gates.held_by(first) or (None, None)
+        gate, reason = paused if scheduler.store.setting("paused") else held_by
+        batch = scheduler.controller.batch_gates.saved_state(first)
+        live = [each.job for each in scheduler.controller.transitions.live.values() if first <= each.job.id <= last]
+        device_id = None if reason is None else reason.device_id
+        return BatchStatus(
+            id=first,
+            first=first,
+            last=last,
+            token=token,
+            count=sum(counts.values()),
+            done=all(state in FINISHED for state, count in counts.items() if count),
+            counts={str(state): count for state, count in counts.items()},
+            running=[LiveRun(id=job.id, index=job.values.get("index")) for job in live[:MOST_LISTED]],
+            gate=gate,
+            held_by=None if reason is None else reason.text,
+            device=device_id,
+            device_label=None if device_id is None else gpu_label(scheduler, device_id),
+            waits_s={gate: round(seconds, 3) for gate, seconds in batch.waits_s.items()},
+            unknown=batch.unknown,
+            silent=batch.silent,
+            now=wall_time(scheduler, scheduler.clock.now()),
+        )
 
+    def runs(self, first_id: int, query: RunsQuery) -> BatchRunPage:
+        """Return a page of its runs, ordered by id."""
+        first, last, _ = self._find(first_id)
+        limit, runs = max(1, min(query.limit, MOST_ROWS)), list[BatchRunRow]()
+        jobs = self._scheduler.queries.jobs_in(max(first, query.after + 1), last, limit + 1)
+        for job in jobs[:limit]:
+            seconds = None  # that the last attempt took
+            if job.started_at is not None and job.ended_at is not None and job.state is not JobState.REJECTED:
+                seconds = round(max(0.0, job.ended_at - job.started_at), 3)
+            row = BatchRunRow(
+                **asdict(summarise(self._scheduler, job, last_attempt(self._scheduler, job), job.reason)),
+                index=job.values.get("index"),
+                seed=job.values.get("seed"),
+                is_finished=job.state in FINISHED,
+                is_live=job.state in LIVE,
+                attempts=job.attempts,
+                seconds=seconds,
+            )
+            runs.append(row)
+        return BatchRunPage(runs=runs, next=runs[-1].id if len(jobs) > limit else None)
 
-def batch_status(scheduler: SchedulerLoop, first_id: int) -> BatchStatus:
-    first, last, token = _find_batch(scheduler, first_id)
-    counts = scheduler.queries.counts_in(first, last)
-    # A paused queue counts as a gate: no run reaches the others then.
-    paused = "pause", Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` resumes it")
-    held_by = scheduler.controller.batch_gates.held_by(first) or (None, None)
-    gate, reason = paused if scheduler.store.setting("paused") else held_by
-    batch = scheduler.controller.batch_gates.saved_state(first)
-    live = [each.job for each in scheduler.controller.transitions.live.values() if first <= each.job.id <= last]
-    device_id = None if reason is None else reason.device_id
-    return BatchStatus(
-        id=first,
-        first=first,
-        last=last,
-        token=token,
-        count=sum(counts.values()),
-        done=all(state in FINISHED for state, count in counts.items() if count),
-        counts={str(state): count for state, count in counts.items()},
-        running=[LiveRun(id=job.id, index=job.values.get("index")) for job in live[:MOST_LISTED]],
-        gate=gate,
-        held_by=None if reason is None else reason.text,
-        device=device_id,
-        device_label=None if device_id is None else gpu_label(scheduler, device_id),
-        waits_s={gate: round(seconds, 3) for gate, seconds in batch.waits_s.items()},
-        unknown=batch.unknown,
-        silent=batch.silent,
-        now=wall_time(scheduler, scheduler.clock.now()),
-    )
+    def _find(self, first_id: int) -> tuple[int, int, str | None]:
+        """Return its first id, its last id and its token. The first run may have been cleaned while others run."""
+        scheduler = self._scheduler
+        found = scheduler.queries.submission_of(first_id)
+        left = [] if found is None else scheduler.queries.jobs_in(found[0], found[1], 1)
+        if found is None or not left or left[0].spec.pace is None:
+            raise HttpError(404, f"there is no batch {first_id}", hint="a batch has the id of its first run")
+        return found
 
+    def tasks(self, query: TagQuery) -> TaskList:
+        """Return, for each config of a workspace, its unfinished jobs, or else its last job."""
+        scheduler, tag = self._scheduler, query.tag
+        by_config: dict[str, list[Job]] = {}
+        for job in scheduler.queries.with_tag(tag, 100_000):
+            if job.spec.task is not None:
+                others = by_config.setdefault(job.spec.task.config, [])
+                others[:] = [each for each in others if each.state not in FINISHED]
+                if job.state not in FINISHED or not others:
+                    others.append(job)
+        jobs = sorted((job for others in by_config.values() for job in others), key=lambda each: each.id)
+        return TaskList(
+            tag=tag,
+            stopped=tag in scheduler.store.stopped_tags(),
+            paused=bool(scheduler.store.setting("paused")),
+            now=wall_time(scheduler, scheduler.clock.now()),
+            tasks=[self._make_task(job, job.spec.task) for job in jobs if job.spec.task is not None],
+        )
 
-def batch_runs(scheduler: SchedulerLoop, first_id: int, query: RunsQuery) -> BatchRunPage:
-    """Return a page of its runs, ordered by id."""
-    first, last, _ = _find_batch(scheduler, first_id)
-    limit = max(1, min(query.limit, MOST_ROWS))
-    jobs = scheduler.queries.jobs_in(max(first, query.after + 1), last, limit + 1)
-    page = jobs[:limit]
-    return BatchRunPage(
-        runs=[_make_run(scheduler, job) for job in page], next=page[-1].id if len(jobs) > limit else None
-    )
-
-
-def _find_batch(scheduler: SchedulerLoop, first_id: int) -> tuple[int, int, str | None]:
-    """Return its first id, its last id and its token. The first run may have been cleaned while others still run."""
-    found = scheduler.queries.submission_of(first_id)
-    left = [] if found is None else scheduler.queries.jobs_in(found[0], found[1], 1)
-    if found is None or not left or left[0].spec.pace is None:
-        raise HttpError(404, f"there is no batch {first_id}", hint="a batch has the id of its first run")
-    return found
-
-
-def _make_run(scheduler: SchedulerLoop, job: Job) -> BatchRunRow:
-    seconds = None  # that the last attempt took
-    if job.started_at is not None and job.ended_at is not None and job.state is not JobState.REJECTED:
-        seconds = round(max(0.0, job.ended_at - job.started_at), 3)
-    return BatchRunRow(
-        **asdict(summarise(scheduler, job, last_attempt(scheduler, job), job.reason)),
-        index=job.values.get("index"),
-        seed=job.values.get("seed"),
-        is_finished=job.state in FINISHED,
-        is_live=job.state in LIVE,
-        attempts=job.attempts,
-        seconds=seconds,
-    )
-
-
-# Tasks of workspaces
-
-
-def task_list(scheduler: SchedulerLoop, query: TagQuery) -> TaskList:
-    """Return, for each config of a workspace, its unfinished jobs, or else its last job."""
-    tag = query.tag
-    by_config: dict[str, list[Job]] = {}
-    for job in scheduler.queries.with_tag(tag, _MOST_TASKS):
-        if job.spec.task is not None:
-            others = by_config.setdefault(job.spec.task.config, [])
-            others[:] = [each for each in others if each.state not in FINISHED]
-            if job.state not in FINISHED or not others:
-                others.append(job)
-    jobs = sorted((job for others in by_config.values() for job in others), key=lambda job: job.id)
-    return TaskList(
-        tag=tag,
-        stopped=tag in scheduler.store.stopped_tags(),
-        paused=bool(scheduler.store.setting("paused")),
-        now=wall_time(scheduler, scheduler.clock.now()),
-        tasks=[_make_task(scheduler, job, job.spec.task) for job in jobs if job.spec.task is not None],
-    )
-
-
-def _make_task(scheduler: SchedulerLoop, job: Job, task: Task) -> TaskRow:
-    attempt = last_attempt(scheduler, job)
-    usage = attempt.usage if attempt is not None else None
-    estimates = scheduler.controller.transitions.estimates
-    return TaskRow(
-        **asdict(summarise(scheduler, job, attempt, explain_briefly(scheduler, job))),
-        config=task.config,
-        workspace=task.workspace,
-        is_live=job.state in LIVE and job.state is not JobState.PENDING,
-        is_waiting=job.state in WAITING or job.state is JobState.PENDING,
-        is_finished=job.state in FINISHED,
-        attempt=job.attempts,
-        priority=job.priority,
-        place=attempt.place if attempt is not None else None,
-        gpu_labels=gpu_labels(scheduler, attempt),
-        elapsed_s=None if attempt is None else round(attempt.ran_s(attempt.ended_at or scheduler.sampling.now()), 3),
-        likely_s=None if job.state in FINISHED else estimates.estimate_of(job.id).likely_s,
-        memory_mb=usage.curve[-1][1] if usage is not None and usage.curve and job.state in LIVE else None,
-        peak_mb=usage.peak_mb if usage is not None else None,
-        reserved_mb=attempt.reserved_mb if attempt is not None else None,
-    )
+    def _make_task(self, job: Job, task: Task) -> TaskRow:
+        scheduler = self._scheduler
+        attempt = last_attempt(scheduler, job)
+        usage = attempt.usage if attempt is not None else None
+        estimates = scheduler.controller.transitions.estimates
+        return TaskRow(
+            **asdict(summarise(scheduler, job, attempt, explain_briefly(scheduler, job))),
+            config=task.config,
+            workspace=task.workspace,
+            is_live=job.state in LIVE and job.state is not JobState.PENDING,
+            is_waiting=job.state in WAITING or job.state is JobState.PENDING,
+            is_finished=job.state in FINISHED,
+            attempt=job.attempts,
+            priority=job.priority,
+            place=attempt.place if attempt is not None else None,
+            gpu_labels=gpu_labels(scheduler, attempt),
+            elapsed_s=None
+            if attempt is None
+            else round(attempt.ran_s(attempt.ended_at or scheduler.sampling.now()), 3),
+            likely_s=None if job.state in FINISHED else estimates.estimate_of(job.id).likely_s,
+            memory_mb=usage.curve[-1][1] if usage is not None and usage.curve and job.state in LIVE else None,
+            peak_mb=usage.peak_mb if usage is not None else None,
+            reserved_mb=attempt.reserved_mb if attempt is not None else None,
+        )

@@ -20,12 +20,7 @@ from gpuyard.schema.requests import TimelineQuery
 from gpuyard.store.past_attempts import PastRun, runs_between
 
 _MAX_ENTRIES = 2000
-_MAX_COMMAND = 300
 _CPU = "CPU"
-# A timeline is drawn at most 1200 points wide, so it is computed again after a 1200th of its span, at most 60 s.
-_POINTS, _MAX_AGE_S = 1200.0, 60.0
-# Each cached response may have a megabyte.
-_MAX_CACHED = 16
 # One attempt in one lane; the numbers of its lane and row are filled in at the end.
 TimelineEntry = tuple[LaneRow, TimelineRun]
 ToWall = Callable[[float], float]
@@ -33,8 +28,7 @@ ToWall = Callable[[float], float]
 
 class Timeline:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
-        self._scheduler = scheduler
-        self._reader = reader
+        self._scheduler, self._reader = scheduler, reader
         # By span and by how the wall clock was set: when it was computed, and the response.
         self._cached: dict[tuple[float, int], tuple[float, Response]] = {}
 
@@ -46,10 +40,11 @@ class Timeline:
         if query.until is not None:
             until = clock.from_wall(query.until)
             return await self._between(until - span_s, until)
-        # The cached response is used while a newer one would look the same.
-        now, max_age_s = clock.now(), min(_MAX_AGE_S, span_s / _POINTS)
-        recent = [(each, cached) for each, cached in self._cached.items() if now - _MAX_AGE_S < cached[0]]
-        self._cached = dict(recent[-_MAX_CACHED:])
+        # A timeline is drawn at most 1200 points wide: a newer one would look the same until a 1200th of its span has
+        # passed. Each cached response may have a megabyte.
+        now, max_age_s = clock.now(), min(60.0, span_s / 1200.0)
+        recent = [(each, cached) for each, cached in self._cached.items() if now - 60.0 < cached[0]]
+        self._cached = dict(recent[-16:])
         key = span_s, round(clock.to_wall(now) - now)
         if key not in self._cached or now - self._cached[key][0] > max_age_s:
             self._cached[key] = now, await self._between(now - span_s, now)
@@ -112,17 +107,16 @@ def _render(
         )
         entries += _entries(row, run, snapshot)
     timeline = _arrange(entries, snapshot, left_out, since, until)
-    stretches = [_in_wall_time(each, to_wall) for each in timeline.stretches]
+    stretches = [
+        replace(
+            each,
+            since=to_wall(each.since),
+            until=None if each.until is None else to_wall(each.until),
+            suspended=[(to_wall(begin), None if end is None else to_wall(end)) for begin, end in each.suspended],
+        )
+        for each in timeline.stretches
+    ]
     return encode(replace(timeline, since=to_wall(since), until=to_wall(until), stretches=stretches))
-
-
-def _in_wall_time(run: TimelineRun, to_wall: ToWall) -> TimelineRun:
-    return replace(
-        run,
-        since=to_wall(run.since),
-        until=None if run.until is None else to_wall(run.until),
-        suspended=[(to_wall(begin), None if end is None else to_wall(end)) for begin, end in run.suspended],
-    )
 
 
 def _entries(row: TimelineRun, attempt: Attempt | PastRun, snapshot: Snapshot) -> list[TimelineEntry]:
@@ -166,4 +160,4 @@ def _device_lane(device_id: str, snapshot: Snapshot) -> LaneRow:
 
 
 def _shorten(command: str) -> str:
-    return command if len(command) <= _MAX_COMMAND else f"{command[:_MAX_COMMAND]}…"
+    return command if len(command) <= 300 else f"{command[:300]}…"

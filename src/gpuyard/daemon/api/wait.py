@@ -29,9 +29,7 @@ class StuckJobs:
     """Finds stuck jobs. `is_suspended_by_user` says whether only a user resumes a suspended job."""
 
     def __init__(self, queries: QueueQueries, store: JobStore, is_suspended_by_user: Callable[[int], bool]) -> None:
-        self._queries = queries
-        self._store = store
-        self._is_suspended_by_user = is_suspended_by_user
+        self._queries, self._store, self._is_suspended_by_user = queries, store, is_suspended_by_user
 
     def are_all_stuck(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Return whether some jobs of these ranges are unfinished, and all of those are stuck."""
@@ -100,12 +98,9 @@ class JobWaits:
         stuck: StuckJobs | None = None,
         chosen_by: Literal["ids", "shell", "all"] = "ids",
     ) -> None:
-        self._queries = queries
-        self._store = store
-        self._ranges = ranges
+        self._queries, self._store, self._ranges = queries, store, ranges
         self._left = list(ranges)
-        self._stuck = stuck
-        self._chosen_by = chosen_by
+        self._stuck, self._chosen_by = stuck, chosen_by
         self._is_stuck = False
 
     def is_over(self) -> bool:

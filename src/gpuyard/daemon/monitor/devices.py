@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from gpuyard.daemon.api.codec import copy_fields, wall_time
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.notify.messages import device_title
 from gpuyard.ledger.drains_and_marks import add_mark, remove_marks
 from gpuyard.ledger.ledger import clear_devices, drain_devices, undrain_devices
 from gpuyard.ledger.measured_usage import HostMeter, Measured, measure
@@ -35,7 +34,13 @@ from gpuyard.schema import machine
 from gpuyard.schema.requests import DrainRequest, UndrainRequest
 
 _log = logging.getLogger(__name__)
-IssueKey = tuple[str, IssueKind, int | None]
+T = TypeVar("T")
+
+
+def device_title(device: Device, snapshot: Snapshot) -> str:
+    label = snapshot.labels.get(device.id)
+    number = device.id if label is None else f"GPU {label}"
+    return f"{number} ({device.name})" if device.name else number
 
 
 class HealthMonitor:
@@ -44,7 +49,7 @@ class HealthMonitor:
         self._snapshot: Snapshot | None = None
         self._marks: tuple[HealthMark, ...] | None = None  # None: not read yet
         self._widest: dict[str, int] = {}
-        self._since: dict[IssueKey, float] = {}
+        self._since: dict[tuple[str, IssueKind, int | None], float] = {}
         # Called with a title of the device, and what is wrong with it.
         self.on_fault: list[Callable[[str, HealthIssue], None]] = []
         scheduler.listeners.append(self._after_step)
@@ -76,7 +81,12 @@ class HealthMonitor:
     def _new_marks(self, cards: Sequence[Device], snapshot: Snapshot) -> Iterator[HealthMark]:
         """Record the faults that are not in the ledger yet, and yield their marks."""
         marks, now = self._marks or (), time.time()
-        lost = [mark for card in cards if (mark := self._lost_lanes(card, marks, now)) is not None]
+        lost = [
+            HealthMark(device_id=card.id, since=now, kind=IssueKind.LINK)
+            for card in cards
+            if self._has_lost_lanes(card)
+            and not any(mark.device_id == card.id and mark.kind is IssueKind.LINK for mark in marks)
+        ]
         found = device_issues(snapshot, (*marks, *lost))
         keys = {_key(card.id, issue) for card in cards for issue in found.get(card.id, ())}
         self._since = {key: self._since.get(key, now) for key in keys}
@@ -86,14 +96,12 @@ class HealthMonitor:
                 if issue.is_fault and _key(card.id, issue) not in known:
                     yield self._record(card, issue, snapshot, issue.since or now)
 
-    def _lost_lanes(self, card: Device, marks: Sequence[HealthMark], now: float) -> HealthMark | None:
+    def _has_lost_lanes(self, card: Device) -> bool:
         width = None if card.health is None else card.health.link_width
         if width is None:
-            return None
+            return False
         widest = self._widest[card.id] = max(width, self._widest.get(card.id, 0))
-        is_known = any(mark.device_id == card.id and mark.kind is IssueKind.LINK for mark in marks)
-        is_new = width < widest and not is_known
-        return HealthMark(device_id=card.id, since=now, kind=IssueKind.LINK) if is_new else None
+        return width < widest
 
     def _record(self, card: Device, issue: HealthIssue, snapshot: Snapshot, since: float) -> HealthMark:
         mark = HealthMark(device_id=card.id, since=since, kind=issue.kind, xid=issue.xid)
@@ -132,14 +140,12 @@ class HealthMonitor:
             yield from (f"GPU {label} is {describe_issue(each)}; {each.remedy}" for each in issues if each.is_fault)
 
 
-def _key(device_id: str, issue: HealthIssue) -> IssueKey:
+def _key(device_id: str, issue: HealthIssue) -> tuple[str, IssueKind, int | None]:
     return device_id, issue.kind, issue.xid
 
 
 # While a client watches, the machine is sampled every second.
 _RECENT_S = 2.0
-
-T = TypeVar("T")
 
 
 class DeviceUsers(Struct, frozen=True, kw_only=True):
@@ -156,14 +162,9 @@ class DeviceUsers(Struct, frozen=True, kw_only=True):
 
     def breakdown(self, device: Device) -> MemoryParts:
         shares = [
-            PromisedShare(
-                share=share,
-                holder=lease.holder,
-                measured_mb=self.measured.get((lease.id, device.id)),
-                lease_id=lease.id,
-            )
+            PromisedShare(share=share, holder=lease.holder, measured_mb=self.measured.get(key), lease_id=lease.id)
             for lease in self.leases
-            if (share := lease.on(device.id)) is not None
+            if (share := lease.on(device.id)) is not None and (key := (lease.id, device.id))
         ]
         return break_down(device, shares, self.jobs.keys())
 
@@ -190,8 +191,8 @@ class DeviceList:
 
     async def _read(self, snapshot: Snapshot) -> DeviceUsers:
         scheduler = self._scheduler
-        attempts = [live.attempt for live in scheduler.controller.transitions.live.values()]
-        jobs = {attempt.lease_id: attempt.job_id for attempt in attempts if attempt.lease_id is not None}
+        lives = scheduler.controller.transitions.live.values()
+        jobs = {each.attempt.lease_id: each.job.id for each in lives if each.attempt.lease_id is not None}
         contents = await asyncio.to_thread(scheduler.ledger.contents)
         measured = await asyncio.to_thread(measure, snapshot, contents.leases)
         # What leases use that do not say so themselves.

@@ -34,13 +34,12 @@ from gpuyard.output.progress_reader import LogReader, advance
 from gpuyard.queue.step import Step
 from gpuyard.system.worker_threads import BackgroundThread
 
-_LINE_END = re.compile("[\r\n]")
 FIRST_BYTES, NEXT_BYTES = 256 << 10, 64 << 10
 
 
 class ProgressSource(Struct, frozen=True, kw_only=True):
-    """Where an attempt may say how far it is. `is_over`: it has ended, so its last line is whole. `is_recorded`: its
-    end is recorded, so its progress files are removed."""
+    """Where an attempt may say how far it is. `is_over`: its last line is whole. `is_recorded`: its end is recorded, so
+    its progress files are removed."""
 
     job_id: int
     number: int
@@ -111,8 +110,7 @@ class AttemptProgress:
             if os.stat(path).st_size == state.end and not source.is_over:
                 return None, []
             with open_log(Path(path)) as log:
-                mark = headline(str(source.job_id), str(source.number))
-                text = _new_text(log, state, mark, self._first_bytes)
+                text = self._new_text(log, state, headline(str(source.job_id), str(source.number)))
         except OSError:
             return None, []
         text += "\n" if source.is_over and state.end else ""
@@ -121,25 +119,22 @@ class AttemptProgress:
         state.reader, figures = advance(state.reader, text)
         return state.reader.amount(), list(figures)
 
-
-def _new_text(log: OpenLog, state: _LogState, headline_of_attempt: str, first_bytes: int) -> str:
-    """Return what was written since the last call. Of a file of the user, what was there before the attempt does not
-    count."""
-    end = log.end
-    if state.end is None or end < state.end:
-        at = max(log.first, end - first_bytes)
-        text = _decoded(log, at, end)
-        if at > log.first:
-            text = _LINE_END.split(text, 1)[-1]
-        state.reader, state.end = LogReader(), end
-        return text.rpartition(headline_of_attempt)[2]
-    at = log.after_hole(state.end)
-    if end - at > NEXT_BYTES:
-        at = end - NEXT_BYTES
-    if at != state.end:  # the rest of the last line is skipped
-        state.reader = replace(state.reader, last_line="")
-    state.end = end
-    return _decoded(log, at, end)
+    def _new_text(self, log: OpenLog, state: _LogState, headline_of_attempt: str) -> str:
+        """Return what was written since the last call. Of a file of the user, what was there before the attempt does
+        not count."""
+        end = log.end
+        if state.end is None or end < state.end:
+            at = max(log.first, end - self._first_bytes)
+            text = _decoded(log, at, end)
+            if at > log.first:
+                text = re.split("[\r\n]", text, maxsplit=1)[-1]
+            state.reader, state.end = LogReader(), end
+            return text.rpartition(headline_of_attempt)[2]
+        at = max(log.after_hole(state.end), end - NEXT_BYTES)
+        if at != state.end:  # the rest of the last line is skipped
+            state.reader = replace(state.reader, last_line="")
+        state.end = end
+        return _decoded(log, at, end)
 
 
 def _decoded(log: OpenLog, start: int, end: int) -> str:
@@ -147,9 +142,7 @@ def _decoded(log: OpenLog, start: int, end: int) -> str:
 
 
 _log = logging.getLogger(__name__)
-_EVERY_S, _PER_JOB_S, _LONGEST_S = 2.0, 0.05, 30.0
-_HUNG_S, _MOST_HUNG = 5.0, 4
-_SHORT_S, _BYTES_OF_SHORT = 1.0, 2 << 10
+_EVERY_S, _HUNG_S = 2.0, 5.0
 
 
 class ProgressWatch:
@@ -160,9 +153,7 @@ class ProgressWatch:
         read: Callable[[AttemptProgress, ProgressSource], ProgressReading | None] = AttemptProgress.read,
     ) -> None:
         """`folders` are those of logs: the queue's own first, then those that cluster nodes see."""
-        self._scheduler = scheduler
-        self._folders = folders
-        self._read = read
+        self._scheduler, self._folders, self._read = scheduler, folders, read
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._states: dict[tuple[int, int], AttemptProgress] = {}
@@ -176,17 +167,13 @@ class ProgressWatch:
 
     def _on_step(self, step: Step) -> None:
         for event in step.events:
-            if event.kind is PublishedEventKind.ENDED and event.attempt is not None:
-                self._remove_files(event.attempt)
-        if self._scheduler.controller.transitions.live:
-            self._set_timer(self._interval_s())
-
-    def _remove_files(self, attempt: Attempt) -> None:
-        """Have the progress files of an attempt removed: its end is recorded."""
-        progress = None if attempt.usage is None else attempt.usage.progress
-        if progress is not None and progress.is_told:
-            self._sources.append(replace(self._source_of(attempt), is_recorded=True))
-            self._start_reading()
+            usage = None if event.attempt is None else event.attempt.usage
+            if event.kind is not PublishedEventKind.ENDED or event.attempt is None or usage is None:
+                continue
+            if usage.progress is not None and usage.progress.is_told:  # its progress files are to be removed
+                self._sources.append(replace(self._source_of(event.attempt), is_recorded=True))
+                self._start_reading()
+        self._set_timer()
 
     def _read_rest(self, attempt: Attempt) -> bool:
         """Read what an attempt that is over has written. Return False if a thread does that."""
@@ -194,23 +181,24 @@ class ProgressWatch:
         own = f"{self._folders[0]}{os.sep}"  # on a local disk, which does not hang
         paths = (*source.logs, *source.files)
         is_own = all(path.startswith(own) for path in paths)
-        if attempt.started is None or (is_own and not any(map(_size_of, paths))) or not self._can_read(source):
+        if attempt.started is None or not self._can_read(source):
             return True
-        is_short = attempt.ran_s(self._scheduler.clock.now()) < _SHORT_S
+        if is_own and not any(os.path.exists(path) and os.path.getsize(path) for path in paths):
+            return True
+        is_short = attempt.ran_s(self._scheduler.clock.now()) < 1.0
         if is_own and is_short and source.key not in self._states:
-            reading = self._read(AttemptProgress(_BYTES_OF_SHORT), source)
+            reading = self._read(AttemptProgress(2 << 10), source)
             self._scheduler.controller.progress_tracker.note_rest(source.key, reading)
             return True
         self._ends.append(source)
         self._start_reading()
         return False
 
-    def _interval_s(self) -> float:
-        return min(_LONGEST_S, max(_EVERY_S, _PER_JOB_S * len(self._scheduler.controller.transitions.live)))
-
-    def _set_timer(self, seconds: float) -> None:
-        """Look at all live attempts within this time, or earlier if that was planned before."""
-        due = self._loop.time() + seconds
+    def _set_timer(self) -> None:
+        """Look at all live attempts after a while, or earlier if that was planned before."""
+        if not (live := self._scheduler.controller.transitions.live):
+            return
+        due = self._loop.time() + min(30.0, max(_EVERY_S, 0.05 * len(live)))
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
@@ -223,10 +211,7 @@ class ProgressWatch:
         if not self._sources:
             self._sources.extend(self._source_of(live.attempt) for live in lives if live.attempt.started is not None)
             self._start_reading()
-        if lives:
-            self._set_timer(self._interval_s())
-
-    # Reading
+        self._set_timer()
 
     def _start_reading(self) -> None:
         if self._reading is None:
@@ -274,17 +259,10 @@ class ProgressWatch:
     def _can_read(self, source: ProgressSource) -> bool:
         """Return whether a thread is left to read it, and none hangs in its folders."""
         hung = {folder for each in self._hung for folder in each.folders}
-        return len(self._hung) < _MOST_HUNG and not source.folders & hung
+        return len(self._hung) < 4 and not source.folders & hung
 
     def _source_of(self, attempt: Attempt) -> ProgressSource:
         folders = self._folders if attempt.engine else self._folders[:1]
         logs = tuple(path for path in (attempt.log, attempt.error_log) if path is not None and os.path.isabs(path))
         files = tuple(progress_file_of(folder, attempt.key) for folder in folders)
         return ProgressSource(job_id=attempt.job_id, number=attempt.number, logs=logs, files=files)
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0

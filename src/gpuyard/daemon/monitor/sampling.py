@@ -21,11 +21,6 @@ from gpuyard.queue.batch_gates import GateSample
 _log = logging.getLogger(__name__)
 # Of a sample log: the values that the gates of a batch saw.
 COLUMNS = GateSample.__struct_fields__
-_DECIMALS = 2
-_PAUSE_AFTER_FAILURE_S = 1.0
-# While RAM is short, the RAM of each job is measured about this often.
-_JOBS_RAM_AGE_S = 0.25
-_EMPTY_SAMPLE = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
 
 
 class SamplingThread:
@@ -47,14 +42,12 @@ class SamplingThread:
         on_memory: Callable[[], None] = lambda: None,
         measure_cpu_s: Callable[[], Mapping[tuple[int, int], float]] = dict,
     ) -> None:
-        self.latest = _EMPTY_SAMPLE
+        self.latest = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
         self.watched: frozenset[str] = frozenset()
         self.host_watch: HostWatch | None = None
         self._on_memory = on_memory
         self._is_reading_arriving = False
-        self._sampler = sampler
-        self._clock = clock
-        self._on_sample = on_sample
+        self._sampler, self._clock, self._on_sample = sampler, clock, on_sample
         self._measure_ram, self._measure_cpu_s = measure_ram, measure_cpu_s
         self._arrived_at: float | None = None
         self._is_woken = threading.Event()
@@ -122,7 +115,9 @@ class SamplingThread:
         try:
             sample = self._sampler.read_memory(before, watched) if watched else before
             if host_watch is not None:
-                sample = self._read_host(sample, frozenset() if sample is before else sample.reread, host_watch)
+                sample = self._sampler.read_host_memory(sample, frozenset() if sample is before else sample.reread)
+            if host_watch is not None and host_watch.measures_jobs:  # while RAM is short, this often
+                sample = replace(sample, ram_mb=self._measure_ram(0.25))
         except Exception:  # noqa: BLE001 - the outermost place of the probes: a full sample follows anyway
             _log.exception("the memory of the machine cannot be read")
             self.watched, self.host_watch = frozenset(), None
@@ -131,17 +126,12 @@ class SamplingThread:
             self._is_reading_arriving = True
             self._loop.call_soon_threadsafe(self._arrive_memory, before, sample)
 
-    def _read_host(self, before: Sample, reread: frozenset[str], watch: HostWatch) -> Sample:
-        """Read the RAM of the host, and that of jobs if need be. `reread` are the devices that were read just now."""
-        sample = self._sampler.read_host_memory(before, reread)
-        return replace(sample, ram_mb=self._measure_ram(_JOBS_RAM_AGE_S)) if watch.measures_jobs else sample
-
     def _take_sample(self) -> Sample:
         try:
             return replace(self._sampler.sample(), ram_mb=self._measure_ram(), cpu_s=self._measure_cpu_s())
         except Exception:  # noqa: BLE001 - the outermost place of the probes: without an answer the queue would stop
             _log.exception("the machine cannot be sampled")
-            self._clock.sleep(_PAUSE_AFTER_FAILURE_S)  # the loop requests the next sample at once
+            self._clock.sleep(1.0)  # the loop requests the next sample at once
             return self.latest
 
     def _arrive_memory(self, before: Sample, sample: Sample) -> None:
@@ -174,14 +164,15 @@ class SampleLogs:
             try:
                 if path not in self._logs:
                     self._logs[path] = RowLog(Path(path), COLUMNS)
-                own = [to_builtins(row) for each, row in rows if each == path]
-                self._logs[path].write_rows([{name: _rounded(value) for name, value in row.items()} for row in own])
+                own = (to_builtins(row).items() for each, row in rows if each == path)
+                self._logs[path].write_rows(
+                    [
+                        {name: round(value, 2) if isinstance(value, float) else value for name, value in row}
+                        for row in own
+                    ]
+                )
                 self._failed.discard(path)
             except GpuyardError as error:
                 if path not in self._failed:
                     _log.warning("%s; its rows are lost until it can be written", error)
                 self._failed.add(path)
-
-
-def _rounded(value: object) -> object:
-    return round(value, _DECIMALS) if isinstance(value, float) else value

@@ -19,10 +19,9 @@ from msgspec import Struct
 
 from gpuyard.daemon.api.codec import encode
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.monitor.devices import DeviceList, DeviceUsers
+from gpuyard.daemon.monitor.devices import DeviceList
 from gpuyard.daemon.server.http_messages import Response
 from gpuyard.errors import EnvironmentFault
-from gpuyard.model.machine_snapshot import Device
 from gpuyard.queue.step import Step
 from gpuyard.schema.machine import DeviceHistory, DeviceSeries, HostSeries
 from gpuyard.schema.requests import DeviceHistoryQuery
@@ -32,9 +31,6 @@ from gpuyard.system.write_files import write_atomically
 NAME = "usage-history"
 MAX_POINTS = 300
 _FORMAT = 2
-_SPANS_S = {"10m": 600, "1h": 3600, "24h": 86_400}
-# Many samples a second may arrive while jobs come and go; about one a second is added.
-_EVERY_S, _SAVE_EVERY_S = 0.9, 60.0
 _MOST_DEVICES = 256
 # In place of a device's id.
 HOST = ""
@@ -129,10 +125,9 @@ def _columns(points: list[Point], names: tuple[str, ...], to_wall: Callable[[flo
 
 class UsageHistory:
     def __init__(self, scheduler: SchedulerLoop, devices: DeviceList, folder: Path) -> None:
-        self._scheduler = scheduler
-        self._devices = devices
+        self._scheduler, self._devices = scheduler, devices
         self._path = folder / NAME
-        self._spans = {name: HistorySpan(seconds) for name, seconds in _SPANS_S.items()}
+        self._spans = {"10m": HistorySpan(600), "1h": HistorySpan(3600), "24h": HistorySpan(86_400)}
         self._bodies: dict[str, bytes] = {}
         self._added_at = self._saved_at = float("-inf")
         self._adding: asyncio.Task[None] | None = None
@@ -156,7 +151,8 @@ class UsageHistory:
 
     def _after_step(self, _: Step) -> None:
         at = self._scheduler.sampling.latest.snapshot.taken_at
-        if at is not None and self._adding is None and at >= self._added_at + _EVERY_S:
+        # Many samples a second may arrive while jobs come and go; about one a second is added.
+        if at is not None and self._adding is None and at >= self._added_at + 0.9:
             self._added_at = at
             self._adding = asyncio.ensure_future(self._add(at))
             self._adding.add_done_callback(self._on_added)
@@ -176,11 +172,14 @@ class UsageHistory:
         total, available = host.memory_total_mb, host.memory_available_mb
         used = None if total is None or available is None else total - available
         rows: dict[str, Values] = {HOST: (host.cpu_percent, used)}
-        rows |= {device.id: _device_row(users, device) for device in users.snapshot.devices}
+        for device in users.snapshot.devices:
+            parts = users.breakdown(device)
+            memory = parts.own_used_mb, parts.others_used_mb, parts.foreign_mb, device.memory_used_mb
+            rows[device.id] = (*memory, device.utilization_percent, device.power_draw_w)
         for span in self._spans.values():
             span.add(at, rows)
         self._bodies.clear()
-        if at >= self._saved_at + _SAVE_EVERY_S:
+        if at >= self._saved_at + 60.0:
             self._saved_at = at
             await asyncio.to_thread(self._save, self._stored())
 
@@ -209,9 +208,3 @@ def read_history(path: Path) -> StoredHistory:
         _log.warning("%s cannot be read: %s; the history of the GPUs begins anew", path, error)
         return nothing
     return found if found.format == _FORMAT else nothing
-
-
-def _device_row(users: DeviceUsers, device: Device) -> Values:
-    parts = users.breakdown(device)
-    memory = parts.own_used_mb, parts.others_used_mb, parts.foreign_mb, device.memory_used_mb
-    return (*memory, device.utilization_percent, device.power_draw_w)

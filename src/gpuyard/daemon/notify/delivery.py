@@ -162,10 +162,7 @@ class Delivery:
         limit_s: float = LIMIT_S,
         retry_after_s: float = _RETRY_AFTER_S,
     ) -> None:
-        self.per_minute = per_minute
-        self._host = host
-        self._on_notice = on_notice
-        self._limit_s = limit_s
+        self.per_minute, self._host, self._on_notice, self._limit_s = per_minute, host, on_notice, limit_s
         self._retry_after_s = retry_after_s
         self._outboxes: dict[str, Outbox] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

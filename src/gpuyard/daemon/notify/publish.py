@@ -36,8 +36,7 @@ _MAX_SAMPLE_S, _MIN_SAMPLE_S = 10.0, 0.5
 
 class EventPublisher:
     def __init__(self, scheduler: SchedulerLoop, leases: Callable[[], Sequence[Lease]]) -> None:
-        self._scheduler = scheduler
-        self._leases = leases
+        self._scheduler, self._leases = scheduler, leases
         self._delivery = Delivery(socket.gethostname(), NotifyConfig().per_minute, scheduler.notices.append)
         self._finished_states: Counter[JobState] = Counter()
         self._freed = FreedDevices()

@@ -25,8 +25,7 @@ HEARTBEAT = b": still here\n\n"
 
 class EventStreams:
     def __init__(self, scheduler: SchedulerLoop, handle: Handler) -> None:
-        self._scheduler = scheduler
-        self._handle = handle
+        self._scheduler, self._handle = scheduler, handle
         self._clients: dict[str, set[StreamClient]] = {}  # by target
         self._sent: dict[str, bytes] = {}  # the last event of each target
         self._awaited: dict[str, asyncio.Future[HttpAnswer]] = {}

@@ -41,8 +41,7 @@ class HttpError(UserError):
 
     def __init__(self, status: int, message: str, *, hint: str | None = None, headers: Headers = ()) -> None:
         super().__init__(message, hint=hint, code=CODE_OF.get(status))
-        self.status = status
-        self.headers = headers
+        self.status, self.headers = status, headers
 
 
 class Request(Struct, frozen=True, kw_only=True):
