@@ -5,6 +5,7 @@ Prometheus: bytes, seconds, ratios. An unknown value is left out rather than wri
 """
 
 import asyncio
+import contextlib
 import itertools
 import math
 from bisect import bisect_left
@@ -19,7 +20,7 @@ from gpuyard.daemon.monitor.devices import DeviceList, disk_rows
 from gpuyard.daemon.server.http_messages import Response
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.energy import EnergyPrice, EnergyUse
-from gpuyard.model.job import OutcomeKind, PublishedEvent, PublishedEventKind
+from gpuyard.model.job import OutcomeKind, PublishedEventKind
 from gpuyard.model.lifecycle import FINISHED, JobState
 from gpuyard.model.machine_snapshot import Device, Host, Snapshot
 from gpuyard.model.out_of_memory import ShortageKind
@@ -33,9 +34,6 @@ from gpuyard.queue.step import Step
 from gpuyard.schema.machine import DiskRow
 from gpuyard.version import __version__
 
-# Prometheus itself times out after 10 s.
-_LEDGER_S = 2.0
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONG_S = (
     0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10800.0, 28800.0, 86400.0, 259200.0, 604800.0,
 )  # fmt: skip
@@ -56,41 +54,31 @@ class Metrics:
         self._counters.count(step, scheduler.step_s or 0.0, scheduler.controller.plan, snapshot)
 
     async def metrics(self) -> Response:
-        sample = await self._scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
-        breakdowns, leases, reserved = await self._device_users()
-        store = self._scheduler.store
+        scheduler, controller, store = self._scheduler, self._scheduler.controller, self._scheduler.store
+        sample = await scheduler.sampling.fresh(SAMPLE_FOR_PEOPLE_S)
+        breakdowns, leases, reserved = dict[str, MemoryParts](), dict[str, int](), None
+        # If the ledger is not read in time, the other metrics are still useful; `/devices` says why.
+        with contextlib.suppress(EnvironmentFault, TimeoutError):
+            users = await asyncio.wait_for(self._devices.users(), 2.0)
+            own, reserved = sum(lease.id in users.jobs for lease in users.leases), users.host_reserved
+            leases = {"own": own, "others": len(users.leases) - own}
+            breakdowns = {device.id: users.breakdown(device) for device in users.snapshot.devices}
         scrape = Scrape(
-            started_at=self._scheduler.clock.to_wall(self._started_at),
+            started_at=scheduler.clock.to_wall(self._started_at),
             is_paused=bool(store.setting("paused")),
             counts=store.counts(),
             snapshot=sample.snapshot,
             breakdowns=breakdowns,
             leases=leases,
             counters=self._counters,
-            issues=self._devices.health.issues(sample.snapshot, self._scheduler.ledger.health_marks),
+            issues=self._devices.health.issues(sample.snapshot, scheduler.ledger.health_marks),
             reserved=reserved,
-            guard_suspensions=self._scheduler.controller.memory_guard.suspended,
-            disks=disk_rows(self._scheduler),
-            energy=self._scheduler.controller.energy_meter.total,
-            energy_price=self._scheduler.controller.rules.energy_price,
+            guard_suspensions=controller.memory_guard.suspended,
+            disks=disk_rows(scheduler),
+            energy=controller.energy_meter.total,
+            energy_price=controller.rules.energy_price,
         )
-        return Response(body=write_metrics(scrape), content_type=_CONTENT_TYPE)
-
-    async def _device_users(self) -> tuple[dict[str, MemoryParts], dict[str, int], HostReserved | None]:
-        """Return the memory of each device, the number of leases, and what they reserve of the host.
-
-        They are empty if the ledger is not read in time: the other metrics are still useful; `/devices` says why.
-        """
-        try:
-            users = await asyncio.wait_for(self._devices.users(), _LEDGER_S)
-        except (EnvironmentFault, TimeoutError):
-            return {}, {}, None
-        own = sum(lease.id in users.jobs for lease in users.leases)
-        breakdowns = {device.id: users.breakdown(device) for device in users.snapshot.devices}
-        return breakdowns, {"own": own, "others": len(users.leases) - own}, users.host_reserved
-
-
-# Counting
+        return Response(body=write_metrics(scrape), content_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 class Histogram:
@@ -113,18 +101,13 @@ class EventCounters:
 
     def __init__(self) -> None:
         self.starts = 0
-        self.attempts_ended: dict[OutcomeKind, int] = {
-            kind: 0 for kind in OutcomeKind if kind is not OutcomeKind.NEVER_STARTED
-        }
-        self.jobs_finished = {state: 0 for state in JobState if state in FINISHED}
+        self.attempts_ended = dict.fromkeys(sorted(set(OutcomeKind) - {OutcomeKind.NEVER_STARTED}), 0)
+        self.jobs_finished = dict.fromkeys((state for state in JobState if state in FINISHED), 0)
         self.out_of_memory = dict.fromkeys(ShortageKind, 0)
         self.out_of_memory_avoided = 0
-        self.wait_s = Histogram(_LONG_S)
-        self.run_s = Histogram(_LONG_S)
-        self.step_s = Histogram(_SHORT_S)
-        self._avoided: set[int] = set()
+        self.wait_s, self.run_s, self.step_s = Histogram(_LONG_S), Histogram(_LONG_S), Histogram(_SHORT_S)
         self._snapshot: Snapshot | None = None
-        self._examined: set[int] = set()
+        self._avoided, self._examined = set[int](), set[int]()
 
     def count(self, step: Step, step_s: float, plan: Plan, snapshot: Snapshot) -> None:
         """Count the events of a step that took `step_s`, and the jobs that its plan keeps waiting."""
@@ -134,39 +117,25 @@ class EventCounters:
                 self.starts += 1
                 queued_at = event.job.submitted_at if event.job.queued_at is None else event.job.queued_at
                 self.wait_s.add(max(0.0, event.at - queued_at))
-            elif event.kind is PublishedEventKind.ENDED:
-                self._count_end(event)
+            elif event.kind is PublishedEventKind.ENDED and event.outcome is not None and event.attempt is not None:
+                self.attempts_ended[event.outcome.kind] += 1
+                if event.attempt.started is not None:
+                    self.run_s.add(event.attempt.ran_s(event.at))
+                if event.attempt.lack is not None:
+                    self.out_of_memory[event.attempt.lack.shortage.where] += 1
             else:
                 self.jobs_finished[event.job.state] += event.jobs
                 self._avoided.discard(event.job.id)
-        if plan.waiting:
-            self._count_avoided(plan, snapshot)
-
-    def _count_end(self, event: PublishedEvent) -> None:
-        assert event.outcome is not None
-        assert event.attempt is not None
-        self.attempts_ended[event.outcome.kind] += 1
-        if event.attempt.started is not None:
-            self.run_s.add(event.attempt.ran_s(event.at))
-        if event.attempt.lack is not None:
-            self.out_of_memory[event.attempt.lack.shortage.where] += 1
-
-    def _count_avoided(self, plan: Plan, snapshot: Snapshot) -> None:
-        """Count each job once. A job waits for many steps, so it is examined once per snapshot."""
+        # Count each job once. A job waits for many steps, so it is examined once per snapshot.
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
             self._examined.clear()
         for waiting in plan.waiting:
-            if waiting.job_id in self._examined:
-                continue
-            self._examined.add(waiting.job_id)
-            is_known = waiting.job_id in self._avoided
-            if not is_known and would_have_run_out(waiting.need, waiting.reasons, snapshot):
-                self._avoided.add(waiting.job_id)
-                self.out_of_memory_avoided += 1
-
-
-# The text
+            if waiting.job_id not in self._examined and waiting.job_id not in self._avoided:
+                self._examined.add(waiting.job_id)
+                if would_have_run_out(waiting.need, waiting.reasons, snapshot):
+                    self._avoided.add(waiting.job_id)
+                    self.out_of_memory_avoided += 1
 
 
 class Scrape(Struct, frozen=True, kw_only=True):
@@ -202,7 +171,16 @@ def write_metrics(scrape: Scrape) -> bytes:
         _metric("jobs", "gauge", "Jobs in this state now.", _by("state", scrape.counts)),
         _metric("leases", "gauge", leases, _by("whose", scrape.leases)),
         _devices(scrape),
-        _metric("device_issue", "gauge", "1 for each fault or alarm of a device.", _issues(scrape)),
+        _metric(
+            "device_issue",
+            "gauge",
+            "1 for each fault or alarm of a device.",
+            [
+                ({"device": device.id, "kind": issue.kind, "severity": issue.severity}, 1)
+                for device in scrape.snapshot.devices
+                for issue in scrape.issues.get(device.id, ())
+            ],
+        ),
         *(
             _metric(f"host_{name}", "gauge", text, [({}, read(scrape.snapshot.host))])
             for name, text, read in _HOST_METRICS
@@ -226,13 +204,6 @@ def write_metrics(scrape: Scrape) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 
-# Devices and the host
-
-
-def _errors(device: Device) -> float | None:
-    return None if device.health is None else device.health.ecc_uncorrected
-
-
 def _is_throttled(device: Device) -> bool | None:
     return None if device.health is None or device.health.throttle is None else bool(device.health.throttle)
 
@@ -245,7 +216,11 @@ _DEVICE_METRICS: tuple[tuple[str, str, Callable[[Device], float | None]], ...] =
     ("power_limit_watts", "Power limit.", lambda device: device.power_limit_w),
     ("energy_joules", "Energy since the driver was loaded, by the device's counter.", lambda device: device.energy_j),
     ("temperature_celsius", "Temperature.", lambda device: device.temperature_c),
-    ("ecc_uncorrected_errors", "Uncorrected ECC errors since the driver was loaded.", _errors),
+    (
+        "ecc_uncorrected_errors",
+        "Uncorrected ECC errors since the driver was loaded.",
+        lambda device: device.health.ecc_uncorrected if device.health else None,
+    ),
     ("throttled", "1 while heat or the power brake slows the device.", _is_throttled),
 )
 _HEALTHY = "0 if the device is unusable: it has a fault or has vanished."
@@ -270,42 +245,31 @@ _RESERVED_METRICS: tuple[tuple[str, str, Callable[[HostReserved], float | None]]
 )
 
 
-def _issues(scrape: "Scrape") -> Samples:
-    for device in scrape.snapshot.devices:
-        for issue in scrape.issues.get(device.id, ()):
-            yield {"device": device.id, "kind": issue.kind, "severity": issue.severity}, 1
-
-
 def _devices(scrape: "Scrape") -> Iterator[str]:
     labels: dict[str, Labels] = {}
-    snapshot, breakdowns, faulty = scrape.snapshot, scrape.breakdowns, first_faults(scrape.issues)
-    devices = snapshot.devices
+    snapshot, faulty, devices = scrape.snapshot, first_faults(scrape.issues), scrape.snapshot.devices
     for device in devices:
-        index = "" if device.index is None else str(device.index)
-        if snapshot.is_mixed:
-            index = snapshot.labels.get(device.id, "")
+        own = "" if device.index is None else str(device.index)
+        index = snapshot.labels.get(device.id, "") if snapshot.is_mixed else own
         labels[device.id] = {"device": device.id, "index": index, "name": device.name or "", "vendor": device.vendor}
     for name, text, read in _DEVICE_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(labels[each.id], read(each)) for each in devices])
     healthy = [(labels[each.id], each.healthy and each.id not in faulty) for each in devices]
     yield from _metric("device_healthy", "gauge", _HEALTHY, healthy)
-    known = [(labels[device_id], parts) for device_id, parts in breakdowns.items() if device_id in labels]
+    known = [(labels[device_id], parts) for device_id, parts in scrape.breakdowns.items() if device_id in labels]
     for name, text, read_part in _BREAKDOWN_METRICS:
         yield from _metric(f"device_{name}", "gauge", text, [(each, read_part(parts)) for each, parts in known])
 
 
 def _disks(disks: Sequence[DiskRow]) -> Iterator[str]:
     labels = [{"folder": disk.folder, "what": disk.what} for disk in disks]
-    for name, text, figures in (
-        (
-            "disk_free_bytes",
-            "Free space of a disk that the queue or its jobs write to.",
-            [each.free_mb for each in disks],
-        ),
-        ("disk_total_bytes", "Size of that disk.", [each.total_mb for each in disks]),
-        ("disk_min_free_bytes", "No job starts with less free space there.", [each.min_free_mb for each in disks]),
+    for name, text in (
+        ("free", "Free space of a disk that the queue or its jobs write to."),
+        ("total", "Size of that disk."),
+        ("min_free", "No job starts with less free space there."),
     ):
-        yield from _metric(name, "gauge", text, list(zip(labels, map(_bytes, figures), strict=True)))
+        figures = (_bytes(getattr(disk, f"{name}_mb")) for disk in disks)
+        yield from _metric(f"disk_{name}_bytes", "gauge", text, zip(labels, figures, strict=True))
 
 
 def _energy(use: EnergyUse, price: EnergyPrice) -> Iterator[str]:
@@ -327,9 +291,6 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Iterator[str]:
         yield _sample(f"{name}_bucket", {"le": bound}, count)
     yield _sample(f"{name}_count", {}, sum(histogram.counts))
     yield _sample(f"{name}_sum", {}, histogram.total)
-
-
-# The text format
 
 
 def _metric(name: str, kind: str, text: str, samples: Samples) -> Iterator[str]:

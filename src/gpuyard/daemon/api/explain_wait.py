@@ -6,27 +6,20 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from gpuyard.daemon.api.codec import wall_time
-from gpuyard.daemon.api.job_details import labels_by_id
+from gpuyard.daemon.api.job_details import labels_by_id, preallocation_advice
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
 from gpuyard.model.dependencies import DependencyKind, DependencyState, awaited
 from gpuyard.model.job import Attempt, Job, OutcomeKind, SuspendedBy
-from gpuyard.model.lease import Holder
 from gpuyard.model.lifecycle import FINISHED, IN_SUSPENSION, JobState
 from gpuyard.model.selection import format_ids
 from gpuyard.model.units import format_count, format_due, format_duration, format_time
 from gpuyard.policy.plan import write_world
 from gpuyard.policy.wait_reasons import Reason, ReasonKind, brief_of, describe_holder, group_by_device, job_of
 from gpuyard.queue.live_attempts import Live
-from gpuyard.queue.measure_usage import EVENT as PREALLOCATES
 from gpuyard.schema.jobs import ExportedWorld, HistoryEvent, JobHistory, WaitExplanation
 
-_LONGEST_COMMAND = 40
 Event = tuple[float, str, str | None]
-
-# A row of the queue has this many reasons of GPUs; `why` has all.
-_MOST_BRIEF = 4
-_VAGUE = (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
 
 
 def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
@@ -34,14 +27,16 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
     ahead = starts_at = None
     estimate = ""
     # A suspended job is in the queue again, but not for a while after a failed resume.
-    queues = scheduler.controller.suspend_control.queues(scheduler.sampling.now())
+    now = scheduler.sampling.now()
+    queues = scheduler.controller.suspend_control.queues(now)
     is_suspended = job.state is JobState.SUSPENDED and any(queue.lane.id == -job.id for queue in queues)
     if job.state is JobState.QUEUED or is_suspended:
         found = scheduler.controller.explain(job, scheduler.sampling.latest)
         ahead, starts_at = found.ahead, found.starts_at
         reasons = (*_preemption_reasons(scheduler, job), *found.reasons) if found.reasons else ()
         reasons = tuple(replace(each, remedy=remedy_for(job, each.remedy, ahead)) for each in reasons)
-        brief = (next(_preempted_jobs(scheduler, job), None) or _brief(scheduler, found.reasons)) if reasons else None
+        preempted = list(_preempted_jobs(scheduler, job))
+        brief = (preempted or [_brief(scheduler, found.reasons)])[0] if reasons else None
         if ahead:
             text = f"{format_count(ahead, 'similar job')} {'is' if ahead == 1 else 'are'} ahead of it, "
             reasons = (Reason(ReasonKind.AWAITED, f"{text}the first is job {found.first_id}"), *reasons)
@@ -50,10 +45,11 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         summary = _waiting_summary(job, brief, is_about_to=not reasons, is_suspended=is_suspended)
         if advice := next((each.remedy for each in reasons if each.remedy.startswith("`gpuyard edit")), ""):
             summary = f"{summary}; {advice}"
-        if any(_preempted_jobs(scheduler, job)):
-            starts_at, estimate = _preemption_estimate(scheduler, job)
+        if preempted:
+            leaving = [live.job.id for live in _leaving(scheduler, job)]
+            starts_at, estimate = _frees_memory(scheduler.controller.suspend_control.frees_memory_at(leaving), now)
         elif not unreachable:
-            estimate = _estimate_text(job, starts_at, scheduler.sampling.now(), is_suspended=is_suspended)
+            estimate = _estimate_text(job, starts_at, now, is_suspended=is_suspended)
     else:
         reasons = tuple(_state_reasons(scheduler, job))
         summary = f"job {job.id} {_state_summary(job)}"
@@ -65,7 +61,7 @@ def explain(scheduler: SchedulerLoop, job: Job) -> WaitExplanation:
         reasons=tuple(name_jobs(scheduler, reason) for reason in reasons),
         device_labels=labels_by_id(scheduler, (each.device_id for each in reasons if each.device_id)),
         estimated_start=wall_time(scheduler, starts_at),
-        is_overdue=_is_overdue(starts_at, scheduler.sampling.now()),
+        is_overdue=_is_overdue(starts_at, now),
         estimate=estimate,
     )
 
@@ -93,14 +89,13 @@ def explain_briefly(scheduler: SchedulerLoop, job: Job) -> str | None:
         return None
     if scheduler.store.setting("paused"):
         return "the queue is paused"
-    preempted = next(_preempted_jobs(scheduler, job), None)
-    return preempted or _lane_reason(scheduler, scheduler.store.lane_of(job.id).id)
+    return next(_preempted_jobs(scheduler, job), None) or _lane_reason(scheduler, scheduler.store.lane_of(job.id).id)
 
 
 def job_history(
     scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt], recorded: Sequence[Event]
 ) -> JobHistory:
-    """Return everything that happened to it, in order: the recorded events, and the start and end of each attempt."""
+    """Return everything that happened to it, in order."""
     origin = "" if job.spec.resubmitted_from is None else f", from job {job.spec.resubmitted_from}"
     events: list[Event] = [(job.submitted_at, "submitted", f"by {job.user}{origin}"), *recorded]
     snapshot = scheduler.sampling.latest.snapshot
@@ -139,8 +134,8 @@ def _lane_reason(scheduler: SchedulerLoop, lane_id: int) -> str | None:
 
 def _brief(scheduler: SchedulerLoop, reasons: Sequence[Reason]) -> str:
     """Return the specific reasons without their figures: the first about the machine, or those of each GPU."""
-    snapshot = scheduler.sampling.latest.snapshot
-    named = [name_jobs(scheduler, reason) for reason in reasons if reason.kind not in _VAGUE]
+    snapshot, vague = scheduler.sampling.latest.snapshot, (ReasonKind.TOO_FEW, ReasonKind.NOT_ASKED_FOR)
+    named = [name_jobs(scheduler, reason) for reason in reasons if reason.kind not in vague]
     if not named:
         return "every GPU is in use" if snapshot.usable_devices() else "no GPU was found"
     briefs = {each.brief for each in named if each.device_id is not None}
@@ -148,8 +143,8 @@ def _brief(scheduler: SchedulerLoop, reasons: Sequence[Reason]) -> str:
         return named[0].brief
     of_devices = [replace(each, text=each.brief) for each in named if each.device_id is not None]
     texts = group_by_device(of_devices, snapshot.labels)
-    more = len(texts) - _MOST_BRIEF
-    return "; ".join(texts[:_MOST_BRIEF]) + (f"; and {more} more reasons" if more > 0 else "")
+    more = len(texts) - 4  # `why` has all
+    return "; ".join(texts[:4]) + (f"; and {more} more reasons" if more > 0 else "")
 
 
 def remedy_for(job: Job, remedy: str, ahead: int | None) -> str:
@@ -163,18 +158,13 @@ def remedy_for(job: Job, remedy: str, ahead: int | None) -> str:
     return remedy if is_single else remedy.replace("--vram", "--run-vram").replace("--ram", "--run-ram")
 
 
-# Suspended jobs, and jobs that are being preempted
-
-
 def _was_preempted(scheduler: SchedulerLoop, job: Job) -> bool:
     live = scheduler.controller.transitions.live.get(job.id)
     return job.state is JobState.SUSPENDED and live is not None and live.attempt.parked is not SuspendedBy.BY_PERSON
 
 
-def _preemption_estimate(scheduler: SchedulerLoop, job: Job) -> tuple[float | None, str]:
+def _frees_memory(frees_at: float | None, now: float) -> tuple[float | None, str]:
     """Return when a job should start for which others are being preempted, if they only move their memory."""
-    leaving = [live.job.id for live in _leaving(scheduler, job)]
-    frees_at, now = scheduler.controller.suspend_control.frees_memory_at(leaving), scheduler.sampling.now()
     if frees_at is None or frees_at < now:
         return None, "it starts as soon as they have freed their memory"
     return frees_at, f"it should start {format_due(frees_at - now)}, when they have freed their memory"
@@ -227,24 +217,16 @@ def _state_reasons(scheduler: SchedulerLoop, job: Job) -> Iterator[Reason]:
         yield Reason(ReasonKind.ENGINE, job.reason or text)
     elif job.state in IN_SUSPENSION and job.reason is not None:
         yield Reason(ReasonKind.SUSPENDED, job.reason)
-    elif job.state is JobState.RUNNING:
-        events = scheduler.queries.events(job.id)
-        advice = next((text for _, kind, text in reversed(events) if kind == PREALLOCATES), None)
-        if advice is not None:
-            yield Reason(ReasonKind.PREALLOCATES, advice)
+    elif job.state is JobState.RUNNING and (advice := preallocation_advice(scheduler, job)) is not None:
+        yield Reason(ReasonKind.PREALLOCATES, advice)
 
 
 def _delay_text(scheduler: SchedulerLoop, job: Job) -> str:
     left_s = (job.due_at or 0.0) - scheduler.sampling.now()
     when = f"in {format_duration(left_s)}" if left_s >= 1 else format_due(left_s)
-    if not _waits_for_its_time(job):
+    if job.due_at != job.not_before:
         return f"next attempt {when}: {job.reason}"
     return f"not before {format_time(wall_time(scheduler, job.due_at))}, {when}"
-
-
-def _waits_for_its_time(job: Job) -> bool:
-    """Return whether it waits for the start that the user asked for, and not for another attempt."""
-    return job.state is JobState.DELAYED and job.due_at == job.not_before
 
 
 def _dependency_texts(others: Sequence[DependencyState]) -> Iterator[str]:
@@ -293,7 +275,7 @@ _STATE_TEXTS = {
 
 def _state_summary(job: Job) -> str:
     text = _STATE_TEXTS.get(job.state) or f"is {job.reason or 'stopping'}"
-    if _waits_for_its_time(job):
+    if job.state is JobState.DELAYED and job.due_at == job.not_before:  # not for another attempt
         text = f"waits for its start time; `gpuyard retry {job.id}` starts it now"
     elif job.state is JobState.HELD:
         text = f"is held; `gpuyard release {job.id}` lets it start"
@@ -325,22 +307,14 @@ def _is_overdue(starts_at: float | None, now: float) -> bool:
 def name_jobs(scheduler: SchedulerLoop, reason: Reason) -> Reason:
     """Return the reason, with its brief form, and with the jobs of this queue as `job 17 (train)`; jobs of other users
     keep their user's name."""
-    text, brief = reason.text, brief_of(reason)
+    text, brief, me = reason.text, brief_of(reason), scheduler.controller.me
     for holder in reason.holders:
-        named = _own_job(scheduler, holder)
-        if named is not None:
-            text, brief = (each.replace(describe_holder(holder), named) for each in (text, brief))
+        job_id = job_of(holder) if (holder.uid, holder.machine) == (me.uid, me.machine) else None
+        if job_id is None or (job := scheduler.store.job(job_id)) is None:
+            continue
+        name = shlex.join(job.argv)
+        name = name if len(name) <= 40 else f"{name[:39]}…"
+        if job.spec.name:
+            name = f"{job.spec.name}{'' if job.index is None else f'[{job.index}]'}"
+        text, brief = (each.replace(describe_holder(holder), f"job {job_id} ({name})") for each in (text, brief))
     return replace(reason, text=text, brief=brief)
-
-
-def _own_job(scheduler: SchedulerLoop, holder: Holder) -> str | None:
-    job_id, me = job_of(holder), scheduler.controller.me
-    if job_id is None or (holder.uid, holder.machine) != (me.uid, me.machine):
-        return None
-    job = scheduler.store.job(job_id)
-    if job is None:
-        return None
-    if job.spec.name:
-        return f"job {job_id} ({job.spec.name}{'' if job.index is None else f'[{job.index}]'})"
-    command = shlex.join(job.argv)
-    return f"job {job_id} ({command if len(command) <= _LONGEST_COMMAND else command[: _LONGEST_COMMAND - 1] + '…'})"

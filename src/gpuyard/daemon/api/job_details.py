@@ -1,5 +1,6 @@
 """Makes the rows and details of jobs that the API answers with: attempts, memory, progress, code and advice."""
 
+import asyncio
 import os
 import shlex
 from collections.abc import Iterable, Sequence
@@ -18,14 +19,14 @@ from gpuyard.model.dependencies import DependencyOutlook, outlook
 from gpuyard.model.energy import EnergyFigures, EnergyUse, add_energy, energy_figures
 from gpuyard.model.job import Attempt, Job, MemoryLack, Usage
 from gpuyard.model.job_progress import Figure, FigureCurves, JobProgress, time_left
-from gpuyard.model.job_spec import CodeSnapshot, changed_script_text, commit_text
+from gpuyard.model.job_spec import changed_script_text, commit_text
 from gpuyard.model.lease import FixedMemory, Need, PartOfDevice, WholeDevice
 from gpuyard.model.lifecycle import LIVE, WAITING, JobState
 from gpuyard.model.out_of_memory import ShortageKind
 from gpuyard.model.stopping import warning_text
 from gpuyard.model.subscriptions import redacted_target
 from gpuyard.policy.device_state import capacity
-from gpuyard.policy.estimates import Profile, is_consistent, memory_estimate
+from gpuyard.policy.estimates import is_consistent, memory_estimate
 from gpuyard.policy.host_room import grantable_mb
 from gpuyard.policy.machine import check_suitable
 from gpuyard.policy.preallocation import find_preallocation
@@ -33,29 +34,21 @@ from gpuyard.queue.measure_usage import EVENT as PREALLOCATES
 from gpuyard.schema import jobs as schema
 from gpuyard.schema.jobs import JobCode, NextMemory, ProgressRow
 
-# What a job gets
-
-
-def estimated_mb(scheduler: SchedulerLoop, job: Job) -> float | None:
-    """Return what a waiting job would get on each GPU now; None for other jobs."""
-    if job.state not in WAITING:
-        return None
-    is_open = job.spec.learns_memory or job.growth.count
-    return (_need(scheduler, job) if is_open else job.spec.need).required_mb
-
 
 def next_memory(scheduler: SchedulerLoop, job: Job) -> NextMemory | None:
     """Return what its next run gets on each GPU, and on which basis; None if it needs no GPU."""
     if not job.spec.need.devices:
         return None
-    need = _need(scheduler, job)
-    known = None
+    need, known = _need(scheduler, job), None
+    basis: Literal["declared", "learned", "grown", "unknown"] = "declared"
     if job.spec.learns_memory:
         profiles = scheduler.controller.transitions.estimates.profiles(job)
         consistent = [each for each in profiles if each is not None and is_consistent(each)]
         known = next((each for each in consistent if memory_estimate(each) is not None), None)
+        basis = "learned" if known is not None else "unknown"
+    is_grown = job.growth.is_alone or job.growth.memory_mb is not None
     return NextMemory(
-        basis=_basis(job, known),
+        basis="grown" if is_grown else basis,
         given_mb=need.required_mb,
         alone=need.is_exclusive,
         runs=len(known.peaks_mb) if known is not None else None,
@@ -76,25 +69,21 @@ def _need(scheduler: SchedulerLoop, job: Job) -> Need:
     return replace(need, memory=FixedMemory(need.memory.part * min(suiting, default=0.0)))  # the least that it may get
 
 
-def _basis(job: Job, known: Profile | None) -> Literal["declared", "learned", "grown", "unknown"]:
-    if job.growth.is_alone or job.growth.memory_mb is not None:
-        return "grown"
-    if not job.spec.learns_memory:
-        return "declared"
-    return "learned" if known is not None else "unknown"
+def advice(scheduler: SchedulerLoop, job: Job, code: JobCode, attempts: Sequence[Attempt]) -> list[str]:
+    """Return what a user should know about the script; and hints that would let other jobs share its GPU: a framework
+    that takes all memory, a --vram that is far off."""
+    script = None
+    if code.script is not None and code.snapshot is None:
+        is_over, changed = job.ended_at is not None, code.changed_attempts
+        script = changed_script_text(code.script, is_changed=code.script_changed, attempts=changed, is_over=is_over)
+    taken = preallocation_advice(scheduler, job) or (_takes_all(scheduler, job, attempts[-1]) if attempts else None)
+    declared = [text for _, kind, text in scheduler.queries.events(job.id) if kind == "declared"]
+    return [text for text in (script, taken, *declared[-1:]) if text]
 
 
-# Advice
-
-
-def advice(scheduler: SchedulerLoop, job: Job, attempts: Sequence[Attempt]) -> list[str]:
-    """Return hints that would let other jobs share its GPU: a framework that takes all memory, a --vram that is far
-    off."""
-    events = scheduler.queries.events(job.id)
-    seen = next((text for _, kind, text in reversed(events) if kind == PREALLOCATES), None)
-    taken = seen or (_takes_all(scheduler, job, attempts[-1]) if attempts else None)
-    declared = [text for _, kind, text in events if kind == "declared"]
-    return [text for text in (taken, *declared[-1:]) if text]
+def preallocation_advice(scheduler: SchedulerLoop, job: Job) -> str | None:
+    """Return the last advice that was recorded about a framework that takes all memory."""
+    return next((text for _, kind, text in reversed(scheduler.queries.events(job.id)) if kind == PREALLOCATES), None)
 
 
 def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | None:
@@ -132,19 +121,13 @@ def figures_of(attempt: Attempt | None) -> dict[str, Figure]:
     return {} if progress is None else progress.figures
 
 
-def figure_curves(attempt: Attempt) -> FigureCurves:
-    progress = _progress_of(attempt)
-    return FigureCurves() if progress is None else progress.curves
-
-
 def _progress_of(attempt: Attempt | None) -> JobProgress | None:
     return None if attempt is None or attempt.usage is None else attempt.usage.progress
 
 
 async def code_of(scheduler: SchedulerLoop, watch: CodeWatch, job: Job) -> JobCode:
-    code, stored = job.spec.code, scheduler.store.specs.code
+    code, snapshot, stored = job.spec.code, job.spec.code.snapshot, scheduler.store.specs.code
     is_dirty = stored.is_dirty(job.id) if code.root is not None else None
-    snapshot = code.snapshot
     return JobCode(
         root=code.root,
         commit=code.commit,
@@ -154,34 +137,21 @@ async def code_of(scheduler: SchedulerLoop, watch: CodeWatch, job: Job) -> JobCo
         script_changed=await watch.is_changed(code) if snapshot is None else None,
         changed_attempts=stored.changed_scripts(job.id) if code.script is not None else (),
         snapshot=None if snapshot is None else snapshot.folder,
-        snapshot_exists=None if snapshot is None else is_there(snapshot),
+        snapshot_exists=None if snapshot is None else await asyncio.to_thread(os.path.isdir, snapshot.folder),
         text=commit_text(code.commit, is_dirty=is_dirty),
     )
 
 
-def is_there(snapshot: CodeSnapshot) -> bool:
-    return os.path.isdir(snapshot.folder)
-
-
-def code_advice(job: Job, code: JobCode) -> list[str]:
-    """Return what a user should know about the script."""
-    if code.script is None or code.snapshot is not None:
-        return []
-    text = changed_script_text(
-        code.script, is_changed=code.script_changed, attempts=code.changed_attempts, is_over=job.ended_at is not None
-    )
-    return [text] if text else []
-
-
 def summarise(scheduler: SchedulerLoop, job: Job, attempt: Attempt | None, reason: str | None) -> schema.JobSummary:
     """Return what all rows about a job have; `attempt` is its last one."""
+    outcome = job.outcome
     return schema.JobSummary(
         id=job.id,
         state=job.state,
-        outcome=job.outcome.kind if job.outcome is not None else None,
-        status=job.outcome.status if job.outcome is not None else None,
+        outcome=None if outcome is None else outcome.kind,
+        status=None if outcome is None else outcome.status,
         reason=reason,
-        error_line=job.outcome.error_line if job.outcome is not None else None,
+        error_line=None if outcome is None else outcome.error_line,
         devices=attempt.devices if attempt is not None else (),
         submitted_at=wall_time(scheduler, job.submitted_at),
         started_at=wall_time(scheduler, job.started_at),
@@ -200,6 +170,13 @@ def make_row(
     command, is_cut = (whole, False) if has_whole_command else short_command(whole)
     attempt, now, need = last_attempt(scheduler, job), scheduler.clock.now(), job.spec.need
     is_waiting = job.ended_at is None and (job.state not in LIVE or job.state is JobState.PENDING)
+    estimated_mb = elapsed_s = None
+    if job.state in WAITING:  # what it would get on each GPU now
+        estimated_mb = (_need(scheduler, job) if job.spec.learns_memory or job.growth.count else need).required_mb
+    if attempt is not None and job.attempts and job.state in LIVE:  # without the time in which it was suspended
+        elapsed_s = None if attempt.started is None else attempt.ran_s(now)
+    elif attempt is not None and job.attempts and job.ended_at is not None:
+        elapsed_s = attempt.ran_s(job.ended_at)
     return schema.JobRow(
         **asdict(summarise(scheduler, job, attempt, reason)),
         name=job.spec.name,
@@ -213,10 +190,10 @@ def make_row(
         exclusive=isinstance(need.memory, WholeDevice),
         learns_memory=job.spec.learns_memory,
         reserved_mb=attempt.reserved_mb if attempt is not None else None,
-        estimated_mb=estimated_mb(scheduler, job),
+        estimated_mb=estimated_mb,
         gpu_labels=gpu_labels(scheduler, attempt),
         attempt=job.attempts,
-        elapsed_s=_elapsed_s(job, attempt, now),
+        elapsed_s=elapsed_s,
         waited_s=max(0.0, now - job.submitted_at) if is_waiting else None,
         due_at=wall_time(scheduler, job.due_at),
         time_limit_s=job.spec.time_limit_s,
@@ -258,8 +235,8 @@ def make_details(scheduler: SchedulerLoop, job: Job, code: JobCode, *, with_envi
         attempts=[_make_attempt(scheduler, attempt) for attempt in attempts],
         device_labels=labels_by_id(scheduler, (device for each in attempts for device in each.devices)),
         memory=next_memory(scheduler, job),
-        energy=_attempt_energy(scheduler, _energy_of_all(attempts)),
-        advice=[*code_advice(job, code), *advice(scheduler, job, attempts)],
+        energy=_energy(scheduler, [each.usage for each in attempts if each.usage is not None]),
+        advice=advice(scheduler, job, code, attempts),
         code=code,
     )
 
@@ -299,15 +276,15 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         lease=attempt.lease_id,
         started_at=wall_time(scheduler, attempt.started_at),
         ended_at=wall_time(scheduler, attempt.ended_at),
-        outcome=outcome.kind if outcome is not None else None,
-        status=outcome.status if outcome is not None else None,
-        reason=outcome.reason if outcome is not None else None,
-        error_line=outcome.error_line if outcome is not None else None,
+        outcome=outcome and outcome.kind,
+        status=outcome and outcome.status,
+        reason=outcome and outcome.reason,
+        error_line=outcome and outcome.error_line,
         peaks_mb=usage.peaks_mb,
         ram_mb=usage.ram_mb,
         cpus_used=usage.cpus_used,
         load_percent=usage.load_percent,
-        energy=_attempt_energy(scheduler, usage.energy),
+        energy=_energy(scheduler, [usage]),
         curve=usage.curve,
         ran_s=attempt.ran_s(scheduler.clock.now() if attempt.ended_at is None else attempt.ended_at),
         suspended_at=wall_time(scheduler, attempt.suspended_at),
@@ -316,20 +293,15 @@ def _make_attempt(scheduler: SchedulerLoop, attempt: Attempt) -> schema.AttemptR
         engine=attempt.engine or "local",
         progress=progress_row(scheduler, attempt),
         figures=figures_of(attempt),
-        figure_curves=figure_curves(attempt),
+        figure_curves=FigureCurves() if usage.progress is None else usage.progress.curves,
     )
 
 
-def _attempt_energy(scheduler: SchedulerLoop, use: EnergyUse | None) -> EnergyFigures | None:
-    return None if use is None else energy_figures(use, scheduler.controller.rules.energy_price)
-
-
-def _energy_of_all(attempts: Iterable[Attempt]) -> EnergyUse | None:
+def _energy(scheduler: SchedulerLoop, usages: Iterable[Usage]) -> EnergyFigures | None:
     total: EnergyUse | None = None
-    for attempt in attempts:
-        if attempt.usage is not None and attempt.usage.energy is not None:
-            total = add_energy(total, attempt.usage.energy)
-    return total
+    for use in (each.energy for each in usages):
+        total = total if use is None else add_energy(total, use)
+    return None if total is None else energy_figures(total, scheduler.controller.rules.energy_price)
 
 
 def _make_lack(usage: Usage, lack: MemoryLack) -> schema.MissingMemory:
@@ -344,12 +316,3 @@ def _make_lack(usage: Usage, lack: MemoryLack) -> schema.MissingMemory:
         had_mb=None if short.free_mb is None else (held or 0.0) + short.free_mb,
         others=[schema.MemoryHolder(who=who, memory_mb=held_mb) for who, held_mb in lack.others],
     )
-
-
-def _elapsed_s(job: Job, attempt: Attempt | None, now: float) -> float | None:
-    """Return how long the last attempt has run, without the time in which it was suspended."""
-    if attempt is None or not job.attempts:
-        return None
-    if job.state in LIVE:
-        return None if attempt.started is None else attempt.ran_s(now)
-    return None if job.ended_at is None else attempt.ran_s(job.ended_at)

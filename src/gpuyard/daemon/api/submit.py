@@ -7,9 +7,11 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import convert
 from msgspec.structs import replace
@@ -21,18 +23,16 @@ from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
 from gpuyard.daemon.code_snapshots import CodeSnapshots
 from gpuyard.daemon.code_watch import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.notify.delivery import apprise_missing, has_apprise
 from gpuyard.daemon.server.http_messages import Request
-from gpuyard.engines.cluster.site_checks import SubmissionCheck, terms_of
 from gpuyard.engines.containers.container_commands import choose_tool, has_podman_init
 from gpuyard.engines.open_cluster_engine import LOCAL, check_name, site_to_ask
-from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
+from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ledger.neighbours import due_note
 from gpuyard.model.container import bare_container_tool
 from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lifecycle import JobState
-from gpuyard.model.machine_snapshot import Device, Snapshot
-from gpuyard.model.placeholders import ArrayElement, fill_in
+from gpuyard.model.machine_snapshot import Snapshot
+from gpuyard.model.placeholders import fill_in
 from gpuyard.model.resubmit import edited, resubmission
 from gpuyard.model.shell_environment import ShellSettings, secret_variables, unattainable
 from gpuyard.model.submission import Submission, parse_submission
@@ -41,7 +41,7 @@ from gpuyard.policy.device_health import closed_devices
 from gpuyard.policy.device_names import silent_probe
 from gpuyard.policy.host_room import check_host
 from gpuyard.policy.machine import check_suitable
-from gpuyard.policy.wait_reasons import REMEDIES, Reason, ReasonKind
+from gpuyard.policy.wait_reasons import REMEDIES, Reason
 from gpuyard.probes.kernel_files import vendors_on_pci
 from gpuyard.queue.add_submission import read_start_time
 from gpuyard.queue.edit_jobs import JobEditor, fit_to_machine
@@ -51,15 +51,10 @@ from gpuyard.store.delete_and_edit_jobs import JobEdits
 from gpuyard.system.processes import user_name
 from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 
-_MOST_SHOWN = 1000
-_MOST_NAMED = 4
+if TYPE_CHECKING:
+    from gpuyard.engines.cluster.site_checks import SubmissionCheck
+
 _SAMPLE_FOR_SUBMIT_S = 10.0
-# After the start of the daemon, a driver may take longer than the deadline of a sample. Where another vendor's GPUs are
-# known, a job that is meant for the slow one's must not go there.
-_FIRST_READING_S, _ASK_AGAIN_S = 5.0, 0.2
-_LONG_BODY = 256 * 1024
-# Jobs. A keeper is started meanwhile; for fewer, that would only delay the answer.
-_LONG_TO_STORE = 100
 
 
 class SubmissionHandler:
@@ -67,10 +62,15 @@ class SubmissionHandler:
         self._scheduler = scheduler
         self._code, self.snapshots = code, snapshots
         self._user = user_name(os.getuid())
-        self._first_reading_by = time.monotonic() + _FIRST_READING_S
+        self._first_reading_by = time.monotonic() + 5.0
         self._shell, self._hard_limits = convert(read_shell_settings(), ShellSettings), hard_limits()
-        self.cluster_check = SubmissionCheck(site_to_ask)
         self._arriving: dict[str, asyncio.Task[SubmitResult]] = {}
+
+    @cached_property
+    def cluster_check(self) -> "SubmissionCheck":
+        from gpuyard.engines.cluster.site_checks import SubmissionCheck  # with the first job for a cluster
+
+        return SubmissionCheck(site_to_ask)
 
     async def submit(self, request: Request) -> SubmitResult:
         return await self.take(await self._read_body(request.body))
@@ -81,15 +81,21 @@ class SubmissionHandler:
         if submission.after_each:  # its indexes are read twice
             submission = replace(submission, elements=list(submission.elements))
         self._scheduler.requests.check(submission)
-        return preview_of(submission, notes)
+        jobs = []
+        for element in islice(submission.elements, 1000):
+            values = element.values if element.index is None else {**element.values, "index": str(element.index)}
+            command = submission.spec.command if element.command is None else element.command
+            filled = shlex.join(fill_in(command, values) if values else command)
+            jobs.append(PreviewedJob(command=filled, index=element.index, values=element.values))
+        return SubmissionPreview(count=submission.count, varies=submission.spec.varies, jobs=jobs, notes=notes)
 
     async def _read_body(self, body: bytes) -> Submission:
         """Parse a submission. A file of a hundred thousand commands and a large sweep take seconds: other requests are
         served meanwhile."""
         engine = self._scheduler.controller.rules.engine
-        if len(body) <= _LONG_BODY and b'"sweep"' not in body:
+        if len(body) <= 256 * 1024 and b'"sweep"' not in body:
             return _read(body, engine)
-        return await asyncio.get_running_loop().run_in_executor(None, _read, body, engine)
+        return await asyncio.to_thread(_read, body, engine)
 
     async def resubmit(self, job_id: int, body: ResubmitBody) -> SubmitResult:
         job = find_job(self._scheduler, job_id)
@@ -103,10 +109,9 @@ class SubmissionHandler:
         result = await self.take(submission)
         if is_new:
             await self._scheduler.checkpoints.may_write()
-            with self._scheduler.store.transaction():
-                self._scheduler.store.add_event(
-                    job_id, self._scheduler.clock.now(), "resubmitted", f"as job {result.ids}"
-                )
+            store, now = self._scheduler.store, self._scheduler.clock.now()
+            with store.transaction():
+                store.add_event(job_id, now, "resubmitted", f"as job {result.ids}")
         return result
 
     async def take(self, submission: Submission) -> SubmitResult:
@@ -129,8 +134,9 @@ class SubmissionHandler:
         submission, notes = await self._fit(submission, is_new=is_new)
         names = secret_variables(submission.spec.environment, scheduler.controller.rules.secret_names)
         submission = replace(submission, spec=replace(submission.spec, secrets=names))
-        is_large = submission.count >= _LONG_TO_STORE
-        if is_large and not submission.spec.engine and not scheduler.store.setting("paused"):
+        is_paused = bool(scheduler.store.setting("paused"))
+        # A keeper is started while many jobs are stored; for fewer, that would only delay the answer.
+        if submission.count >= 100 and not submission.spec.engine and not is_paused:
             scheduler.prepare_to_start()
         try:
             pieces = scheduler.requests.submit(submission, self._user)
@@ -141,9 +147,9 @@ class SubmissionHandler:
         finally:
             # To start its jobs, or to delete what is stored of it if it was refused.
             call_after_answer(scheduler.wake)
-        notes += ["the queue is paused: `gpuyard unpause` resumes it"] if scheduler.store.setting("paused") else []
-        notes += [*_notify_warnings(submission.spec), *_container_notes(submission.spec)]
-        notes += [*self._shell_notes(submission.spec), *_priority_notes(submission)]
+        if is_paused:
+            notes.append("the queue is paused: `gpuyard unpause` resumes it")
+        notes += self._notes(submission)
         if submission.dependencies or submission.after_each:
             job = scheduler.store.job(first)
             if job is not None and job.state is JobState.REJECTED:
@@ -161,7 +167,7 @@ class SubmissionHandler:
             self.snapshots.check(submission.spec)
         submission = with_container_tool(submission)
         if is_new and submission.spec.engine:
-            await asyncio.get_running_loop().run_in_executor(None, self.cluster_check.check, submission.spec)
+            await asyncio.to_thread(self.cluster_check.check, submission.spec)
         pace = submission.spec.pace
         if is_new and submission.spec.need.host is not None and not submission.spec.engine:
             host = (await scheduler.sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot.host
@@ -171,39 +177,41 @@ class SubmissionHandler:
             devices = load_config().devices
             banned, plugged = devices.banned_ids(snapshot), vendors_on_pci() if snapshot.silent else ()
             submission = fit_to_machine(submission, snapshot, banned, devices.vendor, plugged)
-            ledger = scheduler.ledger
-            notes += _silence_notes(submission.spec, snapshot)
+            spec, ledger = submission.spec, scheduler.ledger
+            if (silent := silent_probe(spec.need.vendor, snapshot)) is not None and not spec.engine:
+                how = "it waits until that answers" if spec.need.devices else "its runs reserve no GPU"
+                notes.append(f"{silent.sentence}: {how}; `gpuyard doctor` says more")
             closed = closed_devices(snapshot, ledger.read_drains(), (), ledger.read_health_marks())
-            notes += closed_notes(submission.spec, snapshot, closed)
+            notes += closed_notes(spec, snapshot, closed)
             notes += filter(None, [due_note(scheduler.ledger.folder)])
         if is_new and submission.at is not None:
             submission = replace(submission, not_before=read_start_time(submission.at, scheduler.clock))
         return submission, notes
 
-    def _shell_notes(self, spec: JobSpec) -> list[str]:
-        """Return what the job cannot have of the limits and the niceness of the shell that submitted it."""
-        if spec.shell is None or spec.engine:
-            return []
-        found = unattainable(spec.shell, self._shell, self._hard_limits, is_root=os.geteuid() == 0)
-        advice = "to allow it, run `gpuyard daemon restart` in this shell"
-        return [f"the job does not get {each}; {advice}" for each in found]
+    def _notes(self, submission: Submission) -> Iterator[str]:
+        """Yield notes about notifications, the container, what the job cannot have of the limits and the niceness of
+        the shell that submitted it, and its priority at Slurm."""
+        spec = submission.spec
+        yield from _notify_warnings(spec)
+        yield from _container_notes(spec)
+        if spec.shell is not None and not spec.engine:
+            for each in unattainable(spec.shell, self._shell, self._hard_limits, is_root=os.geteuid() == 0):
+                yield f"the job does not get {each}; to allow it, run `gpuyard daemon restart` in this shell"
+        if spec.engine == "slurm" and submission.priority > (most := load_config().slurm.nice_base):
+            yield (
+                f"priority {submission.priority} puts it before jobs that wait here; Slurm gets it as {most} "
+                "(`nice_base` under [slurm]). `gpuyard priority JOBS -10` puts other jobs behind it there, too"
+            )
 
     async def read_devices(self) -> Snapshot:
-        """Return a snapshot. In the first 5 s of the daemon, wait for a vendor's probe if GPUs of others are known."""
+        """Return a snapshot. In the first 5 s of the daemon, wait for a vendor's probe if GPUs of others are known: a
+        driver may take longer than a sample, and a job that is meant for its GPUs must not go to others."""
         sampling = self._scheduler.sampling
         snapshot = (await sampling.fresh(_SAMPLE_FOR_SUBMIT_S)).snapshot
         while time.monotonic() < self._first_reading_by and snapshot.silent and silent_probe(None, snapshot) is None:
-            await asyncio.sleep(_ASK_AGAIN_S)
+            await asyncio.sleep(0.2)
             snapshot = (await asyncio.shield(sampling.request())).snapshot
         return snapshot
-
-
-def _silence_notes(spec: JobSpec, snapshot: Snapshot) -> Iterator[str]:
-    """Yield what becomes of a job whose GPUs cannot be read, because a probe does not answer."""
-    silent = silent_probe(spec.need.vendor, snapshot)
-    if silent is not None and not spec.engine:
-        how = "it waits until that answers" if spec.need.devices else "its runs reserve no GPU"
-        yield f"{silent.sentence}: {how}; `gpuyard doctor` says more"
 
 
 def _read(body: bytes, default_engine: str) -> Submission:
@@ -230,42 +238,32 @@ def with_container_tool(submission: Submission) -> Submission:
     return replace(submission, spec=replace(spec, container=container))
 
 
-def _priority_notes(submission: Submission) -> list[str]:
-    if submission.spec.engine != "slurm" or submission.priority <= (most := load_config().slurm.nice_base):
-        return []
-    order = f"priority {submission.priority} puts it before jobs that wait here"
-    at_slurm = f"Slurm gets it as {most} (`nice_base` under [slurm])"
-    return [f"{order}; {at_slurm}. `gpuyard priority JOBS -10` puts other jobs behind it there, too"]
+def _container_notes(spec: JobSpec) -> Iterator[str]:
+    """Yield which tool runs the container; for a command that starts one itself, why `--image` is better."""
+    if spec.container is not None:
+        yield f"{spec.container.tool} runs it in a container of {spec.container.image}"
+        if spec.container.tool == "podman" and not has_podman_init():
+            yield "podman has no init for containers: `cancel` may take until the kill; install catatonit"
+    elif not spec.engine and (tool := bare_container_tool(spec.command)):
+        yield (
+            f"{tool} starts its program outside of this job: gpuyard can neither measure nor stop it, and does not "
+            "limit it to the job's GPU; use `gpuyard submit --image IMAGE -- COMMAND` instead "
+            "(docs/how-to/containers.md)"
+        )
 
 
-def _container_notes(spec: JobSpec) -> list[str]:
-    """Return which tool runs the container; for a command that starts one itself, why `--image` is better."""
-    if spec.container is None:
-        tool = None if spec.engine else bare_container_tool(spec.command)
-        explained = "starts its program outside of this job: gpuyard can neither measure nor stop it, and does not"
-        advice = "use `gpuyard submit --image IMAGE -- COMMAND` instead (docs/how-to/containers.md)"
-        return [f"{tool} {explained} limit it to the job's GPU; {advice}"] if tool else []
-    notes = [f"{spec.container.tool} runs it in a container of {spec.container.image}"]
-    if spec.container.tool == "podman" and not has_podman_init():
-        notes.append("podman has no init for containers: `cancel` may take until the kill; install catatonit")
-    return notes
-
-
-def _notify_warnings(spec: JobSpec) -> list[str]:
-    """Return why notifications about the job could not be delivered."""
+def _notify_warnings(spec: JobSpec) -> Iterator[str]:
+    """Yield why notifications about the job could not be delivered."""
     if not spec.notify:
-        return []
-    try:
-        configured = load_config().notify.to
-    except GpuyardError:  # the daemon keeps the settings it read before and has logged the error
-        configured = ()
+        return
+    from gpuyard.daemon.notify.delivery import apprise_missing, has_apprise
+
+    configured = load_config().notify.to
     targets = [target for each in spec.notify for target in (configured if each.target is None else (each.target,))]
-    warnings = []
     if any(each.target is None for each in spec.notify) and not configured:
-        warnings.append("--notify has no target and [notify] in config.toml has none: no notification will be sent")
+        yield "--notify has no target and [notify] in config.toml has none: no notification will be sent"
     if any(map(is_url, targets)) and not has_apprise():
-        warnings.append(apprise_missing())
-    return warnings
+        yield apprise_missing()
 
 
 def closed_notes(spec: JobSpec, snapshot: Snapshot, closed: Mapping[str, Reason]) -> list[str]:
@@ -274,43 +272,20 @@ def closed_notes(spec: JobSpec, snapshot: Snapshot, closed: Mapping[str, Reason]
     if not spec.need.devices or spec.engine:
         return []
     suitable = [device for device in snapshot.unsplit_devices() if check_suitable(spec.need, device) is None]
-    shut = {device.id: reason for device in suitable if (reason := _reason(device, closed)) is not None}
-    if not shut or len(suitable) - len(shut) >= spec.need.devices:
+    named = []
+    for device in suitable:
+        text, remedy = f"unhealthy: {device.fault}", REMEDIES["unhealthy"]
+        if device.healthy:
+            if (reason := closed.get(device.id)) is None:
+                continue
+            text, remedy = reason.text, reason.remedy
+        label = snapshot.labels.get(device.id, device.id)
+        remedy = f"`gpuyard devices undrain {label}`" if "undrain" in remedy else remedy
+        named.append(f"GPU {label} is {text} ({remedy})")
+    if not named or len(suitable) - len(named) >= spec.need.devices:
         return []
-    named = [
-        f"GPU {label} is {reason.text} ({_remedy(reason, label)})"
-        for label, reason in ((snapshot.labels.get(each, each), reason) for each, reason in shut.items())
-    ]
-    more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    return [f"it waits: too few GPUs that suit it take new work: {'; '.join(named[:_MOST_NAMED])}{more}"]
-
-
-def _reason(device: Device, closed: Mapping[str, Reason]) -> Reason | None:
-    if device.healthy:
-        return closed.get(device.id)
-    text = f"unhealthy: {device.fault}"
-    return Reason(ReasonKind.UNHEALTHY, text, device.id, remedy=REMEDIES["unhealthy"])
-
-
-def _remedy(reason: Reason, label: str) -> str:
-    return f"`gpuyard devices undrain {label}`" if "undrain" in reason.remedy else reason.remedy
-
-
-def preview_of(submission: Submission, notes: Sequence[str]) -> SubmissionPreview:
-    shown = islice(submission.elements, _MOST_SHOWN)
-    return SubmissionPreview(
-        count=submission.count,
-        varies=submission.spec.varies,
-        jobs=[_preview_job(submission, element) for element in shown],
-        notes=list(notes),
-    )
-
-
-def _preview_job(submission: Submission, element: ArrayElement) -> PreviewedJob:
-    values = element.values if element.index is None else {**element.values, "index": str(element.index)}
-    command = submission.spec.command if element.command is None else element.command
-    filled = fill_in(command, values) if values else command
-    return PreviewedJob(command=shlex.join(filled), index=element.index, values=element.values)
+    more = f"; and {len(named) - 4} more" if len(named) > 4 else ""
+    return [f"it waits: too few GPUs that suit it take new work: {'; '.join(named[:4])}{more}"]
 
 
 class EditHandler:
@@ -321,7 +296,8 @@ class EditHandler:
         snapshot = await self._submissions.read_devices()
         scheduler = self._scheduler
         edits = JobEdits(scheduler.database, scheduler.store)
-        await self._check_clusters(body, edits)
+        for spec in await self._new_specs(body, edits):
+            await asyncio.to_thread(self._submissions.cluster_check.check, spec)
         editor = JobEditor(
             scheduler.controller.transitions,
             edits,
@@ -335,19 +311,20 @@ class EditHandler:
             editor.finish()
         return result
 
-    async def _check_clusters(self, body: EditRequest, edits: JobEdits) -> None:
-        """Raise UserError, before any job is changed, if no node of its cluster could ever take one of the jobs then.
-        An option that is wrong is left to the editor."""
-        new_specs = list[JobSpec]()
+    async def _new_specs(self, body: EditRequest, edits: JobEdits) -> list[JobSpec]:
+        """Return those that a cluster has to be asked about, before any job is changed: no node may ever take such a
+        job. An option that is wrong is left to the editor."""
+        from gpuyard.engines.cluster.site_checks import terms_of
+
+        found = list[JobSpec]()
         for selection in await self._jobs.selection.pieces(body):
             for job in edits.one_of_each_spec(selection.ranges):
                 with contextlib.suppress(UserError):
                     spec = edited(job, body.options).spec
                     check_name(spec.engine or LOCAL)
                     if spec.engine and (spec.engine, terms_of(spec)) != (job.spec.engine, terms_of(job.spec)):
-                        new_specs.append(spec)
-        for spec in new_specs:
-            await asyncio.get_running_loop().run_in_executor(None, self._submissions.cluster_check.check, spec)
+                        found.append(spec)
+        return found
 
     def _fit(self, submission: Submission, snapshot: Snapshot) -> Submission:
         """Fit an edited job to this machine, as a submission. UserError if it could never run."""

@@ -3,7 +3,8 @@ finished or nothing will start those that are left. A wait remembers its progres
 finished since.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Literal
 
 from msgspec.structs import replace
@@ -23,38 +24,47 @@ from gpuyard.store.queue_queries import QueueQueries
 
 _MAY_BE_STUCK = (JobState.HELD, JobState.BLOCKED, JobState.SUSPENDED)
 _MOVING = sorted(set(JobState) - FINISHED - set(_MAY_BE_STUCK))
+_UNSUCCESSFUL = sorted(FINISHED - {JobState.SUCCEEDED})
+Ranges = list[tuple[int, int]]
 
 
-class StuckJobs:
-    """Finds stuck jobs. `is_suspended_by_user` says whether only a user resumes a suspended job."""
+class JobWaits:
+    """A wait until all jobs in `ranges` have finished; with `is_suspended_by_user`, or until only jobs are left that
+    nothing will start. `chosen_by` says how the jobs were selected."""
 
-    def __init__(self, queries: QueueQueries, store: JobStore, is_suspended_by_user: Callable[[int], bool]) -> None:
-        self._queries, self._store, self._is_suspended_by_user = queries, store, is_suspended_by_user
+    def __init__(
+        self,
+        queries: QueueQueries,
+        store: JobStore,
+        ranges: Ranges,
+        is_suspended_by_user: Callable[[int], bool] | None = None,
+        chosen_by: Literal["ids", "shell", "all"] = "ids",
+    ) -> None:
+        self._queries, self._store, self._ranges, self._left = queries, store, ranges, list(ranges)
+        self._is_suspended_by_user, self._chosen_by = is_suspended_by_user, chosen_by
+        self._are_stuck = False
 
-    def are_all_stuck(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Return whether some jobs of these ranges are unfinished, and all of those are stuck."""
-        if any(self._queries.has_any(first, last, _MOVING) for first, last in ranges):
+    def is_over(self) -> bool:
+        while self._left:
+            first, last = self._left[0]
+            unfinished = self._queries.first_unfinished(first, last)
+            if unfinished is not None:
+                self._left[0] = (unfinished, last)
+                break
+            del self._left[0]
+        self._are_stuck = bool(self._left) and self._is_suspended_by_user is not None and self._are_all_stuck()
+        return self._are_stuck or not self._left
+
+    def _are_all_stuck(self) -> bool:
+        """Return whether all jobs that are left are stuck."""
+        if any(self._queries.has_any(first, last, _MOVING) for first, last in self._left):
             return False
         known: dict[int, bool] = {}
-        is_any = False
-        for job_id, state in self._candidates(ranges):
-            is_any = True
-            if not self._is_stuck(job_id, state, known):
-                return False
-        return is_any
+        found = (self._is_stuck(job_id, state, known) for job_id, state in self._candidates())
+        return next(found, False) and all(found)
 
-    def find(self, ranges: Sequence[tuple[int, int]], most: int) -> tuple[list[StuckJob], int]:
-        """Return the first stuck jobs, and how many there are. All unfinished jobs of the ranges must be stuck."""
-        count = sum(self._queries.count_in(ranges, state) for state in _MAY_BE_STUCK)
-        found: list[StuckJob] = []
-        for job_id, state in self._candidates(ranges):
-            if len(found) == most:
-                break
-            found.append(StuckJob(id=job_id, state=state, reason=self._reason(job_id, state)))
-        return found, count
-
-    def _candidates(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, JobState]]:
-        for first, last in ranges:
+    def _candidates(self) -> Iterator[tuple[int, JobState]]:
+        for first, last in self._left:
             for job_id in self._queries.ids(first, last, _MAY_BE_STUCK):
                 state = self._store.states_of([job_id]).get(job_id)
                 if state is not None:
@@ -62,17 +72,46 @@ class StuckJobs:
 
     def _is_stuck(self, job_id: int, state: JobState, known: dict[int, bool]) -> bool:
         """Return whether a job is stuck; `known` keeps the answers. Job ids grow along dependencies, so this ends."""
-        found = known.get(job_id)
-        if found is None:
+        if job_id not in known:
             if state is JobState.BLOCKED:
                 others = awaited(self._store.dependencies(job_id))
-                found = bool(others) and all(self._is_stuck(other, its, known) for other, _, its in others)
+                known[job_id] = bool(others) and all(self._is_stuck(other, its, known) for other, _, its in others)
             else:
-                found = state is JobState.HELD or (state is JobState.SUSPENDED and self._is_suspended_by_user(job_id))
-            known[job_id] = found
-        return found
+                is_theirs = self._is_suspended_by_user or (lambda _: False)
+                known[job_id] = state is JobState.HELD or (state is JobState.SUSPENDED and is_theirs(job_id))
+        return known[job_id]
 
-    def _reason(self, job_id: int, state: JobState) -> str:
+    def answer(self) -> WaitResult:
+        """Return the result so far. Results are counted only when all jobs have finished, because that takes time."""
+        selection = " ".join(f"{first}-{last}" if first != last else str(first) for first, last in self._ranges)
+        if self._left and not self._are_stuck:
+            # Of a great many jobs, the counts of the whole queue stand for theirs.
+            is_few = sum(last - first + 1 for first, last in self._left) <= 20_000
+            counted = [self._queries.counts_in(*each) for each in self._left] if is_few else [self._store.counts()]
+            left = sum(count for each in counted for state, count in each.items() if state not in FINISHED)
+            running = sum(each.get(JobState.RUNNING, 0) for each in counted)
+            return WaitResult(done=False, left=left, running=running, selection=selection, chosen_by=self._chosen_by)
+        failed_count = sum(self._queries.count_in(self._ranges, state) for state in _UNSUCCESSFUL)
+        stuck, stuck_count = list[StuckJob](), 0
+        if self._are_stuck:
+            stuck_count = sum(self._queries.count_in(self._left, state) for state in _MAY_BE_STUCK)
+            for job_id, state in islice(self._candidates(), MOST_LISTED):
+                stuck.append(StuckJob(id=job_id, state=state, reason=self._what_starts(job_id, state)))
+        return WaitResult(
+            done=not self._are_stuck,
+            left=stuck_count,
+            running=0,
+            selection=selection,
+            succeeded=self._queries.count_in(self._ranges, JobState.SUCCEEDED),
+            failed=list(islice(self._unsuccessful(), MOST_LISTED)) if failed_count else [],
+            failed_count=failed_count,
+            chosen_by=self._chosen_by,
+            is_stuck=self._are_stuck,
+            stuck=stuck,
+            stuck_count=stuck_count,
+        )
+
+    def _what_starts(self, job_id: int, state: JobState) -> str:
         if state is JobState.HELD:
             return f"`gpuyard release {job_id}` lets it start"
         if state is JobState.SUSPENDED:
@@ -80,103 +119,30 @@ class StuckJobs:
         others = [other for other, _, _ in awaited(self._store.dependencies(job_id))]
         return f"it waits for {format_ids(others[:MOST_NAMED])}"
 
-
-# Beyond this many jobs, the counts of the whole queue stand for theirs.
-_MOST_COUNTED = 20_000
-_UNSUCCESSFUL = sorted(FINISHED - {JobState.SUCCEEDED})
-
-
-class JobWaits:
-    """A wait until all jobs in `ranges` have finished; with `stuck`, or until only jobs are left that nothing will
-    start. `chosen_by` says how the jobs were selected."""
-
-    def __init__(
-        self,
-        queries: QueueQueries,
-        store: JobStore,
-        ranges: list[tuple[int, int]],
-        stuck: StuckJobs | None = None,
-        chosen_by: Literal["ids", "shell", "all"] = "ids",
-    ) -> None:
-        self._queries, self._store, self._ranges = queries, store, ranges
-        self._left = list(ranges)
-        self._stuck, self._chosen_by = stuck, chosen_by
-        self._is_stuck = False
-
-    def is_over(self) -> bool:
-        is_done = self._are_all_finished()
-        self._is_stuck = not is_done and self._stuck is not None and self._stuck.are_all_stuck(self._left)
-        return is_done or self._is_stuck
-
-    def _are_all_finished(self) -> bool:
-        while self._left:
-            first, last = self._left[0]
-            unfinished = self._queries.first_unfinished(first, last)
-            if unfinished is not None:
-                self._left[0] = (unfinished, last)
-                return False
-            del self._left[0]
-        return True
-
-    def answer(self) -> WaitResult:
-        """Return the result so far. Results are counted only when all jobs have finished, because that takes time."""
-        selection = " ".join(f"{first}-{last}" if first != last else str(first) for first, last in self._ranges)
-        if self._left and not self._is_stuck:
-            left, running = self._count_left()
-            return WaitResult(done=False, left=left, running=running, selection=selection, chosen_by=self._chosen_by)
-        failed_count = sum(self._queries.count_in(self._ranges, state) for state in _UNSUCCESSFUL)
-        stuck, stuck_count = self._stuck.find(self._left, MOST_LISTED) if self._stuck and self._is_stuck else ([], 0)
-        return WaitResult(
-            done=not self._is_stuck,
-            left=stuck_count,
-            running=0,
-            selection=selection,
-            succeeded=self._queries.count_in(self._ranges, JobState.SUCCEEDED),
-            failed=self._unsuccessful() if failed_count else [],
-            failed_count=failed_count,
-            chosen_by=self._chosen_by,
-            is_stuck=self._is_stuck,
-            stuck=stuck,
-            stuck_count=stuck_count,
-        )
-
-    def _count_left(self) -> tuple[int, int]:
-        """Return how many of the jobs are unfinished, and how many run; of a great many, of the whole queue."""
-        if sum(last - first + 1 for first, last in self._left) <= _MOST_COUNTED:
-            counted = [self._queries.counts_in(first, last) for first, last in self._left]
-        else:
-            counted = [self._store.counts()]
-        left = sum(count for each in counted for state, count in each.items() if state not in FINISHED)
-        return left, sum(each.get(JobState.RUNNING, 0) for each in counted)
-
-    def _unsuccessful(self) -> list[UnsuccessfulJob]:
-        found: list[UnsuccessfulJob] = []
+    def _unsuccessful(self) -> Iterator[UnsuccessfulJob]:
         for first, last in self._ranges:
             for job_id in self._queries.ids(first, last, _UNSUCCESSFUL):
-                job = self._store.job(job_id)
-                if job is None or len(found) == MOST_LISTED:
-                    return found
-                outcome = job.outcome.kind if job.outcome is not None else None
-                found.append(UnsuccessfulJob(id=job_id, state=job.state, outcome=outcome, reason=job.reason))
-        return found
-
-
-_LONGEST_WAIT_S = 30.0
-Ranges = list[tuple[int, int]]
+                if (job := self._store.job(job_id)) is not None:
+                    outcome = job.outcome.kind if job.outcome is not None else None
+                    yield UnsuccessfulJob(id=job_id, state=job.state, outcome=outcome, reason=job.reason)
 
 
 class WaitHandler:
     def __init__(self, scheduler: SchedulerLoop, reader: ThreadedReader) -> None:
-        self._scheduler = scheduler
-        self._selection = SelectionReader(scheduler, reader)
-        self._stuck = StuckJobs(scheduler.queries, scheduler.store, self._is_suspended_by_user)
+        self._scheduler, self._selection = scheduler, SelectionReader(scheduler, reader)
 
     async def wait(self, query: WaitQuery) -> WaitResult:
+        """Wait for the jobs with these ids; without ids, for those of the nearest process that has submitted any."""
         scheduler = self._scheduler
-        ranges, chosen_by = await self._select(query)
-        stuck = self._stuck if query.stuck else None
-        waiting = JobWaits(scheduler.queries, scheduler.store, ranges, stuck, chosen_by)
-        await scheduler.finish_signal.wait(waiting.is_over, min(_LONGEST_WAIT_S, query.timeout))
+        process = None if query.ids else scheduler.store.submitters.nearest(query.submitters.split())
+        chosen_by: Literal["ids", "shell", "all"] = "ids" if query.ids else "all" if process is None else "shell"
+        if process is not None:
+            ranges = scheduler.store.submitters.unreported(process)
+        else:
+            ranges = await self._selection.ranges(query.ids) if query.ids else scheduler.queries.unfinished()
+        is_theirs = self._is_suspended_by_user if query.stuck else None
+        waiting = JobWaits(scheduler.queries, scheduler.store, ranges, is_theirs, chosen_by)
+        await scheduler.finish_signal.wait(waiting.is_over, min(30.0, query.timeout))
         answer = waiting.answer()
         return replace(answer, selection=self._selection.repeatable(query.ids, ranges, answer.selection))
 
@@ -187,21 +153,11 @@ class WaitHandler:
         if process is None:
             return ReportedResult(known=False)
         ranges = await self._selection.find(body.ids) if body.ids else []
-        now = self._scheduler.clock.now()
         await self._scheduler.checkpoints.may_write()
         with store.transaction():
+            now = self._scheduler.clock.now()
             store.submitters.mark_reported(process, ranges, now, is_complete=body.own)
         return ReportedResult(known=True)
-
-    async def _select(self, query: WaitQuery) -> tuple[Ranges, Literal["ids", "shell", "all"]]:
-        """Return the jobs to wait for; without ids, those of the nearest process that has submitted any."""
-        if query.ids:
-            return await self._selection.ranges(query.ids), "ids"
-        submitters = self._scheduler.store.submitters
-        process = submitters.nearest(query.submitters.split())
-        if process is not None:
-            return submitters.unreported(process), "shell"
-        return self._scheduler.queries.unfinished(), "all"
 
     def _is_suspended_by_user(self, job_id: int) -> bool:
         live = self._scheduler.controller.transitions.live.get(job_id)

@@ -61,7 +61,6 @@ def file_identity(path: Path) -> tuple[int, int] | None:
 
 
 T = TypeVar("T")
-_IPV6_NETWORK = 64  # bits; one customer usually has at least that many addresses
 
 
 class StrangerLimit(Generic[T]):
@@ -101,5 +100,5 @@ def network_of(peer: object) -> str:
         return ""
     found = ipaddress.ip_address(str(peer[0]).partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
-        return str(ipaddress.ip_network((found, _IPV6_NETWORK), strict=False))
+        return str(ipaddress.ip_network((found, 64), strict=False))  # one customer usually has that many addresses
     return str(getattr(found, "ipv4_mapped", None) or found)

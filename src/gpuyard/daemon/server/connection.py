@@ -1,6 +1,5 @@
 """The HTTP server of the daemon: on a unix socket for its owner (and root), over TCP for the web page.
 
-Rules:
 - The requests of a connection are answered in order, one at a time, each by a task.
 - No client can delay others: a client that sends nothing, sends half a request or does not read its response is
   disconnected after a time limit.
@@ -122,12 +121,7 @@ async def serve(path: str | Path, handler: Handler, *, limits: ConnectionLimits 
         limits = ConnectionLimits()
         limits = replace(limits, connections=min(limits.connections, open_files_limit() // 2))
     server = Server(
-        handler,
-        limits,
-        refuse_other_users,
-        refuse_if_too_old,
-        common_headers=COMMON_HEADERS,
-        path=Path(path),
+        handler, limits, refuse_other_users, refuse_if_too_old, common_headers=COMMON_HEADERS, path=Path(path)
     )
     await server.start(listening)
     return server
@@ -176,10 +170,9 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
-        if not self._has_sent:
-            self._has_sent = True
-            if self._is_known:  # a stranger's time goes on
-                self._cancel_timer()
+        if not self._has_sent and self._is_known:  # a stranger's time goes on
+            self._cancel_timer()
+        self._has_sent = True
         self._reader.feed(data)
         if self._is_busy:
             if len(self._reader.unread) > http.MAX_HEAD_BYTES:
@@ -196,9 +189,7 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_blocked = False
-        if self._stop_stream is not None and not self._transport.is_closing():
-            self._cancel_timer()
-        elif not self._is_over:
+        if not self._is_over or (self._stop_stream is not None and not self._transport.is_closing()):
             self._cancel_timer()
             self._handle_next()
 
@@ -240,25 +231,25 @@ class _Connection(asyncio.Protocol):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether the next request has to wait."""
         return self._awaited is not None or self._is_blocked
 
     def _handle_next(self) -> None:
+        reader = self._reader
         if self._is_busy or self._is_over:
             return
         try:
-            request = self._reader.take()
+            request = reader.take()
         except http.HttpError as refusal:
             self._refuse(refusal)
             return
-        if request is None:
-            self._wait_for_data()
-        else:
+        if request is not None:
             self._cancel_timer()
-            self._handle(request)
-
-    def _wait_for_data(self) -> None:
-        reader = self._reader
+            is_last = reader.is_last
+            if self._is_accepted(request):
+                self._is_checked = False
+                self._awaited = asyncio.ensure_future(self._server.handler(request))
+                self._awaited.add_done_callback(lambda future: self._answer(request, future, is_last=is_last))
+            return
         if reader.head is not None and not self._is_accepted(reader.head):
             return
         if reader.expects_continue:
@@ -294,14 +285,6 @@ class _Connection(asyncio.Protocol):
         self._server.open.add(self)
         self._is_known = True
         return True
-
-    def _handle(self, request: http.Request) -> None:
-        is_last = self._reader.is_last
-        if not self._is_accepted(request):
-            return
-        self._is_checked = False
-        self._awaited = asyncio.ensure_future(self._server.handler(request))
-        self._awaited.add_done_callback(lambda future: self._answer(request, future, is_last=is_last))
 
     def _answer(self, request: http.Request, future: "asyncio.Future[HttpAnswer]", *, is_last: bool) -> None:
         self._awaited = None

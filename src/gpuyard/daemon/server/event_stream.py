@@ -17,9 +17,7 @@ from gpuyard.errors import UserError
 from gpuyard.queue.step import Step
 
 _EVERY_S = 0.5
-_SAMPLE_EVERY_S = 1.0
 HEARTBEAT_S = 15.0
-_MAX_TARGETS = 16
 HEARTBEAT = b": still here\n\n"
 
 
@@ -42,11 +40,9 @@ class EventStreams:
 
     def stream(self, request: Request) -> ResponseStream:
         targets = watched_targets(request)
-        if not targets or len(targets) > _MAX_TARGETS:
-            raise UserError(
-                f"1 to {_MAX_TARGETS} targets can be watched at once, not {len(targets)}",
-                hint="for example watch=/status /jobs?state=running",
-            )
+        if not 1 <= len(targets) <= 16:
+            message = f"1 to 16 targets can be watched at once, not {len(targets)}"
+            raise UserError(message, hint="for example watch=/status /jobs?state=running")
         for target in targets:
             target_request(target)  # raises if it cannot be watched
         return ResponseStream(start=lambda client: self._add(client, targets))
@@ -122,10 +118,10 @@ class EventStreams:
     def _beat(self) -> None:
         self._beats += 1
         self._scheduler.sampling.request()
-        if self._beats * _SAMPLE_EVERY_S % HEARTBEAT_S == 0:
+        if self._beats % HEARTBEAT_S == 0:
             for client in self._all_clients():
                 client.send(HEARTBEAT)
-        self._beat_timer = asyncio.get_running_loop().call_later(_SAMPLE_EVERY_S, self._beat)
+        self._beat_timer = asyncio.get_running_loop().call_later(1.0, self._beat)
 
     def _all_clients(self) -> set[StreamClient]:
         return {client for clients in self._clients.values() for client in clients}

@@ -21,7 +21,6 @@ from gpuyard.schema.queue import ErrorBody
 from gpuyard.system.system_limits import passing_limit, remedy_of
 
 MAX_HEAD_BYTES = 64 * 1024
-_MAX_HEAD_LINES = 200
 MAX_BODY_BYTES = 64 * 1024 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -100,7 +99,7 @@ class RequestReader:
         try:
             while True:
                 if self.head is None:
-                    _check_head(self.unread)
+                    self._check_head()
                 event = self._parser.next_event()
                 if isinstance(event, h11.Request):
                     self.head = self._read_head(event)
@@ -152,19 +151,18 @@ class RequestReader:
             headers=headers,
         )
 
+    def _check_head(self) -> None:
+        """Refuse a head that would take long to parse. h11 itself limits only one that has not arrived completely."""
+        head, blank_line, _ = self.unread[:MAX_HEAD_BYTES].replace(b"\r\n", b"\n").partition(b"\n\n")
+        if not blank_line and len(self.unread) > MAX_HEAD_BYTES:
+            raise HttpError(413, "the head of the request is over 64 KiB")
+        if head.count(b"\n") > 200:
+            raise HttpError(413, "the head of the request has over 200 lines")
+
     def _check_length(self, count: int) -> None:
         if count > self._max_body_bytes:
             message = f"the body of the request is over {self._max_body_bytes // 1_048_576} MiB"
             raise HttpError(413, message, hint="split it into several requests")
-
-
-def _check_head(arrived: bytes) -> None:
-    """Refuse a head that would take long to parse. h11 itself limits only one that has not arrived completely."""
-    head, blank_line, _ = arrived[:MAX_HEAD_BYTES].replace(b"\r\n", b"\n").partition(b"\n\n")
-    if not blank_line and len(arrived) > MAX_HEAD_BYTES:
-        raise HttpError(413, "the head of the request is over 64 KiB")
-    if head.count(b"\n") > _MAX_HEAD_LINES:
-        raise HttpError(413, f"the head of the request has over {_MAX_HEAD_LINES} lines")
 
 
 def _not_http(problem: str) -> HttpError:
