@@ -24,8 +24,38 @@ from gpuyard.system.user_directories import sharing_problem, state_directory, us
 
 LOCK_DIR = "GPUYARD_LOCK_DIR"
 FOREVER = "forever"
-# Less would delete jobs before a script that waits for them has seen their end.
-_LEAST_KEPT_S, _LEAST_LOGS_MB = 3600.0, 1.0
+
+
+def _parse(key: str, text: str, parse: Callable[[str], float], advice: str, *, has_unit: bool = False) -> float:
+    """Return what `parse` makes of a setting. `has_unit`: a value other than 0 needs one."""
+    try:
+        value = parse(text)
+    except UserError as error:
+        raise ValueError(f"{key}: {error}; {advice}") from None
+    if has_unit and value and not text.strip()[-1].isalpha():
+        raise ValueError(f"{key} = '{text}' has no unit; {advice}")
+    return value
+
+
+def _parse_size(key: str, value: str | int, advice: str) -> float:
+    """Return a size in MB; a number without quotes is in bytes."""
+    return _parse(key, f"{value}B" if isinstance(value, int) else value, parse_size, advice)
+
+
+def _parse_limit(key: str, text: str, parse: Callable[[str], float], least: float) -> float | None:
+    if text == FOREVER:
+        return None
+    example, shortest = ("20G", "1M") if parse is parse_size else ("90d", "1h")
+    advice = f'write it as "{example}", "{shortest}" at least, or "{FOREVER}" to keep all'
+    value = _parse(key, text, parse, advice)
+    if value < least:
+        raise ValueError(f"{key} = '{text}' is too little; {advice}")
+    return _parse(key, text, parse, advice, has_unit=True)
+
+
+def _check_absolute(key: str, folder: str | None) -> None:
+    if folder is not None and not os.path.isabs(os.path.expanduser(folder)):
+        raise ValueError(f"{key} = '{folder}' is not an absolute path")
 
 
 class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,8 +70,6 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def banned_ids(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Return the ids of the devices in this snapshot on which nothing starts."""
-        if not self.banned and not self.banned_names:
-            return ()
         return banned_ids(self.banned, self.banned_names, snapshot)
 
 
@@ -108,14 +136,16 @@ class KeepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         _ = self.jobs_s, self.logs_s, self.most_log_mb, self.snapshots_s  # raise if they cannot be parsed
 
+    # Less than an hour would delete jobs before a script that waits for them has seen their end.
+
     @property
     def jobs_s(self) -> float | None:
         """For how many seconds finished jobs are kept; None: without limit."""
-        return _parse_limit("jobs", self.jobs, parse_duration, _LEAST_KEPT_S)
+        return _parse_limit("jobs", self.jobs, parse_duration, 3600.0)
 
     @property
     def logs_s(self) -> float | None:
-        return _parse_limit("logs", self.logs, parse_duration, _LEAST_KEPT_S)
+        return _parse_limit("logs", self.logs, parse_duration, 3600.0)
 
     @property
     def snapshots_s(self) -> float | None:
@@ -126,32 +156,7 @@ class KeepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def most_log_mb(self) -> float | None:
         """The size of all logs together; None: without limit."""
         text = f"{self.log_bytes}B" if isinstance(self.log_bytes, int) else self.log_bytes
-        return _parse_limit("log_bytes", text, parse_size, _LEAST_LOGS_MB)
-
-
-def _parse_limit(key: str, text: str, parse: Callable[[str], float], least: float) -> float | None:
-    if text == FOREVER:
-        return None
-    example, shortest = ("20G", "1M") if parse is parse_size else ("90d", "1h")
-    advice = f'write it as "{example}", "{shortest}" at least, or "{FOREVER}" to keep all'
-    value = _parse(key, text, parse, advice)
-    if value < least:
-        raise ValueError(f"{key} = '{text}' is too little; {advice}")
-    if value and not text.strip()[-1].isalpha():
-        raise ValueError(f"{key} = '{text}' has no unit; {advice}")
-    return value
-
-
-def _parse_size(key: str, value: str | int, advice: str) -> float:
-    """Return a size in MB; a number without quotes is in bytes."""
-    return _parse(key, f"{value}B" if isinstance(value, int) else value, parse_size, advice)
-
-
-def _parse(key: str, text: str, parse: Callable[[str], float], advice: str) -> float:
-    try:
-        return parse(text)
-    except UserError as error:
-        raise ValueError(f"{key}: {error}; {advice}") from None
+        return _parse_limit("log_bytes", text, parse_size, 1.0)
 
 
 class SubmitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,8 +168,7 @@ class SubmitConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         _ = self.snapshot_size_mb  # raises if it cannot be parsed
-        if self.snapshot_folder is not None and not os.path.isabs(os.path.expanduser(self.snapshot_folder)):
-            raise ValueError(f"snapshot_folder = '{self.snapshot_folder}' is not an absolute path")
+        _check_absolute("snapshot_folder", self.snapshot_folder)
 
     @property
     def snapshot_size_mb(self) -> float:
@@ -179,8 +183,7 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     poll_s: Annotated[float, Meta(gt=0)] = 10.0
 
     def __post_init__(self) -> None:
-        if self.folder is not None and not os.path.isabs(os.path.expanduser(self.folder)):
-            raise ValueError(f"folder = '{self.folder}' is not an absolute path")
+        _check_absolute("folder", self.folder)
         _ = self.card_mb  # raises if it cannot be parsed
 
     @property
@@ -237,13 +240,10 @@ class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def keep_free_mb(self) -> float | None:
         """The RAM that stays free in MB; None: by the size of the RAM."""
+        advice = 'write a size such as "4G", or "0" for no floor'
         if self.keep_free is None:
             return None
-        advice = 'write a size such as "4G", or "0" for no floor'
-        size_mb = _parse_size("keep_free", self.keep_free, advice)
-        if size_mb and not self.keep_free.strip()[-1].isalpha():
-            raise ValueError(f"keep_free = '{self.keep_free}' has no unit; {advice}")
-        return size_mb
+        return _parse("keep_free", self.keep_free, parse_size, advice, has_unit=True)
 
     @property
     def limits(self) -> HostLimits:

@@ -10,12 +10,7 @@ from msgspec import Struct, ValidationError
 from msgspec.structs import fields
 
 _AT_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
-_TWICE = re.compile(r"Cannot declare \((.*?),?\) twice")
 _AT_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
-_EXPECTED = re.compile(r"Expected `([^`]*)`((?: [<>]=? \S+)?)(?:, got `([^`]*)`)?$")
-_HEADER = re.compile(r"\s*\[\[?([^\]]+)\]")
-_KEY = re.compile(r"\s*([^\s=#\[][^=]*?)\s*=")
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -37,7 +32,7 @@ def explain_toml(path: object, text: str, error: TOMLDecodeError) -> str:
     place = _AT_LINE.search(str(error))
     number = int(place[1]) if place and place[1] else len(lines)
     said = _AT_LINE.sub("", str(error))
-    twice = _TWICE.fullmatch(said)
+    twice = re.fullmatch(r"Cannot declare \((.*?),?\) twice", said)
     if twice:
         name = twice[1].replace("', '", ".").strip("'")
         first = _line_of(text, name.split("."))
@@ -52,14 +47,14 @@ def explain_value(path: object, text: str, config: type[Struct], error: Validati
     at = _AT_PATH.search(str(error))
     said = _AT_PATH.sub("", str(error))
     parts = [part for part in re.sub(r"\[[^\]]*\]", "", at[1] if at else "").split(".") if part]
-    unknown = _UNKNOWN.fullmatch(said)
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`$", said, re.DOTALL)
     if unknown:
         known = [each.name for each in fields(_table(config, parts))]
         near = difflib.get_close_matches(unknown[1], known, n=1)
         advice = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
         where = f"[{'.'.join(parts)}] has no key" if parts else "there is no section or key"
         return f"{_place(path, text, [*parts, unknown[1]])}: {where} {unknown[1]}; {advice}"
-    expected = _EXPECTED.fullmatch(said)
+    expected = re.fullmatch(r"Expected `([^`]*)`((?: [<>]=? \S+)?)(?:, got `([^`]*)`)?$", said)
     if expected:
         taken = " or ".join(_TYPES.get(each, each) for each in expected[1].split(" | ") if each != "null")
         got = _TYPES.get(expected[3] or "", expected[3])
@@ -84,7 +79,7 @@ def _line_of(text: str, parts: list[str]) -> int | None:
     table: list[str] = []
     found, depth = None, 0
     for number, line in enumerate(text.splitlines(), 1):
-        header, key = _HEADER.match(line), _KEY.match(line)
+        header, key = re.match(r"\s*\[\[?([^\]]+)\]", line), re.match(r"\s*([^\s=#\[][^=]*?)\s*=", line)
         if header:
             here = table = _split(header[1])
         elif key:

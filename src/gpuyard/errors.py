@@ -43,11 +43,9 @@ class GpuyardError(Exception):
 
     def __reduce__(self) -> "tuple[Any, ...]":
         """Copy and pickle without `__init__`, whose parameters differ from class to class."""
-        return _make_empty, (type(self),), {**vars(self), "args": self.args}
+        import copyreg
 
-
-def _make_empty(kind: type[GpuyardError]) -> GpuyardError:
-    return kind.__new__(kind)
+        return copyreg.__newobj__, (type(self),), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
 
 class UserError(GpuyardError):

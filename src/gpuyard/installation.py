@@ -15,8 +15,6 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 _PACKAGE = "gpuyard"
-# A requirement in the metadata: textual>=1.0; extra == 'top'
-_EXTRA_REQUIREMENT = re.compile(r"""([\w.-]+).*;.*\bextra == ['"]([\w-]+)['"]""")
 
 
 class Installation(Struct, frozen=True):
@@ -61,27 +59,19 @@ def find_installation(folder: str = sys.prefix, python: str = sys.executable) ->
         pip = f"{shlex.quote(python)} -m pip install --editable"
         commands = (f"git -C {checkout} pull && make -C {checkout} install", f"make -C {checkout} clean", pip)
     else:
-        commands = _in_environment(installed, shlex.quote(python), source, is_editable=is_editable)
+        own = shlex.quote(python)
+        is_uv = (installed.read_text("INSTALLER") or "").strip() == "uv"
+        pip, options = ("uv pip", f" --python {own}") if is_uv else (f"{own} -m pip", "")
+        install = f"{pip} install{options}{' --editable' if is_editable else ''}"
+        commands = (f"{install} --upgrade {shlex.quote(source)}", f"{pip} uninstall{options} {_PACKAGE}", install)
     return Installation(folder, *commands, source=source, kept=kept)
-
-
-def _in_environment(
-    installed: metadata.Distribution, python: str, source: str, *, is_editable: bool
-) -> tuple[str, str, str]:
-    is_uv = (installed.read_text("INSTALLER") or "").strip() == "uv"
-    install = f"uv pip install --python {python}" if is_uv else f"{python} -m pip install"
-    remove = f"uv pip uninstall --python {python}" if is_uv else f"{python} -m pip uninstall"
-    if is_editable:
-        install += " --editable"
-    return f"{install} --upgrade {shlex.quote(source)}", f"{remove} {_PACKAGE}", install
 
 
 def _extras(installed: metadata.Distribution) -> tuple[str, ...]:
     """Return the extras with all their packages installed."""
     requirements: dict[str, list[str]] = {}
-    for text in installed.requires or ():
-        match = _EXTRA_REQUIREMENT.match(text)
-        if match is not None:
+    for text in installed.requires or ():  # such as: textual>=1.0; extra == 'top'
+        if match := re.match(r"""([\w.-]+).*;.*\bextra == ['"]([\w-]+)['"]""", text):
             requirements.setdefault(match[2], []).append(match[1])
     return tuple(extra for extra, names in requirements.items() if all(map(_is_installed, names)))
 

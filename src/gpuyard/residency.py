@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from gpuyard.recipes.render.render_worker import Worker
     from gpuyard.recipes.render.write_outputs import SkipsUnwritten
 
-__all__ = ["ActorCache", "Coordinator", "Label", "Loader", "SceneManager", "SkipsUnwritten", "Unit", "Worker"]
-
 _MODULES = {
     "ActorCache": "gpuyard.recipes.render.memory.assets_in_use",
     "Coordinator": "gpuyard.recipes.render.coordinator",
@@ -26,6 +24,7 @@ _MODULES = {
     "Unit": "gpuyard.recipes.render.planning.assets_and_units",
     "Worker": "gpuyard.recipes.render.render_worker",
 }
+__all__ = ["ActorCache", "Coordinator", "Label", "Loader", "SceneManager", "SkipsUnwritten", "Unit", "Worker"]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,15 +29,7 @@ from gpuyard.system.file_locks import lock
 
 # Memory that is taken in many small steps adds up to slightly more or less than the total.
 ROUNDING_MB = 0.001
-_GROUP = re.compile(
-    r"(?:(nvidia|amd|intel|apple)(-integrated)?:)?(\d{1,4})\s*x\s*(\d.*[a-z])", re.IGNORECASE | re.ASCII
-)
-_EXAMPLES = "write it as 2x24GB, 1x80GB,2x24GB or nvidia:1x24GB,amd-integrated:1x2GB"
-_MAX_BYTES = 65536
-_MAX_PID, _MAX_FIGURE = 1 << 22, 1e9
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# The folder may be shared: another user's link is not followed, and another user's pipe does not block.
-_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class SimulatedShare(Struct, frozen=True, kw_only=True):
@@ -88,13 +80,24 @@ class SharesFolder:
         """
         found: dict[Path, SimulatedShare] = {}
         for path in self.path.glob("*.share"):
-            with contextlib.suppress(PermissionError, FileNotFoundError), _opened(path) as descriptor:
+            try:
+                # The folder may be shared: another user's link is not followed, and another user's pipe does not block.
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError as error:  # a link, a pipe or a socket, among others
+                if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP):
+                    continue
+                raise
+            try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     continue
-                if not owner_locks.is_held(descriptor):
+                if owner_locks.is_held(descriptor):
+                    if (share := read(descriptor)) is not None:
+                        found[path] = _as_seen_here(share)
+                    continue
+                with contextlib.suppress(PermissionError, FileNotFoundError):
                     path.unlink()  # in a sticky directory another user's stays
-                elif (share := read(descriptor)) is not None:
-                    found[path] = _as_seen_here(share)
+            finally:
+                os.close(descriptor)
         return found
 
 
@@ -120,28 +123,14 @@ def _as_seen_here(share: SimulatedShare) -> SimulatedShare:
     return share
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | _SAFELY)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP):  # a link, a pipe or a socket
-            raise FileNotFoundError(error.errno, error.strerror, path) from error
-        raise
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def read(descriptor: int) -> SimulatedShare | None:
     """Return the share in a file, or None if the content is not one."""
     try:
-        share = msgspec.json.decode(os.pread(descriptor, _MAX_BYTES, 0), type=SimulatedShare)
+        share = msgspec.json.decode(os.pread(descriptor, 65536, 0), type=SimulatedShare)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     figures = (*share.memory_mb.values(), *share.load_percent.values(), *share.suspended_mb.values())
-    is_valid = 0 < share.pid <= _MAX_PID and all(0.0 <= figure <= _MAX_FIGURE for figure in figures)
+    is_valid = 0 < share.pid <= 1 << 22 and all(0.0 <= figure <= 1e9 for figure in figures)
     return share if is_valid else None
 
 
@@ -168,18 +157,20 @@ def parse_devices(spec: str) -> tuple[Device, ...]:
     """Return idle devices for a text such as `1x80GB,2x24GB`, which gives three. With vendors, as in
     `nvidia:2x24GB,amd-integrated:1x2GB`, the devices pass for those of these vendors. Links behind it are left to
     `core.simulated_topology`."""
+    hint = "write it as 2x24GB, 1x80GB,2x24GB or nvidia:1x24GB,amd-integrated:1x2GB"
+    pattern = r"(?:(nvidia|amd|intel|apple)(-integrated)?:)?(\d{1,4})\s*x\s*(\d.*[a-z])"
     devices: list[Device] = []
     described, _ = split_spec(spec)
     for group in described.split(","):
-        match = _GROUP.fullmatch(group.strip())
+        match = re.fullmatch(pattern, group.strip(), re.IGNORECASE | re.ASCII)
         if match is None or int(match[3]) < 1:
-            raise UserError(f"'{spec}' does not describe simulated devices", hint=_EXAMPLES)
+            raise UserError(f"'{spec}' does not describe simulated devices", hint=hint)
         vendor = Vendor(match[1].lower()) if match[1] else Vendor.SIMULATED
         first = sum(device.vendor is vendor for device in devices)
         prefix = "SIM-" if vendor is Vendor.SIMULATED else f"SIM-{vendor}-"
         size = parse_size(match[4])
         if size <= 0:
-            raise UserError(f"'{spec}' describes a device without memory", hint=_EXAMPLES)
+            raise UserError(f"'{spec}' describes a device without memory", hint=hint)
         devices += (
             Device(
                 id=f"{prefix}{index}",

@@ -16,12 +16,6 @@ from gpuyard.system.parking_protocol import own_attempt, path_of
 
 __all__ = ["Parking", "parkable"]
 
-_IN_RAM = (
-    "gpuyard: a signal ended this program while its GPU memory was parked. Its tensors are on the CPU now and can be"
-    " saved; calls of CUDA may wait for ever.\n"
-)
-_SOME_EMPTY = "gpuyard: {} of its tensors are empty. Do not save them.\n"
-
 
 class Parking:
     """The tensors that `parkable` was called with."""
@@ -31,7 +25,8 @@ class Parking:
         self._world_size = world_size
         self._attempt = own_attempt(os.environ)
         self._listener: ParkListener | None = None
-        self._hooks = [each.register_step_post_hook(self._after_step) for each in things if _is_optimizer(each)]
+        optimizers = [each for each in things if hasattr(each, "register_step_post_hook")]
+        self._hooks = [each.register_step_post_hook(lambda *_: self.point()) for each in optimizers]
 
     @property
     def is_parked(self) -> bool:
@@ -49,14 +44,16 @@ class Parking:
         elif self._attempt is not None:
             self._register(*self._attempt)
 
-    def _after_step(self, *_: object) -> None:
-        self.point()
-
     def _stay_in_ram(self) -> bool:
         empty = self._tensors.stay_in_ram()
         if empty is None:
             return False
-        sys.stderr.write(_IN_RAM + (_SOME_EMPTY.format(empty) if empty else ""))
+        sys.stderr.write(
+            "gpuyard: a signal ended this program while its GPU memory was parked. Its tensors are on the CPU now and"
+            " can be saved; calls of CUDA may wait for ever.\n"
+        )
+        if empty:
+            sys.stderr.write(f"gpuyard: {empty} of its tensors are empty. Do not save them.\n")
         return True
 
     def _register(self, queue: str, attempt: str) -> None:
@@ -87,10 +84,6 @@ def parkable(*things: Any, world_size: int | None = None) -> Parking:
     if world_size is not None and world_size < 1:
         raise UserError(f"world_size is {world_size}", hint="give the number of processes that work together")
     return Parking(things, world_size)
-
-
-def _is_optimizer(thing: Any) -> bool:
-    return hasattr(thing, "register_step_post_hook")
 
 
 def _world_size() -> int:

@@ -21,12 +21,13 @@ Otherwise a short-lived child process asks the driver: CUDA initialized in this 
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from gpuyard.model.machine_snapshot import Device, Snapshot, Vendor
+from gpuyard.probes.kernel_files import cards_of_compute_driver
 
 _ASK_DRIVER = (
     "import ctypes\n"
@@ -40,7 +41,6 @@ _ASK_DRIVER = (
     "    assert ask(uuid, device) == 0\n"
     "    print(bytes(uuid).hex())\n"
 )
-_DRIVER_TIMEOUT_S = 30.0
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 _CUDA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _ORDINAL, _ZE = "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"
@@ -61,7 +61,13 @@ def visible_variables(chosen: Sequence[Device], seen: Snapshot, *, by_uuid: bool
         return dict(_NOTHING_VISIBLE)
     variables = dict(_HIDDEN) if seen.is_mixed else {}
     if cuda := [device for device in chosen if device.vendor in _CUDA_VENDORS]:
-        variables[_CUDA] = ",".join(_cuda_names(cuda, seen, by_uuid=by_uuid))
+        order = _cuda_order(seen)
+        by_uuid = by_uuid or any(device.parent is not None for device in cuda)  # parts of a card have no integer
+        names = [
+            device.id if (by_uuid and _has_driver_id(device)) or device.id not in order else str(order.index(device.id))
+            for device in cuda
+        ]
+        variables[_CUDA] = ",".join(names)
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if amd := [device for device in chosen if device.vendor is Vendor.AMD]:
         rocr = _rocr_numbers(seen)
@@ -135,16 +141,6 @@ def _read_variable(visible: str | None, known: Mapping[int, str], ids: Sequence[
 # CUDA
 
 
-def _cuda_names(chosen: Sequence[Device], seen: Snapshot, *, by_uuid: bool) -> list[str]:
-    """Return CUDA's names of the devices. If one is a part of a split card, all are UUIDs: parts have no integer."""
-    order = _cuda_order(seen)
-    by_uuid = by_uuid or any(device.parent is not None for device in chosen)
-    return [
-        device.id if (by_uuid and _has_driver_id(device)) or device.id not in order else str(order.index(device.id))
-        for device in chosen
-    ]
-
-
 def _has_driver_id(device: Device) -> bool:
     """Return whether CUDA or ROCr knows the device by its id; gpuyard makes up other ids, and marks some with "#"."""
     return device.id.startswith(("GPU-", "MIG-", "SIM-")) and "#" not in device.id
@@ -171,7 +167,10 @@ def _cuda_order(seen: Snapshot) -> list[str]:
 def _cuda_numbers(seen: Snapshot) -> Mapping[int, str]:
     """Return the ids of CUDA devices by their numbers in this process."""
     ids = [device.id for device in seen.devices if device.vendor in _CUDA_VENDORS]
-    by_torch = _torch_order()
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    is_used = cuda is not None and cuda.is_available() and cuda.is_initialized()
+    properties = [cuda.get_device_properties(number) for number in range(cuda.device_count())] if is_used else []
+    by_torch = [str(each.uuid) for each in properties if hasattr(each, "uuid")]
     if not {_uuid_digits(device_id) for device_id in ids}.isdisjoint(map(_uuid_digits, by_torch)):
         return dict(enumerate(by_torch))
     is_real = any(device.vendor is Vendor.NVIDIA and not device.is_simulated for device in seen.devices)
@@ -179,15 +178,6 @@ def _cuda_numbers(seen: Snapshot) -> Mapping[int, str]:
     relevant = tuple((name, os.environ[name]) for name in names if name in os.environ)
     by_driver = _driver_order(relevant) if is_real else ()
     return dict(enumerate(by_driver)) or _read_variable(os.environ.get(_CUDA), dict(enumerate(_cuda_order(seen))), ids)
-
-
-def _torch_order() -> list[str]:
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
-        return []
-    properties = [cuda.get_device_properties(number) for number in range(cuda.device_count())]
-    return [str(getattr(each, "uuid", "")) for each in properties] if hasattr(properties[0], "uuid") else []
 
 
 @lru_cache(maxsize=4)
@@ -199,7 +189,7 @@ def _driver_order(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
             env={**base, **dict(environment)},
             capture_output=True,
             text=True,
-            timeout=_DRIVER_TIMEOUT_S,
+            timeout=30.0,
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -216,43 +206,17 @@ def _uuid_digits(device_id: str) -> str:
 
 
 def _rocr_numbers(seen: Snapshot) -> dict[str, int]:
-    """Return the number of each AMD device for ROCr, by id: its position in the kernel's topology, else its index."""
-    in_kernel = _kernel_positions()
+    """Return the number of each AMD device for ROCr, by id: its position in the kernel's topology, else its index.
+    Cards in several partitions have no one position."""
+    in_kernel = [bus_id for _, bus_id in cards_of_compute_driver(_TOPOLOGY)]
     amd = [device for device in seen.devices if device.vendor is Vendor.AMD]
-    on_bus = Counter(device.pci_bus_id for device in amd)
+    on_bus = [device.pci_bus_id for device in amd]
     return {
-        device.id: in_kernel.get(device.pci_bus_id or "", _index(device, seen))
-        if on_bus[device.pci_bus_id] == 1
+        device.id: in_kernel.index(device.pci_bus_id)
+        if device.pci_bus_id and in_kernel.count(device.pci_bus_id) == on_bus.count(device.pci_bus_id) == 1
         else _index(device, seen)
         for device in amd
     }
-
-
-def _kernel_positions() -> dict[str, int]:
-    """Return the positions of AMD cards in the kernel's topology by PCI bus id, without cards in several partitions.
-
-    A GPU that this user may not use has no readable `gpu_id`, and ROCr leaves it out.
-    """
-    try:
-        nodes = [entry for entry in _TOPOLOGY.iterdir() if entry.name.isdecimal()]
-    except OSError:
-        return {}
-    found = [_read_node(node) for node in sorted(nodes, key=lambda entry: int(entry.name))]
-    cards = [bus_id for bus_id in found if bus_id is not None]
-    return {bus_id: position for position, bus_id in enumerate(cards) if cards.count(bus_id) == 1}
-
-
-def _read_node(node: Path) -> str | None:
-    """Return the PCI bus id of a node of the kernel's topology, or None if it is not a GPU that this user may use."""
-    try:
-        if not int((node / "gpu_id").read_text()):
-            return None
-        lines = (line.split() for line in (node / "properties").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    properties = {fields[0]: int(fields[1]) for fields in lines if len(fields) == 2 and fields[1].isdecimal()}
-    location = properties.get("location_id", 0)
-    return f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
 def _rocm_numbers(seen: Snapshot) -> Mapping[int, str]:

@@ -54,7 +54,7 @@ FAULTS = (
     Fault(
         id="probes-failed-probe-does-not-back-off",
         file="src/gpuyard/probes/run_tool.py",
-        old="min(_LONGEST_S, 2.0**doublings)",
+        old="min(60.0, 2.0 ** min(self._failures, 6))",
         new="0.0",
         breaks="A tool that fails is started again at every reading.",
         near=("tests/unit/probes/common/test_backoff.py",),
@@ -78,7 +78,7 @@ FAULTS = (
     Fault(
         id="probes-amd-pids-outside-of-the-container",
         file="src/gpuyard/probes/amd/amdsmi_library.py",
-        old=" if sees_all_processes(self._root) else {}",
+        old=" if sees_all_processes(self._root) else []",
         new="",
         breaks="In a container with an AMD card, the memory of other programs is counted for a job.",
         near=("tests/unit/probes/test_amd_kernel_memory.py",),
@@ -86,7 +86,7 @@ FAULTS = (
     Fault(
         id="probes-impossible-load-of-a-process",
         file="src/gpuyard/probes/nvidia/nvml_health_and_energy.py",
-        old="        if is_newer and sample.smUtil <= _WHOLE:\n",
+        old="        if is_newer and sample.smUtil <= 100:\n",
         new="        if is_newer:\n",
         breaks="A process is shown with a load of 4,000,000%, and that load is counted.",
         near=("tests/integration/test_nvml_loads.py",),

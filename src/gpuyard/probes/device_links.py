@@ -1,76 +1,38 @@
 """How devices are linked: read once, and again when the set of healthy devices changes; never with each sample.
 
 The kernel's tree of PCI devices is read for all vendors: two devices below a common bridge share a PCIe switch, below
-the same root only, a host bridge. The kernel's node -1 is unknown, unless the machine has only one. Then a vendor's own
-source is read (`vendor_links`), which knows NVLink or XGMI and is preferred where both know a link. If a source fails,
-what it would have said is unknown; the vendor's probe reports why a driver cannot be read.
+the same root only, a host bridge. Then a vendor's own source is read, which is preferred where both know a link:
+
+- NVML counts NVLinks. A link to another card counts for this pair. Links to an NVSwitch join all cards that have some:
+  such a pair has as many as the card with fewer, unless the driver denies that the two reach each other.
+- `amd-smi topology --json`, or `rocm-smi --showtopo` where it is not installed, says which pairs XGMI joins. Their
+  "PCIE" says only that a pair is not joined.
+
+If a source fails, what it would have said is unknown; the vendor's probe reports why a driver cannot be read.
 """
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TypeAlias
+from types import ModuleType
+from typing import Any, TypeAlias
 
-from gpuyard.errors import ProbeError
+import msgspec
+from msgspec import Struct
+
+from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
 from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.topology import Link, LinkKind, Topology, link_by_nodes, merge
-from gpuyard.probes.kernel_files import read_text
+from gpuyard.probes.devices_and_processes import pci_bus_id
+from gpuyard.probes.kernel_files import node_of
+from gpuyard.probes.nvidia.nvml import import_nvml
+from gpuyard.probes.run_tool import Deadline, run_until
 from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread
 
-_ONLY_NODE = "0"
-_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
-
-
-def read_pci_tree(devices: Sequence[Device], root: Path = Path("/")) -> Topology:
-    """Return what the kernel says about these devices. Parts of a card have the node of their card, and no links."""
-    nodes = {device.id: node for device in devices if (node := _node(device, root)) is not None}
-    cards = [device for device in devices if device.parent is None]
-    paths = {device.id: path for device in cards if (path := _path(device, root)) is not None}
-    by_path = (
-        Link(one=one, other=other, kind=kind)
-        for one, other in combinations(paths, 2)
-        if (kind := _shared(paths[one], paths[other])) is not None
-    )
-    by_node = Topology(links=tuple(link_by_nodes([card.id for card in cards], nodes)), nodes=nodes)
-    return merge(by_node, Topology(links=tuple(by_path)))
-
-
-def _slot(device: Device, root: Path) -> Path | None:
-    return None if device.pci_bus_id is None else root / "sys/bus/pci/devices" / device.pci_bus_id
-
-
-def _node(device: Device, root: Path) -> int | None:
-    slot = _slot(device, root)
-    text = None if slot is None else read_text(slot / "numa_node")
-    if text is None:
-        return None
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    return 0 if read_text(root / "sys/devices/system/node/online") == _ONLY_NODE else None
-
-
-def _path(device: Device, root: Path) -> tuple[str, ...] | None:
-    """Return the device's root and the bridges above it, such as ("pci0000:3a", "0000:3a:00.0")."""
-    slot = _slot(device, root)
-    try:
-        parts = () if slot is None else slot.resolve(strict=True).parts
-    except (OSError, RuntimeError):
-        return None
-    first = next((place for place, part in enumerate(parts) if _ROOT.fullmatch(part)), None)
-    return None if first is None else parts[first:-1]
-
-
-def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> LinkKind | None:
-    if one[0] != other[0]:
-        return None
-    return LinkKind.PCIE_SWITCH if len(one) > 1 and one[1:2] == other[1:2] else LinkKind.HOST_BRIDGE
-
-
-# A first answer of a slow tool may come after the snapshot that asked for it; it is used from then on.
-_LONGEST_S = 30.0
-
+_PCI_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 ReadLinks: TypeAlias = Callable[[Sequence[Device]], Topology]
 
 
@@ -102,7 +64,7 @@ class LinkReader:
 def read_local_links(devices: Sequence[Device], root: Path = Path("/")) -> Topology:
     """Return the links between the real devices of this machine."""
     found = read_pci_tree(devices, root)
-    for vendor, read in ((Vendor.NVIDIA, _read_nvidia), (Vendor.AMD, _read_amd)):
+    for vendor, read in ((Vendor.NVIDIA, _read_nvml), (Vendor.AMD, _read_amd)):
         cards = [device for device in devices if device.vendor is vendor and device.parent is None]
         if len(cards) > 1:
             with contextlib.suppress(ProbeError):
@@ -110,16 +72,184 @@ def read_local_links(devices: Sequence[Device], root: Path = Path("/")) -> Topol
     return found
 
 
-def _read_nvidia(cards: Sequence[Device]) -> Topology:
-    from gpuyard.probes.vendor_links import read_nvidia_smi_topo, read_nvml_links
-
-    try:
-        return read_nvml_links(cards)
-    except ProbeError:
-        return read_nvidia_smi_topo(cards, _LONGEST_S)
-
-
 def _read_amd(cards: Sequence[Device]) -> Topology:
-    from gpuyard.probes.vendor_links import read_amd_links
+    # A first answer of a slow tool may come after the snapshot that asked for it; it is used from then on.
+    deadline = Deadline(30.0)
+    try:
+        return parse_amd_smi(run_until(("amd-smi", "topology", "--json"), deadline).require_success(), cards)
+    except ProbeMissing:
+        return parse_rocm_smi(run_until(("rocm-smi", "--showtopo"), deadline).require_success(), cards)
 
-    return read_amd_links(cards, _LONGEST_S)
+
+# The kernel's tree
+
+
+def read_pci_tree(devices: Sequence[Device], root: Path = Path("/")) -> Topology:
+    """Return what the kernel says about these devices. Parts of a card have the node of their card, and no links."""
+    nodes = {device.id: node for device in devices if (node := node_of(device, root)) is not None}
+    cards = [device for device in devices if device.parent is None]
+    paths = {device.id: path for device in cards if (path := _path(device, root)) is not None}
+    links = []
+    for one, other in combinations(paths, 2):
+        at, there = paths[one], paths[other]
+        if at[0] == there[0]:
+            is_switch = len(at) > 1 and at[1:2] == there[1:2]
+            kind = LinkKind.PCIE_SWITCH if is_switch else LinkKind.HOST_BRIDGE
+            links.append(Link(one=one, other=other, kind=kind))
+    by_node = Topology(links=tuple(link_by_nodes([card.id for card in cards], nodes)), nodes=nodes)
+    return merge(by_node, Topology(links=tuple(links)))
+
+
+def _path(device: Device, root: Path) -> tuple[str, ...] | None:
+    """Return the device's root and the bridges above it, such as ("pci0000:3a", "0000:3a:00.0")."""
+    if device.pci_bus_id is None:
+        return None
+    try:
+        parts = (root / "sys/bus/pci/devices" / device.pci_bus_id).resolve(strict=True).parts
+    except (OSError, RuntimeError):
+        return None
+    first = next((place for place, part in enumerate(parts) if _PCI_ROOT.fullmatch(part)), None)
+    return None if first is None else parts[first:-1]
+
+
+# NVML
+
+
+class _LinkedCard(Struct, frozen=True, kw_only=True):
+    """`to_cards` is the number of NVLinks by the bus id of the card at the other end."""
+
+    device: Device
+    handle: Any
+    to_cards: Counter[str | None]
+    to_switches: int
+
+
+def _read_nvml(devices: Sequence[Device]) -> Topology:
+    """Return the links between these NVIDIA cards. Raises ProbeError if NVML cannot be used."""
+    nvml = import_nvml()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise ProbeCrashed("nvml", f"NVML says: {error}") from error
+    try:
+        cards = [card for device in devices if (card := _read_card(nvml, device)) is not None]
+        return Topology(links=tuple(_nvml_links(nvml, cards)))
+    finally:
+        with contextlib.suppress(nvml.NVMLError):  # the probe that initialised it first has closed it
+            nvml.nvmlShutdown()
+
+
+def _read_card(nvml: ModuleType, device: Device) -> _LinkedCard | None:
+    handle = _ask(nvml, "nvmlDeviceGetHandleByPciBusId", device.pci_bus_id)
+    if handle is None:
+        return None
+    to_cards: Counter[str | None] = Counter()
+    to_switches = 0
+    for number in range(nvml.NVML_NVLINK_MAX_LINKS):
+        state = _ask(nvml, "nvmlDeviceGetNvLinkState", handle, number)
+        if state is None:
+            break  # the card has no more
+        if state != nvml.NVML_FEATURE_ENABLED:
+            continue
+        if _ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            to_switches += 1
+        elif (remote := _ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)) is not None:
+            bus_id = remote.busId
+            to_cards[pci_bus_id(bus_id.decode("utf-8", "replace") if isinstance(bus_id, bytes) else bus_id)] += 1
+    return _LinkedCard(device=device, handle=handle, to_cards=to_cards, to_switches=to_switches)
+
+
+def _nvml_links(nvml: ModuleType, cards: Sequence[_LinkedCard]) -> Iterator[Link]:
+    shared = {
+        0: LinkKind.PCIE_SWITCH,  # two processors on one board
+        10: LinkKind.PCIE_SWITCH,
+        20: LinkKind.PCIE_SWITCH,
+        30: LinkKind.HOST_BRIDGE,
+        40: LinkKind.SAME_NODE,
+        50: LinkKind.ACROSS_NODES,
+    }
+    for one, other in combinations(cards, 2):
+        pair, ids = (one.handle, other.handle), (one.device.id, other.device.id)
+        count = one.to_cards[other.device.pci_bus_id]
+        if not count and (by_switches := min(one.to_switches, other.to_switches)):
+            status = _ask(nvml, "nvmlDeviceGetP2PStatus", *pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            count = by_switches if status in (None, nvml.NVML_P2P_STATUS_OK) else 0
+        if count:
+            yield Link(one=ids[0], other=ids[1], kind=LinkKind.NVLINK, count=count)
+        elif kind := shared.get(_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", *pair)):
+            yield Link(one=ids[0], other=ids[1], kind=kind)
+
+
+def _ask(nvml: ModuleType, function: str, *arguments: Any) -> Any:
+    """Return the driver's answer, or None if it has none, or if the driver or the package lacks the function."""
+    call = getattr(nvml, function, None)
+    try:
+        return None if call is None else call(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+# What tools print
+
+
+class _Ids:
+    """The ids of cards by number, and by bus id where a tool gives it."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        cards = [device for device in devices if device.parent is None]
+        self._by_index = {card.index: card.id for card in cards}
+        self._by_bus = {card.pci_bus_id: card.id for card in cards if card.pci_bus_id is not None}
+
+    def find(self, index: object, bus_id: object = None) -> str | None:
+        bus = pci_bus_id(bus_id)
+        if bus is not None:
+            return self._by_bus.get(bus)
+        return self._by_index.get(index) if isinstance(index, int) else None
+
+
+def parse_amd_smi(text: str, devices: Sequence[Device]) -> Topology:
+    """Read a list of cards, each with its links to all; some releases put the list into an object."""
+    try:
+        content = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProbeGarbled("amd-smi", "`topology` prints no JSON") from error
+    if isinstance(content, dict):
+        content = next((each for each in content.values() if isinstance(each, list)), None)
+    if not isinstance(content, list):
+        raise ProbeGarbled("amd-smi", "`topology` prints no list of GPUs")
+    ids, found = _Ids(devices), []
+    for card in (card for card in content if isinstance(card, dict)):
+        one, links = ids.find(card.get("gpu"), card.get("bdf")), card.get("links")
+        for link in links if isinstance(links, list) and one is not None else ():
+            if isinstance(link, dict) and link.get("link_type") == "XGMI" and link.get("link_status") != "DISABLED":
+                other = ids.find(link.get("gpu"), link.get("bdf"))
+                if one is not None and other is not None and one < other:
+                    found.append(Link(one=one, other=other, kind=LinkKind.XGMI))
+    return Topology(links=tuple(found))
+
+
+def parse_rocm_smi(text: str, devices: Sequence[Device]) -> Topology:
+    """Read the section of link types and that of NUMA nodes."""
+    sections: dict[str, list[list[str]]] = {}
+    rows: list[list[str]] = []
+    nodes, find = {}, _Ids(devices).find
+    for line in map(str.strip, text.splitlines()):
+        if title := re.fullmatch(r"=+ *(.*?) *=+", line):
+            rows = sections.setdefault(title[1], [])
+        elif line:
+            rows.append(line.split())
+        node = re.match(r"GPU ?\[?(\d{1,4})\]?\s*: \(Topology\) Numa Node: (\d{1,4})", line, re.ASCII)
+        if node and (device_id := find(int(node[1]))) is not None:
+            nodes[device_id] = int(node[2])
+    types = sections.get("Link Type between two GPUs")
+    if types is None:
+        raise ProbeGarbled("rocm-smi", "`--showtopo` prints no types of links")
+    # Below a line of columns. Each pair is there twice; one is enough.
+    ids = {name: find(int(name[3:])) for row in types for name in row if re.fullmatch(r"GPU\d{1,4}", name, re.ASCII)}
+    links = [
+        Link(one=one, other=other, kind=LinkKind.XGMI)
+        for row in types[1:]
+        for column, cell in zip(types[0], row[1:], strict=False)
+        if cell == "XGMI" and (one := ids.get(row[0])) and (other := ids.get(column)) and one < other
+    ]
+    return Topology(links=tuple(links), nodes=nodes)

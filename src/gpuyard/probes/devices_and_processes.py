@@ -20,10 +20,7 @@ _BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", r
 def pci_bus_id(raw: object) -> str | None:
     """Return the bus id as the kernel spells it (`0000:3b:00.0`), or None. Tools differ in domain width and case."""
     match = _BUS_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
-    if match is None:
-        return None
-    domain = int(match[1] or "0", 16)
-    return f"{domain:04x}:{match[2].lower()}"
+    return f"{int(match[1] or '0', 16):04x}:{match[2].lower()}" if match else None
 
 
 def with_distinct_ids(devices: Iterable[Device]) -> tuple[Device, ...]:
@@ -51,13 +48,13 @@ def without_number(device_id: str) -> str:
     return device_id.partition("#")[0]
 
 
-class ProcessInfo(Struct, frozen=True, kw_only=True):
-    user: str | None = None
-    command: str | None = None
+def larger_mb(one_mb: float | None, other_mb: float | None) -> float | None:
+    """Return the memory of a process that is listed twice, as compute (C) and graphics (G), each with all of it."""
+    return max((mb for mb in (one_mb, other_mb) if mb is not None), default=None)
 
 
 def one_per_pid(
-    listed: Iterable[Process], joined_mb: Callable[[float | None, float | None], float | None]
+    listed: Iterable[Process], joined_mb: Callable[[float | None, float | None], float | None] = larger_mb
 ) -> tuple[Process, ...]:
     """Return each process once, in the order of the first entries; `joined_mb` combines the memory of two entries."""
     found: dict[int, Process] = {}
@@ -69,9 +66,9 @@ def one_per_pid(
     return tuple(found.values())
 
 
-def larger_mb(one_mb: float | None, other_mb: float | None) -> float | None:
-    """Return the memory of a process that is listed twice, as compute (C) and graphics (G), each with all of it."""
-    return max((mb for mb in (one_mb, other_mb) if mb is not None), default=None)
+class ProcessInfo(Struct, frozen=True, kw_only=True):
+    user: str | None = None
+    command: str | None = None
 
 
 def describe_processes(pids: Iterable[int]) -> dict[int, ProcessInfo]:
@@ -83,21 +80,12 @@ def describe_processes(pids: Iterable[int]) -> dict[int, ProcessInfo]:
         try:
             process = psutil.Process(pid)
             with process.oneshot():
-                command = _command(process.cmdline(), process.name())
-                found[pid] = ProcessInfo(user=printable(process.username()), command=command)
+                argv, name = process.cmdline(), process.name()
+                command = " ".join([os.path.basename(argv[0]), *argv[1:]]) if argv and argv[0] else name
+                found[pid] = ProcessInfo(user=printable(process.username()), command=printable(command))
         except (psutil.Error, OSError, KeyError):
             continue
     return found
-
-
-def _command(argv: list[str], name: str) -> str:
-    """Return the command on one line, without the program's directory, made printable."""
-    return printable(" ".join([os.path.basename(argv[0]), *argv[1:]]) if argv and argv[0] else name)
-
-
-# NVML reports the mean load of each process since a given time in whole percent: over more than a minute, a busy second
-# would be rounded to zero.
-WINDOWS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 
 
 def idle_seconds(snapshot: Snapshot) -> dict[tuple[str, int], float]:
@@ -110,7 +98,7 @@ def idle_seconds(snapshot: Snapshot) -> dict[tuple[str, int], float]:
 
             times = SimulatedDevices().idle_seconds(device.id)
         elif device.processes and device.vendor is Vendor.NVIDIA:
-            times = _nvidia(device)
+            times = _nvidia_idle_seconds(device)
         found.update({(device.id, pid): seconds for pid, seconds in times.items()})
     return found
 
@@ -119,16 +107,17 @@ def longest_idle(pids: Iterable[int], active_within: Callable[[float], set[int] 
     """Return for each pid the longest window without activity; empty if the driver reports no activity."""
     idle = dict.fromkeys(pids, 0.0)
     idle_pids = set(idle)
-    for window in WINDOWS_S:
-        active = active_within(window)
+    # NVML reports mean loads in whole percent: over more than a minute, a busy second would be rounded to zero.
+    for window_s in (1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0):
+        active = active_within(window_s)
         if active is None:
             return {}
         idle_pids -= active
-        idle.update(dict.fromkeys(idle_pids, window))
+        idle.update(dict.fromkeys(idle_pids, window_s))
     return idle
 
 
-def _nvidia(device: Device) -> dict[int, float]:
+def _nvidia_idle_seconds(device: Device) -> dict[int, float]:
     import pynvml
 
     def active_within(window_s: float) -> set[int] | None:

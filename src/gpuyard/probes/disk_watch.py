@@ -15,20 +15,16 @@ from msgspec import Struct
 from gpuyard.model.units import MB
 from gpuyard.policy.disk_and_system_limits import DiskFigure
 
-# A figure is read again after FRESH_S, and used until it is STALE_S old.
+# A figure is read again after FRESH_S, and used until it is STALE_S old. One within NEAR_MB of the limit: for NEAR_S.
 FRESH_S, STALE_S = 5.0, 30.0
-# A figure within NEAR_MB of the limit is used for NEAR_S only.
 NEAR_MB, NEAR_S = 4096.0, 0.25
 # A disk that takes longer does not answer.
 SILENT_S = 2.0
-# Readings at a time: those of dead disks never end.
-_MOST_READINGS = 16
-_MOST_FOLDERS = 256
 
 
 class _Entry(Struct):
     figure: DiskFigure | None = None
-    read_at: float = 0.0
+    read_at: float = float("-inf")
     asked_at: float | None = None  # since when it is being read
     is_awaited: bool = False  # there was no figure to return
 
@@ -40,20 +36,16 @@ def read_disk(folder: str) -> DiskFigure:
         try:
             found = os.statvfs(path)
         except FileNotFoundError:
-            above = os.path.dirname(path)
-            if above == path:
+            if os.path.dirname(path) == path:
                 return DiskFigure(folder=folder)
-            path = above
+            path = os.path.dirname(path)
+            continue
         except OSError:
             return DiskFigure(folder=folder)
-        else:
-            free_mb, total_mb = (blocks * found.f_frsize / MB for blocks in (found.f_bavail, found.f_blocks))
-            # Some file systems, such as procfs, have no blocks at all: that is no full disk.
-            return (
-                DiskFigure(folder=folder, free_mb=free_mb, total_mb=total_mb)
-                if found.f_blocks
-                else DiskFigure(folder=folder)
-            )
+        if not found.f_blocks:  # procfs, for example, has none: that is no full disk
+            return DiskFigure(folder=folder)
+        free_mb, total_mb = (blocks * found.f_frsize / MB for blocks in (found.f_bavail, found.f_blocks))
+        return DiskFigure(folder=folder, free_mb=free_mb, total_mb=total_mb)
 
 
 def read_disk_in_time(folder: str, timeout_s: float = SILENT_S) -> DiskFigure:
@@ -78,20 +70,21 @@ class DiskWatch:
         self._read = read
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
-        self._readings = 0
+        self._entries: dict[str, _Entry] = {}  # the one asked for last is the last
 
     def figure(self, folder: str, least_mb: float) -> DiskFigure | None:
         """Return the figure of the folder's disk, to compare with `least_mb`; None while it is being read. Never
         waits."""
         with self._lock:
             now = self._monotonic()
-            entry = self._entries.pop(folder, None) or _Entry()
-            self._entries[folder] = entry  # the last one in order
-            age_s = now - entry.read_at if entry.figure is not None else float("inf")
-            fresh_s, stale_s = _lifetime(entry.figure, least_mb)
+            entry = self._entries[folder] = self._entries.pop(folder, _Entry())
+            age_s, fresh_s, stale_s = now - entry.read_at, FRESH_S, STALE_S
+            free_mb = entry.figure.free_mb if entry.figure else None
+            if free_mb is not None and free_mb < least_mb + NEAR_MB:
+                # A figure below the limit is used until the next one is there: it lets nothing start.
+                fresh_s, stale_s = NEAR_S, STALE_S if free_mb < least_mb else NEAR_S
             if age_s > fresh_s and entry.asked_at is None:
-                if self._readings >= _MOST_READINGS:
+                if sum(each.asked_at is not None for each in self._entries.values()) >= 16:  # those of dead disks
                     return entry.figure or DiskFigure(folder=folder)
                 self._begin(folder, entry, now)
             if entry.asked_at is not None and now - entry.asked_at > SILENT_S:
@@ -105,11 +98,10 @@ class DiskWatch:
             return {folder: each.figure for folder, each in self._entries.items() if each.figure is not None}
 
     def _begin(self, folder: str, entry: _Entry, now: float) -> None:
-        """Start to read. Forget the folders that were not asked for in the longest time."""
+        """Start to read. Of more than 256 folders, forget those that were not asked for in the longest time."""
         entry.asked_at = now
-        self._readings += 1
         idle = [each for each, other in self._entries.items() if other.asked_at is None]
-        for each in idle[: max(0, len(self._entries) - _MOST_FOLDERS)]:
+        for each in idle[: max(0, len(self._entries) - 256)]:
             del self._entries[each]
         threading.Thread(target=self._finish, args=(folder, entry), name="gpuyard-disk", daemon=True).start()
 
@@ -118,14 +110,5 @@ class DiskWatch:
         with self._lock:
             is_awaited, entry.is_awaited = entry.is_awaited, False
             entry.figure, entry.read_at, entry.asked_at = figure, self._monotonic(), None
-            self._readings -= 1
         if is_awaited:
             self._on_read()
-
-
-def _lifetime(figure: DiskFigure | None, least_mb: float) -> tuple[float, float]:
-    """Return after how long a figure is read again, and for how long it is used. One below the limit is used until the
-    next one is there: it lets nothing start."""
-    if figure is None or figure.free_mb is None or figure.free_mb >= least_mb + NEAR_MB:
-        return FRESH_S, STALE_S
-    return NEAR_S, STALE_S if figure.free_mb < least_mb else NEAR_S

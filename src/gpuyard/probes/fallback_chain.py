@@ -12,13 +12,13 @@
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeTimeout
-from gpuyard.model.machine_snapshot import Device, Problem, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Device, Problem, Reading, Vendor
 from gpuyard.model.printable_text import printable
 from gpuyard.probes.devices_and_processes import without_number
 from gpuyard.probes.run_tool import Backoff, Deadline, as_problem
@@ -28,39 +28,24 @@ from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread
 if TYPE_CHECKING:
     from gpuyard.ports import Clock
 
+_S = TypeVar("_S", bound=Struct)
+
 
 def printable_reading(reading: Reading) -> Reading:
     """Return the reading with printable texts: names of processes and devices, faults, and messages of tools."""
-    devices = tuple(map(_printable_device, reading.devices))
-    return Reading(devices=devices, problems=tuple(map(printable_problem, reading.problems)))
+    devices = []
+    for device in reading.devices:
+        processes = tuple(_printable(process, "name") for process in device.processes or ())
+        if processes != (device.processes or ()):
+            device = replace(device, processes=processes)  # noqa: PLW2901 - the same device
+        devices.append(_printable(device, "id", "name", "parent", "pci_bus_id", "fault"))
+    problems = tuple(_printable(problem, "message", "hint") for problem in reading.problems)
+    return Reading(devices=tuple(devices), problems=problems)
 
 
-def printable_problem(problem: Problem) -> Problem:
-    if problem.message.isprintable() and (problem.hint or "").isprintable():
-        return problem
-    hint = None if problem.hint is None else printable(problem.hint)
-    return replace(problem, message=printable(problem.message), hint=hint)
-
-
-def _printable_device(device: Device) -> Device:
-    texts = {name: getattr(device, name) for name in ("id", "name", "parent", "pci_bus_id", "fault")}
-    if any(text is not None and not text.isprintable() for text in texts.values()):
-        device = replace(device, **{name: text and printable(text) for name, text in texts.items()})
-    processes = device.processes or ()
-    if all(process.name is None or process.name.isprintable() for process in processes):
-        return device
-    return replace(device, processes=tuple(map(_printable_process, processes)))
-
-
-def _printable_process(process: Process) -> Process:
-    return process if process.name is None else replace(process, name=printable(process.name))
-
-
-# The fraction of the timeout that a probe may use before the next one is started. A probe on its own thread continues
-# beside the next one, and a library needs less remaining time than a tool.
-_ALONE_ON_A_THREAD = 0.4
-_ALONE_BEFORE_A_TOOL = 0.6
-_ALONE_BEFORE_A_LIBRARY = 0.85
+def _printable(each: _S, *fields: str) -> _S:
+    texts = {field: text for field in fields if (text := getattr(each, field)) and not text.isprintable()}
+    return replace(each, **{field: printable(text) for field, text in texts.items()}) if texts else each
 
 
 class Probe(Protocol):
@@ -149,11 +134,11 @@ class ChainStep:
     def _note_result(self, answer: Callable[[], Reading]) -> Reading | None:
         try:
             reading = answer()
+        except NoAnswerYet:
+            raise
         except ProbeError as error:
             self._fail(error)
             return None
-        except NoAnswerYet:
-            raise
         except Exception as error:  # noqa: BLE001 - outermost place: a bug in one probe disables only that probe
             bug = f"{type(error).__name__}: {error}"
             self._fail(ProbeCrashed(self.name, f"unexpected {bug[:200]}", hint="please report this"))
@@ -166,7 +151,7 @@ class ChainStep:
         """Record the failure. A failure of the same kind keeps the first problem, so that it is reported once."""
         self._backoff.fail(error.kind, self._clock.monotonic())
         if self.problem is None or self.problem.kind != error.kind:
-            self.problem = printable_problem(as_problem(error, self._probe.vendor))
+            self.problem = _printable(as_problem(error, self._probe.vendor), "message", "hint")
 
 
 class FallbackChain:
@@ -197,11 +182,15 @@ class FallbackChain:
         for device, step in (self._seen[each] for each in device_ids if each in self._seen):
             if not step.is_resting() and device.healthy:
                 wanted.setdefault(step, []).append(device)
-        deadline = Deadline(timeout_s)
-        found = []
+        deadline, found = Deadline(timeout_s), []
         for step, devices in wanted.items():
             for now in step.read_memory(devices, deadline.left()):
-                device = _with_memory(self._seen[now.id][0], now)
+                before, processes = self._seen[now.id][0], now.processes
+                if processes is not None:
+                    loads = {each.pid: each.utilization_percent for each in before.processes or ()}
+                    processes = tuple(replace(each, utilization_percent=loads.get(each.pid)) for each in processes)
+                figures = {f"memory_{name}_mb": getattr(now, f"memory_{name}_mb") for name in ("total", "used", "free")}
+                device = replace(before, **figures, processes=processes)
                 self._seen[now.id] = device, step
                 found.append(device)
         return Reading(devices=tuple(found))
@@ -218,20 +207,20 @@ class FallbackChain:
         return Reading(devices=self._all_unknown(), problems=(problem,))
 
     def _share(self, position: int) -> float:
+        """Return the fraction of the time that a probe may use before the next one is started."""
         # A library is assumed to be installed: only a call would tell.
         following = [step for step in self._steps[position + 1 :] if step.may_hang or shutil.which(step.name)]
         others = [step for step in following if not step.is_resting()]
         if not others:
             return 1.0
         if self._steps[position].may_hang:
-            return _ALONE_ON_A_THREAD
-        return _ALONE_BEFORE_A_LIBRARY if all(other.may_hang for other in others) else _ALONE_BEFORE_A_TOOL
+            return 0.4  # it continues on its thread, beside the next one
+        return 0.85 if all(other.may_hang for other in others) else 0.6  # a library needs less time than a tool
 
     def _late_reading(self, steps: Sequence[ChainStep], deadline: Deadline) -> Reading | None:
         """Return the reading of the first late probe that answers by the deadline."""
         for step in steps:
-            reading = step.wait(deadline.left()) if step.is_late else None
-            if reading is not None:
+            if step.is_late and (reading := step.wait(deadline.left())) is not None:
                 return self._answer(step, reading)
         return None
 
@@ -265,31 +254,10 @@ class FallbackChain:
         return problems
 
 
-def _with_memory(device: Device, now: Device) -> Device:
-    """Return the device with the memory and the processes of `now`; each process keeps its load."""
-    loads = {process.pid: process.utilization_percent for process in device.processes or ()}
-    processes = now.processes
-    if processes is not None:
-        processes = tuple(replace(each, utilization_percent=loads.get(each.pid)) for each in processes)
-    return replace(
-        device,
-        memory_total_mb=now.memory_total_mb,
-        memory_used_mb=now.memory_used_mb,
-        memory_free_mb=now.memory_free_mb,
-        processes=processes,
-    )
-
-
 def _unknown(device: Device, fault: str) -> Device:
     """Return the device with its identity and without measurements."""
-    return Device(
-        id=device.id,
-        vendor=device.vendor,
-        index=device.index,
-        name=device.name,
-        pci_bus_id=device.pci_bus_id,
-        fault=fault,
-    )
+    identity = {field: getattr(device, field) for field in ("id", "vendor", "index", "name", "pci_bus_id")}
+    return Device(**identity, fault=fault)
 
 
 class Checkup(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ Rules:
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,15 +20,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.machine_snapshot import Host
-from gpuyard.probes import parse_numbers
 from gpuyard.probes.kernel_files import read_text
+from gpuyard.probes.parse_numbers import megabytes, number, percent
 
 T = TypeVar("T")
 
 REREAD_LIMITS_AFTER_S = 10.0
-_FIRST_WINDOW_S = 0.1
-_SHORTEST_WINDOW_S = 0.05  # the kernel counts CPU time in steps of 10 ms: a shorter window is noise
-_UNLIMITED_BYTES = 2.0**60  # version 1 says "no limit" with the largest number of pages, a little under 2**63 bytes
 
 
 class _CpuQuota(Struct, frozen=True, kw_only=True):
@@ -49,15 +46,16 @@ class _MemoryLimit(Struct, frozen=True, kw_only=True):
     def left(self) -> float | None:
         """Return the bytes that may still be used. Under memory pressure the kernel drops the page cache first, also of
         files that are read again and again."""
-        used = parse_numbers.number(read_text(self.folder / self.usage))
-        statistics = read_text(self.folder / "memory.stat")
-        cached = sum(_of_group(statistics, name) or 0.0 for name in ("inactive_file", "active_file"))
+        used = number(read_text(self.folder / self.usage))
+        figures = _fields(read_text(self.folder / "memory.stat"))
+        # Version 1 counts a group with its children separately.
+        cached = sum(figures.get(f"total_{name}", figures.get(name, 0.0)) for name in ("inactive_file", "active_file"))
         return max(0.0, self.size - max(0.0, used - cached)) if used is not None else None
 
 
 class _Limits(Struct, frozen=True, kw_only=True):
-    memory: tuple[_MemoryLimit, ...]
-    cpu: _CpuQuota | None
+    memory: tuple[_MemoryLimit, ...] = ()
+    cpu: _CpuQuota | None = None
 
 
 class _CpuTime(Struct, frozen=True, kw_only=True):
@@ -79,31 +77,26 @@ class PsutilHost:
         self._root = root
         self._monotonic = monotonic
         self._sleep = sleep
-        self._limits: _Limits | None = None
-        self._limits_found_at = 0.0
+        self._limits = _Limits()
+        self._limits_found_at = float("-inf")
         self._last: _CpuTime | None = None
         self._percent: float | None = None
 
     def read(self) -> Host:
         now = self._monotonic()
-        if self._limits is None or now - self._limits_found_at > REREAD_LIMITS_AFTER_S:
+        if now - self._limits_found_at > REREAD_LIMITS_AFTER_S:
             self._limits, self._limits_found_at = _find_limits(self._root), now
-        cpus = _usable_cpus()
-        quota = self._limits.cpu
+        cpus, quota = _usable_cpus(), self._limits.cpu
         if quota is not None and cpus is not None and quota.cpus >= cpus:
             quota = None
-        total, available, is_limited = _memory(self._limits.memory)
+        total, available, is_limited = self._memory()
         load = _ask(psutil.getloadavg) or (None, None, None)
-        try:
-            name = socket.gethostname() or None
-        except OSError:
-            name = None
         return Host(
-            name=name,
+            name=_ask(socket.gethostname) or None,
             cpu_count=quota.cpus if quota else cpus,
             cpu_percent=self._cpu_percent(quota),
-            memory_total_mb=parse_numbers.megabytes(total, "B"),
-            memory_available_mb=parse_numbers.megabytes(available, "B"),
+            memory_total_mb=megabytes(total, "B"),
+            memory_available_mb=megabytes(available, "B"),
             load_1m=load[0],
             load_5m=load[1],
             load_15m=load[2],
@@ -112,107 +105,99 @@ class PsutilHost:
 
     def read_memory(self, host: Host) -> Host:
         """Return an earlier reading with the RAM that is available now. Limits are those that `read` found last."""
-        total, available, _ = _memory(self._limits.memory if self._limits is not None else ())
-        sizes = [parse_numbers.megabytes(size, "B") for size in (total, available)]
-        return replace(host, memory_total_mb=sizes[0], memory_available_mb=sizes[1])
+        total, available, _ = self._memory()
+        return replace(host, memory_total_mb=megabytes(total, "B"), memory_available_mb=megabytes(available, "B"))
+
+    def _memory(self) -> tuple[float | None, float | None, bool]:
+        """Return total and available memory in bytes, and whether a limit applies."""
+        machine = _ask(psutil.virtual_memory)
+        total = float(machine.total) if machine else None
+        available = float(machine.available) if machine else None
+        is_limited = False
+        for limit in self._limits.memory:
+            left = limit.left()
+            if total is None or limit.size < total:
+                total, is_limited = limit.size, True
+            if left is not None and (available is None or left < available):
+                available = left
+        if total is not None and available is not None:
+            available = min(available, total)
+        return total, available, is_limited
 
     def _cpu_percent(self, quota: _CpuQuota | None) -> float | None:
         before, now = self._last, self._cpu_time(quota)
         if before is not None and now is not None and before.source == now.source:
-            if now.at - before.at < _SHORTEST_WINDOW_S:
+            if now.at - before.at < 0.05:  # the kernel counts CPU time in steps of 10 ms: a shorter window is noise
                 return self._percent
         elif now is not None:
-            self._sleep(_FIRST_WINDOW_S)
+            self._sleep(0.1)
             before, now = now, self._cpu_time(quota)
-        self._last = now
-        self._percent = _percent(before, now) if now is not None and before is not None else None
+        self._last, self._percent = now, None
+        if now is not None and before is not None and now.whole > before.whole:
+            used = now.used - before.used
+            if now.source is None:
+                used = max(0.0, used)  # the kernel's count of time spent waiting for disks may fall
+            self._percent = percent(min(1.0, used / (now.whole - before.whole)) * 100)
         return self._percent
 
     def _cpu_time(self, quota: _CpuQuota | None) -> _CpuTime | None:
         at = self._monotonic()
         if quota is None:
-            spent = _ask(_machine_cpu_time)
-            return _CpuTime(source=None, at=at, used=spent[0], whole=spent[1]) if spent else None
+            times = _ask(lambda: psutil.cpu_times()._asdict())
+            if times is None:
+                return None
+            # Guest time is part of user time: adding it would count it twice.
+            whole = sum(spent for kind, spent in times.items() if kind not in {"guest", "guest_nice"})
+            used = whole - times.get("idle", 0.0) - times.get("iowait", 0.0)
+            return _CpuTime(source=None, at=at, used=used, whole=whole)
         text = read_text(quota.usage)
-        used = _field(text, "usage_usec") if quota.usage.name == "cpu.stat" else parse_numbers.number(text)
-        if used is None:
+        counted = _fields(text).get("usage_usec") if quota.usage.name == "cpu.stat" else number(text)
+        if counted is None:
             return None
-        return _CpuTime(source=quota, at=at, used=used * quota.unit_s, whole=at * quota.cpus)
-
-
-def _percent(before: _CpuTime, now: _CpuTime) -> float | None:
-    used, whole = now.used - before.used, now.whole - before.whole
-    if now.source is None:
-        used = max(0.0, used)  # the kernel's count of time spent waiting for disks may fall
-    return parse_numbers.percent(min(1.0, used / whole) * 100) if whole > 0 else None
+        return _CpuTime(source=quota, at=at, used=counted * quota.unit_s, whole=at * quota.cpus)
 
 
 def _find_limits(root: Path) -> _Limits:
     """Return the limits in the directories from the top of each cgroup hierarchy down to our group."""
-    paths = _paths_of_self(root)
+    paths: dict[str, str] = {}  # our group in the hierarchy of each controller; version 2 has the empty name
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        paths.update(dict.fromkeys(controllers.split(","), path))
     top = root / "sys/fs/cgroup"
     # Version 2 has one hierarchy, mounted at the top, or in `unified` if version 1 is mounted as well.
     unified = [folder for mount in (top, top / "unified") for folder in _lineage(mount, paths.get("", "/"))]
-    memory, cpu, cpuacct = (_lineage(_mount(top, name), paths.get(name, "/")) for name in ("memory", "cpu", "cpuacct"))
-    quotas = _cpu_quotas(unified, cpu, cpuacct)
+    legacy = {}
+    for name in ("memory", "cpu", "cpuacct"):  # the last two may share a directory
+        joint = ("cpu,cpuacct", "cpuacct,cpu") if name != "memory" else ()
+        mount = next((top / each for each in (name, *joint) if _is_folder(top / each)), top / name)
+        legacy[name] = _lineage(mount, paths.get(name, "/"))
+    files = [(folder, "memory.max", "memory.current") for folder in unified]
+    files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in legacy["memory"]]
+    sizes = ((number(read_text(folder / limit)), folder, usage) for folder, limit, usage in files)
+    quotas = [
+        _quota(*(read_text(folder / "cpu.max") or "").partition(" ")[::2], folder / "cpu.stat", 1e-6)
+        for folder in unified
+    ]
+    for depth, folder in enumerate(legacy["cpu"]):
+        quota, period = (read_text(folder / f"cpu.cfs_{each}_us") for each in ("quota", "period"))
+        counted = legacy["cpuacct"][depth] if depth < len(legacy["cpuacct"]) else folder
+        quotas.append(_quota(quota, period, counted / "cpuacct.usage", 1e-9))
     return _Limits(
-        memory=tuple(_memory_limits(unified, memory)), cpu=min(quotas, key=lambda quota: quota.cpus, default=None)
+        # Version 1 says "no limit" with the largest number of pages, a little under 2**63 bytes.
+        memory=tuple(
+            _MemoryLimit(size=size, folder=folder, usage=usage)
+            for size, folder, usage in sizes
+            if size is not None and 0 <= size < 2.0**60
+        ),
+        cpu=min(filter(None, quotas), key=lambda quota: quota.cpus, default=None),
     )
 
 
-def _memory_limits(unified: Sequence[Path], legacy: Sequence[Path]) -> Iterator[_MemoryLimit]:
-    files = [(folder, "memory.max", "memory.current") for folder in unified]
-    files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in legacy]
-    for folder, limit_file, usage_file in files:
-        size = parse_numbers.number(read_text(folder / limit_file))
-        if size is not None and 0 <= size < _UNLIMITED_BYTES:
-            yield _MemoryLimit(size=size, folder=folder, usage=usage_file)
-
-
-def _cpu_quotas(unified: Sequence[Path], cpu: Sequence[Path], cpuacct: Sequence[Path]) -> Iterator[_CpuQuota]:
-    for folder in unified:
-        quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
-        cpus = _ratio(quota, period)
-        if cpus is not None:
-            yield _CpuQuota(cpus=cpus, usage=folder / "cpu.stat", unit_s=1e-6)
-    for depth, folder in enumerate(cpu):
-        cpus = _ratio(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
-        if cpus is not None:
-            counted = cpuacct[depth] if depth < len(cpuacct) else folder
-            yield _CpuQuota(cpus=cpus, usage=counted / "cpuacct.usage", unit_s=1e-9)
-
-
-def _memory(limits: Sequence[_MemoryLimit]) -> tuple[float | None, float | None, bool]:
-    """Return total and available memory in bytes, and whether a limit applies."""
-    machine = _ask(psutil.virtual_memory)
-    total = float(machine.total) if machine else None
-    available = float(machine.available) if machine else None
-    is_limited = False
-    for limit in limits:
-        left = limit.left()
-        if total is None or limit.size < total:
-            total, is_limited = limit.size, True
-        if left is not None and (available is None or left < available):
-            available = left
-    if total is not None and available is not None:
-        available = min(available, total)
-    return total, available, is_limited
-
-
-def _paths_of_self(root: Path) -> dict[str, str]:
-    """Return our group in the hierarchy of each controller. Version 2 has the empty name."""
-    paths: dict[str, str] = {}
-    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        paths.update(dict.fromkeys(controllers.split(","), path))
-    return paths
-
-
-def _mount(top: Path, controller: str) -> Path:
-    """Return the mount of a version 1 controller, which may share its directory with another."""
-    joint = (top / name for name in ("cpu,cpuacct", "cpuacct,cpu") if controller in {"cpu", "cpuacct"})
-    return next((folder for folder in (top / controller, *joint) if _is_folder(folder)), top / controller)
+def _quota(quota: str | None, period: str | None, usage: Path, unit_s: float) -> _CpuQuota | None:
+    allowed, of = number(quota), number(period)
+    if allowed is None or of is None or allowed <= 0 or of <= 0:
+        return None
+    return _CpuQuota(cpus=allowed / of, usage=usage, unit_s=unit_s)
 
 
 def _lineage(mount: Path, path: str) -> list[Path]:
@@ -233,38 +218,17 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _field(text: str | None, name: str) -> float | None:
-    """Return the number of the line `name number`, or None."""
+def _fields(text: str | None) -> dict[str, float]:
+    """Return the numbers of lines `name number`."""
     lines = (line.partition(" ") for line in (text or "").splitlines())
-    return next((parse_numbers.number(value) for key, _, value in lines if key == name), None)
-
-
-def _of_group(statistics: str | None, name: str) -> float | None:
-    """Return a figure of a group with its children: version 1 counts those separately."""
-    whole = _field(statistics, f"total_{name}")
-    return _field(statistics, name) if whole is None else whole
-
-
-def _ratio(quota: str | None, period: str | None) -> float | None:
-    allowed, of = parse_numbers.number(quota), parse_numbers.number(period)
-    return allowed / of if allowed is not None and of is not None and allowed > 0 and of > 0 else None
+    return {name: value for name, _, raw in lines if (value := number(raw)) is not None}
 
 
 def _usable_cpus() -> float | None:
-    if hasattr(os, "sched_getaffinity"):  # macOS has none
-        try:
-            return float(len(os.sched_getaffinity(0)))
-        except OSError:
-            pass
+    if hasattr(os, "sched_getaffinity") and (cpus := _ask(lambda: os.sched_getaffinity(0))):  # macOS has none
+        return float(len(cpus))
     count = _ask(psutil.cpu_count)
     return float(count) if count else None
-
-
-def _machine_cpu_time() -> tuple[float, float]:
-    times = psutil.cpu_times()._asdict()
-    # Guest time is part of user time: adding it would count it twice.
-    whole = sum(spent for kind, spent in times.items() if kind not in {"guest", "guest_nice"})
-    return whole - times.get("idle", 0.0) - times.get("iowait", 0.0), whole
 
 
 def _ask(question: Callable[[], T]) -> T | None:

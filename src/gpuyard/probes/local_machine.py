@@ -44,24 +44,20 @@ def local_host() -> HostProbe:
 
 def snapshot(deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
     """Return the current devices and host of this machine. Probes stay open, so that the next call is cheap."""
-    with _guard.lock:
+    with _lock:
         machine = _machine(deadline_s, simulated_devices(), simulated_host(), os.environ.get("GPUYARD_HOME"))
         return machine.snapshot()
 
 
-class _Guard:
-    """A lock that is replaced after a fork, because the parent may have held it at that moment."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self.lock = threading.Lock()
+_lock = threading.Lock()
 
 
-_guard = _Guard()
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 - the parent may have held it at the moment of the fork
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @functools.lru_cache(maxsize=4)
@@ -81,20 +77,21 @@ def local_probes() -> dict[Vendor, Sequence[Probe]]:
     from gpuyard.probes.intel.sysfs import IntelSysfs
     from gpuyard.probes.nvidia.nvml import Nvml
 
+    nvidia, amd, intel, apple = Vendor.NVIDIA, Vendor.AMD, Vendor.INTEL, Vendor.APPLE
     return {
-        Vendor.NVIDIA: [Nvml(), _ToolProbe(Vendor.NVIDIA, "nvidia-smi", "gpuyard.probes.nvidia.nvidia_smi:NvidiaSmi")],
-        Vendor.AMD: [
+        nvidia: [Nvml(), _ToolProbe(nvidia, "nvidia-smi", "nvidia.nvidia_smi:NvidiaSmi")],
+        amd: [
             AmdSmiLibrary(),
-            _ToolProbe(Vendor.AMD, "amd-smi", "gpuyard.probes.amd.amd_smi:AmdSmi"),
-            _ToolProbe(Vendor.AMD, "rocm-smi", "gpuyard.probes.amd.rocm_smi:RocmSmi"),
-            _ToolProbe(Vendor.AMD, "radeontop", "gpuyard.probes.amd.radeontop:RadeonTop"),
+            _ToolProbe(amd, "amd-smi", "amd.amd_smi:AmdSmi"),
+            _ToolProbe(amd, "rocm-smi", "amd.rocm_smi:RocmSmi"),
+            _ToolProbe(amd, "radeontop", "amd.radeontop:RadeonTop"),
         ],
-        Vendor.INTEL: [
-            _ToolProbe(Vendor.INTEL, "intel_gpu_top", "gpuyard.probes.intel.intel_gpu_top:IntelGpuTop"),
-            _ToolProbe(Vendor.INTEL, "xpu-smi", "gpuyard.probes.intel.xpu_smi:XpuSmi"),
+        intel: [
+            _ToolProbe(intel, "intel_gpu_top", "intel.intel_gpu_top:IntelGpuTop"),
+            _ToolProbe(intel, "xpu-smi", "intel.xpu_smi:XpuSmi"),
             IntelSysfs(),
         ],
-        Vendor.APPLE: [_ToolProbe(Vendor.APPLE, "powermetrics+ioreg", "gpuyard.probes.apple_gpu:AppleProbe")],
+        apple: [_ToolProbe(apple, "powermetrics+ioreg", "apple_gpu:AppleProbe")],
     }
 
 
@@ -122,37 +119,40 @@ class _ToolProbe:
     def read(self, timeout_s: float) -> Reading:
         if self._reader is None:
             find_any_tool(self.name.split("+"))
-            module, _, class_name = self._home.partition(":")
-            self._reader = getattr(importlib.import_module(module), class_name)()
+            self._reader = _find(self._home)()
         reading: Reading = self._reader.read(timeout_s)
         return reading
 
 
+def _find(name: str) -> Any:
+    module, _, member = name.partition(":")
+    return getattr(importlib.import_module(f"gpuyard.probes.{module}"), member)
+
+
 _PARSERS = {
-    "nvidia-smi-xml": ("gpuyard.probes.nvidia.nvidia_smi", "parse_xml"),
-    "nvidia-smi-csv": ("gpuyard.probes.nvidia.nvidia_smi_csv", "parse_csv"),
-    "nvidia-smi-apps": ("gpuyard.probes.nvidia.nvidia_smi_csv", "parse_apps"),
-    "rocm-smi": ("gpuyard.probes.amd.rocm_smi", "parse"),
-    "amd-smi": ("gpuyard.probes.amd.amd_smi", "parse"),
-    "radeontop": ("gpuyard.probes.amd.radeontop", "parse"),
-    "intel_gpu_top": ("gpuyard.probes.intel.intel_gpu_top", "parse"),
-    "xpu-smi": ("gpuyard.probes.intel.xpu_smi", "parse"),
-    "powermetrics": ("gpuyard.probes.apple_gpu", "parse_powermetrics"),
-    "ioreg": ("gpuyard.probes.apple_gpu", "parse_ioreg"),
+    "nvidia-smi-xml": "nvidia.nvidia_smi:parse_xml",
+    "nvidia-smi-csv": "nvidia.nvidia_smi_csv:parse_csv",
+    "nvidia-smi-apps": "nvidia.nvidia_smi_csv:parse_apps",
+    "rocm-smi": "amd.rocm_smi:parse",
+    "amd-smi": "amd.amd_smi:parse",
+    "radeontop": "amd.radeontop:parse",
+    "intel_gpu_top": "intel.intel_gpu_top:parse",
+    "xpu-smi": "intel.xpu_smi:parse",
+    "powermetrics": "apple_gpu:parse_powermetrics",
+    "ioreg": "apple_gpu:parse_ioreg",
 }
 TOOLS = tuple(_PARSERS)
-# Byte order marks of files written with `>` in PowerShell, or saved by a Windows editor.
-_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
 def find_parser(tool: str) -> Callable[[str], Reading]:
-    module, function = _PARSERS[tool]
-    parser: Callable[[str], Reading] = getattr(importlib.import_module(module), function)
+    parser: Callable[[str], Reading] = _find(_PARSERS[tool])
     return parser
 
 
 def replay(tool: str, output: bytes) -> Snapshot:
     """Return the snapshot in the output. Raise a ProbeError if it is not an output of this tool."""
-    encoding = next((name for mark, name in _MARKS.items() if output.startswith(mark)), "utf-8")
+    # Byte order marks of files written with `>` in PowerShell, or saved by a Windows editor.
+    marks = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    encoding = next((name for mark, name in marks.items() if output.startswith(mark)), "utf-8")
     reading = find_parser(tool)(output.decode(encoding, "replace"))
     return assemble(None, Host(), [printable_reading(reading)])

@@ -17,8 +17,6 @@ from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread
 if TYPE_CHECKING:
     from gpuyard.ports import Clock
 
-# The rest of the deadline is for killing tools and their children.
-_CHAIN_SHARE = 0.85
 # Integrated GPUs by name. As NVML names them: "NVIDIA GB10", "NVIDIA Thor", "Orin (nvgpu)". As AMD's tools do: "AMD
 # Radeon Graphics", "AMD Radeon 780M Graphics", "Rembrandt [Radeon 680M]"; discrete cards are "Radeon RX 7600M XT".
 _INTEGRATED = {
@@ -31,7 +29,6 @@ _INTEGRATED = {
     ),
     Vendor.APPLE: re.compile(""),
 }
-_INTEL_INTEGRATED = "0000:00:02.0"
 
 
 class HostProbe(Protocol):
@@ -56,6 +53,7 @@ class MachineReader:
         self._host = host
         self._clock = clock
         self._deadline_s = deadline_s
+        self._chain_s = deadline_s * 0.85  # the rest is for killing tools and their children
         self._links = links
 
     def snapshot(self) -> Snapshot:
@@ -72,16 +70,14 @@ class MachineReader:
         """Return an earlier snapshot with the present memory of these devices, as far as that can be read at little
         cost. A device that was not read again stays the identical object."""
         vendors = {device.vendor for device in snapshot.devices if device.id in device_ids}
-        timeout_s = self._deadline_s * _CHAIN_SHARE
         now: dict[str, Device] = {}
         for chain, worker in self._chains:
-            if chain.vendor in vendors and worker.start(partial(chain.read_memory, device_ids, timeout_s)):
+            if chain.vendor in vendors and worker.start(partial(chain.read_memory, device_ids, self._chain_s)):
                 with contextlib.suppress(NoAnswerYet):
                     found = worker.finish(self._deadline_s).devices
                     now |= {device.id: _complete(device, snapshot.host) for device in found}
-        return (
-            replace(snapshot, devices=tuple(now.get(each.id, each) for each in snapshot.devices)) if now else snapshot
-        )
+        devices = tuple(now.get(each.id, each) for each in snapshot.devices)
+        return replace(snapshot, devices=devices) if now else snapshot
 
     def read_host_memory(self, snapshot: Snapshot) -> Snapshot:
         """Return an earlier snapshot with the present RAM of the host."""
@@ -91,15 +87,16 @@ class MachineReader:
         if chain.is_resting():
             last_known = chain.last_known()
             return lambda: last_known
-        if not worker.start(lambda: chain.read(self._deadline_s * _CHAIN_SHARE)):
+        if not worker.start(lambda: chain.read(self._chain_s)):
             return chain.overdue
-        return lambda: self._finish(chain, worker, deadline)
 
-    def _finish(self, chain: FallbackChain, worker: WorkerThread[Reading], deadline: Deadline) -> Reading:
-        try:
-            return worker.finish(deadline.left())
-        except NoAnswerYet:
-            return chain.overdue()
+        def finish() -> Reading:
+            try:
+                return worker.finish(deadline.left())
+            except NoAnswerYet:
+                return chain.overdue()
+
+        return finish
 
 
 def assemble(taken_at: float | None, host: Host, readings: Sequence[Reading]) -> Snapshot:
@@ -113,21 +110,16 @@ def assemble(taken_at: float | None, host: Host, readings: Sequence[Reading]) ->
     return Snapshot(taken_at=taken_at, host=host, devices=devices, problems=tuple(problems))
 
 
-def _complete(device: Device, host: Host) -> Device:
-    device = complete_memory(device, host)
-    return replace(device, is_integrated=True) if is_integrated(device) else device
-
-
 def is_integrated(device: Device) -> bool:
     """Return whether the device is part of a processor. An unknown name counts as a card's."""
-    if device.is_integrated or (device.vendor is Vendor.INTEL and device.pci_bus_id == _INTEL_INTEGRATED):
+    if device.is_integrated or (device.vendor is Vendor.INTEL and device.pci_bus_id == "0000:00:02.0"):
         return True
     pattern = _INTEGRATED.get(device.vendor)
     return pattern is not None and pattern.search(device.name or "") is not None
 
 
-def complete_memory(device: Device, host: Host) -> Device:
-    """Correct the memory figures of a device by what is known about its host and its vendor.
+def _complete(device: Device, host: Host) -> Device:
+    """Say whether a device is integrated, and correct its memory figures by what is known about host and vendor.
 
     - A total of zero means that the memory was not read: all three figures are unknown.
     - NVIDIA's integrated GPUs (GB10, Jetson) have no memory of their own: NVML answers "not supported" and `nvidia-smi`
@@ -136,11 +128,12 @@ def complete_memory(device: Device, host: Host) -> Device:
     - A process cannot hold more than its device has. A larger figure covers something else, such as all devices
       together, so the process's memory on this device is unknown.
     """
+    if is_integrated(device):
+        device = replace(device, is_integrated=True)
     if device.memory_total_mb == 0:
         device = replace(device, memory_total_mb=None, memory_used_mb=None, memory_free_mb=None)
     figures = (device.memory_total_mb, device.memory_used_mb, device.memory_free_mb)
-    is_unread = device.healthy and figures == (None,) * 3
-    if is_unread and device.vendor is Vendor.NVIDIA and is_integrated(device):
+    if device.healthy and figures == (None,) * 3 and device.vendor is Vendor.NVIDIA and device.is_integrated:
         total, free = host.memory_total_mb, host.memory_available_mb
         used = None if total is None or free is None else round(max(0.0, total - free), 2)
         device = replace(device, memory_total_mb=total, memory_used_mb=used, memory_free_mb=free)

@@ -19,8 +19,6 @@ _MB_PER_UNIT = {
 _NO_NAMES = frozenset(
     {"", "-", "insufficient permissions", "n/a", "na", "none", "not found", "not supported", "unknown", "unknown error"}
 )
-_W_PER_UNIT = {"w": 1.0, "mw": 1e-3, "uw": 1e-6, "": 1.0}
-
 # Registers that read all ones mean "not available": 16 and 32 bits wide in AMD's metrics tables, 64 in NVML.
 _SENTINELS = frozenset({65535.0, 4294967295.0, 18446744073709551615.0})
 
@@ -68,28 +66,7 @@ def megabytes(raw: Any, unit: str = "MiB") -> float | None:
 
 
 def watts(raw: Any, unit: str = "W") -> float | None:
-    return _scaled(raw, unit, _W_PER_UNIT, 4)
-
-
-def percent(raw: Any) -> float | None:
-    """Return a percentage from 0 to 100; sampling noise beyond 100 counts as 100."""
-    value = number(raw)
-    if value is None or value < 0 or value > 1000:
-        return None
-    return round(min(value, 100.0), 2)
-
-
-def celsius(raw: Any) -> float | None:
-    value = number(raw)
-    return value if value is not None and -100 <= value <= 300 else None
-
-
-def words(raw: Any) -> str | None:
-    """Return a name, or None for an empty one and for placeholders such as "N/A"."""
-    if not isinstance(raw, str):
-        return None
-    text = " ".join(raw.split())
-    return None if text.strip("[]").lower() in _NO_NAMES else text
+    return _scaled(raw, unit, {"w": 1.0, "mw": 1e-3, "uw": 1e-6}, 4)
 
 
 def _scaled(raw: Any, unit: str, scales: Mapping[str, float], digits: int) -> float | None:
@@ -99,3 +76,20 @@ def _scaled(raw: Any, unit: str, scales: Mapping[str, float], digits: int) -> fl
         return None
     value = found[0] * scale
     return round(value, digits) if 0 <= value < math.inf else None
+
+
+def percent(raw: Any) -> float | None:
+    """Return a percentage from 0 to 100; sampling noise beyond 100 counts as 100."""
+    value = number(raw)
+    return round(min(value, 100.0), 2) if value is not None and 0 <= value <= 1000 else None
+
+
+def celsius(raw: Any) -> float | None:
+    value = number(raw)
+    return value if value is not None and -100 <= value <= 300 else None
+
+
+def words(raw: Any) -> str | None:
+    """Return a name, or None for an empty one and for placeholders such as "N/A"."""
+    text = " ".join(raw.split()) if isinstance(raw, str) else ""
+    return None if text.strip("[]").lower() in _NO_NAMES else text

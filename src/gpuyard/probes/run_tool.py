@@ -22,8 +22,6 @@ from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing, 
 from gpuyard.model.machine_snapshot import Problem, Reading, Vendor
 
 MAX_OUTPUT_BYTES = 32 * 1024 * 1024
-_AFTER_EXIT_S = 0.1  # a grandchild may hold the pipe open after the tool itself has ended
-_REAP_S = 0.2
 _DENIED = re.compile(
     r"permission denied|operation not permitted|superuser|must be (?:run|invoked|executed) as|requires? root"
     r"|insufficient permissions?|access denied|are you root",
@@ -33,13 +31,15 @@ _stuck: dict[str, subprocess.Popen[bytes]] = {}
 
 
 class ToolOutput(Struct, frozen=True, kw_only=True):
+    """`status` is None if we ended the tool."""
+
     name: str
     stdout: str
     stderr: str
     status: int | None
 
     def require_success(self) -> str:
-        """Return the standard output, or raise if the tool failed. `status` is None if we ended the tool."""
+        """Return the standard output, or raise if the tool failed."""
         if self.status not in (0, None):
             raise self.failure()
         return self.stdout
@@ -60,8 +60,7 @@ def find_tool(name: str) -> str:
     if path is not None:
         return path
     candidates = (os.path.join(folder, name) for folder in os.get_exec_path())
-    denied = next(filter(os.path.isfile, candidates), None)
-    if denied is not None:
+    if (denied := next(filter(os.path.isfile, candidates), None)) is not None:
         raise ProbeDenied(name, f"{denied} is not executable", hint=f"chmod +x {denied}")
     raise ProbeMissing(name, "not installed, or not on PATH")
 
@@ -80,9 +79,27 @@ def run_tool(argv: Sequence[str], timeout_s: float, *, enough: Callable[[bytes],
     """Run `argv` until it exits, `enough(output so far)` returns True, or the timeout passes (ProbeTimeout)."""
     name = argv[0]
     path = find_tool(name)
-    _refuse_while_stuck(name)
-    deadline = time.monotonic() + timeout_s
-    process = _spawn(name, path, argv)
+    stuck = _stuck.pop(name, None)
+    if stuck is not None and stuck.poll() is None:
+        _stuck[name] = stuck
+        message = f"process {stuck.pid} of an earlier call hangs and cannot be killed"
+        raise ProbeTimeout(name, message, hint="the driver is stuck: see dmesg; a reboot may be needed")
+    deadline, pipe = time.monotonic() + timeout_s, subprocess.PIPE
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        process = subprocess.Popen(
+            [path, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            env=environment,
+        )
+    except PermissionError as error:
+        raise ProbeDenied(name, f"{path} cannot be executed: {error.strerror}") from error
+    except OSError as error:
+        why = "its interpreter is missing" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ProbeCrashed(name, f"{path} cannot start: {why}") from error
     try:
         stdout, stderr, finished = _collect(process, deadline, enough)
     finally:
@@ -90,31 +107,9 @@ def run_tool(argv: Sequence[str], timeout_s: float, *, enough: Callable[[bytes],
     if not finished:
         hint = f"run `{' '.join(argv)}` yourself to see why"
         raise ProbeTimeout(name, f"no answer within {timeout_s:.1f} s", hint=hint)
-    stopped = enough is not None and enough(stdout)
-    return ToolOutput(
-        name=name,
-        stdout=stdout.decode("utf-8", "replace"),
-        stderr=stderr.decode("utf-8", "replace"),
-        status=None if stopped else process.returncode,
-    )
-
-
-def _spawn(name: str, path: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            [path, *argv[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except PermissionError as error:
-        raise ProbeDenied(name, f"{path} cannot be executed: {error.strerror}") from error
-    except FileNotFoundError as error:
-        raise ProbeCrashed(name, f"{path} cannot start: its interpreter is missing") from error
-    except OSError as error:
-        raise ProbeCrashed(name, f"{path} cannot start: {error.strerror}") from error
+    texts = [each.decode("utf-8", "replace") for each in (stdout, stderr)]
+    status = None if enough is not None and enough(stdout) else process.returncode
+    return ToolOutput(name=name, stdout=texts[0], stderr=texts[1], status=status)
 
 
 def _collect(
@@ -124,32 +119,31 @@ def _collect(
     assert process.stdout is not None
     assert process.stderr is not None
     chunks: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
-    finished = False
+    printed, finished = chunks[process.stdout], False
     with selectors.DefaultSelector() as selector:
         for pipe in chunks:
             selector.register(pipe, selectors.EVENT_READ, pipe)
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
             if not finished and process.poll() is not None:
-                finished, deadline = True, min(deadline, time.monotonic() + _AFTER_EXIT_S)
+                # A grandchild may hold the pipe open after the tool itself has ended.
+                finished, deadline = True, min(deadline, time.monotonic() + 0.1)
             for key, _ in selector.select(min(left, 0.02) if finished else min(left, 0.1)):
                 data = os.read(key.fd, 65536)
                 if not data:
                     selector.unregister(key.fileobj)
                 chunks[key.data] += data
-            if len(chunks[process.stdout]) > MAX_OUTPUT_BYTES or (enough and enough(bytes(chunks[process.stdout]))):
+            if len(printed) > MAX_OUTPUT_BYTES or (enough and enough(bytes(printed))):
                 finished = True
                 break
         else:
-            finished = finished or _ended_by(process, deadline)
-    return bytes(chunks[process.stdout]), bytes(chunks[process.stderr]), finished
+            finished = finished or _has_ended(process, deadline - time.monotonic())
+    return bytes(printed), bytes(chunks[process.stderr]), finished
 
 
-def _ended_by(process: subprocess.Popen[bytes], deadline: float) -> bool:
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+def _has_ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, within_s))
+    return process.returncode is not None
 
 
 def _end(name: str, process: subprocess.Popen[bytes]) -> None:
@@ -161,7 +155,7 @@ def _end(name: str, process: subprocess.Popen[bytes]) -> None:
         _kill_descendants(process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    if not _ended_by(process, time.monotonic() + _REAP_S):
+    if not _has_ended(process, 0.2):
         _stuck[name] = process
 
 
@@ -173,20 +167,6 @@ def _kill_descendants(pid: int) -> None:
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()
-
-
-def _refuse_while_stuck(name: str) -> None:
-    stuck = _stuck.pop(name, None)
-    if stuck is not None and stuck.poll() is None:
-        _stuck[name] = stuck
-        message = f"process {stuck.pid} of an earlier call hangs and cannot be killed"
-        raise ProbeTimeout(name, message, hint="the driver is stuck: see dmesg; a reboot may be needed")
-
-
-_MISSING_S = 60.0
-_LONGEST_S = 60.0
-_MOST_DOUBLINGS = 10  # 2.0 ** 1024 overflows
-_TIME_GIVEN = re.compile(r" within \d+(?:\.\d+)? s\b")
 
 
 class Deadline:
@@ -201,6 +181,13 @@ class Deadline:
         return self.left() == 0.0
 
 
+def run_until(argv: Sequence[str], deadline: Deadline, *, enough: Callable[[bytes], bool] | None = None) -> ToolOutput:
+    """Run the tool within the remaining time. Raise ProbeTimeout without starting it if none remains."""
+    if deadline.is_over():
+        raise ProbeTimeout(argv[0], f"no time was left for `{' '.join(argv)}`")
+    return run_tool(argv, deadline.left(), enough=enough)
+
+
 class Backoff:
     def __init__(self) -> None:
         self._failures = 0
@@ -211,9 +198,8 @@ class Backoff:
 
     def fail(self, kind: str, now: float) -> None:
         """Record a failure of this kind of ProbeError. A missing tool is not looked for again within a minute."""
+        self._until = now + (60.0 if kind == "missing" else min(60.0, 2.0 ** min(self._failures, 6)))
         self._failures += 1
-        doublings = min(self._failures - 1, _MOST_DOUBLINGS)
-        self._until = now + (_MISSING_S if kind == "missing" else min(_LONGEST_S, 2.0**doublings))
 
     def succeed(self) -> None:
         self._failures = 0
@@ -228,15 +214,9 @@ def problem_beside(error: ProbeError, vendor: Vendor, about: str | None = None) 
 
     The remaining time differs between readings, so the message leaves it out: otherwise it would look new each time.
     """
-    message = _TIME_GIVEN.sub(" in time", f"{about}: {error.message}" if about else error.message)
+    said = f"{about}: {error.message}" if about else error.message
+    message = re.sub(r" within \d+(?:\.\d+)? s\b", " in time", said)
     return Problem(source=error.source, kind=error.kind, message=message, hint=error.hint, vendor=vendor)
-
-
-def run_until(argv: Sequence[str], deadline: Deadline, *, enough: Callable[[bytes], bool] | None = None) -> ToolOutput:
-    """Run the tool within the remaining time. Raise ProbeTimeout without starting it if none remains."""
-    if deadline.is_over():
-        raise ProbeTimeout(argv[0], f"no time was left for `{' '.join(argv)}`")
-    return run_tool(argv, deadline.left(), enough=enough)
 
 
 class OptionalCall:

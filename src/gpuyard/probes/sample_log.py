@@ -4,9 +4,11 @@ Unknown is an empty cell in CSV and `null` in JSON Lines. All rows of a sample a
 never sees half a sample. A full file is rotated (`usage.csv.1`, then `.2`, …), and so is a CSV file with other columns.
 """
 
+import contextlib
 import csv
 import errno
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -35,7 +37,12 @@ class RowLog:
         self._path = path
         self._columns = columns
         self._is_csv = path.suffix == ".csv"
-        self._translate_errors(self._prepare)
+        with self._explained():  # check that it can be written
+            os.close(self._open())
+            if self._is_csv and path.stat().st_size:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    if file.readline().rstrip("\r\n") != ",".join(columns):
+                        self._rotate()
 
     def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
         buffer = io.StringIO()
@@ -43,44 +50,35 @@ class RowLog:
             csv.DictWriter(buffer, self._columns, lineterminator="\n").writerows(rows)
         else:
             buffer.writelines(f"{json.dumps(row)}\n" for row in rows)
-        self._translate_errors(lambda: self._append(buffer.getvalue().encode()))
-
-    def _prepare(self) -> None:
-        """Check that the file is writable, and rotate a CSV file with other columns."""
-        os.close(self._open())
-        if self._is_csv and self._path.stat().st_size:
-            with self._path.open(encoding="utf-8", errors="replace") as file:
-                if file.readline().rstrip("\r\n") != ",".join(self._columns):
-                    self._rotate()
-
-    def _append(self, encoded: bytes) -> None:
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size and size + len(encoded) > MAX_BYTES:
-            self._rotate()
-            size = 0
-        if self._is_csv and size == 0:
-            encoded = f"{','.join(self._columns)}\n".encode() + encoded
-        descriptor = self._open()
-        try:
-            if os.write(descriptor, encoded) < len(encoded):
-                os.ftruncate(descriptor, size)  # a partial row would corrupt the next one
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
+        encoded = buffer.getvalue().encode()
+        with self._explained():
+            size = self._path.stat().st_size if self._path.exists() else 0
+            if size and size + len(encoded) > MAX_BYTES:
+                self._rotate()
+                size = 0
+            if self._is_csv and size == 0:
+                encoded = f"{','.join(self._columns)}\n".encode() + encoded
+            descriptor = self._open()
+            try:
+                if os.write(descriptor, encoded) < len(encoded):
+                    os.ftruncate(descriptor, size)  # a partial row would corrupt the next one
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(descriptor)
 
     def _open(self) -> int:
         return open_results(os.path.join(os.getcwd(), self._path), makes_folders=False)
 
     def _rotate(self) -> None:
-        for number in range(KEPT_FILES, 0, -1):
-            older = self._path.with_name(f"{self._path.name}.{number}")
-            newer = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
-            if newer.exists():
-                newer.replace(older)
+        names = [self._path.name, *(f"{self._path.name}.{number}" for number in range(1, KEPT_FILES + 1))]
+        for newer, older in reversed(list(itertools.pairwise(names))):
+            if self._path.with_name(newer).exists():
+                self._path.with_name(newer).replace(self._path.with_name(older))
 
-    def _translate_errors(self, action: Any) -> None:
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            action()
+            yield
         except OSError as error:
             raise EnvironmentFault(f"cannot log to '{self._path}': {error.strerror}") from error
         except UnsafePathError as error:
@@ -92,40 +90,33 @@ class SampleLog(RowLog):
         super().__init__(path, COLUMNS)
 
     def write(self, sample: Sample) -> None:
-        self.write_rows(list(_rows(sample)))
-
-
-def _rows(sample: Sample) -> Iterator[dict[str, Any]]:
-    taken_at = iso_time(sample.snapshot.taken_at)
-    host = sample.snapshot.host
-    blank = dict.fromkeys(COLUMNS)
-    used = None
-    if host.memory_total_mb is not None and host.memory_available_mb is not None:
-        used = round(host.memory_total_mb - host.memory_available_mb, 2)
-    yield {
-        **blank,
-        "taken_at": taken_at,
-        "kind": "host",
-        "id": "host",
-        "name": host.name,
-        "memory_total_mb": host.memory_total_mb,
-        "memory_used_mb": used,
-        "memory_free_mb": host.memory_available_mb,
-        "utilization_percent": host.cpu_percent,
-        "utilization_smoothed_percent": _rounded(sample.cpu_percent),
-        "load_1m": host.load_1m,
-    }
-    for device in sample.snapshot.devices:
-        raw = device_as_dict(device)
-        yield {
-            **blank,
-            **{column: raw[column] for column in COLUMNS if column in raw},
-            "taken_at": taken_at,
-            "kind": "device",
-            "utilization_smoothed_percent": _rounded(sample.loads.get(device.id)),
-            "power_smoothed_w": _rounded(sample.powers_w.get(device.id)),
-            "process_count": None if device.processes is None else len(device.processes),
+        host = sample.snapshot.host
+        blank = {**dict.fromkeys(COLUMNS), "taken_at": iso_time(sample.snapshot.taken_at)}
+        used = None
+        if host.memory_total_mb is not None and host.memory_available_mb is not None:
+            used = round(host.memory_total_mb - host.memory_available_mb, 2)
+        of_host = {
+            "kind": "host",
+            "id": "host",
+            "name": host.name,
+            "memory_total_mb": host.memory_total_mb,
+            "memory_used_mb": used,
+            "memory_free_mb": host.memory_available_mb,
+            "utilization_percent": host.cpu_percent,
+            "utilization_smoothed_percent": _rounded(sample.cpu_percent),
+            "load_1m": host.load_1m,
         }
+        rows = [blank | of_host]
+        for device in sample.snapshot.devices:
+            raw = device_as_dict(device)
+            of_device = {
+                "kind": "device",
+                "utilization_smoothed_percent": _rounded(sample.loads.get(device.id)),
+                "power_smoothed_w": _rounded(sample.powers_w.get(device.id)),
+                "process_count": None if device.processes is None else len(device.processes),
+            }
+            rows.append(blank | {column: raw[column] for column in COLUMNS if column in raw} | of_device)
+        self.write_rows(rows)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -16,9 +16,6 @@ from gpuyard.policy.foreign_load import Smoothed, smooth
 if TYPE_CHECKING:
     from gpuyard.ports import Clock
 
-HALF_LIFE_S = 5.0
-SHORTEST_INTERVAL_S = 0.05
-
 
 class SnapshotSource(Protocol):
     def snapshot(self) -> Snapshot: ...
@@ -44,7 +41,7 @@ class Sampler:
     def want(self, interval_s: float) -> Iterator[None]:
         """Ask for a sample at least every `interval_s` until the block ends."""
         demand = object()
-        self._wanted[demand] = max(SHORTEST_INTERVAL_S, interval_s)
+        self._wanted[demand] = max(0.05, interval_s)
         try:
             yield
         finally:
@@ -83,13 +80,11 @@ class Sampler:
         """Take a sample now, whether it is due or not."""
         now = self._last_started = self._clock.monotonic()
         snapshot = self._machine.snapshot()
-        raw = {
-            ("cpu", ""): snapshot.host.cpu_percent,
-            **{("load", device.id): device.utilization_percent for device in snapshot.devices},
-            **{("power", device.id): device.power_draw_w for device in snapshot.devices},
-        }
+        raw = {("cpu", ""): snapshot.host.cpu_percent}
+        for device in snapshot.devices:
+            raw["load", device.id], raw["power", device.id] = device.utilization_percent, device.power_draw_w
         self._averages = averages = {
-            key: smooth(self._averages.get(key, Smoothed()), value, now, HALF_LIFE_S) for key, value in raw.items()
+            key: smooth(self._averages.get(key, Smoothed()), value, now, half_life_s=5.0) for key, value in raw.items()
         }
         new_problems = find_new_problems(self._problems, snapshot.problems)
         self._problems = snapshot.problems

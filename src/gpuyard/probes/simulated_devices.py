@@ -27,9 +27,6 @@ from gpuyard.model.units import parse_size
 from gpuyard.probes.machine_reader import HostProbe
 from gpuyard.simulated_usage import SharesFolder, SimulatedShare, parse_devices, pid_namespace
 
-_IDLE_W, _FULL_W = 25.0, 300.0
-_IDLE_C, _FULL_C = 35.0, 75.0
-_POLL_S = 0.01
 # The variables that select the devices of a vendor, unless it is CUDA_VISIBLE_DEVICES.
 _VARIABLES = {Vendor.AMD: "ROCR_VISIBLE_DEVICES", Vendor.INTEL: "ZE_AFFINITY_MASK"}
 
@@ -59,7 +56,7 @@ class SimulatedDevices:
             raise ProbeCrashed("simulated", f"{self.folder} cannot be used: {error.strerror}") from error
         own = [device for device in self.devices if device.vendor is self.vendor]
         if health is not None:
-            own = [msgspec.structs.replace(each, health=health.get(each.id, HealthFigures())) for each in own]
+            own = [replace(each, health=health.get(each.id, HealthFigures())) for each in own]
         return Reading(devices=tuple(_loaded(device, taken) for device in own))
 
     def read_memory(self, devices: Sequence[Device]) -> list[Device]:
@@ -102,13 +99,13 @@ class SimulatedUse:
             if megabytes > free_mb + simulated_usage.ROUNDING_MB:
                 raise SimulatedOutOfMemory(simulated_usage.out_of_memory_message(device, megabytes, free_mb))
             memory = {**share.memory_mb, device_id: share.memory_mb.get(device_id, 0.0) + megabytes}
-            simulated_usage.write(self._descriptor, msgspec.structs.replace(share, memory_mb=memory))
+            simulated_usage.write(self._descriptor, replace(share, memory_mb=memory))
 
     def set_load(self, device_id: str, percent: float) -> None:
         self._find(device_id)
         with self._locked_use() as share:
             load = {**share.load_percent, device_id: percent}
-            simulated_usage.write(self._descriptor, msgspec.structs.replace(share, load_percent=load))
+            simulated_usage.write(self._descriptor, replace(share, load_percent=load))
 
     def work(self) -> None:
         """Return when the process is not suspended, as a driver call would."""
@@ -135,7 +132,7 @@ class SimulatedUse:
                 if not share.is_locked:
                     yield share
                     return
-            time.sleep(_POLL_S)
+            time.sleep(0.01)
 
     def _find(self, device_id: str) -> Device:
         for device in self._devices.devices:
@@ -179,19 +176,16 @@ def _loaded(device: Device, taken: Iterable[SimulatedShare]) -> Device:
         if share.memory_mb.get(device.id)
     )
     load = min(100.0, sum((share.load_percent.get(device.id, 0.0) for share in taken if not share.is_locked), 0.0))
-    return msgspec.structs.replace(
+    return replace(
         device,
         memory_used_mb=sum((process.memory_mb or 0.0 for process in processes), 0.0),
         memory_free_mb=simulated_usage.free_mb(device, taken),
         utilization_percent=load,
-        power_draw_w=_IDLE_W + (_FULL_W - _IDLE_W) * load / 100,
-        power_limit_w=_FULL_W,
-        temperature_c=_IDLE_C + (_FULL_C - _IDLE_C) * load / 100,
+        power_draw_w=25.0 + 275.0 * load / 100,
+        power_limit_w=300.0,
+        temperature_c=35.0 + 40.0 * load / 100,
         processes=processes,
     )
-
-
-_EXAMPLE = "write it as 23GB, or as 23GB,8 for 8 CPUs"
 
 
 class SimulatedHost:
@@ -200,13 +194,14 @@ class SimulatedHost:
     def __init__(self, spec: str, real: HostProbe, used_mb: Callable[[], float] = lambda: 0.0) -> None:
         self._used_mb = used_mb
         size, _, cpus = spec.partition(",")
+        hint = "write it as 23GB, or as 23GB,8 for 8 CPUs"
         self._real = real
         try:
             self._ram_mb, self._cpus = parse_size(size), int(cpus) if cpus else None
         except (UserError, ValueError):
-            raise UserError(f"GPUYARD_SIMULATE_HOST is '{spec}'", hint=_EXAMPLE) from None
+            raise UserError(f"GPUYARD_SIMULATE_HOST is '{spec}'", hint=hint) from None
         if self._ram_mb <= 0 or (self._cpus is not None and self._cpus < 1):
-            raise UserError(f"GPUYARD_SIMULATE_HOST is '{spec}', a machine without RAM or CPUs", hint=_EXAMPLE)
+            raise UserError(f"GPUYARD_SIMULATE_HOST is '{spec}', a machine without RAM or CPUs", hint=hint)
 
     def read(self) -> Host:
         host = self._real.read()

@@ -23,7 +23,7 @@ from gpuyard.policy.preallocation import growth_variables
 from gpuyard.policy.sizing import ram_limit_mb
 from gpuyard.policy.world import Start
 from gpuyard.ports import HeldClaim, Launch, Prepared
-from gpuyard.probes.cpu_layout import node_of, read_cpu_layout
+from gpuyard.probes.kernel_files import node_of, read_cpu_layout
 from gpuyard.queue.cluster_jobs import ClusterDispatch
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.engine_set import EngineSet

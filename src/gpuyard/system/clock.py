@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # Without CLOCK_BOOTTIME, on macOS, CLOCK_MONOTONIC is the one that counts the time asleep.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_SAME_MOMENT_S = 0.1
 
 
 def since_boot() -> float:
@@ -30,7 +29,7 @@ def read_clocks(other: Callable[[], float]) -> tuple[float, float]:
     would look as if a clock had been set."""
     while True:
         before, read, after = since_boot(), other(), since_boot()
-        if after - before < _SAME_MOMENT_S:
+        if after - before < 0.1:
             return before, read
 
 

@@ -11,14 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-# What is read at most: a script that reads a variable names it near its beginning.
-_MOST_FILES, _MOST_BYTES = 16, 1 << 20
-# The text of a shell, for example, is no name of a file.
-_NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO})
-# A network disk may hang: then nothing is read for a minute for commands of that working folder.
-_MOST_S, _LEAVE_ALONE_S = 5.0, 60.0
 _OPERATORS = "();<>|&\n"
-_EXPANDED = re.compile(r"[$`*?\[]")  # by the shell, which alone knows the name
 _hung: dict[str, float] = {}  # working folders, and until when
 
 
@@ -38,13 +31,15 @@ def mentions(word: str, command: Sequence[str], cwd: str, search_path: str | Non
         reader.start()
     except RuntimeError:  # no more threads
         return None
-    reader.join(_MOST_S)
-    if not found:
-        _hung[cwd] = time.monotonic() + _LEAVE_ALONE_S
+    reader.join(5.0)
+    if not found:  # a network disk may hang: nothing is read for a minute for commands of that working folder
+        _hung[cwd] = time.monotonic() + 60.0
     return found[0] if found else None
 
 
 def _search(word: str, command: Sequence[str], cwd: str, search_path: str | None) -> bool | None:
+    # The text of a shell, for example, is no name of a file.
+    no_file = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO}
     is_unknown, files = False, 0
     for path in dict.fromkeys(_named_files(command, cwd, search_path)):
         if path is None:
@@ -55,12 +50,12 @@ def _search(word: str, command: Sequence[str], cwd: str, search_path: str | None
         except ValueError:  # no name of a file
             continue
         except OSError as error:
-            is_unknown = is_unknown or error.errno not in _NO_FILE
+            is_unknown = is_unknown or error.errno not in no_file
             continue
         if word.encode() in content:
             return True
         files += 1
-        if files == _MOST_FILES:
+        if files == 16:
             break
     return None if is_unknown or not files else False
 
@@ -68,10 +63,8 @@ def _search(word: str, command: Sequence[str], cwd: str, search_path: str | None
 def _named_files(command: Sequence[str], cwd: str, search_path: str | None) -> Iterator[str | None]:
     """Yield where files may be that the command names: the program, its arguments, a module of Python, and
     those that a line of a shell among its arguments names; None for those in a folder that cannot be told."""
-    if command and "/" not in command[0]:
-        program = None if search_path is None else shutil.which(command[0], path=search_path)
-        if program is not None:
-            yield program
+    if command and "/" not in command[0] and search_path is not None:
+        yield from filter(None, [shutil.which(command[0], path=search_path)])
     for place, each in enumerate(command):
         if "/" in each or (place and not each.startswith("-")):
             yield os.path.join(cwd, each)
@@ -91,7 +84,7 @@ def _named_in_line(commands: list[list[str]], cwd: str, search_path: str | None)
             yield from _named_files(words, folder, search_path)
         if words[0] == "cd":
             name = next((word for word in words[1:] if word not in ("--", "-L", "-P")), "~")
-            if name == "-" or _EXPANDED.search(name):
+            if name == "-" or re.search(r"[$`*?\[]", name):  # expanded by the shell, which alone knows the name
                 yield None
             else:
                 folders.append(os.path.join(folders[-1], os.path.expanduser(name)))
@@ -110,10 +103,11 @@ def _shell_commands(line: str) -> list[list[str]]:
 
 
 def _read(path: str) -> bytes:
+    """Return the beginning of a file: a script that reads a variable names it there."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise FileNotFoundError(errno.ENOENT, "it is not a plain file", path)
-        return os.read(descriptor, _MOST_BYTES)
+        return os.read(descriptor, 1 << 20)
     finally:
         os.close(descriptor)

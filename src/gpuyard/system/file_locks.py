@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeAlias
 
 from gpuyard.errors import EnvironmentFault
@@ -35,20 +35,6 @@ _Handler: TypeAlias = Callable[[int, FrameType | None], object]
 _SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGALRM))
 # The C module below `signal`: without its conversions to enums, which take longer than all the rest.
 _fast_signal: Any = sys.modules.get("_signal", signal)
-
-
-class _Deferred:
-    """The handler in place of another one: keeps the signal while a block defers it, and passes it on otherwise."""
-
-    def __init__(self, handler: _Handler, block: "DeferInterrupts") -> None:
-        self.handler = handler
-        self._block = block
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._block.is_active:
-            self._block.pending[number] = self.handler
-        else:
-            self.handler(number, frame)
 
 
 class DeferInterrupts:
@@ -62,7 +48,7 @@ class DeferInterrupts:
     def __init__(self) -> None:
         self.is_active = False
         self.pending: dict[int, _Handler] = {}
-        self._replaced: list[tuple[int, _Deferred]] = []
+        self._replaced: list[tuple[int, _Handler, _Handler]] = []
 
     def __enter__(self) -> None:
         if DeferInterrupts._outermost is not None or threading.get_ident() != threading.main_thread().ident:
@@ -72,33 +58,39 @@ class DeferInterrupts:
             for number in _SIGNALS:
                 handler = _fast_signal.getsignal(number)
                 if callable(handler):
-                    deferred = _Deferred(handler, self)
-                    self._replaced.append((number, deferred))
-                    _fast_signal.signal(number, deferred)
+                    deferring = self._deferring(handler)
+                    self._replaced.append((number, handler, deferring))
+                    _fast_signal.signal(number, deferring)
             DeferInterrupts._outermost = self
         except BaseException:
             self._restore()
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def _deferring(self, handler: _Handler) -> _Handler:
+        """Return a handler in place of another one: it keeps the signal while this block defers it."""
+
+        def defer(number: int, frame: FrameType | None) -> None:
+            if self.is_active:
+                self.pending[number] = handler
+            else:
+                handler(number, frame)
+
+        return defer
+
+    def __exit__(self, *_: object) -> None:
         if DeferInterrupts._outermost is self:
             DeferInterrupts._outermost = None
             self._restore()
 
     def _restore(self) -> None:
         try:
-            for number, deferred in self._replaced:
-                present = _fast_signal.getsignal(number)
-                if present is deferred:
-                    _fast_signal.signal(number, deferred.handler)
+            for number, handler, deferring in self._replaced:
+                if _fast_signal.getsignal(number) is deferring:
+                    _fast_signal.signal(number, handler)
         finally:  # a handler that was restored may have raised: those that were not pass their signals on
             self.is_active = False
         for number, handler in self.pending.items():
             handler(number, None)
-
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.01
-_IN_TIME_S = 60.0
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
@@ -122,10 +114,10 @@ def lock_within(descriptor: int, timeout_s: float, *, shared: bool = False) -> b
 
 def pauses_s() -> Iterator[float]:
     """Yield the pauses between attempts to get a lock, without an end."""
-    pause_s = _FIRST_PAUSE_S
+    pause_s = 0.0002
     while True:
         yield pause_s
-        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+        pause_s = min(0.01, pause_s * 1.5)
 
 
 def lock(descriptor: int) -> None:
@@ -142,18 +134,13 @@ def find_lock_holders(status: os.stat_result, source: Path = Path("/proc/locks")
 
     It shows no process of another container. If a process has ended and left its lock to a child, it is named still.
     """
-    key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+    key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
         lines = source.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return []
-    found: list[int] = []
-    for fields in map(str.split, lines):
-        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].count(":") == 2:
-            major, minor, inode = fields[5].split(":")
-            if (int(major, 16), int(minor, 16), int(inode)) == key:
-                found.append(int(fields[4]))
-    return found
+    rows = (fields for line in lines if len(fields := line.split()) >= 6)
+    return [int(fields[4]) for fields in rows if (fields[1], fields[5]) == ("FLOCK", key)]
 
 
 def has_name(descriptor: int) -> bool:
@@ -163,10 +150,9 @@ def has_name(descriptor: int) -> bool:
 
 def lock_in_time(descriptor: int, path: str | Path) -> None:
     """Wait for the lock up to 60 s, then raise EnvironmentFault: every user who can read a file can lock it."""
-    if not lock_within(descriptor, _IN_TIME_S):
-        raise EnvironmentFault(
-            f"another process has kept {path} locked for {_IN_TIME_S:g} s", hint="`lslocks` shows who holds the lock"
-        )
+    if not lock_within(descriptor, 60.0):
+        hint = "`lslocks` shows who holds the lock"
+        raise EnvironmentFault(f"another process has kept {path} locked for 60 s", hint=hint)
 
 
 @contextlib.contextmanager
@@ -203,7 +189,6 @@ def locked(folder: Path) -> Iterator[None]:
 _HAS_OWNER_LOCKS = hasattr(fcntl, "F_OFD_SETLK")
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length (0: to the end), pid
 _FIRST_BEAT = 1
-_CLOCK_SLACK_S = 2
 
 
 def try_hold(descriptor: int) -> bool:
@@ -255,7 +240,7 @@ def has_beaten(descriptor: int, within_s: int) -> bool:
     if not _HAS_OWNER_LOCKS:
         return True
     first = max(0, int(time.monotonic()) - within_s)
-    return _is_write_locked(descriptor, _FIRST_BEAT + first, within_s + _CLOCK_SLACK_S)
+    return _is_write_locked(descriptor, _FIRST_BEAT + first, within_s + 2)  # some slack
 
 
 def _set(descriptor: int, kind: int, start: int, length: int) -> None:
@@ -275,16 +260,13 @@ def kept_from_cleaning(folder: str) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try_lock(descriptor, shared=True)
-        _mark_files(descriptor)
-        yield
-        _mark_files(descriptor)
+        for is_last in (False, True):
+            for name in os.listdir(descriptor):
+                with contextlib.suppress(OSError):
+                    mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
+                    if stat.S_ISREG(mode):
+                        os.chmod(name, stat.S_IMODE(mode) | stat.S_ISVTX, dir_fd=descriptor)
+            if not is_last:
+                yield
     finally:
         os.close(descriptor)
-
-
-def _mark_files(folder: int) -> None:
-    for name in os.listdir(folder):
-        with contextlib.suppress(OSError):
-            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-            if stat.S_ISREG(mode):
-                os.chmod(name, stat.S_IMODE(mode) | stat.S_ISVTX, dir_fd=folder)

@@ -24,15 +24,12 @@ _IS_LINUX = hasattr(os, "O_PATH")
 
 
 class LeftAlone(OSError):
-    """What is at the path is never removed: it `is` of another user, or mounted there."""
-
-    def __init__(self, path: str, number: int, what_it_is: str) -> None:
-        super().__init__(number, what_it_is, path)
+    """What is at the path is never removed: it is another user's, or mounted there."""
 
 
 class Mounted(LeftAlone):
     def __init__(self, path: str) -> None:
-        super().__init__(path, errno.EXDEV, "is a mount, which gpuyard leaves alone; unmount it first")
+        super().__init__(errno.EXDEV, "is a mount, which gpuyard leaves alone; unmount it first", path)
 
 
 class Entry(NamedTuple):
@@ -87,28 +84,23 @@ class FolderTree:
     def is_ours(self) -> bool:
         return os.fstat(self.descriptor).st_uid == os.geteuid()
 
-    # One entry
-
     @contextlib.contextmanager
     def at(self, path: str) -> Iterator[tuple[int, str]]:
         """Yield a descriptor of the folder that `path` is in, and its name there."""
         above, _, name = path.rpartition("/")
         try:
-            self._go_to(above)
+            # The folder is kept open: the next path is often in it, or below.
+            if not f"{above}/".startswith(f"{self._last_path}/" if self._last_path else ""):
+                os.close(self._last)
+                self._last, self._last_path = os.dup(self.descriptor), ""
+            for part in filter(None, above[len(self._last_path) :].split("/")):
+                inner = open_folder(part, self._last, self._mount)
+                os.close(self._last)
+                self._last, self._last_path = inner, f"{self._last_path}/{part}".lstrip("/")
             yield self._last, name
         except OSError as error:
             error.filename = self.name(path)
             raise
-
-    def _go_to(self, path: str) -> None:
-        """Open the folder, and keep it open: the next path is often in it, or below."""
-        if not f"{path}/".startswith(f"{self._last_path}/" if self._last_path else ""):
-            os.close(self._last)
-            self._last, self._last_path = os.dup(self.descriptor), ""
-        for name in filter(None, path[len(self._last_path) :].split("/")):
-            inner = open_folder(name, self._last, self._mount)
-            os.close(self._last)
-            self._last, self._last_path = inner, f"{self._last_path}/{name}".lstrip("/")
 
     def status(self, path: str) -> os.stat_result:
         with self.at(path) as (folder, name):
@@ -126,8 +118,6 @@ class FolderTree:
                 yield descriptor
             finally:
                 os.close(descriptor)
-
-    # All entries
 
     def paths(self) -> list[str]:
         """Return the paths of all entries, a folder before its own entries. Raises Mounted if one is a mount."""
@@ -153,12 +143,12 @@ class FolderTree:
         which `skips` is true are left out, with all below. `unlocks`: give ourselves all permissions on our folders; a
         folder of another user is then a problem (`LeftAlone`).
         """
-        with contextlib.closing(_Walk(self.descriptor, names, unlocks=unlocks)) as walk:
+        with contextlib.closing(_Walk(self.descriptor, self._mount, names, unlocks=unlocks)) as walk:
             while walk.levels:
-                level, path = walk.levels[-1], ""
+                level = walk.levels[-1]
+                path = level.path
                 try:
                     if not level.left:
-                        path = level.path
                         entry = walk.leave()
                     else:
                         name, is_folder = level.left.pop()
@@ -175,9 +165,8 @@ class FolderTree:
 class _Walk:
     """`here` is a descriptor of the folder of the last level."""
 
-    def __init__(self, root: int, names: Iterable[str] | None, *, unlocks: bool) -> None:
-        self._root, self._unlocks = root, unlocks
-        self._mount = mount_of(root)
+    def __init__(self, root: int, mount: int, names: Iterable[str] | None, *, unlocks: bool) -> None:
+        self._root, self._mount, self._unlocks = root, mount, unlocks
         self._here = os.dup(root)
         left = _entries(root) if names is None else [(name, _is_folder(name, root)) for name in names]
         self.levels = [_FolderLevel("", "", os.fstat(root), left)]
@@ -206,18 +195,14 @@ class _Walk:
         left = self.levels.pop()
         if not self.levels:
             return None
-        if not self._try_to_move("..", self.levels[-1]):
-            self._find_again()
-            raise FileNotFoundError(errno.ENOENT, "it was moved or removed meanwhile")
-        return Entry(self._here, left.name, left.path, left.status)
-
-    def _find_again(self) -> None:
-        """Go back to the last folder that is where it was."""
-        self._move_to(os.dup(self._root))
+        if self._try_to_move("..", self.levels[-1]):
+            return Entry(self._here, left.name, left.path, left.status)
+        self._move_to(os.dup(self._root))  # and down to the last folder that is where it was
         for depth, level in enumerate(self.levels[1:], 1):
             if not self._try_to_move(level.name, level):
                 del self.levels[depth:]
-                return
+                break
+        raise FileNotFoundError(errno.ENOENT, "it was moved or removed meanwhile")
 
     def _try_to_move(self, name: str, level: _FolderLevel) -> bool:
         """Return whether the name is the folder of this level."""
@@ -274,20 +259,14 @@ def remove_entries(tree: FolderTree, names: Iterable[str], *, keeps_others: bool
     return problems
 
 
-# Mounts
-
-
 def mount_of(descriptor: int) -> int:
     """Return the id of the mount that an open file is in: a bind mount has one of its own, but its source's device.
     Only Linux tells it; elsewhere return the device."""
     try:
-        info = os.open(f"/proc/self/fdinfo/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb", buffering=0) as info:
+            _, found, rest = info.read(4096).partition(b"mnt_id:")
     except FileNotFoundError:
-        return os.fstat(descriptor).st_dev
-    try:
-        _, found, rest = os.read(info, 4096).partition(b"mnt_id:")
-    finally:
-        os.close(info)
+        found = b""
     return int(rest.split(maxsplit=1)[0]) if found else os.fstat(descriptor).st_dev
 
 
@@ -300,9 +279,6 @@ def is_mount(name: str, folder: int) -> bool:
         return mount_of(place) != mount_of(folder)
     finally:
         os.close(place)
-
-
-# One folder
 
 
 def open_folder(name: str, folder: int, mount: int, *, unlocks: bool = False) -> int:
@@ -324,7 +300,7 @@ def open_folder(name: str, folder: int, mount: int, *, unlocks: bool = False) ->
 
 def _refuse_others(status: os.stat_result, path: str) -> None:
     if status.st_uid != os.geteuid():
-        raise LeftAlone(path, errno.EPERM, f"belongs to user {status.st_uid}")
+        raise LeftAlone(errno.EPERM, f"belongs to user {status.st_uid}", path)
 
 
 def _entries(folder: int) -> list[tuple[str, bool]]:

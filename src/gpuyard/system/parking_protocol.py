@@ -28,7 +28,6 @@ HOLD, PARK, RETURN, KEEP = b"hold", b"park", b"return", b"keep"
 NEXT, PARKED, RETURNED, REFUSED = "next", "parked", "returned", "refused"
 LONGEST_LINE = 4096
 _FOLDER, _END = "suspending", ".park"
-_PARTS = 4  # the job, the attempt, the process and the world size
 
 
 class Registration(NamedTuple):
@@ -82,7 +81,7 @@ def _sockets(queue: str) -> list[tuple[str, Registration]]:
     found = []
     for name in names:
         parts = name.removesuffix(_END).split(".")
-        if name.endswith(_END) and len(parts) == _PARTS and all(map(str.isdecimal, parts)):
+        if name.endswith(_END) and len(parts) == 4 and all(map(str.isdecimal, parts)):
             job, attempt, pid, world_size = parts
             path = f"{queue}/{_FOLDER}/{name}"
             found.append((f"{job}.{attempt}", Registration(path, int(pid), int(world_size))))

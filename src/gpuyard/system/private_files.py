@@ -30,9 +30,6 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 MOST_CONFIGURED = 1 << 20
 _HINT = "remove it, or write to another folder"
 _OTHER_HOME = "set GPUYARD_HOME to another folder"
-# As in the kernel.
-_MOST_LINKS = 40
-_ALL_USERS = 4294967295
 
 
 class PrivateFileError(EnvironmentFault):
@@ -56,10 +53,8 @@ def check_folder(path: str, instead: str = _OTHER_HOME) -> os.stat_result | None
             hint=f"{instead}; if you trust all that is in it: `chown -R {os.geteuid()} {path}`",
         )
     if _is_open_to_others(path, found):
-        raise PrivateFileError(
-            f"other users can write to {path}",
-            hint=f"if all in it is yours, `chmod go-w {path}`; or {instead}",
-        )
+        hint = f"if all in it is yours, `chmod go-w {path}`; or {instead}"
+        raise PrivateFileError(f"other users can write to {path}", hint=hint)
     return found
 
 
@@ -70,11 +65,14 @@ def open_folder(path: str, instead: str = _OTHER_HOME) -> int:
         import errno  # most commands do not need it
 
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    folder = os.open(path, _FOLDER)
-    if not os.path.samestat(os.fstat(folder), found):
-        os.close(folder)
+    return _same(os.open(path, _FOLDER), found, path)
+
+
+def _same(file: int, found: os.stat_result, path: str) -> int:
+    if not os.path.samestat(os.fstat(file), found):
+        os.close(file)
         raise PrivateFileError(f"{path} was replaced while it was opened", hint="try again")
-    return folder
+    return file
 
 
 def make_folder(path: str, instead: str = _OTHER_HOME, *, is_closed: bool = False) -> None:
@@ -98,7 +96,7 @@ def open_own(path: str, flags: int = APPEND, instead: str = _OTHER_HOME) -> int:
     above, name = os.path.split(path)
     folder = open_folder(above, instead)
     try:
-        return _checked(_descriptor(name, flags | _SAFELY, folder, above), path)
+        return _open_in(folder, above, name, flags)
     except IsADirectoryError as error:
         hint = "move it away: gpuyard has a file of its own there"
         raise PrivateFileError(f"{path} is a folder", hint=hint) from error
@@ -112,10 +110,9 @@ def check_entries(path: str, instead: str = _OTHER_HOME) -> None:
     with os.scandir(path) as entries:
         for entry in entries:
             owner = entry.stat(follow_symlinks=False).st_uid
-            if not _is_trusted(owner):
-                raise PrivateFileError(
-                    f"{entry.path} belongs to {_named(owner)}, in a folder of yours", hint=f"remove it, or {instead}"
-                )
+            if owner not in (0, os.geteuid()):
+                message = f"{entry.path} belongs to {_named(owner)}, in a folder of yours"
+                raise PrivateFileError(message, hint=f"remove it, or {instead}")
 
 
 def read_trusted(path: str, instead: str = _OTHER_HOME) -> bytes:
@@ -129,9 +126,8 @@ def read_small(file: "BinaryIO", path: str) -> bytes:
     """Return the content of a configuration file. Raises PrivateFileError if it is too large for one."""
     content = file.read(MOST_CONFIGURED + 1)
     if len(content) > MOST_CONFIGURED:
-        raise PrivateFileError(
-            f"{path} is too large: configuration has at most 1 MB", hint="see what is in it; was another file meant?"
-        )
+        message = f"{path} is too large: configuration has at most 1 MB"
+        raise PrivateFileError(message, hint="see what is in it; was another file meant?")
     return content
 
 
@@ -140,19 +136,13 @@ def open_trusted(path: str, instead: str = _OTHER_HOME) -> int:
     real, found = _follow(path, instead)
     if found is None:
         raise FileNotFoundError(path)
-    if not _is_trusted(found.st_uid):
-        raise PrivateFileError(
-            f"{path} belongs to {_named(found.st_uid)}, and not to you", hint=f"remove it, or {instead}"
-        )
+    if found.st_uid not in (0, os.geteuid()):
+        message = f"{path} belongs to {_named(found.st_uid)}, and not to you"
+        raise PrivateFileError(message, hint=f"remove it, or {instead}")
     if _is_open_to_others(real, found):
-        raise PrivateFileError(
-            f"other users can write to {path}", hint=f"check its content, then `chmod go-w {path}`; or {instead}"
-        )
-    file = os.open(real, os.O_RDONLY | _SAFELY)
-    if not os.path.samestat(os.fstat(file), found):
-        os.close(file)
-        raise PrivateFileError(f"{path} was replaced while it was opened", hint="try again")
-    return file
+        hint = f"check its content, then `chmod go-w {path}`; or {instead}"
+        raise PrivateFileError(f"other users can write to {path}", hint=hint)
+    return _same(os.open(real, os.O_RDONLY | _SAFELY), found, path)
 
 
 def _follow(path: str, instead: str) -> tuple[str, os.stat_result | None]:
@@ -168,45 +158,33 @@ def _follow(path: str, instead: str) -> tuple[str, os.stat_result | None]:
             continue
         _check_above(at, path, instead)
         below = os.path.join(at, name)
-        found = _status(below, instead)
-        if found is None:
+        try:
+            found = os.lstat(below)
+        except (FileNotFoundError, NotADirectoryError):
             return below, None
-        if stat.S_ISLNK(found.st_mode):
-            links += 1
-            target = _target(below, found, links, instead)
-            pending += target.split("/")[::-1]
-            at = "/" if target.startswith("/") else at
-        else:
+        except OSError as error:
+            raise PrivateFileError(f"{below} cannot be used: {error.strerror}", hint=instead) from error
+        if not stat.S_ISLNK(found.st_mode):
             at = below
+            continue
+        links += 1
+        if links > 40:  # as in the kernel
+            raise PrivateFileError(f"{below} leads through too many symbolic links", hint=instead)
+        if not _is_trusted_on_the_way(found.st_uid):
+            message = f"the symbolic link {below} belongs to {_named(found.st_uid)}"
+            raise PrivateFileError(message, hint=f"remove it, or {instead}")
+        target = os.readlink(below)
+        pending += target.split("/")[::-1]
+        at = "/" if target.startswith("/") else at
     return at, os.lstat(at)
-
-
-def _status(path: str, instead: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise PrivateFileError(f"{path} cannot be used: {error.strerror}", hint=instead) from error
-
-
-def _target(link: str, found: os.stat_result, links: int, instead: str) -> str:
-    if links > _MOST_LINKS:
-        raise PrivateFileError(f"{link} leads through too many symbolic links", hint=instead)
-    if not (_is_trusted(found.st_uid) or _is_unmapped(found.st_uid)):
-        raise PrivateFileError(
-            f"the symbolic link {link} belongs to {_named(found.st_uid)}", hint=f"remove it, or {instead}"
-        )
-    return os.readlink(link)
 
 
 def _check_above(folder: str, path: str, instead: str) -> None:
     """Check a folder on the way to `path`: others must not be able to replace what is in it."""
     found = os.lstat(folder)
-    if not (_is_trusted(found.st_uid) or _is_unmapped(found.st_uid)):
-        raise PrivateFileError(
-            f"{path} is in {folder}, which belongs to {_named(found.st_uid)}", hint=f"{instead}, in one of yours"
-        )
+    if not _is_trusted_on_the_way(found.st_uid):
+        message = f"{path} is in {folder}, which belongs to {_named(found.st_uid)}"
+        raise PrivateFileError(message, hint=f"{instead}, in one of yours")
     if not found.st_mode & stat.S_ISVTX and _is_open_to_others(folder, found):
         raise PrivateFileError(
             f"other users can write to {folder}, and so replace {path}",
@@ -214,8 +192,8 @@ def _check_above(folder: str, path: str, instead: str) -> None:
         )
 
 
-def _is_trusted(uid: int) -> bool:
-    return uid in (0, os.geteuid())
+def _is_trusted_on_the_way(uid: int) -> bool:
+    return uid in (0, os.geteuid()) or _is_unmapped(uid)
 
 
 def _is_open_to_others(path: str, found: os.stat_result) -> bool:
@@ -223,28 +201,20 @@ def _is_open_to_others(path: str, found: os.stat_result) -> bool:
         return True
     if not found.st_mode & stat.S_IWGRP:
         return False
-    return not _is_private_group(found.st_uid, found.st_gid) or _has_access_list(path)
-
-
-def _is_private_group(uid: int, gid: int) -> bool:
-    """Whether a group is its user's alone, as most systems make one for each user: others have no group of that name
-    as their own, and no one was added to it."""
     import grp
     import pwd
 
     try:
-        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+        user, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
     except KeyError:
-        return False
-    return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
-
-
-def _has_access_list(path: str) -> bool:
-    """Whether the group's permissions may be those of users that an access control list names."""
+        return True
+    # Most systems make a group for each user: others have none of that name as their own, and no one was added to it.
+    is_private = user.pw_gid == found.st_gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
     try:
+        # The group's permissions may be those of users that an access control list names.
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
     except (OSError, AttributeError):  # there is none; not Linux
-        return False
+        return not is_private
     return True
 
 
@@ -253,7 +223,7 @@ def _is_unmapped(uid: int) -> bool:
     try:
         with open("/proc/sys/kernel/overflowuid", encoding="ascii") as number, open("/proc/self/uid_map") as users:
             mapped = sum(int(line.split()[2]) for line in users)
-            return uid == int(number.read()) and mapped < _ALL_USERS
+            return uid == int(number.read()) and mapped < 0xFFFFFFFF
     except (OSError, ValueError, IndexError):
         return False
 
@@ -272,23 +242,29 @@ def _named(uid: int) -> str:
 
 def open_private(path: str) -> int:
     """Open a file in a folder that has to be ours too, for appending. Creates both, for this user alone."""
-    return _open(path, _FOLDER | os.O_NOFOLLOW, is_own=True)
+    return _open(path, is_own=True)
 
 
 def open_in_shared(path: str) -> int:
     """Open a file of ours in a folder of any user, such as /tmp, for appending. Creates both."""
-    return _open(path, _FOLDER, is_own=False)
+    return _open(path, is_own=False)
 
 
-def open_to_append(path: str, mode: int) -> int:
+def open_to_append(path: str, mode: int = 0o600, *, is_own: bool = False) -> int:
     """Open a file of ours in an existing folder of any user. Creates the file with `mode`. Raises OSError."""
     place, name = os.path.split(path)
-    return _open_in(place, name, _FOLDER, is_own=False, mode=mode)
+    folder = _descriptor(place, _FOLDER | (os.O_NOFOLLOW if is_own else 0))
+    try:
+        if is_own and os.fstat(folder).st_uid != os.geteuid():
+            raise PrivateFileError(f"the folder {place} belongs to another user", hint=_HINT)
+        return _open_in(folder, place, name, APPEND, mode)
+    finally:
+        os.close(folder)
 
 
 def read_own(path: str) -> bytes:
     """Return the content of a file of ours in a folder of any user. Raises FileNotFoundError if it does not exist."""
-    with open(_checked(_descriptor(path, os.O_RDONLY | _SAFELY, None), path), "rb") as file:
+    with open(_open_in(None, "", path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
@@ -314,37 +290,19 @@ def _make_missing(path: str, mode: int) -> None:
             raise
 
 
-def _open(path: str, flags: int, *, is_own: bool) -> int:
-    place, name = os.path.split(path)
+def _open(path: str, *, is_own: bool) -> int:
+    place = os.path.dirname(path)
     _make_folder(place, "choose another folder", 0o777)
     try:
-        return _open_in(place, name, flags, is_own=is_own, mode=0o600)
+        return open_to_append(path, is_own=is_own)
     except OSError as error:
         culprit = place if error.filename == place else path
         raise PrivateFileError(f"{culprit} cannot be written: {error.strerror}", hint=_HINT) from error
 
 
-def _open_in(place: str, name: str, flags: int, *, is_own: bool, mode: int) -> int:
-    folder = _descriptor(place, flags, None)
-    try:
-        if is_own and os.fstat(folder).st_uid != os.geteuid():
-            raise PrivateFileError(f"the folder {place} belongs to another user", hint=_HINT)
-        return _checked(_descriptor(name, APPEND | _SAFELY, folder, place, mode), f"{place}/{name}")
-    finally:
-        os.close(folder)
-
-
-def _descriptor(name: str, flags: int, within: int | None, place: str = "", mode: int = 0o600) -> int:
-    try:
-        return os.open(name, flags, mode, dir_fd=within)
-    except OSError as error:
-        path = os.path.join(place, name)
-        if os.path.islink(path):
-            raise PrivateFileError(f"{path} cannot be written: it is a symbolic link", hint=_HINT) from error
-        raise
-
-
-def _checked(file: int, path: str) -> int:
+def _open_in(folder: int | None, place: str, name: str, flags: int, mode: int = 0o600) -> int:
+    """Open a file of ours in an open folder, whose path is `place`."""
+    file, path = _descriptor(name, flags | _SAFELY, folder, place, mode), os.path.join(place, name)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
         why = "it is not a regular file"
@@ -356,3 +314,13 @@ def _checked(file: int, path: str) -> int:
         return file
     os.close(file)
     raise PrivateFileError(f"{path} cannot be written: {why}", hint=_HINT)
+
+
+def _descriptor(name: str, flags: int, within: int | None = None, place: str = "", mode: int = 0o600) -> int:
+    try:
+        return os.open(name, flags, mode, dir_fd=within)
+    except OSError as error:
+        path = os.path.join(place, name)
+        if os.path.islink(path):
+            raise PrivateFileError(f"{path} cannot be written: it is a symbolic link", hint=_HINT) from error
+        raise

@@ -6,39 +6,38 @@ enough. Containers often have no machine id, nodes that were installed from one 
 until the machine is restarted, and several containers on one kernel have the same boot id.
 """
 
+import contextlib
 import os
 import pwd
 import sys
 from functools import lru_cache
 
 from gpuyard.model.printable_text import printable
+from gpuyard.system.submitting_shell import stat_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpuyard.model.lease import Holder
 
-_ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
-_BOOT_FILE = "/proc/sys/kernel/random/boot_id"
-_LONGEST_HOST = 64
 _read_before: "dict[str, str | None]" = {}
 
 
 def machine_id() -> str | None:
     """Return a digest of the machine's id, which must not be shown itself; None if the machine has no id."""
-    content = next(filter(None, map(_read, _ID_FILES)), None)
+    content = _read("/etc/machine-id") or _read("/var/lib/dbus/machine-id")
     if content is None or len(content) != 32 or not all(each in "0123456789abcdef" for each in content):
         return None  # missing, empty, or `uninitialized`
     return _digest(content)
 
 
 def boot_id() -> str | None:
-    return _read(_BOOT_FILE)
+    return _read("/proc/sys/kernel/random/boot_id")
 
 
 def host_name() -> str:
     """Return the name of this machine without its domain, as it is shown and compared."""
     name = os.uname().nodename.partition(".")[0].lower()
-    return "".join(each if each.isalnum() or each in "-_" else "?" for each in name)[:_LONGEST_HOST] or "localhost"
+    return "".join(each if each.isalnum() or each in "-_" else "?" for each in name)[:64] or "localhost"
 
 
 def machine_name() -> str:
@@ -79,19 +78,13 @@ def _digest(text: str) -> str:
 def _read(path: str) -> str | None:
     """Return the content of a file that does not change while the system runs; None if it is empty or missing."""
     if path not in _read_before:
-        try:
-            with open(path, encoding="ascii", errors="replace") as file:
-                _read_before[path] = file.read().strip() or None
-        except OSError:
-            _read_before[path] = None
+        _read_before[path] = None
+        with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+            _read_before[path] = file.read().strip() or None
     return _read_before[path]
 
 
-_LONGEST_LABEL = 200
-_LONGEST_USER = 100
-_LONGEST_NAME = 60
 _STOPPED = ("stopped", "tracing-stop")  # by psutil's names
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def this_process(label: str | None = None) -> "Holder":
@@ -111,13 +104,13 @@ def this_process(label: str | None = None) -> "Holder":
 
 def tidy_label(label: str | None) -> str | None:
     """Shorten a label to 200 characters, and make it printable."""
-    return None if label is None else printable(label, _LONGEST_LABEL)
+    return None if label is None else printable(label, 200)
 
 
 @lru_cache(maxsize=256)  # the system may ask a directory server
 def user_name(uid: int) -> str:
     try:
-        return printable(pwd.getpwuid(uid).pw_name, _LONGEST_USER)
+        return printable(pwd.getpwuid(uid).pw_name, 100)
     except KeyError:
         return str(uid)
 
@@ -127,22 +120,14 @@ def start_time(pid: int) -> float | None:
 
     psutil adds the time of the boot, which changes when the wall clock is set. Without /proc: seconds since the epoch.
     """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19]) / _TICKS_PER_S
-    except FileNotFoundError:
-        return None if os.path.isdir("/proc/self") else _create_time(pid)
-    except (OSError, IndexError):
-        return None
-
-
-def _create_time(pid: int) -> float | None:
+    fields = stat_fields(pid)
+    if fields or os.path.isdir("/proc/self"):
+        return int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else None
     import psutil
 
-    try:
+    with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return None
+    return None
 
 
 def is_alive(holder: "Holder") -> bool:
@@ -177,14 +162,11 @@ def describe_process(pid: int) -> str:
 
     try:
         process = psutil.Process(pid)
-        name, user = printable(process.name(), _LONGEST_NAME), user_name(process.uids().real)
+        name, user = printable(process.name(), 60), user_name(process.uids().real)
         state = ", stopped" if process.status() in _STOPPED else ""
     except psutil.Error:
         return f"process {pid}"
     return f"{name} (pid {pid}, user {user}{state})"
-
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def python_command(module: str, *arguments: str, options: tuple[str, ...] = ("-I",)) -> tuple[str, ...]:
@@ -192,5 +174,6 @@ def python_command(module: str, *arguments: str, options: tuple[str, ...] = ("-I
 
     The default option isolates Python from both; with "-S" the module gets the standard library and this package only.
     """
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main; main()"
-    return sys.executable, *options, "-c", code, _ROOT, *arguments
+    return sys.executable, *options, "-c", code, root, *arguments

@@ -1,8 +1,7 @@
 """What a command knows of the shell that started it: its umask, niceness and limits, which a job gets that is submitted
 from there, and its processes, by which the queue finds the jobs that a shell or script has submitted.
 
-Read at each submission, so it imports nothing that takes milliseconds. A process is named by its pid with its start
-time and the machine's boot id, because pids are used again.
+Read at each submission, so it imports nothing that takes milliseconds.
 """
 
 import os
@@ -10,13 +9,6 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-# A chain of processes longer than this is cut: scripts that start scripts are rarely nested deeper.
-_MOST = 16
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-
-# Settings
 
 
 def read_shell_settings() -> "dict[str, Any]":
@@ -55,40 +47,34 @@ def _read_umask() -> int:
         return umask
 
 
-# Processes
-
-
 def starting_processes(*, with_own: bool = False) -> list[str]:
     """Return the names of the processes that started this one, the nearest first, up to the leader of its session: the
-    login shell of a terminal, or the program that cron or ssh started. `with_own`: begin with this process."""
-    leader, pid, boot = os.getsid(0), os.getpid() if with_own else os.getppid(), _boot()
+    login shell of a terminal, or the program that cron or ssh started. A process is named by the machine's boot id, its
+    pid and its start time, because pids are used again. `with_own`: begin with this process."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            boot = file.read(8).decode("latin-1")
+    except OSError:
+        boot = os.uname().nodename[:40]
+    leader, pid = os.getsid(0), os.getpid() if with_own else os.getppid()
     names: list[str] = []
-    while pid > 0 and len(names) < _MOST:
-        parent, name = _read_process(pid, boot)
-        if name is not None:
-            names.append(name)
-        if pid == leader or parent is None:
+    while pid > 0 and len(names) < 16:  # scripts that start scripts are rarely nested deeper
+        fields = stat_fields(pid)
+        if fields:
+            names.append(f"{boot}:{pid}:{int(fields[19])}")
+        elif not os.path.isdir("/proc/self"):  # only the parent is known, and not when it started
+            names.append(f"{boot}:{pid}")
+        if pid == leader or not fields:
             break
-        pid = parent
+        pid = int(fields[1])
     return names
 
 
-def _read_process(pid: int, boot: str) -> tuple[int | None, str | None]:
-    """Return the parent of a process, None if unknown, and its name, None if the process is gone."""
+def stat_fields(pid: int) -> list[bytes]:
+    """Return the kernel's fields of a process after its name; none if it is gone, or without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        return int(fields[1]), f"{boot}:{pid}:{int(fields[19])}"
-    except FileNotFoundError:
-        # A system without /proc: only the parent is known, and not when it started.
-        return (None, None) if os.path.isdir("/proc/self") else (None, f"{boot}:{pid}")
-    except (OSError, IndexError, ValueError):
-        return None, None
-
-
-def _boot() -> str:
-    try:
-        with open(_BOOT_ID, "rb") as file:
-            return file.read(8).decode("latin-1")
     except OSError:
-        return os.uname().nodename[:40]
+        return []
+    return fields if len(fields) > 19 else []

@@ -12,10 +12,6 @@ import sys
 import threading
 from types import FrameType
 
-_STACK_BYTES = 1 << 20
-_M_ARENA_MAX = -8  # of glibc's mallopt
-_CHECK_EVERY_S = 5.0
-
 
 def is_memory_limited() -> bool:
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
@@ -28,10 +24,10 @@ def spare_address_space() -> None:
         return
     import ctypes  # takes some milliseconds
 
-    threading.stack_size(_STACK_BYTES)
+    threading.stack_size(1 << 20)
     if (set_option := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # glibc's
-        set_option(_M_ARENA_MAX, 1)
-    watch_thread_starts(_CHECK_EVERY_S)
+        set_option(-8, 1)  # M_ARENA_MAX
+    watch_thread_starts(every_s=5.0)
 
 
 def watch_thread_starts(every_s: float) -> None:
@@ -52,11 +48,6 @@ def watch_thread_starts(every_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
 
 
-# More is of no use: steps and connections take fewer. select(), which programs that we start may use, fails above it.
-_ENOUGH = 1024
-_MOST_RESERVED = 64
-
-
 def open_files_limit() -> int:
     return _as_number(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
@@ -64,7 +55,8 @@ def open_files_limit() -> int:
 def raise_open_files_limit() -> int:
     """Raise the limit to 1,024 open files, if it is lower and may be raised. Return the limit before."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = min(_ENOUGH, _as_number(most))
+    # More is of no use: steps and connections take fewer, and select(), which programs of ours may use, fails above.
+    enough = min(1024, _as_number(most))
     if _as_number(before) < enough:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
     return _as_number(before)
@@ -76,7 +68,7 @@ def first_reserved_descriptor() -> int:
     The system gives the lowest free number, so the number of a new descriptor counts the open files.
     """
     most = open_files_limit()
-    return most - min(_MOST_RESERVED, most // 4)
+    return most - min(64, most // 4)
 
 
 def _as_number(limit: int) -> int:

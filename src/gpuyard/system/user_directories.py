@@ -18,8 +18,6 @@ import sys
 
 from gpuyard.errors import EnvironmentFault
 
-TYPE_CHECKING = False
-
 MOUNTS = "/proc/self/mountinfo"
 LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "rootfs", "overlay", "overlayfs", "aufs", "f2fs",
@@ -29,56 +27,33 @@ NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
      "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "ocfs2", "gfs2"}
 )  # fmt: skip
-_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
 def file_system(folder: str) -> str | None:
     """Return the type of the folder's file system, or None if the system does not list mounts. The folder need not
     exist."""
-    device = _device(folder)  # before the list is read: an automounter mounts what is on the way
-    mounts = _read_mounts()
-    if mounts is None:
+    device, place = None, folder  # read before the list: an automounter mounts what is on the way
+    while device is None:
+        try:
+            device = os.stat(place).st_dev
+        except OSError:
+            device = 0 if place in ("/", "") else None
+            place = os.path.dirname(place)
+    try:
+        with open(MOUNTS, "rb", buffering=0) as file:
+            mounts = file.read()
+    except OSError:
         return None
     at = mounts.find(b" %d:%d " % (os.major(device), os.minor(device)))
     if at >= 0:
         line = mounts[at : mounts.find(b"\n", at)]
         return line.partition(b" - ")[2].partition(b" ")[0].decode()
-    return _by_path(os.path.realpath(folder), mounts)
-
-
-def _device(folder: str) -> int:
-    """Return the device of the folder, or of the nearest one above that exists."""
-    while True:
-        try:
-            return os.stat(folder).st_dev
-        except OSError:
-            if folder in ("/", ""):
-                return 0
-            folder = os.path.dirname(folder)
-
-
-def _read_mounts() -> bytes | None:
-    try:
-        file = os.open(MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        content = b""
-        while part := os.read(file, 1 << 16):
-            content += part
-        return content
-    finally:
-        os.close(file)
-
-
-def _by_path(path: str, mounts: bytes) -> str | None:
-    """Return the type by the longest mount point on the path: btrfs gives each subvolume a device of its own."""
-    best, kind = "", None
-    for line in mounts.decode("utf-8", "surrogateescape").splitlines():
-        head, _, tail = line.partition(" - ")
-        fields = head.split(" ", 5)
-        mount = fields[4] if len(fields) > 5 else ""
-        for escape, character in _ESCAPES:
+    # By the longest mount point on the path: btrfs gives each subvolume a device of its own.
+    path, best, kind = os.path.realpath(folder), "", None
+    for text in mounts.decode("utf-8", "surrogateescape").splitlines():
+        head, _, tail = text.partition(" - ")
+        mount = [*head.split(" ", 5), *[""] * 5][4]
+        for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
             mount = mount.replace(escape, character)
         if len(mount) >= len(best) and mount and (path == mount or path.startswith(mount.rstrip("/") + "/")):
             best, kind = mount, tail.partition(" ")[0]
@@ -86,8 +61,6 @@ def _by_path(path: str, mounts: bytes) -> str | None:
 
 
 _BASES = ("/var/lib/gpuyard/{uid}", "/var/tmp/gpuyard-{uid}")  # noqa: S108 - checked as described above
-_TEST = "gpuyard.store.file_system_check"
-_TEST_S = 60.0
 _PASSED = "passed"
 _found: "dict[str, LocalFolder]" = {}
 
@@ -102,13 +75,12 @@ class LocalFolder:
 
 def find_local_folder(wanted: str) -> LocalFolder:
     """Return the folder to use. It stays the same for this process. Raises EnvironmentFault if there is none."""
-    found = _found.get(wanted)
-    if found is None:
+    if wanted not in _found:
         kind = file_system(wanted)
         problem = sharing_problem(wanted, kind)
         path = wanted if problem is None else _make_instead(wanted, problem)
-        found = _found[wanted] = LocalFolder(wanted, path, kind, problem)
-    return found
+        _found[wanted] = LocalFolder(wanted, path, kind, problem)
+    return _found[wanted]
 
 
 def sharing_problem(folder: str, kind: str | None = None) -> str | None:
@@ -150,29 +122,29 @@ def _test(folder: str, kind: str) -> str:
 def _run_test(folder: str) -> str:
     import subprocess
 
-    command = [sys.executable, "-P", "-m", _TEST, folder]
+    command = [sys.executable, "-P", "-m", "gpuyard.store.file_system_check", folder]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TEST_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
     except subprocess.TimeoutExpired:
-        return f"a test of its locks did not end within {_TEST_S:g} s"
+        return "a test of its locks did not end within 60 s"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return lines[-1] if lines else "a test of its locks failed"
 
 
 def _make_instead(wanted: str, problem: str) -> str:
+    import hashlib
+
     from gpuyard.system.private_files import PrivateFileError, check_folder, make_folder
 
-    name = _name(wanted)
+    name = hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]
     tops, problems = [], []
     for base in _BASES:
         top = base.format(uid=os.geteuid())
         above = os.path.dirname(top)
         kind = file_system(above)
-        if not os.path.isdir(above):
-            continue
-        if kind is not None and kind not in LOCAL:
+        if os.path.isdir(above) and kind is not None and kind not in LOCAL:
             problems.append(f"{above} is on {kind}")
-        else:
+        elif os.path.isdir(above):
             tops.append(top)
     tops.sort(key=lambda top: not os.path.isdir(f"{top}/{name}"))  # a folder that exists first
     for top in tops:
@@ -188,12 +160,6 @@ def _make_instead(wanted: str, problem: str) -> str:
         f"{'; '.join(problems) or 'there is no /var/tmp'}",
         hint="set XDG_STATE_HOME to a folder on a local disk that is yours alone",
     )
-
-
-def _name(wanted: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]
 
 
 # Directories on local disks, which are used as they are named. That stays the same for this process.
@@ -231,8 +197,7 @@ def state_directory() -> str:
     return named
 
 
-def find_state_directory() -> "LocalFolder":
-
+def find_state_directory() -> LocalFolder:
     return find_local_folder(named_state_directory())
 
 

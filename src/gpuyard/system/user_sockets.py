@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-# A socket's address holds 108 bytes on Linux and 104 on macOS.
-_LONGEST_ADDRESS = 100
 # Level, option and size of the peer's credentials. The user follows the first four bytes: the pid in Linux's `ucred`,
 # the version in the `xucred` of macOS and FreeBSD (SOL_LOCAL, LOCAL_PEERCRED).
 _CREDENTIALS = (_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12) if hasattr(_socket, "SO_PEERCRED") else (0, 0x001, 76)
@@ -55,7 +53,12 @@ def bind(path: str) -> "socket.socket":
     import socket
 
     check_folder(os.path.dirname(path))
-    _remove_old(path)
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise PrivateFileError(f"{path} exists and is not a socket", hint="move it away")
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     umask = os.umask(0o177)
     try:
@@ -93,7 +96,7 @@ def is_same_user(connection: "_socket.socket") -> bool:
 
 def reach(path: str, act: "Callable[[str], object]") -> None:
     """Call `act`, bind or connect, with a name for `path` that fits into a socket address."""
-    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+    if len(os.fsencode(path)) <= 100:  # an address holds 108 bytes on Linux and 104 on macOS
         act(path)
         return
     if sys.platform != "linux":
@@ -105,12 +108,3 @@ def reach(path: str, act: "Callable[[str], object]") -> None:
         act(f"/proc/self/fd/{folder}/{name}")
     finally:
         os.close(folder)
-
-
-def _remove_old(path: str) -> None:
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise PrivateFileError(f"{path} exists and is not a socket", hint="move it away")
-        os.unlink(path)
-    except FileNotFoundError:
-        pass

@@ -45,26 +45,22 @@ class BackgroundThread:
 
 
 def _make(call: Callable[[], Any], answer: "asyncio.Future[Any]", loop: asyncio.AbstractEventLoop) -> None:
-    if answer.cancelled():
-        return
     result: object = None
     error: Exception | None = RuntimeError("the call raised another exception than OSError, which is a bug")
+
+    def tell() -> None:
+        if not answer.done():
+            answer.set_result(result) if error is None else answer.set_exception(error)
+
+    if answer.cancelled():
+        return
     try:
         result, error = call(), None
     except OSError as raised:
         error = raised
     finally:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_set, answer, result, error)
-
-
-def _set(answer: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(result)
-    else:
-        answer.set_exception(error)
+            loop.call_soon_threadsafe(tell)
 
 
 class NoAnswerYet(Exception):
@@ -85,23 +81,19 @@ class WorkerThread(Generic[T]):
 
     def start(self, call: Callable[[], T]) -> bool:
         """Start the call. Return False if the previous call has not returned, or no thread can be started."""
-        if self._pid != os.getpid() and not self._start_thread():
-            return False
+        if self._pid != os.getpid():
+            self._reset()
+            try:
+                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            except RuntimeError:  # the system's limit on threads
+                return False
+            self._pid = os.getpid()
         if self._is_waiting and self._answers.empty():
             return False
         if self._is_waiting:
             self._answers.get()
         self._is_waiting = True
         self._calls.put(call)
-        return True
-
-    def _start_thread(self) -> bool:
-        self._reset()
-        try:
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-        except RuntimeError:  # the system's limit on threads
-            return False
-        self._pid = os.getpid()
         return True
 
     def finish(self, timeout_s: float) -> T:

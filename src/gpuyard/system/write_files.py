@@ -62,8 +62,6 @@ def write_whole(path: Path, content: bytes) -> None:
 _PATH = getattr(os, "O_PATH", 0)  # needs no permission to list a folder
 _FOLDER = _PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-# As in the kernel.
-_MOST_LINKS = 40
 _OPEN_ALREADY = {"/dev/stdout": 1, "/dev/stderr": 2, **{f"/dev/fd/{number}": number for number in range(256)}}
 
 
@@ -79,12 +77,8 @@ def write_results(path: str, content: bytes, *, exact_mode: int | None = None, i
     """
     number = _OPEN_ALREADY.get(path)
     try:
-        if number is not None:
-            opened = os.dup(number)
-        else:
-            opened = open_results(
-                os.path.join(os.getcwd(), path), flags=os.O_EXCL if is_new else 0, makes_folders=False
-            )
+        flags, whole = os.O_EXCL if is_new else 0, os.path.join(os.getcwd(), path)
+        opened = open_results(whole, flags=flags, makes_folders=False) if number is None else os.dup(number)
         with open(opened, "wb") as file:
             if number is None and stat.S_ISREG(os.fstat(opened).st_mode):  # and not /dev/null
                 os.ftruncate(opened, 0)
@@ -112,10 +106,15 @@ def open_results(path: str, *, flags: int = 0, makes_folders: bool = True) -> in
             if any(pending):
                 opened = _open_folder(name, folder, makes_folders=makes_folders)
             else:
-                opened = _open_file(name, folder, flags)
+                try:
+                    opened = os.open(name or ".", _FILE | flags, 0o666, dir_fd=folder)
+                except OSError as error:
+                    if error.errno != errno.ELOOP:
+                        raise
+                    opened = _target(name, folder, error)
             if isinstance(opened, str):
                 links += 1
-                if links > _MOST_LINKS:
+                if links > 40:  # as in the kernel
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                 pending += opened.split("/")[::-1]
                 opened = os.open("/" if opened.startswith("/") else ".", _FOLDER, dir_fd=folder)
@@ -146,15 +145,6 @@ def _open_folder(name: str, above: int, *, makes_folders: bool) -> int | str:
     return os.open(name, _FOLDER, dir_fd=above)
 
 
-def _open_file(name: str, folder: int, flags: int) -> int | str:
-    try:
-        return os.open(name or ".", _FILE | flags, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return _target(name, folder, error)
-
-
 def _target(name: str, folder: int, error: OSError) -> str:
     """Return where a link leads. Raises `error` if it is not a link."""
     if not _PATH:
@@ -175,8 +165,9 @@ def _target(name: str, folder: int, error: OSError) -> str:
 
 def _checked(file: int, path: str) -> int:
     found = os.fstat(file)
+    is_null = stat.S_ISCHR(found.st_mode) and os.path.samestat(found, os.stat(os.devnull))
     why = None
-    if stat.S_ISCHR(found.st_mode) and os.path.samestat(found, os.stat(os.devnull)):
+    if is_null:
         pass
     elif not stat.S_ISREG(found.st_mode):
         why = "not a regular file"

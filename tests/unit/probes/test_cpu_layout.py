@@ -7,7 +7,7 @@ import pytest
 
 from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.policy.host_room import CpuLayout
-from gpuyard.probes.cpu_layout import node_of, read_cpu_layout
+from gpuyard.probes.kernel_files import node_of, read_cpu_layout
 
 
 def write(root: Path, path: str, text: str) -> None:

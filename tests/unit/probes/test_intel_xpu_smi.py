@@ -152,21 +152,6 @@ def test_a_live_reading_combines_identity_figures_and_processes(stand_in: StandI
     assert second.processes == ()
 
 
-@pytest.mark.parametrize(
-    ("version", "memory_mb"), [("1.2.43", 1000.0), ("1.3.0", 1024.0), ("2.0.0", 1024.0), ("10.1", 1024.0)]
-)
-def test_the_version_of_the_tool_says_in_which_unit_it_counts(
-    stand_in: StandIn, version: str, memory_mb: float
-) -> None:
-    stand_in.prints(version=VERSION.format(version))
-    assert XpuSmi().read(20.0).devices[0].processes == (Process(pid=3010, memory_mb=memory_mb, name="python3"),)
-
-
-def test_a_tool_that_does_not_say_its_version_counts_in_kibibytes(stand_in: StandIn) -> None:
-    stand_in.do("version", "echo 'unknown option' >&2; exit 106")
-    assert XpuSmi().read(20.0).devices[0].processes == (Process(pid=3010, memory_mb=1024.0, name="python3"),)
-
-
 def test_a_process_figure_above_the_used_memory_of_the_card_becomes_unknown(stand_in: StandIn) -> None:
     stand_in.prints(ps=PS_JSON.replace("1048576", "7876608"))
     assert XpuSmi().read(20.0).devices[0].processes == (Process(pid=3010, name="python3"),)
@@ -177,7 +162,7 @@ def test_the_identity_of_devices_is_queried_once(stand_in: StandIn) -> None:
     probe.read(20.0)
     probe.read(20.0)
     calls = [call.split()[0] for call in stand_in.calls()]
-    assert calls == ["discovery", "discovery", "dump", "-v", "ps", "dump", "ps"]
+    assert calls == ["discovery", "discovery", "dump", "ps", "dump", "ps"]
     assert "dump -d 0,1 -m 0,1,3,18 -i 1 -n 1" in stand_in.calls()
 
 

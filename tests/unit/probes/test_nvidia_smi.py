@@ -7,7 +7,7 @@ from gpuyard.errors import ProbeCrashed
 from gpuyard.model.machine_snapshot import Process
 from gpuyard.probes.nvidia.lost_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
-from tests.unit.probes.samples_nvidia import APPS, CSV, LOST_LINE, XML
+from tests.unit.probes.samples_nvidia import LOST_LINE, XML
 
 Tools = Callable[[str, str], Path]
 
@@ -32,21 +32,6 @@ def test_one_call_gives_all_figures(tools: Tools) -> None:
     assert (one.memory_used_mb, one.power_draw_w) == (4096, 201.5)
     assert one.processes is not None
     assert one.processes[0] == Process(pid=4242, memory_mb=3800, name="python train.py")
-
-
-def test_csv_is_the_fallback_if_the_xml_cannot_be_parsed(tools: Tools) -> None:
-    put_smi(tools, xml="<new-format/>", gpus=CSV, apps=APPS)
-    one, two = NvidiaSmi().read(10).devices
-    assert (one.memory_used_mb, two.utilization_percent) == (4096, None)
-    assert one.processes is not None
-    assert [process.pid for process in one.processes] == [4242, 77]
-
-
-def test_if_only_the_process_query_fails_the_cards_are_still_listed(tools: Tools) -> None:
-    put_smi(tools, xml="<new-format/>", gpus=CSV, apps="no such query")
-    reading = NvidiaSmi().read(10)
-    assert [device.processes for device in reading.devices] == [None, None]
-    assert "who uses the GPUs is unknown" in reading.problems[0].message
 
 
 def test_an_unreachable_driver_is_a_crash_with_the_message_of_the_tool(tools: Tools) -> None:

@@ -8,12 +8,12 @@
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
+from gpuyard.model.machine_snapshot import Process, Reading, Vendor
 from gpuyard.probes.amd.card_fields import (
     SECTIONS,
     Record,
@@ -28,8 +28,6 @@ from gpuyard.probes.devices_and_processes import with_distinct_ids
 from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
 
 NAME = "amd-smi"
-_SECTIONS = ("--usage", "--power", "--temperature", "--mem-usage", "--ecc")
-_IDENTITY_OR_USERS = frozenset({"bdf", "uuid", "process_list", "process_info"})
 
 
 def parse(text: str) -> Reading:
@@ -59,11 +57,16 @@ def _read_records(text: str) -> list[Record] | None:
 
 def merge(first: Reading, *others: Reading) -> Reading:
     """Return the devices of `first`, completed from the other readings by card number, with the best id."""
-    by_index = [{device.index: device for device in reading.devices} for reading in others]
-    devices = (
-        _completed(device, [known[device.index] for known in by_index if device.index in known])
-        for device in first.devices
-    )
+    devices = []
+    for device in first.devices:
+        sources = [other for reading in others for other in reading.devices if other.index == device.index]
+        found = {
+            field: next((value for source in sources if (value := getattr(source, field)) is not None), None)
+            for field in device.__struct_fields__
+            if getattr(device, field) is None
+        }
+        best = min((device, *sources), key=lambda each: (not each.id.startswith("GPU-"), each.id.startswith("amd-")))
+        devices.append(replace(device, **{**found, "id": best.id}))
     problems = tuple(problem for reading in (first, *others) for problem in reading.problems)
     return Reading(devices=with_distinct_ids(devices), problems=problems)
 
@@ -84,7 +87,7 @@ class AmdSmi:
         listed = known or self._list(deadline)
         # All sections of `metric` are slow. Guests and old releases lack some options.
         try:
-            metric = _call("metric", *_SECTIONS, deadline=deadline)
+            metric = _call("metric", "--usage", "--power", "--temperature", "--mem-usage", "--ecc", deadline=deadline)
         except ProbeCrashed:
             metric = _call("metric", deadline=deadline)
         indexes = {device.index for device in metric.devices}
@@ -106,23 +109,13 @@ def _call(*arguments: str, deadline: Deadline) -> Reading:
     return parse_output(run_until((NAME, *arguments, "--json"), deadline), parse)
 
 
-def _completed(device: Device, sources: Sequence[Device]) -> Device:
-    found = {
-        field: next((value for source in sources if (value := getattr(source, field)) is not None), None)
-        for field in device.__struct_fields__
-        if getattr(device, field) is None
-    }
-    best = min((device, *sources), key=lambda known: (not known.id.startswith("GPU-"), known.id.startswith("amd-")))
-    return replace(device, **{**found, "id": best.id})
-
-
 def _is_understood(record: Record) -> bool:
     """Return whether the record has a known section; an unreadable section is the string "N/A"."""
     for name, keys in SECTIONS.items():
         part = record.get(name)
         if isinstance(part, str) or (isinstance(part, dict) and not part.keys().isdisjoint(keys)):
             return True
-    return not record.keys().isdisjoint(_IDENTITY_OR_USERS)
+    return not record.keys().isdisjoint({"bdf", "uuid", "process_list", "process_info"})
 
 
 def _processes(record: Record) -> tuple[Process, ...] | None:

@@ -17,6 +17,7 @@ import importlib
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,7 @@ from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd.card_fields import Record, device_of, memory, process_of, without_repeated_memory
 from gpuyard.probes.devices_and_processes import with_distinct_ids, without_number
-from gpuyard.probes.kernel_files import read_text, sees_all_processes
-
-_FIGURES = ("total", "used")
-# The place of a card on its bus; the upper bits number its partitions.
-_BUS_BITS = 0xFFFF
+from gpuyard.probes.kernel_files import cards_of_compute_driver, names_in, read_text, sees_all_processes
 
 
 class KernelMemory:
@@ -44,81 +41,52 @@ class KernelMemory:
         self._numbers: Mapping[str, int] = {}  # by PCI bus id
 
     def find_cards(self) -> None:
-        self._numbers = _card_numbers(self._kfd / "topology/nodes") if sees_all_processes(self._root) else {}
+        cards = cards_of_compute_driver(self._kfd / "topology/nodes") if sees_all_processes(self._root) else []
+        times = Counter(bus_id for _, bus_id in cards)
+        self._numbers = {bus_id: number for number, bus_id in cards if times[bus_id] == 1}  # no partitions
 
     def used_mb(self, device: Device) -> tuple[float, float] | None:
         """Return the memory of the card and how much of it is used, or None if the kernel does not say."""
         if device.pci_bus_id is None or _is_partition(device):
             return None
         folder = self._root / "sys/bus/pci/devices" / device.pci_bus_id
-        total, used = (parse_numbers.megabytes(read_text(folder / f"mem_info_vram_{each}"), "B") for each in _FIGURES)
+        texts = (read_text(folder / f"mem_info_vram_{each}") for each in ("total", "used"))
+        total, used = (parse_numbers.megabytes(text, "B") for text in texts)
         return (total, used) if total and used is not None else None
 
     def with_processes(self, devices: Sequence[Device]) -> list[Device]:
         """Return the devices with what each computing process holds now, as far as the kernel says."""
-        found = {each.id: self._number(each) for each in devices}
-        numbers = {device_id: number for device_id, number in found.items() if number is not None}
-        held_mb = self._held_mb(set(numbers.values())) if numbers else {}
+        numbers = {
+            each.id: number
+            for each in devices
+            if not _is_partition(each) and (number := self._numbers.get(each.pci_bus_id or "")) is not None
+        }
+        held_mb: dict[int, dict[int, float]] = {number: {} for number in numbers.values()}  # by card and pid
+        for name in names_in(self._kfd / "proc") if numbers else ():
+            pid = parse_numbers.process_id(name)
+            for number in held_mb if pid is not None else ():
+                held = parse_numbers.megabytes(read_text(self._kfd / "proc" / name / f"vram_{number}"), "B")
+                if held is not None and pid is not None:
+                    held_mb[number][pid] = held
         return [
-            replace(each, processes=self._processes(each, held_mb.get(numbers[each.id], {})))
-            if each.id in numbers
-            else each
+            replace(each, processes=self._processes(each, held_mb[numbers[each.id]])) if each.id in numbers else each
             for each in devices
         ]
 
-    def _number(self, device: Device) -> int | None:
-        return None if _is_partition(device) else self._numbers.get(device.pci_bus_id or "")
-
-    def _held_mb(self, numbers: set[int]) -> dict[int, dict[int, float]]:
-        """Return what each process holds, by card and pid."""
-        found: dict[int, dict[int, float]] = {number: {} for number in numbers}
-        for name in _names(self._kfd / "proc"):
-            pid = parse_numbers.process_id(name)
-            for number in numbers if pid is not None else ():
-                held = parse_numbers.megabytes(read_text(self._kfd / "proc" / name / f"vram_{number}"), "B")
-                if held is not None and pid is not None:
-                    found[number][pid] = held
-        return found
-
     def _processes(self, device: Device, held_mb: Mapping[int, float]) -> tuple[Process, ...] | None:
+        proc = self._root / "proc"
         known = {process.pid: process for process in device.processes or ()}
         processes = [
             replace(process, memory_mb=held_mb.get(pid, process.memory_mb))
             for pid, process in known.items()
-            if pid in held_mb or (self._root / "proc" / str(pid)).exists()
+            if pid in held_mb or (proc / str(pid)).exists()
         ]
         for pid, held in held_mb.items():
             if held and pid not in known:
-                processes.append(Process(pid=pid, memory_mb=held, name=self._name(pid)))
+                name = parse_numbers.words(read_text(proc / str(pid) / "comm"))
+                processes.append(Process(pid=pid, memory_mb=held, name=name))
         # Programs that do not compute are unknown here: none of the others does not mean that there is none.
         return tuple(processes) if processes or device.processes is not None else None
-
-    def _name(self, pid: int) -> str | None:
-        return parse_numbers.words(read_text(self._root / "proc" / str(pid) / "comm"))
-
-
-def _card_numbers(nodes: Path) -> dict[str, int]:
-    """Return the compute driver's number of each card by its PCI bus id; a card with several is partitioned."""
-    found: dict[str, list[int]] = {}
-    for name in _names(nodes):
-        number = parse_numbers.whole(read_text(nodes / name / "gpu_id"))
-        properties = dict(line.split(maxsplit=1) for line in _lines(nodes / name / "properties"))
-        place, domain = (parse_numbers.whole(properties.get(each)) for each in ("location_id", "domain"))
-        if number and place is not None:
-            bus, slot = (place & _BUS_BITS) >> 8, place & 0xFF
-            found.setdefault(f"{domain or 0:04x}:{bus:02x}:{slot >> 3:02x}.{slot & 7}", []).append(number)
-    return {bus_id: numbers[0] for bus_id, numbers in found.items() if len(numbers) == 1}
-
-
-def _lines(path: Path) -> list[str]:
-    return [line for line in (read_text(path) or "").splitlines() if len(line.split()) > 1]
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _is_partition(device: Device) -> bool:
@@ -131,8 +99,6 @@ _ODD_FAILURES = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError,
     ValueError, ctypes.ArgumentError,
 )  # fmt: skip
-# No card's cap is above 10 kW or below 10 mW: releases from 6.0 on count in microwatts, those before in watts.
-_LARGEST_WATTS = 10_000
 
 
 class AmdSmiLibrary:
@@ -154,19 +120,19 @@ class AmdSmiLibrary:
         return Reading(devices=tuple(self._kernel.with_processes(without_repeated_memory(devices))))
 
     def read_memory(self, devices: Sequence[Device]) -> list[Device]:
-        """Read how much of each card is used, and what each computing process holds (`KernelMemory`)."""
-        read = ((device, self._kernel.used_mb(device) or self._ask_memory(device)) for device in devices)
-        found = [replace(device, **memory(*figures)) for device, figures in read if figures is not None]
+        """Read how much of each card is used, by files of the kernel, or a call that reads one of them; and what each
+        computing process holds (`KernelMemory`)."""
+        found = []
+        for device in devices:
+            figures = self._kernel.used_mb(device)
+            session, handle = self._session, self._handles.get(device.id)
+            if figures is None and session is not None and handle is not None and device.memory_total_mb is not None:
+                vram = session.constant("AmdSmiMemoryType", "VRAM")
+                used = parse_numbers.megabytes(session.ask("amdsmi_get_gpu_memory_usage", handle, vram), "B")
+                figures = None if used is None else (device.memory_total_mb, used)
+            if figures is not None:
+                found.append(replace(device, **memory(*figures)))
         return self._kernel.with_processes(found)
-
-    def _ask_memory(self, device: Device) -> tuple[float, float] | None:
-        """Return the memory of the card and how much of it is used, by a call that reads one file of the kernel."""
-        session, handle = self._session, self._handles.get(device.id)
-        if session is None or handle is None or device.memory_total_mb is None:
-            return None
-        vram = session.constant("AmdSmiMemoryType", "VRAM")
-        used = parse_numbers.megabytes(session.ask("amdsmi_get_gpu_memory_usage", handle, vram), "B")
-        return None if used is None else (device.memory_total_mb, used)
 
 
 class _LibrarySession:
@@ -265,8 +231,9 @@ def _memory(session: _LibrarySession, handle: Any) -> Record:
 
 
 def _watts(raw: Any) -> float | None:
+    # No card's cap is above 10 kW or below 10 mW: releases from 6.0 on count in microwatts, those before in watts.
     value = parse_numbers.number(raw)
-    return parse_numbers.watts(value, "uW" if value is not None and value > _LARGEST_WATTS else "W")
+    return parse_numbers.watts(value, "uW" if value is not None and value > 10_000 else "W")
 
 
 def _temperature(session: _LibrarySession, handle: Any) -> float | None:

@@ -8,11 +8,12 @@ tools, which print it among warnings and exit with misleading codes.
   partitioned card is not listed as a whole.
 """
 
+import contextlib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -40,7 +41,6 @@ SECTIONS = {
 }
 _UNIQUE_ID = re.compile(r"(?:0x([0-9a-f]{1,16})|(?:GPU-)?([0-9a-f]{16}))", re.IGNORECASE)
 _UUID = re.compile(r"([0-9a-f]{2})[0-9a-f]{6}-0000-1000-80([0-9a-f]{2})-([0-9a-f]{12})", re.IGNORECASE)
-_HEX_NUMBER = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 
 
 def device_of(number: int, record: Record) -> Device:
@@ -55,6 +55,7 @@ def device_of(number: int, record: Record) -> Device:
     caps = ((section(limit, "ppt0"), "socket_power_limit"), (limit, "socket_power"), (limit, "current_power"))
     highest = ((section(limit, "ppt0"), "max_power_limit"), (limit, "max_power"), (limit, "power"))
     limits_w = (parse_numbers.watts(part.get(key)) for part, key in (*caps, *highest))
+    errors = parse_numbers.whole(section(record, "ecc").get("total_uncorrectable_count"))
     return Device(
         id=device_id(unique, pci, number if index is None else index),
         vendor=Vendor.AMD,
@@ -66,14 +67,9 @@ def device_of(number: int, record: Record) -> Device:
         power_draw_w=_first(parse_numbers.watts, record, "power"),
         power_limit_w=next((limit_w for limit_w in limits_w if limit_w), None),  # releases print 0 W for no cap
         temperature_c=_first(parse_numbers.celsius, record, "temperature"),
-        health=_health(section(record, "ecc")),
+        # `throttle_status` is no sign of heat: the tool also prints THROTTLED for a card at its power limit.
+        health=None if errors is None else HealthFigures(ecc_uncorrected=errors),
     )
-
-
-def _health(ecc: Record) -> HealthFigures | None:
-    # `throttle_status` is no sign of heat: the tool also prints THROTTLED for a card at its power limit.
-    errors = parse_numbers.whole(ecc.get("total_uncorrectable_count"))
-    return None if errors is None else HealthFigures(ecc_uncorrected=errors)
 
 
 def section(record: Any, name: str) -> Record:
@@ -109,7 +105,7 @@ def unique_id_in_uuid(raw: Any) -> str | None:
 def card_name(*candidates: Any) -> str | None:
     """Return the first real name; tools print a bare "0x1002" if the PCI id database lacks the card."""
     names = (parse_numbers.words(raw) for raw in candidates)
-    return next((name for name in names if name and not _HEX_NUMBER.fullmatch(name)), None)
+    return next((name for name in names if name and not re.fullmatch(r"0x[0-9a-f]+", name, re.IGNORECASE)), None)
 
 
 def device_id(unique: str | None, pci: str | None, number: int) -> str:
@@ -127,9 +123,7 @@ def memory(total: float | None, used: float | None, free: float | None = None) -
 
 def process(pid: Any, name: Any, memory_mb: float | None) -> Process | None:
     number = parse_numbers.process_id(pid)
-    if number is None:
-        return None
-    return Process(pid=number, memory_mb=memory_mb, name=parse_numbers.words(name))
+    return None if number is None else Process(pid=number, memory_mb=memory_mb, name=parse_numbers.words(name))
 
 
 def process_of(info: Record) -> Process | None:
@@ -160,9 +154,8 @@ def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
     Some releases of AMD SMI (seen with ROCm 7.2) list every process on every card with its total memory.
     """
     listed = tuple(devices)
-    times: Counter[tuple[int, float | None]] = Counter()
-    for device in listed:
-        times.update({(process.pid, process.memory_mb) for process in device.processes or ()})
+    entries = ({(process.pid, process.memory_mb) for process in device.processes or ()} for device in listed)
+    times = Counter(chain.from_iterable(entries))
     found = []
     for device in listed:
         processes = [
@@ -173,23 +166,16 @@ def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
     return tuple(found)
 
 
-# Only at the start of a line: indented text belongs to a document, and a part of a truncated one is no answer.
-_DOCUMENT_START = re.compile(r"(?:\A\s*|^)(?=[\[{])", re.MULTILINE)
-_MOST_STARTS = 64
-
-
 def json_documents(text: str) -> Iterator[Any]:
     """Return the JSON arrays and objects in `text`, which may have warnings before, between and after them."""
-    decoder = json.JSONDecoder()
-    end = 0
-    for start in islice((match.end() for match in _DOCUMENT_START.finditer(text)), _MOST_STARTS):
-        if start < end:
-            continue
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        yield value
+    # Only at the start of a line: indented text belongs to a document, and a part of a truncated one is no answer.
+    starts = re.finditer(r"(?:\A\s*|^)(?=[\[{])", text, re.MULTILINE)
+    decoder, end = json.JSONDecoder(), 0
+    for start in islice((match.end() for match in starts), 64):
+        if start >= end:
+            with contextlib.suppress(ValueError, RecursionError):
+                value, end = decoder.raw_decode(text, start)
+                yield value
 
 
 def garbled(source: str, text: str) -> ProbeGarbled:

@@ -18,10 +18,6 @@ from gpuyard.probes.run_tool import run_tool
 
 NAME = "radeontop"
 _SAMPLE = re.compile(r"^\d+\.\d+: (?:bus ([0-9a-fA-F]{1,2}), )?gpu ([\d.]+%)(.*)$", re.MULTILINE)
-_WHOLE_LINE = re.compile(rb"gpu [\d.]+%[^\n]*\n")
-_VRAM = re.compile(r", vram ([\d.]+)% ([\d.]+)mb")
-_ROUNDING = 0.005  # of a figure with two decimals
-_PRECISE = 0.01
 
 
 def parse(text: str) -> Reading:
@@ -35,18 +31,19 @@ def parse(text: str) -> Reading:
 class RadeonTop:
     def read(self, timeout_s: float) -> Reading:
         """Run the tool until it has printed a sample: releases before 1.0 have no limit and never end."""
-        return parse(run_tool((NAME, "-d", "-", "-l", "1"), timeout_s, enough=_WHOLE_LINE.search).require_success())
+        enough = re.compile(rb"gpu [\d.]+%[^\n]*\n").search
+        return parse(run_tool((NAME, "-d", "-", "-l", "1"), timeout_s, enough=enough).require_success())
 
 
 def _device(number: int, match: re.Match[str]) -> Device:
     pci = pci_bus_id(f"{match[1].zfill(2)}:00.0") if match[1] else None
-    vram = _VRAM.search(match[3])
+    vram = re.search(r", vram ([\d.]+)% ([\d.]+)mb", match[3])
     share = parse_numbers.number(vram[1]) if vram else None
     used = parse_numbers.megabytes(vram[2]) if vram else None
     total = None
     if not share or not used:
         used = None
-    elif share <= 100 and _ROUNDING / share + _ROUNDING / used <= _PRECISE:
+    elif share <= 100 and 0.005 / share + 0.005 / used <= 0.01:  # both are rounded to two decimals
         total = round(used * 100 / share, 2)
     return Device(
         id=card_fields.device_id(None, pci, number),

@@ -26,29 +26,32 @@ NAME = "rocm-smi"
 _FIGURES = "--showid --showuniqueid --showproductname --showbus --showtemp --showuse --showpower --showmaxpower"
 _COMMANDS = (f"{NAME} {_FIGURES} --showmeminfo vram --showpids --json", f"{NAME} -a --json")
 _CARD = re.compile(r"card(\d{1,5})", re.IGNORECASE)
-_PID = re.compile(r"PID(\d{1,10})", re.IGNORECASE)
-_NO_CARDS = "No AMD GPUs specified"
 # Older releases print units with the values, newer ones in the keys.
-_DRAW = re.compile(r"(?:average|current) .*power(?: \(w\))?")
-_LIMIT = re.compile(r"max .*power(?: \(w\))?")
-_EDGE = re.compile(r"temperature(?: \(sensor (?:edge|#1)\))?(?: \(c\))?")
-_JUNCTION = re.compile(r"temperature \(sensor junction\)(?: \(c\))?")
-_BUSY = re.compile(r"(?:current )?gpu use(?: \(%\))?")
-_TOTAL = re.compile(r"vram total memory \(b\)")
-_USED = re.compile(r"vram total used memory \(b\)")
-_IDENTITY = re.compile(r"unique id|pci bus|card series|device name|card model")
-_KNOWN = (_DRAW, _LIMIT, _EDGE, _JUNCTION, _BUSY, _TOTAL, _USED, _IDENTITY)
+_KEYS = {
+    "draw": re.compile(r"(?:average|current) .*power(?: \(w\))?"),
+    "limit": re.compile(r"max .*power(?: \(w\))?"),
+    "edge": re.compile(r"temperature(?: \(sensor (?:edge|#1)\))?(?: \(c\))?"),
+    "junction": re.compile(r"temperature \(sensor junction\)(?: \(c\))?"),
+    "busy": re.compile(r"(?:current )?gpu use(?: \(%\))?"),
+    "total": re.compile(r"vram total memory \(b\)"),
+    "used": re.compile(r"vram total used memory \(b\)"),
+    "identity": re.compile(r"unique id|pci bus|card series|device name|card model"),
+}
 _from_bytes = partial(parse_numbers.megabytes, unit="B")
 
 
 def parse(text: str) -> Reading:
     """Parse the JSON, with any figures."""
     try:
-        found = (document for document in json_documents(text) if _is_answer(document))
-        devices = next(map(_devices_of_document, found), None)
+        answers = (
+            document
+            for document in json_documents(text)
+            if isinstance(document, dict) and any(key == "system" or _CARD.fullmatch(key) for key in document)
+        )
+        devices = next(map(_devices_of_document, answers), None)
     except RecursionError as error:
         raise ProbeGarbled(NAME, "its output is nested too deeply") from error
-    if devices is None and _NO_CARDS not in text:
+    if devices is None and "No AMD GPUs specified" not in text:
         raise garbled(NAME, text)
     return Reading(devices=with_distinct_ids(devices or ()))
 
@@ -72,10 +75,6 @@ class RocmSmi:
         raise refusals[0]
 
 
-def _is_answer(document: Any) -> bool:
-    return isinstance(document, dict) and any(key == "system" or _CARD.fullmatch(key) for key in document)
-
-
 def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:
     found = {
         int(match[1]): {key.strip(": ").lower(): value for key, value in card.items()}
@@ -85,14 +84,14 @@ def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:
     processes = _processes({**document, **card_fields.section(document, "system")}) if len(found) == 1 else None
     names_cards = any(_CARD.fullmatch(key) for key in document)
     keys = {key for card in found.values() for key in card}
-    if names_cards and not processes and not any(known.fullmatch(key) for key in keys for known in _KNOWN):
+    if names_cards and not processes and not any(known.fullmatch(key) for key in keys for known in _KEYS.values()):
         return None
     return [replace(_device(index, card), processes=processes) for index, card in sorted(found.items())]
 
 
 def _device(index: int, said: dict[str, Any]) -> Device:
     pci = pci_bus_id(said.get("pci bus"))
-    edge = _matching(parse_numbers.celsius, said, _EDGE)
+    edge = _matching(parse_numbers.celsius, said, "edge")
     unique = card_fields.unique_id(said.get("unique id"))
     return Device(
         id=card_fields.device_id(unique, pci, index),
@@ -100,16 +99,16 @@ def _device(index: int, said: dict[str, Any]) -> Device:
         index=index,
         name=card_fields.card_name(said.get("card series"), said.get("device name"), said.get("card model")),
         pci_bus_id=pci,
-        **card_fields.memory(_matching(_from_bytes, said, _TOTAL), _matching(_from_bytes, said, _USED)),
-        utilization_percent=_matching(parse_numbers.percent, said, _BUSY),
-        power_draw_w=_matching(parse_numbers.watts, said, _DRAW),
-        power_limit_w=_matching(parse_numbers.watts, said, _LIMIT) or None,  # releases print 0 W for no cap
-        temperature_c=edge if edge is not None else _matching(parse_numbers.celsius, said, _JUNCTION),
+        **card_fields.memory(_matching(_from_bytes, said, "total"), _matching(_from_bytes, said, "used")),
+        utilization_percent=_matching(parse_numbers.percent, said, "busy"),
+        power_draw_w=_matching(parse_numbers.watts, said, "draw"),
+        power_limit_w=_matching(parse_numbers.watts, said, "limit") or None,  # releases print 0 W for no cap
+        temperature_c=edge if edge is not None else _matching(parse_numbers.celsius, said, "junction"),
     )
 
 
-def _matching(read: Callable[[Any], float | None], said: dict[str, Any], key: re.Pattern[str]) -> float | None:
-    values = (read(value) for name, value in said.items() if key.fullmatch(name))
+def _matching(read: Callable[[Any], float | None], said: dict[str, Any], key: str) -> float | None:
+    values = (read(value) for name, value in said.items() if _KEYS[key].fullmatch(name))
     return next((value for value in values if value is not None), None)
 
 
@@ -117,7 +116,7 @@ def _processes(said: dict[str, Any]) -> tuple[Process, ...] | None:
     """Return the processes of "PID1234": "name, cards, bytes of VRAM, ..."; no key means none or not queried."""
     found = []
     for key, value in said.items():
-        match = _PID.fullmatch(key)
+        match = re.fullmatch(r"PID(\d{1,10})", key, re.IGNORECASE)
         if match and isinstance(value, str):
             name, card_count, vram, *_ = [*value.rsplit(",", 4), "", "", ""]
             process = card_fields.process(match[1], name, parse_numbers.megabytes(vram, "B"))

@@ -4,8 +4,6 @@ Rules:
 - A device's id is the vendor's UUID, else its PCI bus id such as `0000:03:00.0`, else `intel-<index>`.
 - Early drivers give every card of one model the same UUID: such cards are identified by PCI bus id.
 - A process is listed once, with the memory of all its clients; one unknown part makes the sum unknown.
-- Level Zero may count a buffer several times for one process (intel/compute-runtime#964): the memory
-  of a process that would exceed the used memory of the device is unknown.
 
 Rules for the kernel's files under `/sys/class/drm`, which never touch the hardware:
 - Cards are numbered in the order of their PCI bus ids: the numbers in `card0`, `card1` change from boot to boot.
@@ -14,7 +12,6 @@ Rules for the kernel's files under `/sys/class/drm`, which never touch the hardw
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,10 +24,7 @@ from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import one_per_pid, pci_bus_id, with_distinct_ids
 from gpuyard.probes.kernel_files import read_text
 
-_NODE = re.compile(r"card\d+", re.ASCII)
-_INTEL = "0x8086"
 DRIVERS = frozenset({"i915", "xe"})
-_INTEGRATED = "0000:00:02.0"
 _NAMES = {
     "0bd5": "Intel Data Center GPU Max 1550",
     "0bda": "Intel Data Center GPU Max 1100",
@@ -65,21 +59,10 @@ def without_shared_uuids(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def processes_of(clients: Iterable[Process]) -> tuple[Process, ...]:
-    return tuple(sorted(one_per_pid(clients, _sum), key=lambda process: process.pid))
+    def added(one_mb: float | None, other_mb: float | None) -> float | None:
+        return None if one_mb is None or other_mb is None else round(one_mb + other_mb, 2)
 
-
-def _sum(one_mb: float | None, other_mb: float | None) -> float | None:
-    return None if one_mb is None or other_mb is None else round(one_mb + other_mb, 2)
-
-
-def within_used(processes: tuple[Process, ...] | None, used_mb: float | None) -> tuple[Process, ...] | None:
-    """Return the processes, without memory figures above the device's used memory."""
-    if processes is None or used_mb is None:
-        return processes
-    return tuple(
-        structs.replace(process, memory_mb=None) if (process.memory_mb or 0.0) > used_mb else process
-        for process in processes
-    )
+    return tuple(sorted(one_per_pid(clients, added), key=lambda process: process.pid))
 
 
 class IntelCard(Struct, frozen=True, kw_only=True):
@@ -105,7 +88,7 @@ class IntelCard(Struct, frozen=True, kw_only=True):
 
 def list_cards(root: Path = Path("/")) -> tuple[IntelCard, ...]:
     """Return the cards in PCI bus order; cards without a bus id come last."""
-    nodes = (node for node in find_files(root / "sys/class/drm", "card*") if _NODE.fullmatch(node.name))
+    nodes = (node for node in find_files(root / "sys/class/drm", "card*") if node.name[4:].isdecimal())
     found = {card.folder: card for card in map(_card, nodes) if card is not None}
     ordered = sorted(found.values(), key=lambda card: (card.bus_id is None, card.bus_id or "", card.folder))
     return tuple(structs.replace(card, index=index) for index, card in enumerate(ordered))
@@ -120,32 +103,19 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
 
 def _card(node: Path) -> IntelCard | None:
     folder = Path(os.path.realpath(node / "device"))
-    link = folder / "driver"
-    driver = os.path.basename(os.path.realpath(link)) if os.path.islink(link) else _event(folder, "DRIVER") or ""
-    if read_text(folder / "vendor") != _INTEL or driver not in DRIVERS:
+    lines = (line.partition("=") for line in (read_text(folder / "uevent") or "").splitlines())
+    event, link = {key: value for key, _, value in lines}, folder / "driver"
+    driver = os.path.basename(os.path.realpath(link)) if os.path.islink(link) else event.get("DRIVER", "")
+    if read_text(folder / "vendor") != "0x8086" or driver not in DRIVERS:
         return None
-    place = pci_bus_id(_event(folder, "PCI_SLOT_NAME")) or pci_bus_id(folder.name)
+    place = pci_bus_id(event.get("PCI_SLOT_NAME")) or pci_bus_id(folder.name)
     model = (read_text(folder / "device") or "0x?").removeprefix("0x").lower()
-    return IntelCard(
-        folder=folder,
-        driver=driver,
-        name=_NAMES.get(model, f"Intel Graphics [{model}]"),
-        bus_id=place,
-        memory_total_mb=None if place == _INTEGRATED else _total_memory(node, folder),
-    )
-
-
-def _event(folder: Path, key: str) -> str | None:
-    lines = (read_text(folder / "uevent") or "").splitlines()
-    return next((line.partition("=")[2] for line in lines if line.startswith(f"{key}=")), None)
-
-
-def _total_memory(node: Path, folder: Path) -> float | None:
-    """Return total memory: xe reports it per tile, Intel's builds of i915 per card, the mainline i915 not at all."""
+    total_mb = None
+    # xe reports it per tile, Intel's builds of i915 per card, the mainline i915 not at all.
     tiles = find_files(folder, "tile*/physical_vram_size_bytes")
     for files in (tiles, [node / "lmem_total_bytes"], [folder / "lmem_total_bytes"]):
-        sizes = [parse_numbers.megabytes(read_text(file), "B") for file in files]
-        known = [size for size in sizes if size]
-        if known and len(known) == len(sizes):
-            return round(sum(known), 2)
-    return None
+        sizes = [parse_numbers.megabytes(read_text(file), "B") or 0.0 for file in files]
+        if total_mb is None and sizes and all(sizes) and place != "0000:00:02.0":
+            total_mb = round(sum(sizes), 2)
+    name = _NAMES.get(model, f"Intel Graphics [{model}]")
+    return IntelCard(folder=folder, driver=driver, name=name, bus_id=place, memory_total_mb=total_mb)

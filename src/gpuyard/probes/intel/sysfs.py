@@ -26,7 +26,7 @@ from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
 from gpuyard.probes.intel.intel_cards import DRIVERS, IntelCard, find_files, list_cards, processes_of
-from gpuyard.probes.kernel_files import read_text, sees_all_processes
+from gpuyard.probes.kernel_files import names_in, read_text, sees_all_processes
 from gpuyard.probes.run_tool import Deadline
 
 NAME = "sysfs"
@@ -103,13 +103,17 @@ def _read_sensors(card: IntelCard, now: float) -> _Sensors:
     group = next((group for group in groups if read_text(group / "name") == card.driver), None)
     if group is None:
         return _Sensors(taken_at=now)
-    limit = _millionths(group, "power[0-9]_max") or _millionths(group, "power[0-9]_rated_max")
+    # The package's temperature if the sensors have labels, else the first one.
+    files = find_files(group, "temp*_input")
+    files.sort(key=lambda file: read_text(file.with_name(file.name.replace("_input", "_label"))) != "pkg")
+    degrees = (value for file in files if (value := parse_numbers.number(read_text(file))) is not None)
+    limit_w = _millionths(group, "power[0-9]_max") or _millionths(group, "power[0-9]_rated_max")
     return _Sensors(
         taken_at=now,
         energy_j=_millionths(group, "energy*_input"),
         power_draw_w=_millionths(group, "power*_input"),
-        power_limit_w=limit or None,  # i915 reports zero for no limit
-        temperature_c=_temperature(group),
+        power_limit_w=limit_w or None,  # i915 reports zero for no limit
+        temperature_c=parse_numbers.celsius(next(degrees, float("nan")) / 1000),
     )
 
 
@@ -117,17 +121,6 @@ def _millionths(group: Path, pattern: str) -> float | None:
     """Return the first readable value: the first file is the card's, later ones its package's."""
     values = (parse_numbers.number(read_text(file)) for file in find_files(group, pattern))
     return next((value / 1e6 for value in values if value is not None and value >= 0), None)
-
-
-def _temperature(group: Path) -> float | None:
-    """Return the package temperature if the sensors have labels, else the first one."""
-    files = find_files(group, "temp*_input")
-    labels = {file: read_text(file.with_name(file.name.replace("_input", "_label"))) for file in files}
-    for file in sorted(files, key=lambda file: labels[file] != "pkg"):
-        value = parse_numbers.number(read_text(file))
-        if value is not None:
-            return parse_numbers.celsius(value / 1000)
-    return None
 
 
 def _power(before: _Sensors | None, now: _Sensors) -> float | None:
@@ -141,18 +134,14 @@ def _power(before: _Sensors | None, now: _Sensors) -> float | None:
 
 def _scan_clients(root: Path, deadline: Deadline, now: float) -> FdinfoScan:
     found: dict[str, DrmClient] = {}
-    proc = root / "proc"
-    try:
-        pids = sorted(int(name) for name in os.listdir(proc) if name.isascii() and name.isdigit())
-    except OSError:
-        pids = []
+    pids = sorted(int(name) for name in names_in(root / "proc") if name.isascii() and name.isdigit())
     is_whole = 1 in pids and sees_all_processes(root)
     for pid in pids:
         if deadline.is_over():
             is_whole = False
             break
         try:
-            for client in _clients_of(proc / str(pid), pid):
+            for client in _clients_of(root / "proc" / str(pid), pid):
                 found.setdefault(client.key, client)
         except PermissionError:
             is_whole = False
@@ -170,17 +159,16 @@ def parse_fdinfo(text: str, pid: int, name: str | None = None) -> DrmClient | No
         return None
     place = pci_bus_id(pairs.get("drm-pdev"))
     counters: dict[str, dict[str, float]] = {"engine": {}, "cycles": {}, "total-cycles": {}, "engine-capacity": {}}
+    held_mb: dict[str, list[float]] = {"resident": [], "total": []}
     for key, value in pairs.items():
-        match = _ENGINE.fullmatch(key)
-        count = parse_numbers.number(value)
-        if match and count is not None:
-            counters[match[1]][match[2]] = count
-    return DrmClient(
-        key=f"{place} {client_id}",
-        bus_id=place,
-        process=Process(pid=pid, memory_mb=_device_memory(pairs), name=name),
-        counters=counters,
-    )
+        count, size_mb = parse_numbers.number(value), parse_numbers.megabytes(value, "B")
+        if count is not None and (engine := _ENGINE.fullmatch(key)):
+            counters[engine[1]][engine[2]] = count
+        elif size_mb is not None and (memory := _DEVICE_MEMORY.fullmatch(key)):
+            held_mb[memory[1]].append(size_mb)
+    sizes = held_mb["resident"] or held_mb["total"]
+    process = Process(pid=pid, memory_mb=round(sum(sizes), 2) if sizes else None, name=name)
+    return DrmClient(key=f"{place} {client_id}", bus_id=place, process=process, counters=counters)
 
 
 def _utilization(before: FdinfoScan, now: FdinfoScan, clients: Sequence[DrmClient]) -> float | None:
@@ -191,48 +179,35 @@ def _utilization(before: FdinfoScan, now: FdinfoScan, clients: Sequence[DrmClien
     elapsed_ns = (now.taken_at - before.taken_at) * 1e9
     shares: dict[str, float] = {}
     for client in clients:
-        for engine, share in _shares(earlier.get(client.key), client, elapsed_ns):
+        found = _shares(earlier[client.key], client, elapsed_ns) if client.key in earlier else {}
+        for engine, share in found.items():
             shares[engine] = shares.get(engine, 0.0) + share
     busiest = parse_numbers.percent(100 * max(shares.values(), default=0.0))
     return busiest or (busiest if before.is_whole and now.is_whole else None)
 
 
-def _shares(before: DrmClient | None, now: DrmClient, elapsed_ns: float) -> Iterator[tuple[str, float]]:
-    if before is None:
-        return
+def _shares(before: DrmClient, now: DrmClient, elapsed_ns: float) -> dict[str, float]:
+    """Return the part of the time for which the client has used each engine."""
+    shares: dict[str, float] = {}
     cycles = [client.counters["total-cycles"] for client in (before, now)]
     for kind in ("engine", "cycles"):
         for engine, count in now.counters[kind].items():
             busy = count - before.counters[kind].get(engine, count)
             elapsed = elapsed_ns if kind == "engine" else cycles[1].get(engine, 0.0) - cycles[0].get(engine, 0.0)
             capacity = now.counters["engine-capacity"].get(engine) or 1.0
-            yield engine, max(0.0, busy / elapsed / capacity) if elapsed > 0 else 0.0
-
-
-def _device_memory(pairs: Mapping[str, str]) -> float | None:
-    held: dict[str, list[float]] = {"resident": [], "total": []}
-    for key, value in pairs.items():
-        match = _DEVICE_MEMORY.fullmatch(key)
-        size = parse_numbers.megabytes(value, "B") if match else None
-        if match and size is not None:
-            held[match[1]].append(size)
-    sizes = held["resident"] or held["total"]
-    return round(sum(sizes), 2) if sizes else None
+            shares[engine] = shares.get(engine, 0.0) + (max(0.0, busy / elapsed / capacity) if elapsed > 0 else 0.0)
+    return shares
 
 
 def _clients_of(folder: Path, pid: int) -> Iterator[DrmClient]:
     name: str | None = None
     for number in os.listdir(folder / "fd"):
-        if "/dri/" not in (_link(folder / "fd" / number) or ""):
+        try:
+            target = os.readlink(folder / "fd" / number)
+        except OSError:
             continue
-        name = name or parse_numbers.words(read_text(folder / "comm"))
-        client = parse_fdinfo(read_text(folder / "fdinfo" / number) or "", pid, name)
-        if client is not None:
-            yield client
-
-
-def _link(path: Path) -> str | None:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return None
+        if "/dri/" in target:
+            name = name or parse_numbers.words(read_text(folder / "comm"))
+            client = parse_fdinfo(read_text(folder / "fdinfo" / number) or "", pid, name)
+            if client is not None:
+                yield client

@@ -2,8 +2,8 @@
 
 - `discovery` (JSON, and CSV for memory sizes) runs once, and again after the tool has failed; `dump` (CSV) and `ps`
   (JSON) run each time. A reading without processes is still a reading: a problem says so.
-- The JSON of `ps` does not say whether its memory is in kB of 1,000 bytes (before 1.3) or KiB: the version does, which
-  a live reading asks for once. A saved JSON counts as KiB.
+- The memory of processes counts as KiB, which is right since 1.3. Level Zero may count a buffer several times for one
+  process (intel/compute-runtime#964): a figure above the used memory of the device is unknown.
 - `xpu-smi ps` lists itself as a process on every device. That process is ours and has exited: it is left out.
 - Since 2.0 `dump` has no short options, before it had no long ones: the form that works is remembered. Its columns are
   named as nvidia-smi does since then (`power.draw (W)`), in words before.
@@ -22,23 +22,18 @@ from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing,
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id
-from gpuyard.probes.intel.intel_cards import device_id, processes_of, within_used, without_shared_uuids
+from gpuyard.probes.intel.intel_cards import device_id, processes_of, without_shared_uuids
 from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
 
 NAME = "xpu-smi"
 # By their numbers in `xpu-smi dump -h`: utilisation, power, core temperature, used memory. Every release knows them.
 _METRICS = "0,1,3,18"
-_MEMORY_SIZE = "1,16"
 _DUMPS: tuple[tuple[str, ...], ...] = (
     (NAME, "dump", "-d", "{indexes}", "-m", _METRICS, "-i", "1", "-n", "1"),
     # All devices: these releases accept one device or none.
     (NAME, "dump", "--metrics", _METRICS, "--interval", "1", "--number", "1"),
 )
 _JSON_START = re.compile(r"^[ \t]*(?=\{|\[\s*[\{\]])", re.MULTILINE)
-_DECODER = json.JSONDecoder(strict=False)
-_VERSION = re.compile(r"\bVersion: *(\d+)\.(\d+)", re.ASCII)
-_FIRST_WITH_KIB = (1, 3)
-_KIB, _OLD_KB = 1024, 1000
 _CSV_START = re.compile(r'^[ \t]*"?(?:Timestamp"?[ ]*,|Device ID"?[ ]*,)', re.MULTILINE | re.IGNORECASE)
 _COLUMNS: tuple[tuple[re.Pattern[str], str, Callable[[Any], float | None]], ...] = (
     (
@@ -58,7 +53,6 @@ class XpuSmi:
         self._known: tuple[Device, ...] = ()
         self._is_sized = False
         self._dumps = _DUMPS
-        self._unit_bytes: int | None = None
         self._ask_users = OptionalCall(NAME, Vendor.INTEL, "who uses the devices is unknown", clock)
 
     def read(self, timeout_s: float) -> Reading:
@@ -69,22 +63,15 @@ class XpuSmi:
         except ProbeTimeout:
             raise  # keep what was found so far, so that the next reading gets further
         except ProbeError:
-            self._known, self._is_sized, self._dumps, self._unit_bytes = (), False, _DUMPS, None
+            self._known, self._is_sized, self._dumps = (), False, _DUMPS
             raise
-        users = self._ask_users.ask(lambda: self._users(deadline), deadline)
+        users = self._ask_users.ask(lambda: _ask([NAME, "ps", "-j"], deadline), deadline)
         listed = {device.index: device.processes or () for device in users.devices}
         devices = []
         for device in known:
             processes = tuple(process for process in listed.get(device.index, ()) if process.name != NAME)
             devices.append(_merged(device, measured.get(device.index), None if users.problems else processes))
         return Reading(devices=tuple(devices), problems=users.problems)
-
-    def _users(self, deadline: Deadline) -> Reading:
-        if self._unit_bytes is None:
-            version = _VERSION.search(run_until([NAME, "-v"], deadline).stdout)
-            is_old = version is not None and (int(version[1]), int(version[2])) < _FIRST_WITH_KIB
-            self._unit_bytes = _OLD_KB if is_old else _KIB
-        return parse(run_until([NAME, "ps", "-j"], deadline).require_success(), self._unit_bytes)
 
     def _measure(self, known: Sequence[Device], deadline: Deadline) -> dict[int | None, Device]:
         indexes = ",".join(str(device.index) for device in known)
@@ -106,7 +93,8 @@ class XpuSmi:
         if not self._known:
             raise ProbeMissing(NAME, "it finds no Intel GPU")
         if not self._is_sized:
-            self._known = _with_sizes(self._known, deadline)
+            if any(device.memory_total_mb is None for device in self._known):
+                self._known = _with_sizes(self._known, deadline)
             self._is_sized = True
         return self._known
 
@@ -117,10 +105,8 @@ def _ask(argv: Sequence[str], deadline: Deadline) -> Reading:
 
 def _with_sizes(known: tuple[Device, ...], deadline: Deadline) -> tuple[Device, ...]:
     """Add memory sizes by one call for all devices (`discovery -d` needs one each). Old releases lack it."""
-    if all(device.memory_total_mb is not None for device in known):
-        return known
     try:
-        sized = _ask([NAME, "discovery", "--dump", _MEMORY_SIZE], deadline)
+        sized = _ask([NAME, "discovery", "--dump", "1,16"], deadline)
     except ProbeTimeout:
         raise
     except ProbeError:
@@ -137,17 +123,18 @@ def _merged(known: Device, measured: Device | None, users: tuple[Process, ...] |
     merged = structs.replace(known, **{figure: getattr(measured, figure, None) for figure in figures})
     total, used = merged.memory_total_mb, merged.memory_used_mb
     free = round(total - used, 2) if total is not None and used is not None and used <= total else None
-    return structs.replace(merged, memory_free_mb=free, processes=within_used(users, used))
+    if users is not None and used is not None:
+        users = tuple(
+            structs.replace(each, memory_mb=None) if (each.memory_mb or 0.0) > used else each for each in users
+        )
+    return structs.replace(merged, memory_free_mb=free, processes=users)
 
 
-def parse(text: str, unit_bytes: int = _KIB) -> Reading:
-    """Parse the JSON of `discovery` and `ps`, or the CSV of `dump` and `discovery`. Warnings may precede either.
-
-    unit_bytes: the unit of the memory of processes.
-    """
+def parse(text: str) -> Reading:
+    """Parse the JSON of `discovery` and `ps`, or the CSV of `dump` and `discovery`. Warnings may precede either."""
     start = _JSON_START.search(text)
     if start is not None:
-        return _parse_json(text[start.end() :], unit_bytes)
+        return _parse_json(text[start.end() :])
     start = _CSV_START.search(text)
     if start is None:
         raise ProbeGarbled(NAME, "its output is no list of devices")
@@ -176,9 +163,9 @@ def _parse_csv(lines: Sequence[str]) -> Reading:
     return Reading(devices=tuple(found.values()))
 
 
-def _parse_json(text: str, unit_bytes: int) -> Reading:
+def _parse_json(text: str) -> Reading:
     try:
-        document = _DECODER.raw_decode(text)[0]
+        document = json.JSONDecoder(strict=False).raw_decode(text)[0]
     except (ValueError, RecursionError) as error:
         raise ProbeGarbled(NAME, f"its JSON cannot be read: {str(error)[:100]}") from error
     lists: dict[str, Any] = document if isinstance(document, dict) else {}
@@ -187,7 +174,7 @@ def _parse_json(text: str, unit_bytes: int) -> Reading:
         raise ProbeGarbled(NAME, f"it reports an error: {said[:200]}")
     for key in ("device_util_by_proc_list", "process_list"):
         if isinstance(lists.get(key), list):
-            return _users_in(_objects(lists[key]), unit_bytes)
+            return _users_in(_objects(lists[key]))
     listed = lists.get("device_list")
     devices = [_identified(entry) for entry in _objects(listed)]
     if not devices and listed != []:
@@ -213,15 +200,14 @@ def _identified(entry: dict[str, Any]) -> Device:
     )
 
 
-def _users_in(entries: Iterable[dict[str, Any]], unit_bytes: int) -> Reading:
+def _users_in(entries: Iterable[dict[str, Any]]) -> Reading:
     """Return the devices with only their processes."""
     users: dict[int, list[Process]] = {}
     for entry in entries:
         index = parse_numbers.device_index(entry.get("device_id"))
         pid = parse_numbers.process_id(entry.get("process_id", entry.get("pid")))
-        count = parse_numbers.number(entry.get("mem_size"))
         if index is not None and pid is not None:
-            memory_mb = None if count is None else parse_numbers.megabytes(count * unit_bytes, "B")
+            memory_mb = parse_numbers.megabytes(parse_numbers.number(entry.get("mem_size")), "KiB")
             name = parse_numbers.words(entry.get("process_name"))
             users.setdefault(index, []).append(Process(pid=pid, memory_mb=memory_mb, name=name))
     devices = (

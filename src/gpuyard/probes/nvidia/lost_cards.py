@@ -16,7 +16,7 @@ from msgspec import Struct
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
 from gpuyard.model.machine_snapshot import Device, Reading, Vendor
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
-from gpuyard.probes.kernel_files import read_text
+from gpuyard.probes.kernel_files import names_in, read_text
 from gpuyard.probes.parse_numbers import words
 
 _HANDLE = re.compile(r"unable to determine the device handle for (.*)", re.IGNORECASE)
@@ -71,31 +71,19 @@ class KernelCard(Struct, frozen=True, kw_only=True):
 
 def list_kernel_cards(root: Path = Path("/")) -> tuple[KernelCard, ...]:
     """Return the cards in PCI bus order, which is NVIDIA's numbering."""
-    folder = root / "proc/driver/nvidia/gpus"
-    try:
-        names = sorted(entry.name for entry in folder.iterdir())
-    except OSError:
-        return ()
-    return tuple(_read_card(folder / name) for name in names)
-
-
-def _read_card(folder: Path) -> KernelCard:
-    lines = (read_text(folder / "information") or "").splitlines()
-    facts = {key.strip(): words(value) for key, _, value in (line.partition(":") for line in lines)}
-    uuid = facts.get("GPU UUID")
-    return KernelCard(
-        pci_bus_id=pci_bus_id(folder.name),
+    folder, found = root / "proc/driver/nvidia/gpus", []
+    for name in names_in(folder):
+        lines = (read_text(folder / name / "information") or "").splitlines()
+        facts = {key.strip(): words(value) for key, _, value in (line.partition(":") for line in lines)}
+        uuid = facts.get("GPU UUID")
         # A card that was never initialised has question marks in its UUID.
-        uuid=None if not uuid or "?" in uuid else uuid,
-        name=facts.get("Model"),
-    )
+        own = uuid if uuid and "?" not in uuid else None
+        found.append(KernelCard(pci_bus_id=pci_bus_id(name), uuid=own, name=facts.get("Model")))
+    return tuple(found)
 
 
 # `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.`; older drivers leave out `PCI:`.
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\): (\d{1,4})\b")
-_LONGEST_RECORD = 8192
-# What is left for the next call, so that a flood of messages does not delay a reading.
-_MOST_RECORDS = 1000
 # Xids of one card.
 MOST_REMEMBERED = 32
 
@@ -117,24 +105,23 @@ class KernelLog:
     def new_xids(self) -> list[tuple[str, int]]:
         """Return the cards and Xids of messages since the last call; none at the first call. Never blocks."""
         if not self._is_open:
-            self._open()
-            return []
-        return [] if self._descriptor is None else list(find_xids("\n".join(self._records(self._descriptor))))
+            self._is_open = True
+            with contextlib.suppress(OSError):  # not on this system, or not for this user
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._descriptor, 0, os.SEEK_END)
+        elif self._descriptor is not None:
+            return list(find_xids("\n".join(_records(self._descriptor))))
+        return []
 
-    def _open(self) -> None:
-        self._is_open = True
-        with contextlib.suppress(OSError):  # not on this system, or not for this user
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._descriptor, 0, os.SEEK_END)
 
-    def _records(self, descriptor: int) -> Iterator[str]:
-        for _ in range(_MOST_RECORDS):
-            try:
-                record = os.read(descriptor, _LONGEST_RECORD)
-            except BrokenPipeError:  # messages were overwritten before we read them: the next call gets the oldest
-                continue
-            except OSError:  # nothing more
-                return
-            if not record:
-                return
-            yield record.decode("utf-8", "replace")
+def _records(descriptor: int) -> Iterator[str]:
+    for _ in range(1000):  # the rest at the next call, so that a flood of messages does not delay a reading
+        try:
+            record = os.read(descriptor, 8192)
+        except BrokenPipeError:  # messages were overwritten before we read them: the next call gets the oldest
+            continue
+        except OSError:  # nothing more
+            return
+        if not record:
+            return
+        yield record.decode("utf-8", "replace")

@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from gpuyard.errors import ProbeGarbled
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
-from gpuyard.probes.devices_and_processes import larger_mb, one_per_pid, pci_bus_id, with_distinct_ids
+from gpuyard.probes.devices_and_processes import one_per_pid, pci_bus_id, with_distinct_ids
 from gpuyard.probes.nvidia.lost_cards import fault_in, lost_devices, only_lost_devices, own_words
 from gpuyard.probes.parse_numbers import celsius, megabytes, percent, watts, whole, words
 from gpuyard.probes.run_tool import as_problem
-
-_CARD_COLUMNS = frozenset({"index", "uuid", "gpu_uuid", "name", "gpu_name", "pci.bus_id", "gpu_bus_id"})
 
 _Row = Mapping[str, str]
 
@@ -20,7 +18,7 @@ _Row = Mapping[str, str]
 def parse_csv(text: str) -> Reading:
     """Parse the cards of `--query-gpu`."""
     lost = lost_devices(text)
-    header, *rows = _table(text, _CARD_COLUMNS)
+    header, *rows = _table(text, {"index", "uuid", "gpu_uuid", "name", "gpu_name", "pci.bus_id", "gpu_bus_id"})
     if not header:
         return only_lost_devices(text, "CSV with a header that `nvidia-smi --query-gpu`")
     whole_rows = (dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header))
@@ -30,7 +28,7 @@ def parse_csv(text: str) -> Reading:
 def parse_apps(text: str) -> Reading:
     """Return the cards that processes run on; only their ids and processes are known."""
     lost = lost_devices(text)
-    header, *rows = _table(text, frozenset({"pid"}))
+    header, *rows = _table(text, {"pid"})
     if not header:
         return only_lost_devices(text, "CSV with a header that `nvidia-smi --query-compute-apps`")
     listed = [_app_row(header, row) for row in rows]
@@ -40,7 +38,7 @@ def parse_apps(text: str) -> Reading:
     return Reading(devices=with_distinct_ids([*_cards_of_apps(listed), *lost]), problems=(problem,) if nameless else ())
 
 
-def _table(text: str, titles: frozenset[str]) -> list[list[str]]:
+def _table(text: str, titles: set[str]) -> list[list[str]]:
     """Return the cells of the header, the first line with one of these titles, and of all lines below it."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     for place, row in enumerate(rows):
@@ -102,5 +100,5 @@ def _cards_of_apps(rows: list[_Row]) -> Iterator[Device]:
             vendor=Vendor.NVIDIA,
             name=words(row.get("gpu_name")),
             pci_bus_id=pci_bus_id(row.get("gpu_bus_id")),
-            processes=one_per_pid(processes, larger_mb) if processes else None,
+            processes=one_per_pid(processes) if processes else None,
         )

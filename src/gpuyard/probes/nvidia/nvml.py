@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.model.machine_snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.policy.numbers import IDLE_PERCENT
-from gpuyard.probes.devices_and_processes import larger_mb, one_per_pid, pci_bus_id
+from gpuyard.probes.devices_and_processes import one_per_pid, pci_bus_id
 from gpuyard.probes.nvidia.lost_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.nvml_health_and_energy import (
     ASK_RARELY_S,
@@ -46,7 +46,6 @@ _HINT_MISSING = "it comes with NVIDIA's driver"
 _HINT_DENIED = (
     "look at the permissions of /dev/nvidia*, and at the device limits of your cgroup (a job's, a container's)"
 )
-_PROCESS_LISTS = ("Compute", "Graphics", "MPSCompute")
 
 
 class _NvmlCard(Struct, frozen=True, kw_only=True):
@@ -80,10 +79,16 @@ class Nvml:
     def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a driver call cannot be interrupted
         driver = self._driver = self._driver or _Driver(import_nvml())
         try:
-            if self._needs_setup(driver.nvml):
+            is_ill = any(card.device.fault for card in self._cards)
+            if (
+                self._pid != os.getpid()
+                or driver.nvml.nvmlDeviceGetCount() != len(self._cards)
+                or (is_ill and time.monotonic() - self._set_up_at > SETUP_AGAIN_AFTER_S)
+            ):
                 self._set_up(driver)
             if time.monotonic() - self._mig_asked_at > ASK_RARELY_S:
-                self._ask_mig(driver)
+                self._cards = tuple(replace(card, is_split=driver.is_split(card)) for card in self._cards)
+                self._mig_asked_at = time.monotonic()
             measured = [_measure(driver, card) for card in self._cards]
             self._health.collect_events(driver, [(card.device, card.handle) for card in self._cards])
             devices = tuple(chain.from_iterable(self._with_health(driver, *each) for each in measured))
@@ -113,32 +118,23 @@ class Nvml:
             for card in self._cards:
                 if card.device.id in cards and card.handle is not None:
                     with contextlib.suppress(_LostError):  # `read` reports it
-                        found += [each for each in _measure_memory(driver, card, ids) if each.id in ids]
+                        if card.device.id in ids:
+                            found.append(replace(card.device, **_memory_and_processes(driver, card.handle)))
+                        found += [part for part in _measure_parts(driver, card) if part.id in ids]
         except driver.nvml.NVMLError as error:
             raise _as_probe_error(driver.nvml, error) from error
         return found
 
-    def _needs_setup(self, nvml: ModuleType) -> bool:
-        if self._pid != os.getpid() or nvml.nvmlDeviceGetCount() != len(self._cards):
-            return True
-        is_ill = any(card.device.fault for card in self._cards)
-        return is_ill and time.monotonic() - self._set_up_at > SETUP_AGAIN_AFTER_S
-
     def _set_up(self, driver: "_Driver") -> None:
         self._close(driver.nvml)
         driver.nvml.nvmlInit()
-        self._pid, self._set_up_at = os.getpid(), time.monotonic()
+        self._pid, self._set_up_at, self._mig_asked_at = os.getpid(), time.monotonic(), float("-inf")
         found = [_identify(driver, index) for index in range(driver.nvml.nvmlDeviceGetCount())]
         self._cards = tuple(_named(found, self._cards, list_kernel_cards(self._root)))
         denied = sum(card.is_denied for card in self._cards)
         message = f"this user may not use {denied} of {len(self._cards)} GPUs"
         refusal = as_problem(ProbeDenied("nvml", message, hint=_HINT_DENIED), Vendor.NVIDIA)
         self._problems = (refusal,) if denied else ()
-        self._ask_mig(driver)
-
-    def _ask_mig(self, driver: "_Driver") -> None:
-        self._cards = tuple(replace(card, is_split=driver.is_split(card)) for card in self._cards)
-        self._mig_asked_at = time.monotonic()
 
     def _close(self, nvml: ModuleType) -> None:
         """Shut the library down as often as it was initialised; otherwise it stays initialised."""
@@ -159,7 +155,7 @@ class _Driver:
         self._sampled_from: dict[str, int] = {}
         self._energy_counters = EnergyCounters()
         self._gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
-        self._has_none = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        self.has_none = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def ask(self, function: str, *arguments: Any, not_found: Any = None) -> Any:
         """Return the driver's answer, `not_found` if it finds nothing, else None. Raise _LostError for a lost card."""
@@ -173,18 +169,9 @@ class _Driver:
                 raise _LostError(str(error)) from error
             if error.value == self.nvml.NVML_ERROR_UNINITIALIZED:
                 raise
-            self.failed |= error.value not in self._has_none
+            self.failed |= error.value not in self.has_none
             is_empty = not_found is not None and error.value == self.nvml.NVML_ERROR_NOT_FOUND
             return not_found if is_empty else None
-
-    def uuid(self, handle: Any) -> str | None:
-        """Return the UUID, or None if the device has none. Any other answer marks the card as faulty."""
-        try:
-            return _text(self.nvml.nvmlDeviceGetUUID(handle))
-        except self.nvml.NVMLError as error:
-            if error.value in self._has_none:
-                return None
-            raise
 
     def is_split(self, card: _NvmlCard) -> bool:
         """Return whether the card is split into MIG instances. A lost card is detected when it is measured."""
@@ -242,8 +229,13 @@ def _identify(driver: _Driver, index: int) -> _NvmlCard:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         pci = driver.ask("nvmlDeviceGetPciInfo", handle)
         bus_id = pci_bus_id(_text(pci.busId)) if pci else None
-        card_id = driver.uuid(handle) or bus_id or f"nvidia-{index}"
-        name = _text(driver.ask("nvmlDeviceGetName", handle))
+        uuid = None  # some have none; any other answer marks the card as faulty
+        try:
+            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        except nvml.NVMLError as error:
+            if error.value not in driver.has_none:
+                raise
+        name, card_id = _text(driver.ask("nvmlDeviceGetName", handle)), uuid or bus_id or f"nvidia-{index}"
         device = Device(id=card_id, vendor=Vendor.NVIDIA, index=index, name=name, pci_bus_id=bus_id)
         return _NvmlCard(device=device, handle=handle)
     except (_LostError, nvml.NVMLError) as error:
@@ -292,15 +284,17 @@ def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     driver.failed = False
     utilization = driver.ask("nvmlDeviceGetUtilizationRates", card.handle)
     power_w = _thousandth(driver.ask("nvmlDeviceGetPowerUsage", card.handle))
+    temperature = driver.ask("nvmlDeviceGetTemperatureV", card.handle, driver.nvml.NVML_TEMPERATURE_GPU)
+    if temperature is None:  # older drivers have only the deprecated call
+        temperature = driver.ask("nvmlDeviceGetTemperature", card.handle, driver.nvml.NVML_TEMPERATURE_GPU)
     device = replace(
         card.device,
-        **_memory(driver, card.handle),
+        **_memory_and_processes(driver, card.handle),
         utilization_percent=None if utilization is None else float(utilization.gpu),
         power_draw_w=power_w,
         power_limit_w=_thousandth(driver.ask("nvmlDeviceGetEnforcedPowerLimit", card.handle)),
         energy_j=driver.joules(card, power_w),
-        temperature_c=_temperature(driver, card.handle),
-        processes=_processes(driver, card.handle),
+        temperature_c=None if temperature is None else float(temperature),
     )
     if device.processes and not card.is_split and (device.utilization_percent or 0.0) > IDLE_PERCENT:
         samples = driver.samples(card)
@@ -312,69 +306,41 @@ def _measure_card(driver: _Driver, card: _NvmlCard) -> Device:
     return device
 
 
-def _measure_memory(driver: _Driver, card: _NvmlCard, ids: set[str]) -> Iterator[Device]:
-    """Yield the card, and its parts, with only their memory and processes."""
-    if card.device.id in ids:
-        yield replace(card.device, **_memory(driver, card.handle), processes=_processes(driver, card.handle))
-    yield from _measure_parts(driver, card)
-
-
 def _measure_parts(driver: _Driver, card: _NvmlCard) -> Iterator[Device]:
-    """Return the MIG instances; they are queried each time because they come and go while the card is in use."""
-    if not card.is_split:
-        return
-    for place in range(driver.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) or 0):
+    """Yield the MIG instances; they are queried each time because they come and go while the card is in use."""
+    whole = card.device
+    count = driver.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle) if card.is_split else 0
+    for place in range(count or 0):
         part = driver.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, place)
         uuid = part and _text(driver.ask("nvmlDeviceGetUUID", part))
-        if uuid:
-            yield _measure_part(driver, card.device, place, part, uuid)
+        if not uuid:
+            continue
+        device = Device(id=uuid, vendor=Vendor.NVIDIA, index=place, parent=whole.id, pci_bus_id=whole.pci_bus_id)
+        try:
+            name = _text(driver.ask("nvmlDeviceGetName", part))
+            yield replace(device, name=name, **_memory_and_processes(driver, part))
+        except _LostError as lost:
+            yield replace(device, fault=str(lost))
 
 
-def _measure_part(driver: _Driver, card: Device, place: int, part: Any, uuid: str) -> Device:
-    device = Device(id=uuid, vendor=Vendor.NVIDIA, index=place, parent=card.id, pci_bus_id=card.pci_bus_id)
-    try:
-        memory, name = _memory(driver, part), _text(driver.ask("nvmlDeviceGetName", part))
-        return replace(device, name=name, **memory, processes=_processes(driver, part))
-    except _LostError as lost:
-        return replace(device, fault=str(lost))
-
-
-def _memory(driver: _Driver, handle: Any) -> dict[str, Any]:
-    """Return the memory fields of a device."""
+def _memory_and_processes(driver: _Driver, handle: Any) -> dict[str, Any]:
+    """Return these fields of a device. Processes of all kinds are joined by pid; None if the driver lists no kind."""
+    fields: dict[str, Any] = {}
     memory = driver.ask("nvmlDeviceGetMemoryInfo", handle, driver.nvml.nvmlMemory_v2)
     memory = memory or driver.ask("nvmlDeviceGetMemoryInfo", handle)
-    if memory is None:
-        return {}
-    total, used, free = _mb(memory.total), _mb(memory.used), _mb(memory.free)
-    return {"memory_total_mb": total, "memory_used_mb": used, "memory_free_mb": free}
-
-
-def _temperature(driver: _Driver, handle: Any) -> float | None:
-    # The older call is deprecated; the newer one is missing in older drivers.
-    for function in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
-        value = driver.ask(function, handle, driver.nvml.NVML_TEMPERATURE_GPU)
-        if value is not None:
-            return float(value)
-    return None
-
-
-def _processes(driver: _Driver, handle: Any) -> tuple[Process, ...] | None:
-    """Return the processes of all kinds by pid, or None if the driver lists no kind."""
+    if memory is not None:
+        fields = {f"memory_{name}_mb": megabytes(getattr(memory, name), "B") for name in ("total", "used", "free")}
     lists = []
-    for kind in _PROCESS_LISTS:
+    for kind in ("Compute", "Graphics", "MPSCompute"):
         listed = driver.ask(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle)
         if listed is None:
             listed = driver.ask(f"nvmlDeviceGet{kind}RunningProcesses_v2", handle)
         lists += [] if listed is None else [listed]
-    if not lists:
-        return None
-    entries = chain.from_iterable(lists)
-    found = one_per_pid((Process(pid=entry.pid, memory_mb=_mb(entry.usedGpuMemory)) for entry in entries), larger_mb)
-    return tuple(sorted(found, key=lambda process: process.pid))
-
-
-def _mb(size: int | None) -> float | None:
-    return megabytes(size, "B")
+    if lists:
+        entries = chain.from_iterable(lists)
+        found = one_per_pid(Process(pid=each.pid, memory_mb=megabytes(each.usedGpuMemory, "B")) for each in entries)
+        fields["processes"] = tuple(sorted(found, key=lambda process: process.pid))
+    return fields
 
 
 def _thousandth(figure: int | None) -> float | None:

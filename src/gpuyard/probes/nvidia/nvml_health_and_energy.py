@@ -49,39 +49,25 @@ class EnergyCounters:
 
     def read(self, card_id: str, power_w: float | None, now: float, ask: Callable[[], float | None]) -> float | None:
         """Return the joules that the card has used. `ask` asks the driver, and returns None if it has no counter."""
-        card = self._cards.get(card_id)
-        is_due = card is None or now - card.asked_at >= ASK_RARELY_S
-        if card is None or is_due or power_w is None or card.power_w is None:
-            return self._ask(card_id, power_w, now, ask())
-        card.expected_j += (card.power_w + power_w) / 2 * (now - card.at)
-        card.at, card.power_w = now, power_w
-        card.returned_j = max(card.returned_j, card.expected_j)
+        card = self._cards.pop(card_id, None)
+        if card is None or power_w is None or card.power_w is None or now - card.asked_at >= ASK_RARELY_S:
+            answered_j = ask()
+            if answered_j is None:
+                return None
+            has_gone_on = card is not None and answered_j >= card.answered_j
+            returned_j = max(answered_j, card.returned_j) if card is not None and has_gone_on else answered_j
+            card = _Counter(now, answered_j, now, power_w, answered_j, returned_j)
+        else:
+            card.expected_j += (card.power_w + power_w) / 2 * (now - card.at)
+            card.at, card.power_w = now, power_w
+            card.returned_j = max(card.returned_j, card.expected_j)
+        self._cards[card_id] = card
         return card.returned_j
 
-    def _ask(self, card_id: str, power_w: float | None, now: float, answered_j: float | None) -> float | None:
-        before = self._cards.pop(card_id, None)
-        if answered_j is None:
-            return None
-        returned_j = answered_j
-        if before is not None and answered_j >= before.answered_j:
-            returned_j = max(answered_j, before.returned_j)
-        self._cards[card_id] = _Counter(
-            asked_at=now,
-            answered_j=answered_j,
-            at=now,
-            power_w=power_w,
-            expected_j=answered_j,
-            returned_j=returned_j,
-        )
-        return returned_j
 
-
-ASK_THROTTLE_AGAIN_AFTER_S = 2.0
 UNRELEASED_AFTER_S = 10.0
-_MOST_EVENTS = 64
 # NVML's own numbers.
 _XID, _DOUBLE_BIT_ECC = 8, 2
-_UNCORRECTED, _VOLATILE = 1, 0
 _THROTTLES = {Throttle.SW_THERMAL: 32, Throttle.HW_THERMAL: 64, Throttle.POWER_BRAKE: 128, Throttle.HW_SLOWDOWN: 8}
 
 
@@ -119,11 +105,15 @@ class NvmlHealth:
         if not self._has_asked_for_events:
             self._has_asked_for_events = True
             self._register(driver, cards)
-        for _ in range(_MOST_EVENTS):
+        for _ in range(64):
             event = self._next_event(driver.nvml)
             if event is None:
                 break
-            self._note_event(event)
+            card = self._by_handle.get(_address(event.device))
+            if card is not None and event.eventType & _XID:
+                self._note_xid(card.id, int(event.eventData))
+            elif card is not None:
+                self._card(card.id).rare_asked_at = float("-inf")
         if not self._is_registered:
             by_bus_id = {card.pci_bus_id: card for card, _ in cards}
             for bus_id, code in self._kernel_log.new_xids():
@@ -154,14 +144,6 @@ class NvmlHealth:
             self._is_registered &= error.value == nvml.NVML_ERROR_TIMEOUT
             return None
 
-    def _note_event(self, event: Any) -> None:
-        card = self._by_handle.get(_address(event.device))
-        if card is None:
-            return
-        if event.eventType & _XID:
-            self._note_xid(card.id, int(event.eventData))
-        self._card(card.id).rare_asked_at = float("-inf")
-
     def _note_xid(self, card_id: str, code: int) -> None:
         card = self._card(card_id)
         xids = (*card.figures.xids, XidEvent(code=code, at=time.time()))[-MOST_REMEMBERED:]
@@ -171,14 +153,19 @@ class NvmlHealth:
     def read(self, driver: AsksDriver, handle: Any, device: Device) -> HealthFigures:
         """Return the figures of a card that answers."""
         card, now = self._card(device.id), time.monotonic()
-        if now - card.throttle_asked_at > ASK_THROTTLE_AGAIN_AFTER_S:
+        if now - card.throttle_asked_at > 2.0:
             card.throttle_asked_at = now
             card.figures = replace(card.figures, throttle=_throttle(driver, handle))
-        is_busy = (device.utilization_percent or 0.0) > IDLE_PERCENT
         if now - card.rare_asked_at > ASK_RARELY_S:
             card.rare_asked_at = now
+            is_busy = (device.utilization_percent or 0.0) > IDLE_PERCENT
             card.figures = _with_rare_figures(card.figures, driver, handle, is_busy=is_busy)
-        unreleased_mb = self._unreleased_mb(card, device, now)
+        used_mb, unreleased_mb = device.memory_used_mb, None
+        if not self._lists_all_processes or device.processes != () or used_mb is None or used_mb <= UNEXPLAINED_MB:
+            card.unused_since = None
+        else:
+            card.unused_since = now if card.unused_since is None else card.unused_since
+            unreleased_mb = used_mb if now - card.unused_since >= UNRELEASED_AFTER_S else None
         if unreleased_mb != card.figures.unreleased_mb:
             card.figures = replace(card.figures, unreleased_mb=unreleased_mb)
         return card.figures
@@ -196,14 +183,6 @@ class NvmlHealth:
 
     def _card(self, card_id: str) -> _CardHealth:
         return self._cards.setdefault(card_id, _CardHealth())
-
-    def _unreleased_mb(self, card: _CardHealth, device: Device, now: float) -> float | None:
-        used = device.memory_used_mb
-        if not self._lists_all_processes or device.processes != () or used is None or used <= UNEXPLAINED_MB:
-            card.unused_since = None
-            return None
-        card.unused_since = now if card.unused_since is None else card.unused_since
-        return used if now - card.unused_since >= UNRELEASED_AFTER_S else None
 
 
 def _throttle(driver: AsksDriver, handle: Any) -> tuple[Throttle, ...] | None:
@@ -223,7 +202,7 @@ def _with_rare_figures(before: HealthFigures, driver: AsksDriver, handle: Any, *
     is_certain = width is not None and most is not None and (is_busy or width >= most)
     return replace(
         before,
-        ecc_uncorrected=driver.ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
+        ecc_uncorrected=driver.ask("nvmlDeviceGetTotalEccErrors", handle, 1, 0),  # uncorrected, volatile
         remap_pending=None if rows is None else bool(rows[2]),
         remap_failed=None if rows is None else bool(rows[3]),
         link_width=width if is_certain else before.link_width,
@@ -235,13 +214,9 @@ def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-_WINDOW_US = 2_000_000
-_WHOLE = 100
-
-
 def window_start(samples: Iterable[Any]) -> int:
     """Return the time in microseconds since which samples count, given these samples of NVML."""
-    return max(0, max((sample.timeStamp for sample in samples), default=0) - _WINDOW_US)
+    return max(0, max((sample.timeStamp for sample in samples), default=0) - 2_000_000)
 
 
 def with_loads(processes: Sequence[Process], samples: Sequence[Any]) -> tuple[Process, ...]:
@@ -251,7 +226,7 @@ def with_loads(processes: Sequence[Process], samples: Sequence[Any]) -> tuple[Pr
     for sample in samples:
         known = newest.get(sample.pid)
         is_newer = sample.timeStamp > (begins if known is None else known.timeStamp)
-        if is_newer and sample.smUtil <= _WHOLE:
+        if is_newer and sample.smUtil <= 100:
             newest[sample.pid] = sample
     if newest.keys().isdisjoint(process.pid for process in processes):
         return tuple(processes)

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from gpuyard.errors import ProbeMissing
 from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.model.topology import Link, LinkKind, Topology
-from gpuyard.probes import vendor_links as nvml_links
+from gpuyard.probes import device_links as nvml_links
 from gpuyard.probes.device_links import LinkReader, read_local_links, read_pci_tree
 from tests.executables import write_executable
-from tests.unit.probes.links.test_link_tools import OLD, ROCM, amd_smi, cards
+from tests.unit.probes.links.test_link_tools import ROCM, amd_smi, cards
 
 LINK = Topology(links=(Link(one="G0", other="G1", kind=LinkKind.NVLINK, count=1),))
 LONG_S = 30.0
@@ -141,7 +141,6 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("vendor", "tool", "prints", "kind"),
     [
-        (Vendor.NVIDIA, "nvidia-smi", OLD, LinkKind.NVLINK),
         (Vendor.AMD, "amd-smi", amd_smi((0, 1, "XGMI", "ENABLED")), LinkKind.XGMI),
         (Vendor.AMD, "rocm-smi", ROCM, LinkKind.XGMI),
     ],
@@ -154,7 +153,7 @@ def test_vendors_tools_are_asked_where_there_is_no_library(
 
 
 def test_a_tool_that_prints_no_links_leaves_those_of_the_kernel(tools: Path, tmp_path: Path) -> None:
-    install(tools, "nvidia-smi", "No devices were found")
+    install(tools, "amd-smi", "No devices were found")
     buses = [plug_in(tmp_path, f"pci0000:3a/0000:3a:0{number}.0/0000:3{number}:00.0") for number in range(2)]
-    found = read_local_links([card(number, bus, Vendor.NVIDIA) for number, bus in enumerate(buses)], tmp_path)
+    found = read_local_links([card(number, bus, Vendor.AMD) for number, bus in enumerate(buses)], tmp_path)
     assert kinds(found) == {"01": LinkKind.HOST_BRIDGE}
