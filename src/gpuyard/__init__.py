@@ -1,7 +1,6 @@
 """gpuyard: watch GPUs, and schedule jobs on them.
 
-The public names below are imported when they are first used, so importing the package takes almost no time.
-"""
+The public names below are imported when they are first used, so importing the package takes almost no time."""
 
 from gpuyard.version import __version__
 

@@ -1,8 +1,7 @@
 """The configuration file, and the directories that gpuyard uses.
 
 `GPUYARD_HOME=DIR` puts everything into one directory, so that a trial or a test touches nothing else. The file is
-`config.toml` there, or in the platform's configuration directory; docs/reference/configuration.md explains each key.
-"""
+`config.toml` there, or in the platform's configuration directory; docs/reference/configuration.md explains each key."""
 
 import contextlib
 import os
@@ -224,8 +223,7 @@ class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_cpu_load: how many percent of the CPUs jobs may reserve together. Where it is not set, 100 for the CPUs that
         users declare, and no limit for those that were learned.
     enforce_ram: jobs are limited to the RAM that they declared.
-    pin_cpus: jobs get CPUs of their own.
-    """
+    pin_cpus: jobs get CPUs of their own."""
 
     min_free_disk: str | int = "1G"
     max_gpu_power_w: Annotated[float, Meta(gt=0)] | None = None

@@ -1,8 +1,7 @@
 """Find out how this gpuyard was installed, and the commands that upgrade it, extend it and remove it.
 
 Installers leave traces: pipx and uv a file in the environment's directory, all of them the package's metadata, which
-names the source directory unless the package came from an index.
-"""
+names the source directory unless the package came from an index."""
 
 import json
 import os
@@ -18,11 +17,9 @@ _PACKAGE = "gpuyard"
 
 
 class Installation(Struct, frozen=True):
-    """How gpuyard is installed in the environment `folder`.
-
-    `upgrade`, `remove` and `install` are shell commands. `source` is the package name, or the directory or file that it
-    was installed from. `kept` are the extras that a new installation would drop unless it names them.
-    """
+    """How gpuyard is installed in the environment `folder`. `upgrade`, `remove` and `install` are shell commands.
+    `source` is the package name, or the directory or file that it was installed from. `kept` are the extras that a new
+    installation would drop unless it names them."""
 
     folder: str
     upgrade: str

@@ -1,8 +1,7 @@
 """Keep scenes and actors in VRAM and RAM within budgets, in one process, for workers that render or generate data.
 
 with Coordinator(vram="44G", ram="90G", scene_slots=5) as c:
-    c.run(units, render_label)
-"""
+    c.run(units, render_label)"""
 
 from typing import TYPE_CHECKING, Any
 

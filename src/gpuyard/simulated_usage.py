@@ -5,8 +5,7 @@ changes happen under one briefly held lock, so two processes never get the same 
 
 Another process of the same user can suspend a share, as a driver suspends a real process: it locks the share (from then
 on its owner waits at every call), moves its memory off the device and remembers it, and later moves it back. A share
-that is restored while too little memory is free is ruined for good.
-"""
+that is restored while too little memory is free is ruined for good."""
 
 import contextlib
 import errno
@@ -74,10 +73,8 @@ class SharesFolder:
         return descriptor
 
     def live(self) -> dict[Path, SimulatedShare]:
-        """Return the shares of live processes, and remove those of dead processes. Call it while locked.
-
-        A file that is not a valid share is ignored: it may be another user's.
-        """
+        """Return the shares of live processes, and remove those of dead processes. Call it while locked. A file that is
+        not a valid share is ignored: it may be another user's."""
         found: dict[Path, SimulatedShare] = {}
         for path in self.path.glob("*.share"):
             try:

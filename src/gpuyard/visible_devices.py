@@ -53,10 +53,8 @@ _HIDDEN = {_CUDA: "-1", _ROCR: "-1", _HIP: "-1", _ORDINAL: "-1", _ZE: _NO_ZE_DEV
 
 
 def visible_variables(chosen: Sequence[Device], seen: Snapshot, *, by_uuid: bool = False) -> dict[str, str]:
-    """Return the environment in which a program sees exactly the chosen devices of the machine, in that order.
-
-    With `by_uuid`, whole NVIDIA cards are named by UUID too.
-    """
+    """Return the environment in which a program sees exactly the chosen devices of the machine, in that order. With
+    `by_uuid`, whole NVIDIA cards are named by UUID too."""
     if not chosen and not seen.is_mixed:
         return dict(_NOTHING_VISIBLE)
     variables = dict(_HIDDEN) if seen.is_mixed else {}
@@ -97,10 +95,8 @@ def named_visible(visible: str, seen: Snapshot) -> list[Device]:
 
 
 def process_numbers(seen: Snapshot) -> dict[str, int]:
-    """Return the number of each visible device in this process, by id, as PyTorch, CuPy and JAX use it.
-
-    Devices of vendors without such numbers go by their index.
-    """
+    """Return the number of each visible device in this process, by id, as PyTorch, CuPy and JAX use it. Devices of
+    vendors without such numbers go by their index."""
     cuda = {_uuid_digits(device_id): number for number, device_id in _cuda_numbers(seen).items()}
     rocm = {device_id: number for number, device_id in _rocm_numbers(seen).items()}
     numbers: dict[str, int | None] = {}
@@ -122,10 +118,8 @@ def _index(device: Device, seen: Snapshot) -> int:
 
 
 def _read_variable(visible: str | None, known: Mapping[int, str], ids: Sequence[str]) -> Mapping[int, str]:
-    """Return the ids that a variable with this value shows, by their new numbers, as CUDA and ROCm read it.
-
-    Entries are numbers from `known`, or prefixes of `ids`; reading stops at the first entry that is neither.
-    """
+    """Return the ids that a variable with this value shows, by their new numbers, as CUDA and ROCm read it. Entries are
+    numbers from `known`, or prefixes of `ids`; reading stops at the first entry that is neither."""
     if visible is None:
         return known
     chosen: list[str] = []
@@ -147,10 +141,8 @@ def _has_driver_id(device: Device) -> bool:
 
 
 def _cuda_order(seen: Snapshot) -> list[str]:
-    """Return the driver's list in PCI order: whole cards, then the first part of each card that is split.
-
-    A card that has vanished from the driver keeps its index here; if another card has that index now, that one counts.
-    """
+    """Return the driver's list in PCI order: whole cards, then the first part of each card that is split. A card that
+    has vanished from the driver keeps its index here; if another card has that index now, that one counts."""
     first_parts: dict[str, str] = {}
     for device in seen.devices:
         if device.parent is not None:

@@ -25,9 +25,7 @@ def pci_bus_id(raw: object) -> str | None:
 
 def with_distinct_ids(devices: Iterable[Device]) -> tuple[Device, ...]:
     """Return the devices with "#0", "#1", ... appended to ids that several share, as partitions and masked outputs do.
-
-    The first gets a number too, so that no partition passes for the whole card.
-    """
+    The first gets a number too, so that no partition passes for the whole card."""
     listed = tuple(devices)
     times = Counter(device.id for device in listed)
     numbers: Counter[str] = Counter()

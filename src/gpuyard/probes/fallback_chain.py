@@ -6,8 +6,7 @@
   once.
 - A device stays listed after it was seen once: when its probe no longer lists it, or no probe answers, it is reported
   as unhealthy with all measurements unknown. Parts of a card may come and go.
-- Readings are made printable: any user can give a process any name, and a tool may print anything.
-"""
+- Readings are made printable: any user can give a process any name, and a tool may print anything."""
 
 import shutil
 import time

@@ -5,8 +5,7 @@ Rules:
 - A limit may be set at any level from the top of the cgroup tree down to our own group; the tightest one applies. Both
   cgroup versions are read, also side by side. A missing or unreadable file sets no limit.
 - Limits rarely change, and finding them costs more than all other figures: they are read every 10 s.
-- CPU load is the difference of two readings. Under a CPU quota it is the fraction of the quota that the group uses.
-"""
+- CPU load is the difference of two readings. Under a CPU quota it is the fraction of the quota that the group uses."""
 
 import os
 import socket

@@ -54,10 +54,8 @@ def vendors_on_pci(root: Path = _ROOT) -> frozenset[Vendor]:
 
 
 def cards_of_compute_driver(nodes: Path) -> list[tuple[int, str]]:
-    """Return the number that AMD's compute driver gives to each of its GPUs, and the PCI bus id, in its order.
-
-    A GPU that this user may not use has no readable number, and ROCr leaves it out.
-    """
+    """Return the number that AMD's compute driver gives to each of its GPUs, and the PCI bus id, in its order. A GPU
+    that this user may not use has no readable number, and ROCr leaves it out."""
     found = []
     for name in sorted(filter(str.isdecimal, names_in(nodes)), key=int):
         number, text = whole(read_text(nodes / name / "gpu_id")), read_text(nodes / name / "properties")

@@ -1,6 +1,5 @@
 """The probes of this machine, real ones, or simulated ones if GPUYARD_SIMULATE is set; and saved outputs of their
-tools, parsed as the probes would.
-"""
+tools, parsed as the probes would."""
 
 import codecs
 import functools
@@ -131,8 +130,8 @@ def _find(name: str) -> Any:
 
 _PARSERS = {
     "nvidia-smi-xml": "nvidia.nvidia_smi:parse_xml",
-    "nvidia-smi-csv": "nvidia.nvidia_smi_csv:parse_csv",
-    "nvidia-smi-apps": "nvidia.nvidia_smi_csv:parse_apps",
+    "nvidia-smi-csv": "nvidia.nvidia_smi:parse_csv",
+    "nvidia-smi-apps": "nvidia.nvidia_smi:parse_apps",
     "rocm-smi": "amd.rocm_smi:parse",
     "amd-smi": "amd.amd_smi:parse",
     "radeontop": "amd.radeontop:parse",

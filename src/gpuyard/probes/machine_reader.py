@@ -126,8 +126,7 @@ def _complete(device: Device, host: Host) -> Device:
       prints "[N/A]". Such a device has the host's memory, within the host's limits: what is available to the host is
       free.
     - A process cannot hold more than its device has. A larger figure covers something else, such as all devices
-      together, so the process's memory on this device is unknown.
-    """
+      together, so the process's memory on this device is unknown."""
     if is_integrated(device):
         device = replace(device, is_integrated=True)
     if device.memory_total_mb == 0:

@@ -2,8 +2,7 @@
 
 A tool gets its own session, no input, the C locale, and a timeout, after which it is killed with its children. A tool
 that hangs in a driver call cannot be killed: it is left behind, and not started again while it exists. A failed call
-backs off for one second, doubled with each failure, at most a minute.
-"""
+backs off for one second, doubled with each failure, at most a minute."""
 
 import contextlib
 import os
@@ -210,10 +209,8 @@ def as_problem(error: ProbeError, vendor: Vendor) -> Problem:
 
 
 def problem_beside(error: ProbeError, vendor: Vendor, about: str | None = None) -> Problem:
-    """Return the problem of one failed call in a reading that otherwise succeeded; `about` names the failed part.
-
-    The remaining time differs between readings, so the message leaves it out: otherwise it would look new each time.
-    """
+    """Return the problem of one failed call in a reading that otherwise succeeded; `about` names the failed part. The
+    remaining time differs between readings, so the message leaves it out: otherwise it would look new each time."""
     said = f"{about}: {error.message}" if about else error.message
     message = re.sub(r" within \d+(?:\.\d+)? s\b", " in time", said)
     return Problem(source=error.source, kind=error.kind, message=message, hint=error.hint, vendor=vendor)

@@ -1,8 +1,7 @@
 """Sample the machine over time: raw and smoothed figures, as often as the most demanding consumer asks.
 
 A consumer asks for an interval with `want`, for the duration of a block. The shortest interval counts, and without a
-consumer no sample is due. The sampler has no thread: its owner calls `due_in` and `sample`.
-"""
+consumer no sample is due. The sampler has no thread: its owner calls `due_in` and `sample`."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator

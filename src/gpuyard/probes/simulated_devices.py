@@ -6,8 +6,7 @@ ends with the process at the latest (`gpuyard/simulated_usage.py`). A suspended 
 program that calls a driver does. The file `health.json` in their folder gives them faults, as figures by device id:
 `{"SIM-0": {"ecc_uncorrected": 1}}`.
 `GPUYARD_SIMULATE_HOST=23GB`, or `23GB,8` for 8 CPUs, gives it RAM. All of it is available, whatever programs use:
-reservations alone decide how many jobs start. A test can say how much is in use.
-"""
+reservations alone decide how many jobs start. A test can say how much is in use."""
 
 import contextlib
 import os

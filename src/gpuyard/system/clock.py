@@ -2,8 +2,7 @@
 
 - The wall clock, for times that people read. It jumps when it is set.
 - `monotonic`, for durations within one process. It does not count the time in which the machine is suspended.
-- `since_boot`, for times that several processes compare. It counts the time suspended.
-"""
+- `since_boot`, for times that several processes compare. It counts the time suspended."""
 
 import os
 import time

@@ -1,8 +1,7 @@
 """The files of code snapshots: `snapshots/NAME` holds `tree`, the copies, and `files`, the list of what was copied.
 
 The list has the root of the original tree, then for each file its size, its time of change and its path. A file of the
-snapshot, or of the original tree, that still has both is unchanged. It imports little, as `gpuyard submit` uses it.
-"""
+snapshot, or of the original tree, that still has both is unchanged. It imports little, as `gpuyard submit` uses it."""
 
 import os
 

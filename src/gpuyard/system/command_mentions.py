@@ -17,10 +17,8 @@ _hung: dict[str, float] = {}  # working folders, and until when
 
 def mentions(word: str, command: Sequence[str], cwd: str, search_path: str | None = None) -> bool | None:
     """Return whether the command or one of the files in it contains the word; None if that cannot be told, as no such
-    file is here, one cannot be read, or its disk does not answer.
-
-    search_path: the PATH by which a program without a folder is found; None if it is not on this machine.
-    """
+    file is here, one cannot be read, or its disk does not answer. `search_path`: the PATH by which a program without a
+    folder is found; None if it is not on this machine."""
     if any(word in each for each in command):
         return True
     if time.monotonic() < _hung.get(cwd, 0.0):

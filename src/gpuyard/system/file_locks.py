@@ -11,8 +11,7 @@ Owner locks are open-file-description locks on Linux (F_OFD_SETLK):
   can hold one. The test (`is_held`) takes no lock, and read locks of others do not count.
 - Byte 0 is the lock. A holder that shows that it is not stopped (`beat`) also locks the byte of the present second; a
   lock changes neither the file nor its times, and wakes up no process that watches the directory.
-- Elsewhere flock is used. There any user who can read the file can hold it, and there are no beats.
-"""
+- Elsewhere flock is used. There any user who can read the file can hold it, and there are no beats."""
 
 import contextlib
 import errno
@@ -38,10 +37,8 @@ _fast_signal: Any = sys.modules.get("_signal", signal)
 
 
 class DeferInterrupts:
-    """Defer signals with a Python handler until the block is left. Blocks may be nested; the outermost one defers.
-
-    Keep the block short and without waiting. In other threads than the main thread there is nothing to defer.
-    """
+    """Defer signals with a Python handler until the block is left. Blocks may be nested; the outermost one defers. Keep
+    the block short and without waiting. In other threads than the main thread there is nothing to defer."""
 
     _outermost: "DeferInterrupts | None" = None
 
@@ -130,10 +127,8 @@ def unlock(descriptor: int) -> None:
 
 
 def find_lock_holders(status: os.stat_result, source: Path = Path("/proc/locks")) -> list[int]:
-    """Return the processes that locked the file with flock, as far as the kernel shows them.
-
-    It shows no process of another container. If a process has ended and left its lock to a child, it is named still.
-    """
+    """Return the processes that locked the file with flock, as far as the kernel shows them. It shows no process of
+    another container. If a process has ended and left its lock to a child, it is named still."""
     key = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
         lines = source.read_text(encoding="ascii", errors="replace").splitlines()
@@ -157,10 +152,8 @@ def lock_in_time(descriptor: int, path: str | Path) -> None:
 
 @contextlib.contextmanager
 def hold_lock_file(path: str | Path) -> Iterator[None]:
-    """Create the file, hold its lock in this block, and remove the file.
-
-    Waits without a limit, for a caller that has a timer of its own.
-    """
+    """Create the file, hold its lock in this block, and remove the file. Waits without a limit, for a caller that has a
+    timer of its own."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         lock(descriptor)
@@ -232,11 +225,9 @@ def beat(descriptor: int) -> None:
 
 
 def has_beaten(descriptor: int, within_s: int) -> bool:
-    """Return whether a holder has called `beat` in the last `within_s` seconds; True if that cannot be known.
-
-    The seconds are those of CLOCK_MONOTONIC, which all processes of the machine share, and which stands still while the
-    machine sleeps. In a container with a clock of its own (a time namespace) the seconds differ.
-    """
+    """Return whether a holder has called `beat` in the last `within_s` seconds; True if that cannot be known. The
+    seconds are those of CLOCK_MONOTONIC, which all processes of the machine share, and which stands still while the
+    machine sleeps. In a container with a clock of its own (a time namespace) the seconds differ."""
     if not _HAS_OWNER_LOCKS:
         return True
     first = max(0, int(time.monotonic()) - within_s)

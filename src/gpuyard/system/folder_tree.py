@@ -5,8 +5,7 @@ it here.
 - A mount is never entered or removed: what is mounted belongs to someone else, though it may be on the same disk.
 - Folders may be nested at any depth. Two descriptors are open at a time.
 
-Paths are relative to the folder, and "." is the folder itself. Errors name the whole path.
-"""
+Paths are relative to the folder, and "." is the folder itself. Errors name the whole path."""
 
 import contextlib
 import errno
@@ -137,12 +136,10 @@ class FolderTree:
         unlocks: bool = False,
     ) -> Iterator[Entry]:
         """Yield all entries, a folder after its own entries. `names`: only these entries of the folder, and all below.
-
         What was removed meanwhile is left out. Calls `on_problem` for a folder that cannot be entered, such as a mount
         (`Mounted`), or that was moved meanwhile (FileNotFoundError): it is not yielded, and the walk goes on. Paths for
         which `skips` is true are left out, with all below. `unlocks`: give ourselves all permissions on our folders; a
-        folder of another user is then a problem (`LeftAlone`).
-        """
+        folder of another user is then a problem (`LeftAlone`)."""
         with contextlib.closing(_Walk(self.descriptor, self._mount, names, unlocks=unlocks)) as walk:
             while walk.levels:
                 level = walk.levels[-1]
@@ -231,10 +228,8 @@ def remove_tree(path: str | Path) -> list[OSError]:
 
 
 def remove_entries(tree: FolderTree, names: Iterable[str], *, keeps_others: bool = False) -> list[OSError]:
-    """Remove entries of a folder with all in them. Return why something stays; all else is removed nevertheless.
-
-    Mounts and folders of other users stay, and so do the folders that hold them; with `keeps_others`, also their files.
-    """
+    """Remove entries of a folder with all in them. Return why something stays; all else is removed nevertheless. Mounts
+    and folders of other users stay, and so do the folders that hold them; with `keeps_others`, also their files."""
     problems: list[OSError] = []
     staying: set[str] = set()  # folders with something that stays
 

@@ -16,8 +16,7 @@ socket exists is its registration. Its name says how many processes of the job w
 - If a connection is closed before `keep`, the process goes back to what it did before: it goes on, or parks again.
 - So all processes of a job park, or none: they are held, and agree on the largest of their next points. None of them
   has passed it, and each can reach it, since none waits there for what another does after its own.
-- Both sides check that the other is a process of the same user (`user_sockets`).
-"""
+- Both sides check that the other is a process of the same user (`user_sockets`)."""
 
 import contextlib
 import os

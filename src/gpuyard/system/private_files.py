@@ -11,8 +11,7 @@ to, as with StrictModes of sshd.
 *A file in any folder* (`open_private`, `open_in_shared`) is opened relative to its folder and checked once it is open.
 Symbolic links, hard links to other files, pipes and everything that belongs to another user are refused.
 
-It imports little, because every command imports it.
-"""
+It imports little, because every command imports it."""
 
 import os
 import stat
@@ -76,10 +75,8 @@ def _same(file: int, found: os.stat_result, path: str) -> int:
 
 
 def make_folder(path: str, instead: str = _OTHER_HOME, *, is_closed: bool = False) -> None:
-    """Check this user's folder. Creates it and the folders above it that are missing, for this user alone.
-
-    is_closed: take all permissions on it from others.
-    """
+    """Check this user's folder. Creates it and the folders above it that are missing, for this user alone. `is_closed`:
+    take all permissions on it from others."""
     if check_folder(path, instead) is None:
         _make_folder(path, instead, 0o700)
     folder = open_folder(path, instead)

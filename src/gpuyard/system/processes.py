@@ -3,8 +3,7 @@ And commands that run a module of this package in a new process.
 
 A machine has an id (`/etc/machine-id`), a boot id, which the kernel makes at each start, and a name. None of them is
 enough. Containers often have no machine id, nodes that were installed from one image have the same id, a boot id lasts
-until the machine is restarted, and several containers on one kernel have the same boot id.
-"""
+until the machine is restarted, and several containers on one kernel have the same boot id."""
 
 import contextlib
 import os
@@ -59,8 +58,7 @@ def is_this_machine(
     - Otherwise one boot id is one machine. A container without an id counts as its host: locks hold for both.
     - Otherwise the machine was restarted if its name is the same, or if the record is on a local disk: machines and
       containers are renamed. Machines cloned with their id have other names, and disks of their own.
-    - Where the system has neither id nor boot id, nothing can be said, and the record counts as ours.
-    """
+    - Where the system has neither id nor boot id, nothing can be said, and the record counts as ours."""
     here, boot = machine_id(), boot_id()
     if here and id_there and here != id_there:
         return False
@@ -116,10 +114,8 @@ def user_name(uid: int) -> str:
 
 
 def start_time(pid: int) -> float | None:
-    """Return when the process started, in seconds since the machine booted, or None if there is no such process.
-
-    psutil adds the time of the boot, which changes when the wall clock is set. Without /proc: seconds since the epoch.
-    """
+    """Return when the process started, in seconds since the machine booted, or None if there is no such process. psutil
+    adds the time of the boot, which changes when the wall clock is set. Without /proc: seconds since the epoch."""
     fields = stat_fields(pid)
     if fields or os.path.isdir("/proc/self"):
         return int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else None
@@ -144,10 +140,8 @@ def is_alive(holder: "Holder") -> bool:
 
 
 def is_stopped(holder: "Holder") -> bool:
-    """Return whether the process is stopped, as by Ctrl-Z: it would not use what is reserved for it.
-
-    False for a process that this system does not know: the pid of one in another container may be another process here.
-    """
+    """Return whether the process is stopped, as by Ctrl-Z: it would not use what is reserved for it. False for a
+    process that this system does not know: the pid of one in another container may be another process here."""
     import psutil
 
     try:
@@ -170,10 +164,8 @@ def describe_process(pid: int) -> str:
 
 
 def python_command(module: str, *arguments: str, options: tuple[str, ...] = ("-I",)) -> tuple[str, ...]:
-    """Return a command that calls `main()` of a module of this installation, in any directory and environment.
-
-    The default option isolates Python from both; with "-S" the module gets the standard library and this package only.
-    """
+    """Return a command that calls `main()` of a module of this installation, in any directory and environment. The
+    default option isolates Python from both; with "-S" the module gets the standard library and this package only."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main; main()"
     return sys.executable, *options, "-c", code, root, *arguments

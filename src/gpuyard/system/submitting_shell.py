@@ -1,8 +1,7 @@
 """What a command knows of the shell that started it: its umask, niceness and limits, which a job gets that is submitted
 from there, and its processes, by which the queue finds the jobs that a shell or script has submitted.
 
-Read at each submission, so it imports nothing that takes milliseconds.
-"""
+Read at each submission, so it imports nothing that takes milliseconds."""
 
 import os
 

@@ -64,9 +64,7 @@ def raise_open_files_limit() -> int:
 
 def first_reserved_descriptor() -> int:
     """Return the descriptor from which on few are left, which leases leave to other uses: the last 64, or a quarter.
-
-    The system gives the lowest free number, so the number of a new descriptor counts the open files.
-    """
+    The system gives the lowest free number, so the number of a new descriptor counts the open files."""
     most = open_files_limit()
     return most - min(64, most // 4)
 

@@ -10,8 +10,7 @@ NAME is a digest of the path that it stands for. The name of the machine is no p
 would get a second queue for the same GPUs. A folder that exists is used before a new one is made, so a queue stays
 where it is. Other users can write to the folders above, so all of it is checked (`private_files`). An unknown file
 system is tested once for each machine; the result is kept in the folder. A test that succeeds does not show that no
-other machine sees the folder: `client/queue_host.py` guards against that.
-"""
+other machine sees the folder: `client/queue_host.py` guards against that."""
 
 import os
 import sys
@@ -167,10 +166,8 @@ _local: set[str] = set()
 
 
 def user_directory(variable: str, default: str) -> str:
-    """Return `GPUYARD_HOME`, or gpuyard's directory by the XDG rules, or the usual one of macOS.
-
-    Ignores a relative path in the XDG `variable`.
-    """
+    """Return `GPUYARD_HOME`, or gpuyard's directory by the XDG rules, or the usual one of macOS. Ignores a relative
+    path in the XDG `variable`."""
     home = os.environ.get("GPUYARD_HOME")
     if home:
         home = os.path.expanduser(home)

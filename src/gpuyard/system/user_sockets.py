@@ -4,8 +4,7 @@
   kernel says which user listens: it must be this user or root.
 - A socket that we make can be opened by this user only. A process that accepts a connection calls `is_same_user`.
 
-It imports little, because every command imports it.
-"""
+It imports little, because every command imports it."""
 
 import _socket
 import os
@@ -46,10 +45,8 @@ def connect(path: str, timeout_s: float | None = None) -> "_socket.socket":
 
 def bind(path: str) -> "socket.socket":
     """Return a socket bound to a path in this user's folder, in place of a dead process's socket. Raises OSError, and
-    PrivateFileError if the folder is not this user's alone.
-
-    The umask gives the file its mode: with chmod after bind, others could open it for a moment.
-    """
+    PrivateFileError if the folder is not this user's alone. The umask gives the file its mode: with chmod after bind,
+    others could open it for a moment."""
     import socket
 
     check_folder(os.path.dirname(path))

@@ -56,9 +56,7 @@ class WakeablePoll:
 
 def open_signal_pipe() -> tuple[int, int]:
     """Return both ends of a non-blocking pipe to which Python writes the number of every signal that has a handler.
-
-    Only for the main thread. A full pipe loses numbers silently.
-    """
+    Only for the main thread. A full pipe loses numbers silently."""
     reading, writing = os.pipe()
     for end in (reading, writing):
         os.set_blocking(end, False)

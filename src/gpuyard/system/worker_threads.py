@@ -1,6 +1,5 @@
 """Threads for calls that may hang, in a driver or on a network disk, and cannot be interrupted. A thread that hangs
-gets no new call, and does not keep the program from exiting.
-"""
+gets no new call, and does not keep the program from exiting."""
 
 import asyncio
 import contextlib

@@ -3,8 +3,7 @@
 For a file that a user names, in a folder of any user, no symbolic link on its path is followed unless it belongs to
 this user or root, even if another user puts one there meanwhile: each folder is opened relative to the one above it.
 The file has to be a regular file of this user without other names, or /dev/null. What this process has open already is
-written to as it is: /dev/stdout may be a pipe. It uses the standard library alone.
-"""
+written to as it is: /dev/stdout may be a pipe. It uses the standard library alone."""
 
 import contextlib
 import errno
@@ -20,12 +19,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 def write_atomically(
     path: str | Path, content: bytes, *, mode: int = 0o666, exact_mode: int | None = None, is_synced: bool = True
 ) -> None:
-    """Replace the file, or create it. After an OSError it is as before, and no temporary file is left.
-
-    mode: permissions for the file, less those in the umask.
-    exact_mode: permissions regardless of the umask; replaces `mode`.
-    is_synced: write to disk before the file gets its name, so that it survives a power failure.
-    """
+    """Replace the file, or create it. After an OSError it is as before, and no temporary file is left. `mode`:
+    permissions for the file, less those in the umask. `exact_mode`: permissions regardless of the umask; replaces
+    `mode`. `is_synced`: write to disk before the file gets its name, so that it survives a power failure."""
     draft = f"{os.path.dirname(path) or '.'}/.{os.urandom(8).hex()}.gpuyard"  # short: `path` may have the longest name
     try:
         with open(os.open(draft, _NEW, mode if exact_mode is None else 0o600), "wb") as file:
@@ -70,11 +66,8 @@ class UnsafePathError(Exception):
 
 
 def write_results(path: str, content: bytes, *, exact_mode: int | None = None, is_new: bool = False) -> None:
-    """Write a file, in an existing folder. Raises EnvironmentFault.
-
-    exact_mode: its permissions, regardless of the umask and of those it had. is_new: raise FileExistsError rather than
-    replace what it holds.
-    """
+    """Write a file, in an existing folder. Raises EnvironmentFault. `exact_mode`: its permissions, regardless of the
+    umask and of those it had. `is_new`: raise FileExistsError rather than replace what it holds."""
     number = _OPEN_ALREADY.get(path)
     try:
         flags, whole = os.O_EXCL if is_new else 0, os.path.join(os.getcwd(), path)
@@ -94,9 +87,8 @@ def write_results(path: str, content: bytes, *, exact_mode: int | None = None, i
 
 
 def open_results(path: str, *, flags: int = 0, makes_folders: bool = True) -> int:
-    """Open the file at this absolute path for appending. Raises UnsafePathError, or OSError.
-
-    A new file and new folders get the permissions that the umask leaves."""
+    """Open the file at this absolute path for appending. Raises UnsafePathError, or OSError. A new file and new folders
+    get the permissions that the umask leaves."""
     folder, pending, links = os.open("/", _FOLDER), path.split("/")[::-1], 0
     try:
         while True:

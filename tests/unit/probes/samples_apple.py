@@ -34,15 +34,6 @@ _WITH_PROCESSOR = plist(
     "<key>tasks</key>\n<array>\n<dict>\n<key>name</key><string>caf\ufffd</string>\n</dict>\n</array>\n"
     "<key>gpu</key>\n<dict>\n<key>idle_ratio</key><real>0.125</real>\n</dict>"
 )
-_INTEL_PLIST = plist(
-    "<key>elapsed_ns</key><integer>1000000000</integer>\n"
-    "<key>hw_model</key><string>MacBookPro15,1</string>\n"
-    "<key>GPU</key>\n<array>\n<dict>\n<key>name</key><string>IntelIG</string>\n"
-    "<key>freq_hz</key><real>350000000</real>\n"
-    "<key>misc_counters</key>\n<dict>\n<key>GPU Busy                     :</key><string>23.45%</string>\n</dict>\n"
-    "</dict>\n</array>"
-)
-
 
 _M_SERIES = (
     "+-o AGXAcceleratorG15X  <class AGXAcceleratorG15X, id 0x10000047b, registered, matched, active, busy 0 (2 ms),"
@@ -59,17 +50,6 @@ _IN_A_TREE = (
     '"In use system memory"=536870912}\n'
     '  | |   "model" = "Apple M1"\n'
 )
-_INTEL_MAC = (
-    "+-o AMDRadeonX6000_AMDNavi14GraphicsAccelerator  <class AMDRadeonX6000_AMDNavi14GraphicsAccelerator,"
-    " id 0x10000066c, registered, matched, active, busy 0 (3 ms), retain 31>\n    {\n"
-    '      "PerformanceStatisticsAccum" = {"GPU Activity(%)"=999,"vramUsedBytes"=1}\n'
-    '      "PerformanceStatistics" = {"GPU Activity(%)"=64,"vramUsedBytes"=1073741824,"Nested"={"Total Power(W)"=1},'
-    '"vramFreeBytes"=3221225472,"Temperature(C)"=71,"Total Power(W)"=38,"Fan Speed(RPM)"=1800}\n    }\n\n'
-    "+-o IntelAccelerator  <class IntelAccelerator, id 0x100000412, registered, matched, active, busy 0 (1 ms),"
-    " retain 106>\n    {\n"
-    '      "model" = <"Intel UHD Graphics 630">\n'
-    '      "PerformanceStatistics" = {"Device Utilization %"=4,"In use system memory"=268435456}\n    }\n'
-)
 
 SAMPLES: dict[str, list[str]] = {
     "powermetrics": [
@@ -77,7 +57,6 @@ SAMPLES: dict[str, list[str]] = {
         _WITH_PROCESSOR,
         f"{_ENERGY_ONLY}\0{_WITH_PROCESSOR}",
         f"\0{_WITH_PROCESSOR}\0{_ENERGY_ONLY}\0{_WITH_PROCESSOR[:500]}",
-        _INTEL_PLIST,
     ],
-    "ioreg": [_M_SERIES, _IN_A_TREE, _INTEL_MAC],
+    "ioreg": [_M_SERIES, _IN_A_TREE],
 }

@@ -164,17 +164,6 @@ def test_the_output_of_rocm_smi_counts_despite_an_error_status(put_tool: PutTool
     assert {"--showuniqueid", "--showbus", "--showmeminfo", "--showpids", "--json"} <= set(asked)
 
 
-def test_an_old_rocm_smi_without_an_option_is_asked_for_all_figures(put_tool: PutTool, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text(ROCM_SMI_JSON)
-    refuse = "{ echo 'rocm-smi: error: unrecognized arguments: --showpids' >&2; exit 2; }"
-    put_tool("rocm-smi", f'echo "$*" >> calls; case "$*" in *--show*) false;; esac || {refuse}; cat out')
-    probe = RocmSmi()
-    for _ in range(2):
-        assert [device.power_limit_w for device in probe.read(10).devices] == [264.0]
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls[1:] == ["-a --json"] * 2
-
-
 @pytest.mark.parametrize(
     ("script", "error"),
     [

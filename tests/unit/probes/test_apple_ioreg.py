@@ -61,48 +61,6 @@ def test_a_line_without_its_node_is_a_device_without_a_name() -> None:
     assert (device.name, device.utilization_percent) == (None, 16.0)
 
 
-def test_two_lines_without_their_nodes_are_two_devices() -> None:
-    line = '  | |   "PerformanceStatistics" = {"Device Utilization %"=16}\n'
-    assert [device.id for device in parse(line * 2).devices] == ["apple-gpu-0", "apple-gpu-1"]
-
-
-def test_an_intel_mac_has_a_card_with_its_own_memory_and_a_gpu_without() -> None:
-    output = (
-        "+-o AMDRadeonX6000_AMDNavi14GraphicsAccelerator  <class AMDRadeonX6000_AMDNavi14GraphicsAccelerator, id 0x2>\n"
-        '      "PerformanceStatistics" = {"GPU Activity(%)"=64,"vramUsedBytes"=1073741824,"vramFreeBytes"=3221225472,'
-        '"Temperature(C)"=71,"Total Power(W)"=38}\n'
-        "+-o IntelAccelerator  <class IntelAccelerator, id 0x3>\n"
-        '      "model" = <"Intel UHD Graphics 630">\n'
-        '      "PerformanceStatistics" = {"Device Utilization %"=4,"In use system memory"=268435456}\n'
-    )
-    card, built_in = parse(output).devices
-    assert card == Device(
-        id="apple-gpu-0",
-        vendor=Vendor.APPLE,
-        index=0,
-        name="AMDRadeonX6000_AMDNavi14GraphicsAccelerator",
-        memory_used_mb=1024.0,
-        memory_free_mb=3072.0,
-        memory_total_mb=4096.0,
-        utilization_percent=64.0,
-        power_draw_w=38.0,
-        temperature_c=71.0,
-    )
-    assert built_in == Device(
-        id="apple-gpu-1",
-        vendor=Vendor.APPLE,
-        index=1,
-        name="Intel UHD Graphics 630",
-        memory_used_mb=256.0,
-        utilization_percent=4.0,
-    )
-
-
-def test_a_card_that_reports_only_free_memory_has_no_total() -> None:
-    device = only(with_statistics('{"vramFreeBytes"=1048576}'))
-    assert (device.memory_used_mb, device.memory_free_mb, device.memory_total_mb) == (None, 1.0, None)
-
-
 def test_accumulated_totals_and_templates_are_not_statistics() -> None:
     output = (
         "+-o X  <class XAccelerator, id 0x1>\n"

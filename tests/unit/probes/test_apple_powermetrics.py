@@ -71,12 +71,3 @@ def test_an_idle_ratio_outside_0_to_1_is_unknown(idle: str) -> None:
 def test_a_plist_without_any_gpu_is_refused() -> None:
     with pytest.raises(ProbeGarbled, match="no whole sample of a GPU"):
         parse(plist().replace("<key>gpu</key>", "<key>disk</key>"))
-
-
-def test_the_plist_of_an_intel_mac_gives_the_use_of_its_gpu() -> None:
-    intel = (
-        "<key>GPU</key>\n<array>\n<dict>\n<key>name</key><string>IntelIG</string>\n<key>misc_counters</key>\n<dict>\n"
-        "<key>GPU Busy                     :</key><string>23.45%</string>\n</dict>\n</dict>\n</array>\n"
-    )
-    device = only(plist(extra=intel).replace("<key>gpu</key>", "<key>disk</key>"))
-    assert (device.name, device.utilization_percent, device.power_draw_w) == ("IntelIG (Mac15,6)", 23.45, None)

@@ -22,12 +22,6 @@ IOREG = (
     '      "PerformanceStatistics" = {"Device Utilization %"=42,"In use system memory"=1610612736}\n'
     '      "model" = "Apple M3 Pro"\n'
 )
-INTEL_MAC = (
-    "+-o AMDRadeonX6000_AMDNavi14GraphicsAccelerator  <class AMDRadeonX6000_AMDNavi14GraphicsAccelerator, id 0x2>\n"
-    '      "PerformanceStatistics" = {"GPU Activity(%)"=64,"vramUsedBytes"=1073741824,"vramFreeBytes"=3221225472}\n'
-    "+-o IntelAccelerator  <class IntelAccelerator, id 0x3>\n"
-    '      "PerformanceStatistics" = {"Device Utilization %"=4,"In use system memory"=268435456}\n'
-)
 NOT_ROOT = "echo 'powermetrics must be invoked as the superuser' >&2; exit 1"
 HANG = "exec sleep 600"
 
@@ -148,15 +142,6 @@ def test_two_hanging_tools_share_one_timeout(mac: Mac) -> None:
             AppleProbe().read(0.5)
 
     in_time(3.0, give_up)
-
-
-def test_the_gpus_of_an_intel_mac_keep_their_reported_memory(mac: Mac) -> None:
-    mac.prints("powermetrics", PLIST)
-    mac.prints("ioreg", INTEL_MAC)
-    mac.has_memory(32)
-    card, built_in = AppleProbe().read(5.0).devices
-    assert (card.memory_total_mb, built_in.memory_total_mb) == (4096.0, None)
-    assert (card.power_draw_w, built_in.power_draw_w) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from gpuyard.errors import ProbeGarbled
 from gpuyard.model.machine_snapshot import Process
-from gpuyard.probes.nvidia.nvidia_smi_csv import parse_apps, parse_csv
+from gpuyard.probes.nvidia.nvidia_smi import parse_apps, parse_csv
 from tests.unit.probes.samples_nvidia import (
     APPS,
     APPS_WITHOUT_CARD,

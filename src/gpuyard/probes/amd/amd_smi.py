@@ -4,8 +4,7 @@
 - "MB" are of 1,048,576 bytes.
 - A read costs two calls, `metric` and `process`. Ids, names and power limits are read once, and again when the card
   numbers change: a card that falls off the bus renumbers those after it.
-- A reading without names or processes is still a reading: a problem says what is missing.
-"""
+- A reading without names or processes is still a reading: a problem says what is missing."""
 
 import time
 from collections.abc import Callable

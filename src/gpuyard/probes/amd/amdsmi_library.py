@@ -8,8 +8,7 @@ for memory that is read often, some microseconds for each.
   What a program holds is `/sys/class/kfd/kfd/proc/PID/vram_GPU` of the compute driver, for programs of all users. Its
   pids are those of the first pid namespace, so in a container they are not used. Processes that do not compute, such as
   a desktop's, keep the figure of the last full reading while they live.
-- Partitions of a card share the kernel's files: their memory is unknown there.
-"""
+- Partitions of a card share the kernel's files: their memory is unknown there."""
 
 import contextlib
 import ctypes

@@ -5,8 +5,7 @@ tools, which print it among warnings and exit with misleading codes.
   unique id (APUs, many consumer cards), the PCI bus id; if that is unknown too, "amd-" and the card's number.
 - Partitions of one card (CPX, DPX) share its unique id under most drivers. ROCr accepts only their index, so each
   partition, including the first, gets the id with "#0", "#1", ... appended, in list order. They have no `parent`: a
-  partitioned card is not listed as a whole.
-"""
+  partitioned card is not listed as a whole."""
 
 import contextlib
 import json
@@ -94,9 +93,7 @@ def unique_id(raw: Any) -> str | None:
 
 def unique_id_in_uuid(raw: Any) -> str | None:
     """Return the unique id in AMD SMI's UUID: "af......-0000-1000-8054-e92b0a5d57c8" contains "af54e92b0a5d57c8".
-
-    Values below 2**32 are no ids: under WSL the library fills in the PCI address.
-    """
+    Values below 2**32 are no ids: under WSL the library fills in the PCI address."""
     match = _UUID.fullmatch(raw.strip()) if isinstance(raw, str) else None
     digits = unique_id(match[1] + match[2] + match[3]) if match else None
     return digits if digits and not digits.startswith("0" * 8) else None
@@ -133,12 +130,10 @@ def process_of(info: Record) -> Process | None:
 
 
 def process_memory(usage: Any, whole: Any) -> float | None:
-    """Return VRAM in MB, from AMD SMI's `memory_usage` in parts and its total `whole`, both in bytes.
-
-    The parts come from /proc/PID/fdinfo, which is unreadable for another user's process: then they are zero, and the
-    total from the driver is the VRAM, unless it is at most the parts outside the card. All zero means that nothing was
-    read: a process on a card holds some memory.
-    """
+    """Return VRAM in MB, from AMD SMI's `memory_usage` in parts and its total `whole`, both in bytes. The parts come
+    from /proc/PID/fdinfo, which is unreadable for another user's process: then they are zero, and the total from the
+    driver is the VRAM, unless it is at most the parts outside the card. All zero means that nothing was `read`: a
+    process on a card holds some memory."""
     parts = usage if isinstance(usage, dict) else {}
     vram, gtt, cpu = (parse_numbers.megabytes(parts.get(key), "B") for key in ("vram_mem", "gtt_mem", "cpu_mem"))
     outside = (gtt or 0.0) + (cpu or 0.0)
@@ -149,10 +144,8 @@ def process_memory(usage: Any, whole: Any) -> float | None:
 
 
 def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """Return the devices, with unknown memory for a process that several cards list with the same figure.
-
-    Some releases of AMD SMI (seen with ROCm 7.2) list every process on every card with its total memory.
-    """
+    """Return the devices, with unknown memory for a process that several cards list with the same figure. Some releases
+    of AMD SMI (seen with ROCm 7.2) list every process on every card with its total memory."""
     listed = tuple(devices)
     entries = ({(process.pid, process.memory_mb) for process in device.processes or ()} for device in listed)
     times = Counter(chain.from_iterable(entries))

@@ -4,8 +4,7 @@ Rules:
 - The bus is hexadecimal, and a card sits on it as device 0, function 0.
 - The size of the memory is not printed. It is computed from the used share, which has two decimals, if that is
   precise to 1%.
-- A share of zero means that the usage could not be read: a card in use always uses some memory.
-"""
+- A share of zero means that the usage could not be read: a card in use always uses some memory."""
 
 import re
 

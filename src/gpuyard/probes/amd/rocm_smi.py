@@ -3,9 +3,7 @@
 - Temperature is the edge sensor's, which is "#1" before ROCm 3, or, where a card has none (MI300), the junction's.
 - The power limit is "Max Graphics Package Power"; a secondary die (MI250) has no power of its own.
 - KFD lists the number of cards of a process, not which ones: processes are reported only on machines with one card.
-- Old releases lack some options: then `-a` is read, which has no memory. The form that works is remembered.
-- An output that lists cards without any known field is rejected.
-"""
+- An output that lists cards without any known field is rejected."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpuyard.errors import ProbeCrashed, ProbeGarbled
+from gpuyard.errors import ProbeGarbled
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.amd import card_fields
@@ -23,8 +21,10 @@ from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
 from gpuyard.probes.run_tool import Deadline, run_until
 
 NAME = "rocm-smi"
-_FIGURES = "--showid --showuniqueid --showproductname --showbus --showtemp --showuse --showpower --showmaxpower"
-_COMMANDS = (f"{NAME} {_FIGURES} --showmeminfo vram --showpids --json", f"{NAME} -a --json")
+_COMMAND = (
+    f"{NAME} --showid --showuniqueid --showproductname --showbus --showtemp --showuse --showpower --showmaxpower"
+    " --showmeminfo vram --showpids --json"
+)
 _CARD = re.compile(r"card(\d{1,5})", re.IGNORECASE)
 # Older releases print units with the values, newer ones in the keys.
 _KEYS = {
@@ -57,22 +57,8 @@ def parse(text: str) -> Reading:
 
 
 class RocmSmi:
-    def __init__(self) -> None:
-        self._commands: tuple[str, ...] = _COMMANDS
-
     def read(self, timeout_s: float) -> Reading:
-        deadline = Deadline(timeout_s)
-        refusals = []
-        for command in self._commands:
-            try:
-                reading = parse_output(run_until(command.split(), deadline), parse)
-            except (ProbeCrashed, ProbeGarbled) as error:
-                refusals.append(error)
-            else:
-                self._commands = (command,)
-                return reading
-        self._commands = _COMMANDS
-        raise refusals[0]
+        return parse_output(run_until(_COMMAND.split(), Deadline(timeout_s)), parse)
 
 
 def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:

@@ -9,8 +9,7 @@ Rules:
 - Used memory stays unknown: buffers that clients share are counted with each, and other users' clients may be hidden.
   What the clients hold for themselves, with the most that any of them shares, is a lower bound.
 - The output does not name its card, so the live reading takes that from the kernel. The tool
-  does not see cards of the xe driver: with such a card this probe fails, so that a later one lists all cards.
-"""
+  does not see cards of the xe driver: with such a card this probe fails, so that a later one lists all cards."""
 
 import contextlib
 import json
@@ -24,7 +23,7 @@ from msgspec import structs
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
-from gpuyard.probes.intel.intel_cards import IntelCard, list_cards, processes_of
+from gpuyard.probes.intel.sysfs import IntelCard, list_cards, processes_of
 from gpuyard.probes.run_tool import Deadline, find_tool, problem_beside, run_until
 
 NAME = "intel_gpu_top"

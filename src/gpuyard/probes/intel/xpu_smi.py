@@ -6,8 +6,7 @@
   process (intel/compute-runtime#964): a figure above the used memory of the device is unknown.
 - `xpu-smi ps` lists itself as a process on every device. That process is ours and has exited: it is left out.
 - Since 2.0 `dump` has no short options, before it had no long ones: the form that works is remembered. Its columns are
-  named as nvidia-smi does since then (`power.draw (W)`), in words before.
-"""
+  named as nvidia-smi does since then (`power.draw (W)`), in words before."""
 
 import csv
 import json
@@ -22,7 +21,7 @@ from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing,
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id
-from gpuyard.probes.intel.intel_cards import device_id, processes_of, without_shared_uuids
+from gpuyard.probes.intel.sysfs import device_id, processes_of, without_shared_uuids
 from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
 
 NAME = "xpu-smi"

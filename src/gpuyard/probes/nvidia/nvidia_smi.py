@@ -1,36 +1,73 @@
-"""NVIDIA devices through `nvidia-smi`, for machines where NVML cannot be loaded.
+"""NVIDIA devices through `nvidia-smi`, for machines where NVML fails; and saved outputs of it, also as CSV.
 
 One call for the XML returns everything; sections were renamed over the years, so each figure has a list of paths, the
 newest first. A truncated document yields its complete cards, and a problem that says so. If a lost card keeps the tool
-from listing the others, they are queried by bus id.
-Xids are in no output: they come from the kernel's log.
-"""
+from listing the others, they are queried by bus id. Xids are in no output: they come from the kernel's log."""
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from msgspec.structs import replace
 
-from gpuyard.errors import ProbeError, ProbeGarbled
+from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled
 from gpuyard.model.machine_snapshot import Device, HealthFigures, Process, Reading, Throttle, Vendor, XidEvent
 from gpuyard.policy.numbers import IDLE_PERCENT
 from gpuyard.probes.devices_and_processes import one_per_pid, pci_bus_id, with_distinct_ids
-from gpuyard.probes.nvidia.lost_cards import (
-    MOST_REMEMBERED,
-    KernelCard,
-    KernelLog,
-    fault_in,
-    list_kernel_cards,
-    lost_devices,
-    only_lost_devices,
-    own_words,
-)
+from gpuyard.probes.nvidia.lost_cards import MOST_REMEMBERED, KernelCard, KernelLog, list_kernel_cards
 from gpuyard.probes.parse_numbers import celsius, megabytes, percent, watts, whole, words
 from gpuyard.probes.run_tool import Deadline, ToolOutput, as_problem, problem_beside, run_until
+
+# What the tool prints about cards that do not answer
+
+_HANDLE = re.compile(r"unable to determine the device handle for (.*)", re.IGNORECASE)
+_BUS_ID = re.compile(r"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
+_GONE = re.compile(r"gpu is lost|fallen off the bus|gpu requires re(?:set|start)|reboot the system", re.IGNORECASE)
+_REFUSAL = re.compile(
+    r"^.*(?:nvidia-smi has failed|failed to initialize nvml|couldn't communicate with the nvidia driver).*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NO_DEVICES = re.compile(r"^\s*no devices were found\s*$", re.IGNORECASE | re.MULTILINE)
+
+
+def lost_devices(text: str) -> tuple[Device, ...]:
+    """Return the cards that lines of `text` report as lost, by bus id."""
+    lost = []
+    for line in text.splitlines():
+        said = _HANDLE.search(line)
+        bus = said and _BUS_ID.search(said[1])
+        bus_id = pci_bus_id(bus[0]) if bus else None
+        if said and bus and bus_id:
+            fault = said[1][bus.end() :].strip(" :") or line.strip()
+            lost.append(Device(id=bus_id, vendor=Vendor.NVIDIA, pci_bus_id=bus_id, fault=fault))
+    return with_distinct_ids(lost)
+
+
+def fault_in(fields: Iterable[str | None]) -> str | None:
+    """Return the first field that says the card is lost, or None. The driver prints it in place of any figure."""
+    return next((field.strip(" []") for field in fields if field and _GONE.search(field)), None)
+
+
+def own_words(field: str | None) -> str | None:
+    """Return the name, or None if the field reports a lost card instead."""
+    return None if fault_in((field,)) else words(field)
+
+
+def only_lost_devices(text: str, expected: str) -> Reading:
+    """Return the reading of an output that lists no cards; raise if it is neither lost cards nor none at all."""
+    lost = lost_devices(text)
+    refusal = _REFUSAL.search(text)
+    if refusal:
+        raise ProbeCrashed("nvidia-smi", refusal[0].strip()[:200], hint="see dmesg for what the driver says")
+    if lost or _NO_DEVICES.search(text):
+        return Reading(devices=lost)
+    raise ProbeGarbled("nvidia-smi", f"this is not the {expected} prints")
+
+
+# XML
 
 _THROTTLES = {
     Throttle.SW_THERMAL: "sw_thermal_slowdown",
@@ -228,3 +265,97 @@ def _read_xml(output: ToolOutput) -> Reading:
     if output.status == 0 or any(not device.healthy for device in reading.devices):
         return reading
     return replace(reading, problems=(*reading.problems, problem_beside(output.failure(), Vendor.NVIDIA)))
+
+
+# CSV of `--query-gpu=…` and `--query-compute-apps=…`, with any columns below a header line
+
+_Row = Mapping[str, str]
+
+
+def parse_csv(text: str) -> Reading:
+    """Parse the cards of `--query-gpu`."""
+    lost = lost_devices(text)
+    header, *rows = _table(text, {"index", "uuid", "gpu_uuid", "name", "gpu_name", "pci.bus_id", "gpu_bus_id"})
+    if not header:
+        return only_lost_devices(text, "CSV with a header that `nvidia-smi --query-gpu`")
+    whole_rows = (dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header))
+    return Reading(devices=with_distinct_ids([*map(_card_of_row, range(len(rows)), whole_rows), *lost]))
+
+
+def parse_apps(text: str) -> Reading:
+    """Return the cards that processes run on; only their ids and processes are known."""
+    lost = lost_devices(text)
+    header, *rows = _table(text, {"pid"})
+    if not header:
+        return only_lost_devices(text, "CSV with a header that `nvidia-smi --query-compute-apps`")
+    listed = [_app_row(header, row) for row in rows]
+    nameless = sum(whole(row.get("pid")) is None for row in listed)
+    message = f"{nameless} of {len(rows)} rows of `--query-compute-apps` have no process id and are left out"
+    problem = as_problem(ProbeGarbled("nvidia-smi", message), Vendor.NVIDIA)
+    return Reading(devices=with_distinct_ids([*_cards_of_apps(listed), *lost]), problems=(problem,) if nameless else ())
+
+
+def _table(text: str, titles: set[str]) -> list[list[str]]:
+    """Return the cells of the header, the first line with one of these titles, and of all lines below it."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    for place, row in enumerate(rows):
+        header = [cell.partition(" [")[0] for cell in row]  # `memory.total [MiB]` is in that unit
+        if not titles.isdisjoint(header):
+            return [header, *rows[place + 1 :]]
+    return [[]]
+
+
+def _card_of_row(place: int, row: _Row) -> Device:
+    index = whole(row.get("index"))
+    index = place if index is None else index
+    bus_id = pci_bus_id(row.get("pci.bus_id", row.get("gpu_bus_id")))
+    return Device(
+        id=own_words(row.get("uuid", row.get("gpu_uuid"))) or bus_id or f"nvidia-{index}",
+        vendor=Vendor.NVIDIA,
+        index=index,
+        name=own_words(row.get("name", row.get("gpu_name"))),
+        pci_bus_id=bus_id,
+        memory_total_mb=megabytes(row.get("memory.total")),
+        memory_used_mb=megabytes(row.get("memory.used")),
+        memory_free_mb=megabytes(row.get("memory.free")),
+        utilization_percent=percent(row.get("utilization.gpu")),
+        power_draw_w=_first_watts(row, "power.draw", "power.draw.average", "power.draw.instant"),
+        power_limit_w=_first_watts(row, "enforced.power.limit", "power.limit"),
+        temperature_c=celsius(row.get("temperature.gpu")),
+        fault=fault_in(row.values()),
+    )
+
+
+def _first_watts(row: _Row, *names: str) -> float | None:
+    return next((value for name in names if (value := watts(row.get(name))) is not None), None)
+
+
+def _app_row(header: list[str], cells: list[str]) -> _Row:
+    """Return the cells by column. Surplus cells belong to the process name, which may contain commas."""
+    place = next((header.index(name) for name in ("process_name", "name") if name in header), None)
+    if place is not None and len(cells) > len(header):
+        end = place + 1 + len(cells) - len(header)
+        cells = [*cells[:place], ", ".join(cells[place:end]), *cells[end:]]
+    return dict(zip(header, cells, strict=False))
+
+
+def _cards_of_apps(rows: list[_Row]) -> Iterator[Device]:
+    cards: dict[str, tuple[_Row, list[Process]]] = {}
+    for row in rows:
+        pid = whole(row.get("pid"))
+        card = words(row.get("gpu_uuid")) or pci_bus_id(row.get("gpu_bus_id"))
+        if pid is None and card is None:
+            continue
+        _, processes = cards.setdefault(card or "nvidia-0", (row, []))
+        if pid is not None:
+            memory_mb = megabytes(row.get("used_gpu_memory", row.get("used_memory")))
+            name = words(row.get("process_name", row.get("name")))
+            processes.append(Process(pid=pid, memory_mb=memory_mb, name=name))
+    for card, (row, processes) in cards.items():
+        yield Device(
+            id=card,
+            vendor=Vendor.NVIDIA,
+            name=words(row.get("gpu_name")),
+            pci_bus_id=pci_bus_id(row.get("gpu_bus_id")),
+            processes=one_per_pid(processes) if processes else None,
+        )

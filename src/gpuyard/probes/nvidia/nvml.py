@@ -10,8 +10,7 @@ Rules:
   3 ms, and is queried every 10 s (`EnergyCounters`).
 - The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
   while a card is unhealthy, because only a new initialisation sees a card that came back.
-- Health, energy and the load of each process are in `nvml_health_and_energy.py`.
-"""
+- Health, energy and the load of each process are in `nvml_health_and_energy.py`."""
 
 import contextlib
 import ctypes
@@ -248,10 +247,8 @@ def _identify(driver: _Driver, index: int) -> _NvmlCard:
 def _named(
     found: list[_NvmlCard], known: tuple[_NvmlCard, ...], in_kernel: tuple[KernelCard, ...]
 ) -> Iterator[_NvmlCard]:
-    """Return the cards, with a lost card identified by its previous facts, or by the kernel's list.
-
-    If cards have left the list, numbers have shifted and identify nothing.
-    """
+    """Return the cards, with a lost card identified by its previous facts, or by the kernel's list. If cards have left
+    the list, numbers have shifted and identify nothing."""
     well = {card.device.id for card in found if card.device.fault is None}
     missed = [card.device for card in known if card.device.id not in well and not card.is_denied]
     before = {device.index: device for device in missed} if len(known) == len(found) else {}

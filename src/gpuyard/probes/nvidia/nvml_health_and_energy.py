@@ -9,8 +9,7 @@
   reading never falls, unless the counter itself has started again.
 - The load of a process is that of its newest sample; without one in the last two seconds it was idle. Samples are
   compared with each other and never with our clock. If no sample belongs to a listed process, all loads are unknown: in
-  a container pids differ, and the first samples of a process come late.
-"""
+  a container pids differ, and the first samples of a process come late."""
 
 import contextlib
 import ctypes

@@ -9,8 +9,7 @@ from gpuyard.model.machine_snapshot import Device, Host, Process, Reading, Vendo
 from gpuyard.probes.local_machine import replay
 from gpuyard.probes.machine_reader import assemble
 from gpuyard.probes.nvidia import nvml as nvml_probe
-from gpuyard.probes.nvidia.nvidia_smi import parse_xml
-from gpuyard.probes.nvidia.nvidia_smi_csv import parse_csv
+from gpuyard.probes.nvidia.nvidia_smi import parse_csv, parse_xml
 from gpuyard.probes.nvidia.nvml import Nvml
 from tests.unit.probes.samples_nvidia import GB10_CSV, GB10_XML
 
