@@ -6,7 +6,7 @@ little.
 writes in place would change the snapshot. `__pycache__` is left out: two versions of the code would share it.
 - What Git ignores (data, results, virtual environments) is linked to, so that a job writes to the tree itself.
 - Symbolic links stay links. One that leads out of the tree is made absolute, and never followed.
-- The folder gets its name when it is complete. One that no job uses is removed by the daemon (`daemon/code_snapshots`).
+- The folder gets its name when it is complete. One that no job uses is removed by the daemon (`daemon/job_code`).
 """
 
 import contextlib

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from gpuyard.config import KeepConfig, load_config
 from gpuyard.daemon.api.slow_requests import run_in_pieces
-from gpuyard.daemon.code_snapshots import CodeSnapshots
+from gpuyard.daemon.job_code import CodeSnapshots
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.local.attempt_processes import jobs_of_queue
 from gpuyard.engines.open_cluster_engine import log_folders

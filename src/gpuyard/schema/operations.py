@@ -9,9 +9,6 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.schema import estimates, jobs, machine, queue, requests
-from gpuyard.schema import jobs as sweep_page
-from gpuyard.schema import machine as summary
-from gpuyard.schema import queue as sweeps
 from gpuyard.schema.queue import ErrorBody
 from gpuyard.version import API, __version__
 
@@ -53,54 +50,36 @@ def _change(verb: str, summary: str, body: Any = requests.ChangeRequest) -> Oper
 _QUEUE = (
     _get("status", "/status", "The state of the daemon and the queue.", queue.DaemonStatus),
     _post("submit", "/submissions", "Submit one job or many.", queue.SubmitResult, requests.SubmissionBody),
-    _post(
-        "preview", "/submissions/preview", "Check a submission and list its jobs, without submitting them.",
-        sweeps.SubmissionPreview, requests.SubmissionBody,
-    ),
-    _get(
-        "queue", "/jobs", "Jobs: running, waiting in queue order, then finished; or the newest first.", jobs.JobPage,
-        requests.JobsQuery,
-    ),
-    _get(
-        "wait", "/wait", "Answer when these jobs, or all, have finished, or when the timeout is over.",
-        queue.WaitResult, requests.WaitQuery,
-    ),
-    _post(
-        "reported", "/wait/reported", "Do not report these jobs again to a wait of this shell.", queue.ReportedResult,
-        requests.ReportedWait,
-    ),
+    _post("preview", "/submissions/preview", "Check a submission and list its jobs, without submitting them.",
+          queue.SubmissionPreview, requests.SubmissionBody),
+    _get("queue", "/jobs", "Jobs: running, waiting in queue order, then finished; or the newest first.", jobs.JobPage,
+         requests.JobsQuery),
+    _get("wait", "/wait", "Answer when these jobs, or all, have finished, or when the timeout is over.",
+         queue.WaitResult, requests.WaitQuery),
+    _post("reported", "/wait/reported", "Do not report these jobs again to a wait of this shell.", queue.ReportedResult,
+          requests.ReportedWait),
     _post("pause", "/pause", "Start no more jobs.", queue.PauseResult),
     _post("unpause", "/unpause", "Start jobs again.", queue.PauseResult),
     _post("drain", "/drain", "Let running jobs finish, and start no more.", queue.PauseResult),
-    _post(
-        "clean", "/clean", "Remove old finished jobs, and logs beyond the limits.", queue.CleanResult,
-        requests.CleanRequest,
-    ),
+    _post("clean", "/clean", "Remove old finished jobs, and logs beyond the limits.", queue.CleanResult,
+          requests.CleanRequest),
     _post("stop", "/stop", "Stop the daemon; jobs keep running.", queue.StopResult, requests.StopRequest),
 )  # fmt: skip
 
 _JOBS = (
-    _get(
-        "sweep", "/sweeps/{id}", "The runs of a sweep or an array, as a table.", sweep_page.SweepPage,
-        requests.SweepQuery,
-    ),
+    _get("sweep", "/sweeps/{id}", "The runs of a sweep or an array, as a table.", jobs.SweepPage,
+         requests.SweepQuery),
     _get("show", "/jobs/{id}", "All details of a job.", jobs.JobDetails, requests.ShowQuery),
     _get("why", "/jobs/{id}/why", "Why a job does not start, and when it may.", jobs.WaitExplanation),
-    _get(
-        "world", "/jobs/{id}/world", "What the plan about a waiting job follows from, to decide it again.",
-        jobs.ExportedWorld,
-    ),
+    _get("world", "/jobs/{id}/world", "What the plan about a waiting job follows from, to decide it again.",
+         jobs.ExportedWorld),
     _get("history", "/jobs/{id}/history", "Everything that happened to a job.", jobs.JobHistory),
     _get("logs", "/jobs/{id}/log", "The end of a job's log.", jobs.LogTail, requests.LogQuery),
-    _get(
-        "follow", "/jobs/{id}/log/live",
-        'A job\'s log as it is written: `{"text"}`, `{"attempt"}` when another one starts, `{"over"}` at the end.',
-        str, requests.LogQuery, media=EVENTS,
-    ),
-    _post(
-        "resubmit", "/jobs/{id}/resubmit", "Submit a job like this one, with changes.", queue.SubmitResult,
-        requests.ResubmitBody,
-    ),
+    _get("follow", "/jobs/{id}/log/live",
+         'A job\'s log as it is written: `{"text"}`, `{"attempt"}` when another one starts, `{"over"}` at the end.',
+         str, requests.LogQuery, media=EVENTS),
+    _post("resubmit", "/jobs/{id}/resubmit", "Submit a job like this one, with changes.", queue.SubmitResult,
+          requests.ResubmitBody),
     _change("edit", "Change options of waiting jobs.", requests.EditRequest),
     _change("cancel", "Stop jobs, or remove them from the queue."),
     _change("hold", "Keep jobs from starting until they are released."),
@@ -109,69 +88,44 @@ _JOBS = (
     _change("suspend", "Move the device memory of jobs to RAM, and pause them."),
     _change("resume", "Continue suspended jobs when their memory fits."),
     _change("priority", "Set the priority: higher starts earlier.", requests.PriorityRequest),
-    _get(
-        "export", "/exports", "Jobs for another scheduler: all that wait, or these.", jobs.ExportPage,
-        requests.ExportQuery,
-    ),
+    _get("export", "/exports", "Jobs for another scheduler: all that wait, or these.", jobs.ExportPage,
+         requests.ExportQuery),
 )  # fmt: skip
 
 _BATCHES = (
     _get("batch", "/batches/{id}", "The state of a batch, by the id of its first job.", jobs.BatchStatus),
     _get("batch_runs", "/batches/{id}/runs", "The runs of a batch.", jobs.BatchRunPage, requests.RunsQuery),
-    _get(
-        "tasks", "/tasks", "The tasks of a workspace's tag: the last job of each config.", jobs.TaskList,
-        requests.TagQuery,
-    ),
+    _get("tasks", "/tasks", "The tasks of a workspace's tag: the last job of each config.", jobs.TaskList,
+         requests.TagQuery),
     _post("stop_tag", "/tags/stop", "Start no more jobs of a tag.", queue.TagState, requests.TagRequest),
     _post("go_tag", "/tags/go", "Start jobs of a tag again.", queue.TagState, requests.TagRequest),
-    _get(
-        "estimates", "/estimates", "Estimates learned from past runs, the latest first.", estimates.EstimateList,
-        requests.EstimatesQuery,
-    ),
-    _get(
-        "export_estimates", "/estimates/export", "Estimates to import on another machine, a page at a time.",
-        estimates.ProfilePage, requests.ProfilesQuery,
-    ),
-    _post(
-        "import_estimates", "/estimates/import", "Add estimates of another machine.", estimates.ImportResult,
-        requests.ImportRequest,
-    ),
-    _post(
-        "forget_estimates", "/estimates/forget", "Forget estimates.", estimates.ForgetResult, requests.ForgetRequest
-    ),
+    _get("estimates", "/estimates", "Estimates learned from past runs, the latest first.", estimates.EstimateList,
+         requests.EstimatesQuery),
+    _get("export_estimates", "/estimates/export", "Estimates to import on another machine, a page at a time.",
+         estimates.ProfilePage, requests.ProfilesQuery),
+    _post("import_estimates", "/estimates/import", "Add estimates of another machine.", estimates.ImportResult,
+          requests.ImportRequest),
+    _post("forget_estimates", "/estimates/forget", "Forget estimates.", estimates.ForgetResult, requests.ForgetRequest),
 )  # fmt: skip
 
 _MACHINE = (
     _get("devices", "/devices", "The devices, who uses their memory, and the host.", machine.MachineState),
-    _post(
-        "drain_devices", "/devices/drain", "Start nothing new on these devices.", machine.DrainResult,
-        requests.DrainRequest,
-    ),
-    _post(
-        "undrain_devices", "/devices/undrain", "Let work start on these devices again.", machine.DrainResult,
-        requests.UndrainRequest,
-    ),
-    _post(
-        "clear_devices", "/devices/clear", "Let work start on devices that were faulty, after a repair.",
-        machine.ClearResult, requests.UndrainRequest,
-    ),
-    _get(
-        "device_history", "/devices/history", "Usage of devices and host over time; gaps where no sample was taken.",
-        machine.DeviceHistory, requests.DeviceHistoryQuery,
-    ),
+    _post("drain_devices", "/devices/drain", "Start nothing new on these devices.", machine.DrainResult,
+          requests.DrainRequest),
+    _post("undrain_devices", "/devices/undrain", "Let work start on these devices again.", machine.DrainResult,
+          requests.UndrainRequest),
+    _post("clear_devices", "/devices/clear", "Let work start on devices that were faulty, after a repair.",
+          machine.ClearResult, requests.UndrainRequest),
+    _get("device_history", "/devices/history", "Usage of devices and host over time; gaps where no sample was taken.",
+         machine.DeviceHistory, requests.DeviceHistoryQuery),
     _get("timeline", "/timeline", "What ran where, and when.", machine.JobTimeline, requests.TimelineQuery),
     _get("report", "/report", "GPU-hours, waits, waste and failures.", machine.ReportAnswer, requests.ReportQuery),
-    _get(
-        "summary", "/summary", "What succeeded and failed since last evening, why, and what it cost.",
-        summary.QueueSummary, summary.SummaryQuery,
-    ),
-    _get(
-        "events", "/events", 'Answers whenever they change, each as `{"watch", "answer"}`.', str, requests.EventsQuery,
-        media=EVENTS,
-    ),
-    Operation(
-        name="metrics", method="GET", path="/metrics", summary="Prometheus metrics.", answer=str, media="text/plain"
-    ),
+    _get("summary", "/summary", "What succeeded and failed since last evening, why, and what it cost.",
+         machine.QueueSummary, machine.SummaryQuery),
+    _get("events", "/events", 'Answers whenever they change, each as `{"watch", "answer"}`.', str, requests.EventsQuery,
+         media=EVENTS),
+    Operation(name="metrics", method="GET", path="/metrics", summary="Prometheus metrics.", answer=str,
+              media="text/plain"),
     Operation(name="openapi", method="GET", path="/openapi.json", summary="This document.", answer=dict[str, Any]),
 )  # fmt: skip
 
@@ -179,10 +133,8 @@ _PAGE = (
     _get("web", "/web", "Whether the web page is served, and where.", machine.PageState),
     _post("open_web", "/web", "Serve the web page.", machine.PageState, requests.PageRequest),
     _post("stop_web", "/web/stop", "Stop serving the web page.", machine.PageStopResult),
-    _get(
-        "session", "/session", "Whose page it is, and whether it may change anything.", machine.PageSession,
-        is_of_page=True,
-    ),
+    _get("session", "/session", "Whose page it is, and whether it may change anything.", machine.PageSession,
+         is_of_page=True),
 )  # fmt: skip
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {

@@ -20,8 +20,7 @@ from gpuyard.daemon.api.routes import Routes
 from gpuyard.daemon.api.slow_requests import run_in_pieces
 from gpuyard.daemon.api.submit import SubmissionHandler
 from gpuyard.daemon.api.wait import JobWaits
-from gpuyard.daemon.code_snapshots import CodeSnapshots
-from gpuyard.daemon.code_watch import CodeWatch
+from gpuyard.daemon.job_code import CodeSnapshots, CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.loop_wakeups import StepTimer
 from gpuyard.daemon.monitor.sampling import SamplingThread

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec.structs import asdict, replace
 
 from gpuyard.daemon.api.codec import copy_fields, wall_time
-from gpuyard.daemon.code_watch import CodeWatch
+from gpuyard.daemon.job_code import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.engines.common.program_outcome import loaded_libraries, read_tail
 from gpuyard.model.command_line import short_command

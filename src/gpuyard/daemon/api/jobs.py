@@ -14,7 +14,7 @@ from gpuyard.daemon.api.explain_wait import explain, explain_briefly, export_wor
 from gpuyard.daemon.api.job_details import all_attempts, code_of, make_details, make_row
 from gpuyard.daemon.api.select_jobs import SelectionReader, read_filter
 from gpuyard.daemon.api.slow_requests import ThreadedReader, run_in_pieces
-from gpuyard.daemon.code_watch import CodeWatch
+from gpuyard.daemon.job_code import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_messages import HttpError
 from gpuyard.model.exported_job import pack

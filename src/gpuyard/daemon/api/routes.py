@@ -24,7 +24,7 @@ from gpuyard.daemon.api.jobs import JobHandler, queue_state
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import EditHandler, SubmissionHandler
 from gpuyard.daemon.api.wait import WaitHandler
-from gpuyard.daemon.code_watch import CodeWatch
+from gpuyard.daemon.job_code import CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.metrics import Metrics
 from gpuyard.daemon.monitor.devices import DeviceList
@@ -49,9 +49,8 @@ from gpuyard.version import API, __version__
 if TYPE_CHECKING:
     from gpuyard.daemon.api.learned_estimates import EstimateHandler
     from gpuyard.daemon.api.logs import JobLogs
-    from gpuyard.daemon.api.reports import Reports
+    from gpuyard.daemon.api.reports import Reports, Timeline
     from gpuyard.daemon.api.sweeps import BatchHandler
-    from gpuyard.daemon.api.timeline import Timeline
     from gpuyard.daemon.web.open_page import PageListener
 
 # EX_TEMPFAIL of sysexits.h: not 0, so that a unit with `Restart=on-failure` is started again.
@@ -197,7 +196,7 @@ class Routes:
 
     @cached_property
     def _timeline(self) -> "Timeline":
-        from gpuyard.daemon.api.timeline import Timeline
+        from gpuyard.daemon.api.reports import Timeline
 
         return Timeline(self._scheduler, self._reader)
 

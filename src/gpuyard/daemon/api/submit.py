@@ -20,8 +20,7 @@ from gpuyard.config import load_config
 from gpuyard.daemon.api.codec import decode_body
 from gpuyard.daemon.api.jobs import JobHandler, find_job
 from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
-from gpuyard.daemon.code_snapshots import CodeSnapshots
-from gpuyard.daemon.code_watch import CodeWatch
+from gpuyard.daemon.job_code import CodeSnapshots, CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_messages import Request
 from gpuyard.engines.containers.container_commands import choose_tool, has_podman_init

@@ -73,14 +73,14 @@ class HealthMonitor:
         if self._marks is None or self._marks or self._since:  # else no mark matters
             self._marks = ledger.read_health_marks()
         cards = [device for device in snapshot.devices if device.parent is None and device.health is not None]
-        changes = [*self._new_marks(cards, snapshot), *self._over(cards, snapshot)]
-        if changes:
+        has_new, has_fewer = self._add_marks(cards, snapshot), self._remove_marks(cards, snapshot)
+        if has_new or has_fewer:
             self._marks = ledger.read_health_marks()
             self._scheduler.wake()
 
-    def _new_marks(self, cards: Sequence[Device], snapshot: Snapshot) -> Iterator[HealthMark]:
-        """Record the faults that are not in the ledger yet, and yield their marks."""
-        marks, now = self._marks or (), time.time()
+    def _add_marks(self, cards: Sequence[Device], snapshot: Snapshot) -> bool:
+        """Record the faults that are not in the ledger yet. Return whether there are any."""
+        marks, now, is_any = self._marks or (), time.time(), False
         lost = [
             HealthMark(device_id=card.id, since=now, kind=IssueKind.LINK)
             for card in cards
@@ -94,7 +94,9 @@ class HealthMonitor:
         for card in cards:
             for issue in found.get(card.id, ()):
                 if issue.is_fault and _key(card.id, issue) not in known:
-                    yield self._record(card, issue, snapshot, issue.since or now)
+                    self._record(card, issue, snapshot, issue.since or now)
+                    is_any = True
+        return is_any
 
     def _has_lost_lanes(self, card: Device) -> bool:
         width = None if card.health is None else card.health.link_width
@@ -103,7 +105,7 @@ class HealthMonitor:
         widest = self._widest[card.id] = max(width, self._widest.get(card.id, 0))
         return width < widest
 
-    def _record(self, card: Device, issue: HealthIssue, snapshot: Snapshot, since: float) -> HealthMark:
+    def _record(self, card: Device, issue: HealthIssue, snapshot: Snapshot, since: float) -> None:
         mark = HealthMark(device_id=card.id, since=since, kind=issue.kind, xid=issue.xid)
         title = device_title(card, snapshot)
         _log.warning("%s is %s; %s", title, describe_issue(issue), issue.remedy)
@@ -113,25 +115,19 @@ class HealthMonitor:
             _log.warning("the fault of %s cannot be recorded in the lease directory: %s", title, error.strerror)
         for report in self.on_fault:
             report(title, issue)
-        return mark
 
-    def _over(self, cards: Sequence[Device], snapshot: Snapshot) -> Iterator[HealthMark]:
-        """Remove this user's marks of figures that are normal again, and yield them."""
-        marks = self._marks or ()
-        kinds = {(card.id, issue.kind) for card in cards for issue in device_issues(snapshot, marks).get(card.id, ())}
-        ids = {card.id for card in cards}
-        over = {
-            mark
-            for mark in marks
-            if mark.device_id in ids and mark.kind not in (None, IssueKind.XID)
-            if (mark.device_id, mark.kind) not in kinds
-        }
+    def _remove_marks(self, cards: Sequence[Device], snapshot: Snapshot) -> bool:
+        """Remove this user's marks of figures that are normal again. Return whether there are any."""
+        marks, ids = self._marks or (), {card.id for card in cards}
+        kinds = {(id_, issue.kind) for id_, found in device_issues(snapshot, marks).items() for issue in found}
+        figures = [each for each in marks if each.device_id in ids and each.kind not in (None, IssueKind.XID)]
+        over = {each for each in figures if (each.device_id, each.kind) not in kinds}
         if over:
             try:
                 remove_marks(self._scheduler.ledger.folder, lambda mark: mark in over)
             except OSError as error:
                 _log.warning("the lease directory cannot be changed: %s", error.strerror)
-        yield from over
+        return bool(over)
 
     def _notices(self) -> Iterator[str]:
         snapshot = self._scheduler.sampling.latest.snapshot

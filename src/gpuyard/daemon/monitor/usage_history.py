@@ -48,49 +48,32 @@ class StoredHistory(Struct, frozen=True, kw_only=True):
     format: int = _FORMAT
 
 
-class _Step:
-    """The step that has begun: when, and the sum and number of the values of each column."""
-
-    def __init__(self, start: float, columns: int) -> None:
-        self.start = start
-        self._sums, self._counts = [0.0] * columns, [0] * columns
-
-    def add(self, row: Values) -> None:
-        for column, value in enumerate(row):
-            if value is not None:
-                self._sums[column] += value
-                self._counts[column] += 1
-
-    def point(self) -> Point:
-        pairs = zip(self._sums, self._counts, strict=True)
-        return self.start, tuple(round(total / count, 1) if count else None for total, count in pairs)
-
-
 class HistorySpan:
     """The points of the host and of all devices. A device that has gone keeps its past."""
 
     def __init__(self, span_s: int) -> None:
         self.span_s, self.step_s = span_s, span_s / MAX_POINTS
         self._complete: dict[str, deque[Point]] = {}
-        self._steps: dict[str, _Step] = {}
+        self._steps: dict[str, tuple[float, list[Values]]] = {}  # the step that has begun: when, and its rows
 
     def add(self, at: float, rows: Mapping[str, Values]) -> None:
         start = at // self.step_s * self.step_s
         for name, row in rows.items():
-            step = self._steps.get(name)
-            if step is None and len(self._steps) > _MOST_DEVICES:
+            before = self._steps.get(name)
+            if before is None and len(self._steps) > _MOST_DEVICES:
                 continue
-            if step is None or step.start != start:
-                if step is not None:
-                    self._points_of(name).append(step.point())
-                step = self._steps[name] = _Step(start, len(row))
-            step.add(row)
+            if before is not None and before[0] == start:
+                before[1].append(row)
+                continue
+            if before is not None:
+                self._points_of(name).append(_mean(*before))
+            self._steps[name] = start, [row]
 
     def points(self) -> dict[str, list[Point]]:
         """Return all points; the last ones may be incomplete."""
         found = {name: list(points) for name, points in self._complete.items()}
         for name, step in self._steps.items():
-            found.setdefault(name, []).append(step.point())
+            found.setdefault(name, []).append(_mean(*step))
         return found
 
     def restore(self, stored: Mapping[str, list[Point]], now: float) -> None:
@@ -116,6 +99,11 @@ class HistorySpan:
 
     def _points_of(self, name: str) -> deque[Point]:
         return self._complete.setdefault(name, deque(maxlen=MAX_POINTS))
+
+
+def _mean(start: float, rows: list[Values]) -> Point:
+    known = ([value for value in column if value is not None] for column in zip(*rows, strict=True))
+    return start, tuple(round(sum(values) / len(values), 1) if values else None for values in known)
 
 
 def _columns(points: list[Point], names: tuple[str, ...], to_wall: Callable[[float], float]) -> dict[str, Any]:

@@ -26,14 +26,9 @@ from gpuyard.model.printable_text import printable
 from gpuyard.model.subscriptions import is_url, redact, redacted_target
 from gpuyard.system.system_limits import passes
 
+_log = logging.getLogger(__name__)
 LIMIT_S = 30.0
-_POLL_EVERY_S = 0.05
-_APPRISE = (sys.executable, "-P", "-m", "gpuyard.daemon.notify.apprise_process")
-# These mark the processes of a job; the daemon may have been started from one.
-_JOB_VARIABLES = ("GPUYARD_QUEUE", "GPUYARD_LEASE", "GPUYARD_ATTEMPT")
-_MAX_OUTPUT_BYTES = 4096
-_MAX_READS = 64
-_REAP_S = 0.5
+_MAX_WAITING = 10_000
 
 
 def apprise_missing() -> str:
@@ -69,7 +64,7 @@ def send(
         _write_input(process, target, message)
         while (status := process.poll()) is None and time.monotonic() < deadline and not is_given_up.is_set():
             output = _read_output(process, output)
-            is_given_up.wait(_POLL_EVERY_S)
+            is_given_up.wait(0.05)
         output = _read_output(process, output)
     finally:
         _end(process)
@@ -88,7 +83,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_REAP_S)
+            process.wait(0.5)
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
         pipe.close()
@@ -109,16 +104,19 @@ def _read_output(process: "subprocess.Popen[bytes]", before: bytes) -> bytes:
     """Return the end of the output. A child that writes faster than this reads has to wait."""
     assert process.stdout is not None
     with contextlib.suppress(BlockingIOError):
-        for _ in range(_MAX_READS):
+        for _ in range(64):
             chunk = os.read(process.stdout.fileno(), 65536)
-            before = (before + chunk)[-_MAX_OUTPUT_BYTES:]
+            before = (before + chunk)[-4096:]
             if not chunk:
                 break
     return before
 
 
 def _spawn(target: str, message: Message) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
+    # These mark the processes of a job; the daemon may have been started from one.
+    marks = ("GPUYARD_QUEUE", "GPUYARD_LEASE", "GPUYARD_ATTEMPT")
+    environment = {name: value for name, value in os.environ.items() if name not in marks}
+    apprise = (sys.executable, "-P", "-m", "gpuyard.daemon.notify.apprise_process")
     if not is_url(target):
         environment |= {
             "GPUYARD_EVENT": message.events,
@@ -130,7 +128,7 @@ def _spawn(target: str, message: Message) -> subprocess.Popen[bytes]:
             "GPUYARD_LOG": message.log,
         }
     process = subprocess.Popen(
-        _APPRISE if is_url(target) else ("/bin/sh", "-c", target),
+        apprise if is_url(target) else ("/bin/sh", "-c", target),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -143,13 +141,6 @@ def _spawn(target: str, message: Message) -> subprocess.Popen[bytes]:
     return process
 
 
-_log = logging.getLogger(__name__)
-_MAX_WAITING = 10_000
-_MAX_IN_FLIGHT = 8
-_RETRY_AFTER_S = 10.0
-_LAST_CHANCE_S = 1.0
-
-
 class Delivery:
     """`retry_after_s`: after which a service that failed is tried once more."""
 
@@ -160,13 +151,13 @@ class Delivery:
         on_notice: Callable[[str], None],
         *,
         limit_s: float = LIMIT_S,
-        retry_after_s: float = _RETRY_AFTER_S,
+        retry_after_s: float = 10.0,
     ) -> None:
         self.per_minute, self._host, self._on_notice, self._limit_s = per_minute, host, on_notice, limit_s
         self._retry_after_s = retry_after_s
         self._outboxes: dict[str, Outbox] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(_MAX_IN_FLIGHT, "gpuyard-notify")
+        self._threads = ThreadPoolExecutor(8, "gpuyard-notify")
         self._in_flight: set[asyncio.Future[str | None]] = set()
         self._is_closed = threading.Event()
         self._has_reported_apprise = False
@@ -188,10 +179,10 @@ class Delivery:
                 self._tasks[target] = asyncio.get_running_loop().create_task(self._serve(target, outbox))
 
     async def close(self) -> None:
-        """End. Messages in flight have `_LAST_CHANCE_S` to complete."""
+        """End. Messages in flight have a second to complete."""
         await asyncio.sleep(0)  # for those that were put just now
         if self._in_flight:
-            await asyncio.wait(self._in_flight, timeout=_LAST_CHANCE_S)
+            await asyncio.wait(self._in_flight, timeout=1.0)
         left = sum(map(len, self._outboxes.values())) + sum(not each.done() for each in self._in_flight)
         for task in list(self._tasks.values()):
             task.cancel()

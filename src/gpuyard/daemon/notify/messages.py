@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.model.job import Attempt, Job, Outcome, OutcomeKind, PublishedEvent, PublishedEventKind
+from gpuyard.model.job import Attempt, Job, OutcomeKind, PublishedEvent, PublishedEventKind
 from gpuyard.model.lease import Lease
 from gpuyard.model.lifecycle import FINISHED, JobState
 from gpuyard.model.machine_snapshot import Device, Snapshot
@@ -29,7 +29,6 @@ from gpuyard.policy.machine import exceeds, tolerated_foreign_mb
 from gpuyard.policy.numbers import IDLE_PERCENT
 from gpuyard.report.failure_causes import CauseTexts
 
-_MAX_LENGTH = 500
 _EVENT_OF_STATE = {
     JobState.SUCCEEDED: Event.FINISHED, JobState.FAILED: Event.FAILED, JobState.REJECTED: Event.FAILED,
 }  # fmt: skip
@@ -67,10 +66,9 @@ class Message(Struct, frozen=True, kw_only=True):
 def occurrence_of(published: PublishedEvent) -> Occurrence | None:
     """Return the occurrence that subscribers are notified of, or None: most published events cause no notification."""
     job, outcome = published.job, published.outcome
-    if published.kind is PublishedEventKind.ENDED and outcome and outcome.kind is OutcomeKind.OUT_OF_MEMORY:
-        event = Event.OUT_OF_MEMORY
-    elif published.kind is PublishedEventKind.ENDED and outcome and outcome.kind is OutcomeKind.HOST_GUARD:
-        event = Event.HOST_GUARD
+    ends = {OutcomeKind.OUT_OF_MEMORY: Event.OUT_OF_MEMORY, OutcomeKind.HOST_GUARD: Event.HOST_GUARD}
+    if published.kind is PublishedEventKind.ENDED and outcome and outcome.kind in ends:
+        event = ends[outcome.kind]
     elif published.kind is PublishedEventKind.FINISHED and job.state in _EVENT_OF_STATE:
         event = _EVENT_OF_STATE[job.state]
     elif published.kind is PublishedEventKind.MADE_WAY:
@@ -127,7 +125,7 @@ def at_host(host: str) -> str:
 
 def plain(text: str) -> str:
     """Return the text as one printable line of limited length."""
-    return printable(text, _MAX_LENGTH)
+    return printable(text, 500)
 
 
 def _what_happened(event: Event, job: Job) -> str:
@@ -190,16 +188,8 @@ def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
     return is_taken or is_busy or exceeds(device.memory_used_mb, tolerated_foreign_mb(device))
 
 
-def device_title(device: Device, snapshot: Snapshot) -> str:
-    label = snapshot.labels.get(device.id)
-    number = device.id if label is None else f"GPU {label}"
-    return f"{number} ({device.name})" if device.name else number
-
-
 MINUTE_S = 60.0
 _MAX_IDS = 1000
-_MAX_RANGES = 20
-_SHOWN_CAUSES = 5
 _EVENT_TEXT = {
     Event.FINISHED: "finished", Event.FAILED: "failed", Event.OUT_OF_MEMORY: "ran out of memory",
     Event.MEMORY_GUARD: "made way on a full GPU",
@@ -230,42 +220,32 @@ class Digest:
             self._job = occurrence
             if len(self._ids[occurrence.event]) < _MAX_IDS:
                 self._ids[occurrence.event].append(occurrence.job.id)
-            if occurrence.event is Event.FAILED and occurrence.job.outcome is not None:
-                self._add_cause(occurrence.job.outcome)
+            outcome = occurrence.job.outcome if occurrence.event is Event.FAILED else None
+            if outcome and (cause := self._cause_texts.key(outcome.error_line or outcome.reason)) is not None:
+                self._causes[cause] += 1
         if occurrence.event is Event.GPU_FREE:
             self._devices[plain(occurrence.text)] = None
-
-    def _add_cause(self, outcome: Outcome) -> None:
-        cause = self._cause_texts.key(outcome.error_line or outcome.reason)
-        if cause is not None:
-            self._causes[cause] += 1
 
     def message(self, host: str) -> Message:
         """Return one message for all occurrences; a single occurrence gets its ordinary message."""
         if self._first is not None and len(self) == 1:
             return message_of(self._first, host)
+        events = ",".join(event for event in Event if self._counts[event])
         if self._job is not None and sum(self._counts[event] for event in JOB_EVENTS) == 1:
             message = message_of(self._job, host)
-            return replace(message, events=self._events(), body="\n".join([message.body, *self._other_lines()]))
+            return replace(message, events=events, body="\n".join([message.body, *self._other_lines()]))
+        # Such as `4 x ValueError: loss is NaN at step …`.
+        causes = (f"{n} x {plain(self._cause_texts.text(each) or '')}" for each, n in self._causes.most_common(5))
         jobs = sorted({job_id for ids in self._ids.values() for job_id in ids})
         titles = [*self._job_counts(with_ids=False), *self._machine_facts()] or ["some notifications were dropped"]
         title = ", ".join(titles)
+        lines = [", ".join(self._job_counts(with_ids=True)), *causes, *self._other_lines()]
         return Message(
-            events=self._events(),
+            events=events,
             title=f"{title[0].upper()}{title[1:]}{at_host(host)}",
-            body="\n".join(
-                filter(None, [", ".join(self._job_counts(with_ids=True)), *self._cause_lines(), *self._other_lines()])
-            ),
+            body="\n".join(filter(None, lines)),
             jobs=format_ids(jobs),
         )
-
-    def _events(self) -> str:
-        return ",".join(event for event in Event if self._counts[event])
-
-    def _cause_lines(self) -> Iterator[str]:
-        """Yield `4 x ValueError: loss is NaN at step …`."""
-        for cause, count in self._causes.most_common(_SHOWN_CAUSES):
-            yield f"{count} x {plain(self._cause_texts.text(cause) or '')}"
 
     def _other_lines(self) -> Iterator[str]:
         yield from (f"{fact[0].upper()}{fact[1:]}" for fact in self._machine_facts())
@@ -280,7 +260,9 @@ class Digest:
             if count:
                 jobs = ("job " if count == 1 else "jobs ") if noun else ""
                 shows_ids = with_ids and event is not Event.FINISHED
-                ids = _ids_text(self._ids[event], count) if shows_ids else ""
+                ranges = format_ids(self._ids[event]).split()
+                is_cut = len(ranges) > 20 or len(self._ids[event]) < count
+                ids = f": {', '.join(ranges[:20])}{' and more' if is_cut else ''}" if shows_ids else ""
                 yield f"{count} {jobs}{_EVENT_TEXT[event]}{ids}"
                 noun = False
 
@@ -290,12 +272,6 @@ class Digest:
         times = self._counts[Event.QUEUE_EMPTY]
         if times:
             yield "the queue is empty" if times == 1 else f"the queue ran empty {times} times"
-
-
-def _ids_text(ids: list[int], count: int) -> str:
-    ranges = format_ids(ids).split()
-    is_cut = len(ranges) > _MAX_RANGES or len(ids) < count
-    return f": {', '.join(ranges[:_MAX_RANGES])}{' and more' if is_cut else ''}"
 
 
 class Outbox:

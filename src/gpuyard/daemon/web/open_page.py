@@ -28,14 +28,9 @@ from gpuyard.schema.requests import PageRequest
 from gpuyard.system.private_files import PrivateFileError, open_own
 from gpuyard.system.write_files import write_atomically
 
-LOCAL = "127.0.0.1"
 _log = logging.getLogger(__name__)
 DEFAULT_PORT = 8765
-_PORTS_TRIED = 20
-# The kernel buffers this for a client that does not read, in addition to `unread_bytes`.
-_SEND_BUFFER = 256 * 1024
 _LIMITS = ConnectionLimits(connections=128, strangers=32, silent_s=5.0, body_bytes=8 * 1024 * 1024)
-_TOKEN_SHAPE = re.compile(r"[A-Za-z0-9_-]{32,}")
 
 
 class BoundAddress(Struct, frozen=True, kw_only=True):
@@ -63,11 +58,10 @@ class PageListener:
         self._opening = asyncio.Lock()
 
     async def open_as_configured(self, on_notice: Callable[[str], None]) -> None:
-        """Open the page at the start of the daemon, if it is enabled. A failure is reported, not raised."""
+        """Open the page at the start of the daemon. A failure is reported, not raised."""
         try:
-            if load_config().page.enabled:
-                state = await self.open(PageRequest())
-                _log.info("the web page is at %s:%s", state.address, state.port)
+            state = await self.open(PageRequest())
+            _log.info("the web page is at %s:%s", state.address, state.port)
         except GpuyardError as error:
             notice = f"the web page is not open: {error}"
             _log.error("%s", notice)
@@ -88,16 +82,12 @@ class PageListener:
         if self._page is not None and settings.port == self._page.bound.port:
             self.close()  # to free the port
         # In a thread: the lookup of a name can take seconds.
-        bound = await asyncio.to_thread(bind, settings.address or LOCAL, settings.port)
+        bound = await asyncio.to_thread(bind, settings.address or "127.0.0.1", settings.port)
         self.close()
         try:
             token = make_token(self._token_path) if settings.new_token else read_token(self._token_path)
-            rules = AccessRules(
-                token=token,
-                names=bound.names,
-                accepts_addresses=bound.accepts_addresses,
-                is_read_only=bool(settings.read_only),
-            )
+            accepts, is_read_only = bound.accepts_addresses, bool(settings.read_only)
+            rules = AccessRules(token=token, names=bound.names, accepts_addresses=accepts, is_read_only=is_read_only)
             page = PageServer(self._handle, rules, load_files())
             server = Server(page.handle, _LIMITS, refuse_other_users, page.check_head, common_headers=HEADERS)
             await server.start(bound.listening)
@@ -142,9 +132,8 @@ def _matches(wanted: PageRequest, page: _OpenPage) -> bool:
 def _complete(wanted: PageRequest, page: _OpenPage | None) -> PageRequest:
     """Fill in what the request leaves open: from the open page, else from the configuration."""
     config = load_config().page
-    before = (
-        page.settings if page else PageRequest(address=config.address, port=config.port, read_only=config.read_only)
-    )
+    before = PageRequest(address=config.address, port=config.port, read_only=config.read_only)
+    before = page.settings if page else before
     port = page.bound.port if page and wanted.address in (None, page.settings.address) else before.port
     return PageRequest(
         address=before.address if wanted.address is None else wanted.address,
@@ -154,22 +143,22 @@ def _complete(wanted: PageRequest, page: _OpenPage | None) -> PageRequest:
     )
 
 
-# The socket
-
-
 def bind(address: str, port: int | None) -> BoundAddress:
     """Bind to `port`, or without one to the first free port of the 20 from 8765 on."""
-    tried = range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED) if port is None else (port,)
+    tried = range(DEFAULT_PORT, DEFAULT_PORT + 20) if port is None else (port,)
+    hint = "such as 127.0.0.1, or 0.0.0.0 for all"
+    unknown = UserError(f"'{address}' is not an address of this machine", hint=hint)
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:
-        raise _unknown_address(address) from error
+        raise unknown from error
     family, _, _, _, (at, *_) = found[0]
     for number in tried:
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            # For a client that does not read the kernel buffers this much, in addition to `unread_bytes`.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 256 * 1024)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # notices clients that vanish
             listening.bind((at, number))
             listening.listen(_LIMITS.connections)
@@ -178,33 +167,23 @@ def bind(address: str, port: int | None) -> BoundAddress:
             if error.errno == errno.EADDRINUSE and number != tried[-1]:
                 continue
             if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
-                raise _unknown_address(address) from error
-            is_taken = error.errno == errno.EADDRINUSE
+                raise unknown from error
+            hint = "choose another port with --port, or any free one with --port 0"
             raise EnvironmentFault(
                 f"the web page cannot be served at {bracketed(str(at))}:{number}: {error.strerror}",
-                hint="choose another port with --port, or any free one with --port 0" if is_taken else None,
+                hint=hint if error.errno == errno.EADDRINUSE else None,
             ) from error
-        return _as_bound(listening, address)
+        own, used = listening.getsockname()[:2]
+        is_any = ipaddress.ip_address(own.partition("%")[0]).is_unspecified
+        names = {socket.gethostname().lower(), socket.getfqdn().lower()} if is_any else {bracketed(own)}
+        names |= {*LOOPBACK, bracketed(address.lower())}
+        known = frozenset(names)
+        return BoundAddress(listening=listening, address=own, port=used, names=known, accepts_addresses=is_any)
     raise AssertionError("the last port is bound or raises")
 
 
 def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
-
-
-def _as_bound(listening: socket.socket, requested: str) -> BoundAddress:
-    at, port = listening.getsockname()[:2]
-    is_any = ipaddress.ip_address(at.partition("%")[0]).is_unspecified
-    own = {socket.gethostname().lower(), socket.getfqdn().lower()} if is_any else {bracketed(at)}
-    names = LOOPBACK | own | {bracketed(requested.lower())}
-    return BoundAddress(listening=listening, address=at, port=port, names=names, accepts_addresses=is_any)
-
-
-def _unknown_address(address: str) -> UserError:
-    return UserError(f"'{address}' is not an address of this machine", hint="such as 127.0.0.1, or 0.0.0.0 for all")
-
-
-# The token
 
 
 def read_token(path: Path) -> str:
@@ -215,11 +194,10 @@ def read_token(path: Path) -> str:
     except (FileNotFoundError, PrivateFileError):
         return make_token(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentFault(
-            f"{path} cannot be read: {error}", hint="make a new one with `gpuyard web --new-token`"
-        ) from error
+        hint = "make a new one with `gpuyard web --new-token`"
+        raise EnvironmentFault(f"{path} cannot be read: {error}", hint=hint) from error
     is_private = not mode & (stat.S_IRWXG | stat.S_IRWXO)
-    return token if is_private and _TOKEN_SHAPE.fullmatch(token) else make_token(path)
+    return token if is_private and re.fullmatch(r"[A-Za-z0-9_-]{32,}", token) else make_token(path)
 
 
 def make_token(path: Path) -> str:

@@ -38,7 +38,6 @@ from gpuyard.version import API
 PAGE = "/"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 METHODS = ("GET", "HEAD", "POST")
-_NOT_FOR_PAGES = (f"{API}/stop", f"{API}/web")
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
 _JSON = re.compile(r"application/json(;.*)?", re.IGNORECASE)
 _OPEN_HINT = "run `gpuyard web` on the machine and open the address it prints"
@@ -72,7 +71,13 @@ def check_source(request: Request, rules: AccessRules) -> None:
         raise HttpError(403, f"this page is not served as '{host[:100]}'", hint=_OPEN_HINT)
     if request.headers.get("origin", f"http://{host}") != f"http://{host}":
         raise HttpError(403, f"requests from {request.headers['origin'][:100]} are refused")
-    if _is_cross_site(request) and not _is_navigation(request):
+    # A browser reports the site that a request comes from; `none` is a user who typed the address. Other programs and
+    # old browsers report nothing and count as the same site.
+    get, is_post = request.headers.get, request.method == "POST"
+    site = get("sec-fetch-site", "same-origin")
+    is_whole_tab = get("sec-fetch-mode") == "navigate" and get("sec-fetch-dest") == "document"
+    is_navigation = request.path == PAGE and not is_post and is_whole_tab
+    if site != "same-origin" and not (site == "none" and not is_post) and not is_navigation:
         raise HttpError(403, "requests from other sites are refused")
 
 
@@ -101,15 +106,6 @@ def check_rights(request: Request, credential: Credential, rules: AccessRules) -
         raise HttpError(415, "a change has to be sent as JSON", hint="Content-Type: application/json")
 
 
-def _is_cross_site(request: Request) -> bool:
-    """Return whether the browser reports another site as the origin. `none` is a user who typed the address.
-
-    Other programs and old browsers report nothing and count as the same site.
-    """
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    return site != "same-origin" and not (site == "none" and request.method != "POST")
-
-
 def _is_own_host(host: str, rules: AccessRules) -> bool:
     match = _HOST.fullmatch(host.lower())
     if match is None:
@@ -123,15 +119,8 @@ def _is_own_host(host: str, rules: AccessRules) -> bool:
     return True
 
 
-def _is_navigation(request: Request) -> bool:
-    """Return whether a user followed a link to the page in a whole tab, not in a frame."""
-    get = request.headers.get
-    is_whole = get("sec-fetch-mode") == "navigate" and get("sec-fetch-dest") == "document"
-    return request.path == PAGE and request.method != "POST" and is_whole
-
-
 def _check_right(request: Request, rules: AccessRules) -> None:
-    if request.path.startswith(_NOT_FOR_PAGES):
+    if request.path.startswith((f"{API}/stop", f"{API}/web")):
         message = f"the web page may not use {request.path}"
         raise HttpError(403, message, hint="use the `gpuyard` command on the machine")
     if rules.is_read_only and request.method == "POST":
@@ -169,7 +158,7 @@ HEADERS: http.Headers = (
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
 )
-_LOCKED = """<!doctype html>
+_LOCKED = b"""<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <link rel="icon" href="data:,"><title>gpuyard</title></head>
@@ -177,11 +166,7 @@ _LOCKED = """<!doctype html>
 <p>This page needs its token. Run <code>gpuyard web</code> on the machine and open the address it prints.</p></body>
 </html>
 """
-MAX_STREAMS = 64
-_BURST, _PER_S = 200, 100
-_WRONG_TOKENS_BURST, _WRONG_TOKENS_PER_S = 10, 10 / 60
 _STATIC = "/static/"
-_SESSION = f"{API}/session"
 
 
 class File(Struct, frozen=True):
@@ -218,8 +203,7 @@ class PageServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handle, self.rules, self._files, self._clock = handle, rules, files, clock
-        self._requests = Bucket(_BURST, _PER_S)
-        self._wrong_tokens = Bucket(_WRONG_TOKENS_BURST, _WRONG_TOKENS_PER_S)
+        self._requests, self._wrong_tokens = Bucket(200, 100), Bucket(10, 10 / 60)
         self._streams = 0
 
     def check_head(self, request: http.Request) -> bool:
@@ -229,47 +213,43 @@ class PageServer:
         if credential is Credential.WRONG_TOKEN:
             self._take(self._wrong_tokens, "too many wrong tokens")
         headers = request.headers
-        has_body = (
-            headers.get("content-length", "0") != "0" or "transfer-encoding" in headers or request.method == "POST"
-        )
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         is_file = request.path == PAGE or request.path.startswith(_STATIC)
-        if has_body or not is_file:
+        if has_body or request.method == "POST" or not is_file:
             check_rights(request, credential, self.rules)
         return credential is Credential.TOKEN
 
     async def handle(self, request: http.Request) -> HttpAnswer:
         """Answer a request that `check_head` has accepted."""
         if request.path == PAGE:
-            return self._page(request)
+            return self._page(credential_of(request, self.rules))
         if request.path.startswith(_STATIC):  # not limited: a browser that restores 20 tabs requests hundreds
             return answer_file(self._files, request.path.removeprefix(_STATIC), request)
         self._take(self._requests, "too many requests")
-        if request.path == _SESSION:
+        if request.path == f"{API}/session":
             user, host = user_name(os.getuid()), socket.gethostname()
             session = PageSession(read_only=self.rules.is_read_only, user=user, host=host)
             return http.Response(body=msgspec.json.encode(session))
-        return self._limit_streams(await self._handle(request))
+        answer = await self._handle(request)
+        if isinstance(answer, http.Response):
+            return answer
+        if self._streams >= 64:
+            message = "64 event streams are open, which is the limit"
+            return http.error_response(503, message, "close other tabs with this page", (("Retry-After", "5"),))
+        return msgspec.structs.replace(answer, start=lambda client: self._start_stream(answer, client))
 
-    def _page(self, request: http.Request) -> http.Response:
-        credential = credential_of(request, self.rules)
+    def _page(self, credential: Credential) -> http.Response:
+        page = self._files[INDEX]
         if credential is Credential.WRONG_TOKEN:
-            return locked_page()
+            return http.Response(status=401, body=_LOCKED, content_type=page.content_type, is_last=True)
         # Not kept: its address may have the token.
-        page, is_last = self._files[INDEX], credential is Credential.NONE
+        is_last = credential is Credential.NONE
         return http.Response(body=page.body, content_type=page.content_type, is_last=is_last)
 
     def _take(self, bucket: Bucket, refusal: str) -> None:
         wait_s = math.ceil(bucket.take(self._clock()))
         if wait_s:
             raise http.HttpError(429, refusal, hint=f"try again in {wait_s} s", headers=(("Retry-After", str(wait_s)),))
-
-    def _limit_streams(self, answer: HttpAnswer) -> HttpAnswer:
-        if isinstance(answer, http.Response):
-            return answer
-        if self._streams >= MAX_STREAMS:
-            message = f"{MAX_STREAMS} event streams are open, which is the limit"
-            return http.error_response(503, message, "close other tabs with this page", (("Retry-After", "5"),))
-        return msgspec.structs.replace(answer, start=lambda client: self._start_stream(answer, client))
 
     def _start_stream(self, stream: http.ResponseStream, client: http.StreamClient) -> Callable[[], object]:
         leave = stream.start(client)
@@ -280,9 +260,6 @@ class PageServer:
             leave()
 
         return end
-
-
-# Files, and pages that need no token
 
 
 def load_files() -> dict[str, File]:
@@ -311,8 +288,3 @@ def _read_files(folder: Traversable, at: PurePosixPath) -> Iterator[tuple[str, F
         elif name.suffix in _TYPES:
             body = entry.read_bytes()
             yield str(name), File(body, _TYPES[name.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-
-
-def locked_page() -> http.Response:
-    body = _LOCKED.encode()
-    return http.Response(status=401, body=body, content_type="text/html; charset=utf-8", is_last=True)

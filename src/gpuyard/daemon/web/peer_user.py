@@ -13,6 +13,7 @@ The kernel is asked over netlink (sock_diag(7)). The list in /proc has the owner
 milliseconds, more with many sockets: any client could block the daemon that long by connecting.
 """
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -25,8 +26,6 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-_LISTENING = "0A"
-_SOCKET_LISTS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _GONE = "the client has closed the connection"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 End = tuple[Address, int]
@@ -56,7 +55,11 @@ def refuse_other_users(connection: socket.socket) -> str | None:
     try:
         return _check_owner(find_owner(theirs, ours), os.getuid())
     except OSError:
-        return check_listed(_read_lists(), theirs, ours, os.getuid())
+        lines: list[str] = []
+        for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+            with contextlib.suppress(OSError):
+                lines += Path(path).read_text().splitlines()[1:]
+        return check_listed(lines, theirs, ours, os.getuid())
 
 
 def _check_owner(owner: Owner | None, me: int) -> str | None:
@@ -70,7 +73,7 @@ def check_listed(lines: Iterable[str], peer: End, own: End, me: int) -> str | No
     theirs, ours = listed_names(*peer), listed_names(*own)
     is_complete = False  # whether our own socket is listed
     for _, local, remote, state, *others in map(str.split, lines):
-        is_complete = is_complete or (state == _LISTENING and local.endswith(f":{own[1]:04X}"))
+        is_complete = is_complete or (state == "0A" and local.endswith(f":{own[1]:04X}"))
         if local in theirs and remote in ours:
             return _check_owner(Owner(int(others[3]), int(others[5])), me)
     return _GONE if is_complete else None
@@ -97,34 +100,6 @@ def listed_names(address: Address, port: int) -> set[str]:
     }
 
 
-def _read_lists() -> list[str]:
-    lines: list[str] = []
-    for path in _SOCKET_LISTS:
-        try:
-            lines += path.read_text().splitlines()[1:]
-        except OSError:
-            continue
-    return lines
-
-
-# The owner of one TCP socket of this machine, over netlink
-
-_NETLINK_SOCK_DIAG = 4
-_SOCK_DIAG_BY_FAMILY = 20
-_NLMSG_ERROR = 2
-_NLM_F_REQUEST = 1
-_ALL_STATES = 0xFFFFFFFF
-_HEAD = struct.Struct("=IHHII")
-_ERROR = struct.Struct("=i")
-_REQUEST = struct.Struct("=BBBBI")
-_PORTS = struct.Struct("!HH")
-# Any interface, and any socket cookie.
-_ANY_SOCKET = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-# After the two ends: expiry, receive queue, send queue, uid, inode.
-_OWNER = struct.Struct("=IIIII")
-_ENDS_AT, _OWNER_AT = 4, 52
-
-
 def find_owner(local: End, remote: End) -> Owner | None:
     """Return the owner of the socket from `local` to `remote`, or None. Raise OSError if the kernel does not answer."""
     found = _ask(local, remote)
@@ -137,24 +112,24 @@ def find_owner(local: End, remote: End) -> Owner | None:
 def _ask(local: End, remote: End) -> Owner | None:
     family = socket.AF_INET if local[0].version == 4 else socket.AF_INET6
     addresses = b"".join(address.packed.ljust(16, b"\0") for address, _ in (local, remote))
-    ends = _PORTS.pack(local[1], remote[1]) + addresses
-    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + ends + _ANY_SOCKET
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
+    ports, head = struct.pack("!HH", local[1], remote[1]), struct.Struct("=IHHII")
+    # Sockets in all states, at any interface, with any cookie.
+    asked = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
+    asked += ports + addresses + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+    sock_diag, by_family, is_request, is_error = 4, 20, 1, 2  # numbers of linux/netlink.h and linux/sock_diag.h
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, sock_diag) as kernel:
         kernel.settimeout(1.0)
-        kernel.send(_HEAD.pack(_HEAD.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body)
-        return _read(kernel.recv(4096), local, remote)
-
-
-def _read(answer: bytes, local: End, remote: End) -> Owner | None:
-    _, kind, *_ = _HEAD.unpack_from(answer)
-    body = answer[_HEAD.size :]
-    if kind == _NLMSG_ERROR:
-        (negative,) = _ERROR.unpack_from(body)
+        kernel.send(head.pack(head.size + len(asked), by_family, is_request, 1, 0) + asked)
+        answer = kernel.recv(4096)
+    _, kind, *_ = head.unpack_from(answer)
+    body = answer[head.size :]
+    if kind == is_error:
+        (negative,) = struct.unpack_from("=i", body)
         if negative == -errno.ENOENT:
             return None
         raise OSError(-negative, os.strerror(-negative))
     # Without such a socket the kernel may return one that listens on that port.
-    if body[_ENDS_AT : _ENDS_AT + _PORTS.size] != _PORTS.pack(local[1], remote[1]):
+    if body[4:8] != ports:
         return None
-    *_, uid, inode = _OWNER.unpack_from(body, _OWNER_AT)
+    _, _, _, uid, inode = struct.unpack_from("=IIIII", body, 52)  # after expiry, receive queue and send queue
     return Owner(uid, inode)
