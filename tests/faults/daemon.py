@@ -64,7 +64,7 @@ FAULTS = (
     Fault(
         id="daemon-any-token-is-accepted",
         file="src/gpuyard/daemon/web/page_server.py",
-        old="return Credential.TOKEN if _is_same(token, rules.token) else Credential.WRONG_TOKEN",
+        old="return Credential.TOKEN if is_same else Credential.WRONG_TOKEN",
         new="return Credential.TOKEN if token else Credential.WRONG_TOKEN",
         breaks="Any token is accepted.",
         near=("tests/unit/daemon/web/test_access_rules.py",),

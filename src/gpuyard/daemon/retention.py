@@ -76,9 +76,7 @@ def list_logs(folders: Iterable[Path]) -> list[LogFile]:
 
 def surplus(logs: Sequence[LogFile], kept: Collection[int], old: Collection[int], most: float | None) -> list[LogFile]:
     """Return the logs of the jobs `old`, and the first of the others as long as all together are larger than `most`.
-
-    Logs of the jobs `kept` count, and are never among them.
-    """
+    Logs of the jobs `kept` count, and are never among them."""
     total = sum(log.size for log in logs)
     found = []
     for log in sorted(logs, key=lambda each: each.job_id not in old):
@@ -94,10 +92,9 @@ def remove_logs(logs: Iterable[LogFile]) -> tuple[list[LogFile], str | None]:
     removed, problem = [], None
     for number, log in enumerate(logs):
         try:
-            os.unlink(log.path)
-            removed.append(log)
-        except FileNotFoundError:
-            continue
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(log.path)
+                removed.append(log)
         except OSError as error:
             problem = f"{log.path} cannot be removed: {error.strerror}"
         _pause(number)
@@ -111,10 +108,8 @@ def _pause(number: int) -> None:
 
 class Retention:
     def __init__(self, scheduler: SchedulerLoop, folder: Path) -> None:
-        self._scheduler, self._folder = scheduler, folder
-        self._finished = -1
-        self._has_ended = asyncio.Event()
-        self._lock = asyncio.Lock()
+        self._scheduler, self._folder, self._finished = scheduler, folder, -1
+        self._has_ended, self._lock = asyncio.Event(), asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "gpuyard-keep")
         self.snapshots = CodeSnapshots(scheduler, folder)
         self._logs: tuple[int, int] | None = None  # number and size of all logs after the last round
@@ -160,9 +155,7 @@ class Retention:
 
     async def apply(self, older_than_s: float | None = None, *, is_urgent: bool = False) -> CleanResult:
         """Delete jobs that finished longer ago than this, or than [keep] says, and logs that are beyond its limits.
-
-        `is_urgent`: a user waits for it, and it takes more of the loop's time.
-        """
+        `is_urgent`: a user waits for it, and it takes more of the loop's time."""
         keep = load_config().keep
         age = keep.jobs_s if older_than_s is None else older_than_s
         async with self._lock:

@@ -46,10 +46,8 @@ def has_apprise() -> bool:
 def send(
     target: str, message: Message, limit_s: float = LIMIT_S, is_given_up: threading.Event | None = None
 ) -> str | None:
-    """Send, and return why the message was not sent, without secrets of the URL; None if it was sent.
-
-    Raise OSError if a limit of the system keeps the child from starting. The child is killed once it `is_given_up`.
-    """
+    """Send, and return why the message was not sent, without secrets of the URL; None if it was sent. Raise OSError if
+    a limit of the system keeps the child from starting. The child is killed once it `is_given_up`."""
     if is_url(target) and not has_apprise():
         return apprise_missing()
     is_given_up = is_given_up or threading.Event()
@@ -61,7 +59,13 @@ def send(
         return f"cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
     deadline, output = time.monotonic() + limit_s, b""
     try:
-        _write_input(process, target, message)
+        url_input = {"url": target.strip(), "title": message.title, "body": message.body}
+        content = json.dumps(url_input) if is_url(target) else f"{message.body}\n"
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)  # the content fits into the pipe, and a child need not read it
+        with contextlib.suppress(BrokenPipeError):
+            os.write(process.stdin.fileno(), content.encode())
+        process.stdin.close()
         while (status := process.poll()) is None and time.monotonic() < deadline and not is_given_up.is_set():
             output = _read_output(process, output)
             is_given_up.wait(0.05)
@@ -87,17 +91,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
         pipe.close()
-
-
-def _write_input(process: "subprocess.Popen[bytes]", target: str, message: Message) -> None:
-    """Write without blocking: the content fits into the pipe, and a child need not read it."""
-    url_input = {"url": target.strip(), "title": message.title, "body": message.body}
-    content = json.dumps(url_input) if is_url(target) else f"{message.body}\n"
-    assert process.stdin is not None
-    os.set_blocking(process.stdin.fileno(), False)
-    with contextlib.suppress(BrokenPipeError):  # the child does not read
-        os.write(process.stdin.fileno(), content.encode())
-    process.stdin.close()
 
 
 def _read_output(process: "subprocess.Popen[bytes]", before: bytes) -> bytes:
@@ -165,9 +158,8 @@ class Delivery:
     def put(self, addressed: Sequence[tuple[str, Occurrence]]) -> None:
         """Queue notifications. Those for one target in one call become one message."""
         now, waiting = time.monotonic(), sum(map(len, self._outboxes.values()))
-        for target in [target for target, outbox in self._outboxes.items() if outbox.is_over(now)]:
-            if target not in self._tasks:
-                del self._outboxes[target]
+        for target in [each for each, box in self._outboxes.items() if box.is_over(now) and each not in self._tasks]:
+            del self._outboxes[target]
         for target, occurrence in addressed:
             outbox = self._outboxes.setdefault(target, Outbox())
             if waiting < _MAX_WAITING:

@@ -106,12 +106,21 @@ def message_of(occurrence: Occurrence, host: str) -> Message:
         return Message(events=str(event), title=f"{plain(title)} is faulty{at_host(host)}", body=plain(body))
     if job is None:
         return Message(events=str(event), title=f"The queue is empty{at_host(host)}", body=plain(occurrence.text))
-    name = f" ({plain(job.spec.name)})" if job.spec.name else ""
-    where = (occurrence.attempt.place if occurrence.attempt is not None else None) or job.spec.engine or host
+    name, attempt = f" ({plain(job.spec.name)})" if job.spec.name else "", occurrence.attempt
+    where = (attempt.place if attempt is not None else None) or job.spec.engine or host
+    what, details = _what_happened(event, job), [plain(shlex.join(job.argv))]
+    if event is Event.MEMORY_GUARD:
+        details += [plain(occurrence.text), _STARTS_AGAIN if job.state is JobState.STOPPING else _GOES_ON]
+    elif job.reason:
+        details.append(plain(job.reason))
+    if attempt is not None and attempt.started is not None:
+        details.append(f"It ran for {format_duration(attempt.ran_s(occurrence.at))}.")
+    if occurrence.log and event is not Event.FINISHED:
+        details.append(f"Log: {plain(occurrence.log)}")
     return Message(
         events=str(event),
-        title=f"Job {job.id}{name} {_what_happened(event, job)}{at_host(where)}",
-        body="\n".join(_details(occurrence, job)),
+        title=f"Job {job.id}{name} {what}{at_host(where)}",
+        body="\n".join(details),
         jobs=str(job.id),
         name=plain(job.spec.name or ""),
         state=str(job.state),
@@ -140,20 +149,6 @@ def _what_happened(event: Event, job: Job) -> str:
     return "will never start" if job.state is JobState.REJECTED else str(event)
 
 
-def _details(occurrence: Occurrence, job: Job) -> Iterable[str]:
-    is_finished = occurrence.event is Event.FINISHED
-    yield plain(shlex.join(job.argv))
-    if occurrence.event is Event.MEMORY_GUARD:
-        yield plain(occurrence.text)
-        yield _STARTS_AGAIN if job.state is JobState.STOPPING else _GOES_ON
-    elif job.reason:
-        yield plain(job.reason)
-    if occurrence.attempt is not None and occurrence.attempt.started is not None:
-        yield f"It ran for {format_duration(occurrence.attempt.ran_s(occurrence.at))}."
-    if occurrence.log and not is_finished:
-        yield f"Log: {plain(occurrence.log)}"
-
-
 def queue_summary(ended: Mapping[JobState, int]) -> str:
     """Describe how the jobs ended since the queue was last empty: `37 finished, 2 failed`."""
     counts = [f"{ended[state]} {_STATE_TEXT.get(state, state)}" for state in JobState if ended.get(state)]
@@ -167,25 +162,21 @@ class FreedDevices:
         self._used_at: dict[str, float] = {}
 
     def note_use(self, device_ids: Iterable[str], now: float) -> None:
-        for device_id in device_ids:
-            self._used_at[device_id] = now
+        self._used_at |= dict.fromkeys(device_ids, now)
 
     def update(self, snapshot: Snapshot, leases: Sequence[Lease], now: float, free_s: float) -> list[Device]:
         """Return the devices that have been free for `free_s` seconds; each is reported once."""
         usable = snapshot.usable_devices()
-        self.note_use((device.id for device in usable if _is_in_use(device, leases)), now)
+        for device in usable:  # a display on it does not count
+            has_processes = bool(device.processes) or may_have_unlisted_processes(device)
+            is_busy = has_processes and (device.utilization_percent or 0.0) > IDLE_PERCENT
+            is_taken = any(lease.on(device.id) for lease in leases)
+            if is_taken or is_busy or exceeds(device.memory_used_mb, tolerated_foreign_mb(device)):
+                self._used_at[device.id] = now
         freed = [device for device in usable if now >= self._used_at.get(device.id, now + 1.0) + free_s]
         for device in freed:
             del self._used_at[device.id]
         return freed
-
-
-def _is_in_use(device: Device, leases: Sequence[Lease]) -> bool:
-    """Return whether the device has a lease, a process or load. A display on it does not count."""
-    is_taken = any(lease.on(device.id) for lease in leases)
-    has_processes = bool(device.processes) or may_have_unlisted_processes(device)
-    is_busy = has_processes and (device.utilization_percent or 0.0) > IDLE_PERCENT
-    return is_taken or is_busy or exceeds(device.memory_used_mb, tolerated_foreign_mb(device))
 
 
 MINUTE_S = 60.0
@@ -203,10 +194,9 @@ class Digest:
     def __init__(self) -> None:
         self._first: Occurrence | None = None
         self._job: Occurrence | None = None
-        self._counts: Counter[Event] = Counter()
+        self._counts, self._causes = Counter[Event](), Counter[str]()
         self._ids: dict[Event, list[int]] = {event: [] for event in JOB_EVENTS}
         self._devices: dict[str, None] = {}
-        self._causes: Counter[str] = Counter()
         self._cause_texts = CauseTexts(_MAX_IDS)
         self.dropped = 0
 

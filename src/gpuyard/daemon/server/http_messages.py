@@ -72,10 +72,8 @@ class StreamClient(Protocol):
 
 
 class ResponseStream(Struct, frozen=True, kw_only=True):
-    """A response without an end.
-
-    `start` is called when the head has been sent; it returns a function that is called when the client has gone.
-    """
+    """A response without an end. `start` is called when the head has been sent; it returns what is called when the
+    client has gone."""
 
     start: Callable[[StreamClient], Callable[[], object]]
     content_type: str = "text/event-stream"
@@ -136,7 +134,7 @@ class RequestReader:
             self.feed(arrived)
 
     def _read_head(self, head: h11.Request) -> Request:
-        path, question, query = head.target.decode("latin-1").partition("?")
+        path, _, query = head.target.decode("latin-1").partition("?")
         if not path.startswith("/"):
             raise _not_http("the target is no path")
         headers: dict[str, str] = {}
@@ -147,7 +145,7 @@ class RequestReader:
         return Request(
             method=head.method.decode("latin-1"),
             path=unquote(path) if "%" in path else path,
-            query=dict(parse_qsl(query, keep_blank_values=True)) if question else {},
+            query=dict(parse_qsl(query, keep_blank_values=True)),
             headers=headers,
         )
 
@@ -172,13 +170,10 @@ def _not_http(problem: str) -> HttpError:
 
 def render(response: Response, *, is_last: bool, has_body: bool = True, common_headers: Headers = ()) -> bytes:
     """Return the response as bytes. Without `has_body` (a response to HEAD) Content-Length still gives the full length.
-
-    A header of the response replaces the one of the same name in `common_headers`.
-    """
+    A header of the response replaces the one of the same name in `common_headers`."""
     length = ("Content-Length", str(len(response.body)))
     own = (("Content-Type", response.content_type), length, *response.headers, *((_CLOSE,) if is_last else ()))
-    head = _render_head(response.status, own, common_headers)
-    return head + response.body if has_body else head
+    return _render_head(response.status, own, common_headers) + (response.body if has_body else b"")
 
 
 def render_stream_head(stream: ResponseStream, common_headers: Headers = ()) -> bytes:
@@ -195,17 +190,10 @@ def _render_head(status: int, own: Headers, common: Headers) -> bytes:
 def error_response(
     status: int, message: str, hint: str | None = None, headers: Headers = (), code: str | None = None
 ) -> Response:
-    body = ErrorBody(
-        error=_replace_surrogates(message),
-        hint=hint and _replace_surrogates(hint),
-        code=code or CODE_OF.get(status, "usage"),
-    )
+    # A path that is not UTF-8 decodes to surrogates, which JSON cannot encode.
+    texts = [text and text.encode("utf-8", "replace").decode() for text in (message, hint)]
+    body = ErrorBody(error=texts[0] or "", hint=texts[1], code=code or CODE_OF.get(status, "usage"))
     return Response(status=status, body=msgspec.json.encode(body), headers=headers)
-
-
-def _replace_surrogates(text: str) -> str:
-    """A path that is not UTF-8 decodes to surrogates, which JSON cannot encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 _log = logging.getLogger(__name__)

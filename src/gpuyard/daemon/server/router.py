@@ -24,10 +24,7 @@ class Router:
         self._patterns = {path: re.compile(re.sub(r"\{\w+\}", _NUMBER, path)) for path in paths}
 
     def find(self, request: Request) -> tuple[RouteKey, list[int]]:
-        """Return the route and the numbers in the path.
-
-        Raise 404 for an unknown path, 405 for a method that it does not have.
-        """
+        """Return the route and the numbers in the path. Raise 404 for an unknown path, 405 for another method."""
         method, path = "GET" if request.method == "HEAD" else request.method, request.path
         if (method, path) in self._routes:
             return (method, path), []
@@ -37,9 +34,8 @@ class Router:
                 if (method, path) in self._routes:
                     return (method, path), [int(number) for number in match.groups()]
                 break
-        known = sorted(method for method, known in self._routes if known == path)
         hint = "see /openapi.json"
-        if known:
+        if known := sorted(method for method, known in self._routes if known == path):
             message = f"{request.path} takes {' and '.join(known)}, not {request.method}"
             raise HttpError(405, message, hint=hint, headers=(("Allow", ", ".join(known)),))
         raise HttpError(404, f"there is no {request.method} {request.path}", hint=hint)

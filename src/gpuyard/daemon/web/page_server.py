@@ -19,10 +19,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import PurePosixPath
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
@@ -44,11 +42,8 @@ _OPEN_HINT = "run `gpuyard web` on the machine and open the address it prints"
 
 
 class AccessRules(Struct, frozen=True, kw_only=True):
-    """The settings of one listener.
-
-    `names` are the accepted host names. `accepts_addresses`: the listener is bound to all addresses of the machine, so
-    any literal IP address is accepted, too; literal IP addresses cannot be DNS-rebound.
-    """
+    """`names` are the accepted host names. `accepts_addresses`: the listener is bound to all addresses of the machine,
+    so any literal IP address is accepted, too; literal IP addresses cannot be DNS-rebound."""
 
     token: str
     names: frozenset[str] = LOOPBACK
@@ -86,9 +81,10 @@ def credential_of(request: Request, rules: AccessRules) -> Credential:
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     if token is None and scheme.lower() == "bearer":
         token = bearer.strip()
-    if token is not None:
-        return Credential.TOKEN if _is_same(token, rules.token) else Credential.WRONG_TOKEN
-    return Credential.NONE
+    if token is None:
+        return Credential.NONE
+    is_same = hmac.compare_digest(token.encode("utf-8", "replace"), rules.token.encode())
+    return Credential.TOKEN if is_same else Credential.WRONG_TOKEN
 
 
 def check_rights(request: Request, credential: Credential, rules: AccessRules) -> None:
@@ -127,10 +123,6 @@ def _check_right(request: Request, rules: AccessRules) -> None:
         raise HttpError(403, "this page is read-only", hint="`gpuyard web --stop`, then open it without `--read-only`")
     if rules.is_read_only and "environment" in request.query:
         raise HttpError(403, "a read-only page does not show environment variables")
-
-
-def _is_same(given: str, own: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), own.encode())
 
 
 INDEX = "index.html"
@@ -262,11 +254,6 @@ class PageServer:
         return end
 
 
-def load_files() -> dict[str, File]:
-    """Return the files by their path below the directory, without files of other types."""
-    return dict(_read_files(files("gpuyard") / "ui" / "web", PurePosixPath()))
-
-
 def answer_file(known: Mapping[str, File], name: str, request: http.Request) -> http.Response:
     file = known.get(name)
     if file is None:
@@ -278,13 +265,12 @@ def answer_file(known: Mapping[str, File], name: str, request: http.Request) -> 
     return http.Response(body=file.body, content_type=file.content_type, headers=headers)
 
 
-def _read_files(folder: Traversable, at: PurePosixPath) -> Iterator[tuple[str, File]]:
-    if not folder.is_dir():
-        return
-    for entry in folder.iterdir():
-        name = at / entry.name
-        if entry.is_dir():
-            yield from _read_files(entry, name)
-        elif name.suffix in _TYPES:
-            body = entry.read_bytes()
-            yield str(name), File(body, _TYPES[name.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+def load_files() -> dict[str, File]:
+    """Return the files by their path below the directory, without files of other types."""
+    folder, found = Path(__file__).parents[2] / "ui" / "web", dict[str, File]()
+    for path in folder.rglob("*"):
+        if path.suffix in _TYPES and path.is_file():
+            body = path.read_bytes()
+            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+            found[path.relative_to(folder).as_posix()] = File(body, _TYPES[path.suffix], etag)
+    return found
