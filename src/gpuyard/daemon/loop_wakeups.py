@@ -10,11 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.ledger.file_watch import FileWatch
 from gpuyard.ports import Clock
 from gpuyard.queue.step import Controller, Step
+
+if TYPE_CHECKING:
+    from gpuyard.ledger.file_watch import FileWatch
 
 # After a job has ended: when to sample again. A driver takes a while to free the memory.
 _SETTLE_S = (0.002, 0.01, 0.05, 0.25)
@@ -157,6 +160,8 @@ class LedgerWatch:
             self._watch.give_back()
             self._watch = None
             return
+        from gpuyard.ledger.file_watch import FileWatch  # with the first job that waits for others
+
         watch = FileWatch(self._folder)
         if watch.fileno() < 0:
             watch.give_back()

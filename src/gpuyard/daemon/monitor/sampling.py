@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -14,9 +15,11 @@ from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
 from gpuyard.policy.memory_guards import HostWatch
 from gpuyard.policy.usage_curve import READ_OFTEN_EVERY_S
 from gpuyard.ports import Clock
-from gpuyard.probes.sample_log import RowLog
 from gpuyard.probes.sampler import Sampler
 from gpuyard.queue.batch_gates import GateSample
+
+if TYPE_CHECKING:
+    from gpuyard.probes.sample_log import RowLog
 
 _log = logging.getLogger(__name__)
 # Of a sample log: the values that the gates of a batch saw.
@@ -160,6 +163,10 @@ class SampleLogs:
 
     def write(self, rows: Sequence[tuple[str, GateSample]]) -> None:
         """Append each row to the log at its path."""
+        if not rows:
+            return
+        from gpuyard.probes.sample_log import RowLog  # with the first batch
+
         for path in {path for path, _ in rows}:
             try:
                 if path not in self._logs:

@@ -29,8 +29,6 @@ from gpuyard.system.parking_protocol import (
     why_incomplete,
 )
 
-# A program is asked for this long to come to the end of its step; then the driver suspends it.
-PARKS_WITHIN_S = 10.0
 _RETURNS_WITHIN_S = 120.0
 # Processes in step with each other are one point apart, or a few with pipelines. More is no common count.
 _MOST_APART = 4

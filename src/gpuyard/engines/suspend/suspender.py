@@ -12,20 +12,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpuyard.engines.common.spawn_program import spawn_in_session
 from gpuyard.engines.local import attempt_processes as process_tree
-from gpuyard.engines.suspend.ask_to_park import PARKS_WITHIN_S
-from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
-from gpuyard.engines.suspend.helper_program import Order
 from gpuyard.model.job import Attempt
 from gpuyard.model.machine_snapshot import Device, Snapshot, Vendor
 from gpuyard.ports import SuspendResult
 from gpuyard.system.parking_protocol import registered, remove_dead, why_incomplete
 from gpuyard.system.system_limits import passes
 from gpuyard.system.wakeable_poll import WakeablePoll
+
+if TYPE_CHECKING:
+    from gpuyard.engines.suspend.helper_program import Order  # the daemon starts without what a helper needs
 
 _HELPER = (sys.executable, "-P", "-m", "gpuyard.engines.suspend.helper_program")
 _MOST_TRIES = 2
@@ -41,7 +42,7 @@ _MARKS = (process_tree.QUEUE, "GPUYARD_JOB_ID", "GPUYARD_ATTEMPT")
 class _Helper:
     """A helper process and its output so far."""
 
-    def __init__(self, order: Order, tries: int) -> None:
+    def __init__(self, order: "Order", tries: int) -> None:
         self.order = order
         self.tries = tries
         self.answer: SuspendResult | None = None
@@ -88,7 +89,7 @@ class LocalSuspender:
         *,
         mutexes: Sequence[Path] = (),
         limit_s: float = 60.0,
-        parks_within_s: float = PARKS_WITHIN_S,
+        parks_within_s: float = 10.0,
     ) -> None:
         """
         queue: the folder of the local engine.
@@ -147,7 +148,9 @@ class LocalSuspender:
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
         self._start(self._order(attempt, is_resumption=True, needs_mb=needs_mb))
 
-    def _order(self, attempt: Attempt, *, is_resumption: bool, needs_mb: Mapping[str, float] | None = None) -> Order:
+    def _order(self, attempt: Attempt, *, is_resumption: bool, needs_mb: Mapping[str, float] | None = None) -> "Order":
+        from gpuyard.engines.suspend.helper_program import Order
+
         return Order(
             attempt=attempt,
             queue=self._queue,
@@ -160,7 +163,7 @@ class LocalSuspender:
             parks_within_s=self._parks_within_s,
         )
 
-    def _start(self, order: Order, tries: int = 1) -> None:
+    def _start(self, order: "Order", tries: int = 1) -> None:
         move = (order.attempt.key, order.is_resumption)
         working = (helper.order for helper in self._helpers.values() if helper.answer is None)
         if any((other.attempt.key, other.is_resumption) == move for other in working):
@@ -202,7 +205,7 @@ class LocalSuspender:
         last = helper.output.decode("utf-8", "replace").strip().rpartition("\n")[2]
         self._fail(helper.order, text=f"its helper died twice{': ' if last else ''}{last}")
 
-    def _fail(self, order: Order, text: str, *, may_pass: bool = False) -> None:
+    def _fail(self, order: "Order", text: str, *, may_pass: bool = False) -> None:
         self._results.append(order.result(is_done=False, text=text, may_pass=may_pass))
         self._poll.wake()
 
@@ -228,6 +231,8 @@ class _NvidiaDriver:
         return self._refusal
 
     def _check(self) -> None:
+        from gpuyard.engines.suspend.drivers import CHECK_SUPPORT
+
         try:
             checked = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", CHECK_SUPPORT], capture_output=True, text=True,
@@ -239,7 +244,7 @@ class _NvidiaDriver:
             self._check_at = time.monotonic() + _CHECK_AGAIN_AFTER_S
 
 
-def _spawn(order: Order, pipe: int) -> int:
+def _spawn(order: "Order", pipe: int) -> int:
     """Start a helper without the variables that mark a job: a job may have started the daemon, but not the helper."""
     environment = {name: value for name, value in os.environ.items() if name not in _MARKS}
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
