@@ -105,8 +105,8 @@ FAULTS = (
     Fault(
         id="core-fair-share-ignored",
         file="src/gpuyard/policy/queue_order.py",
-        old="return -priority, self._used.get(queue.lane.party, 0.0), head.job_id",
-        new="return -priority, 0.0, head.job_id",
+        old="return priority, self._used.get(party, 0.0), job_id, party",
+        new="return priority, 0.0, job_id, party",
         breaks="A user with a long queue goes before a user who has used nothing.",
         near=("tests/unit/policy/test_queue_order.py",),
     ),
@@ -227,8 +227,8 @@ FAULTS = (
     Fault(
         id="core-one-rerun-too-many",
         file="src/gpuyard/policy/sizing.py",
-        old="    if growth.count >= MOST_RERUNS:\n",
-        new="    if growth.count > MOST_RERUNS:\n",
+        old="    if growth.count >= numbers.MOST_RERUNS:\n",
+        new="    if growth.count > numbers.MOST_RERUNS:\n",
         breaks="A job that fits on no GPU is retried once too often, with no more memory than before.",
         near=("tests/unit/policy/test_sizing.py",),
     ),

@@ -11,7 +11,7 @@ _WHEN_THE_GUARD_ACTS = (
     Fault(
         id="guard-waits-for-the-last-byte",
         file=_GUARD,
-        old="    return max(RESERVE_MB, RESERVE_PART * capacity_mb)\n",
+        old="    return max(numbers.RESERVE_MB, numbers.RESERVE_PART * capacity_mb)\n",
         new="    return 0.0\n",
         breaks="A card is full before the memory guard acts, and a program runs out of memory.",
         near=_GUARD_TESTS,
@@ -35,7 +35,7 @@ _WHEN_THE_GUARD_ACTS = (
     Fault(
         id="guard-takes-noise-for-growth",
         file=_GUARD,
-        old="if grown > NOISE_MB and seconds > 0.0",
+        old="if grown > numbers.NOISE_MB and seconds > 0.0",
         new="if grown > 0.0 and seconds > 0.0",
         breaks="A job on a full card is suspended because the driver rounds its figures.",
         near=_GUARD_TESTS,
@@ -43,7 +43,7 @@ _WHEN_THE_GUARD_ACTS = (
     Fault(
         id="guard-takes-old-memory-for-growth",
         file=_GUARD,
-        old="if not points and began_at is not None and at - began_at < YOUNG_S:",
+        old="if not points and began_at is not None and at - began_at < numbers.YOUNG_S:",
         new="if not points and began_at is not None:",
         breaks="After a restart of the daemon, jobs that have long been flat are suspended.",
         near=_GUARD_TESTS,
@@ -150,7 +150,7 @@ _WHICH_JOB_MAKES_WAY = (
     Fault(
         id="guard-trusts-a-long-grace",
         file=_GUARD,
-        old="0.0 <= now - at < STOPS_WITHIN_S",
+        old="0.0 <= now - at < numbers.STOPS_WITHIN_S",
         new="0.0 <= now - at",
         breaks="A job that saves its work for ten minutes after SIGTERM keeps the memory guard off.",
         near=_GUARD_TESTS,
@@ -169,15 +169,15 @@ _WHAT_FOLLOWS = (
     Fault(
         id="guard-stops-the-first-job",
         file=_GUARD,
-        old="    return not alarm.is_first and ran_s <= MOST_LOST_S\n",
-        new="    return ran_s <= MOST_LOST_S\n",
+        old="    return not alarm.is_first and ran_s <= numbers.MOST_LOST_S\n",
+        new="    return ran_s <= numbers.MOST_LOST_S\n",
         breaks="Where jobs cannot be suspended, the job that was there first is stopped.",
         near=_GUARD_TESTS,
     ),
     Fault(
         id="guard-stops-long-runs",
         file=_GUARD,
-        old="    return not alarm.is_first and ran_s <= MOST_LOST_S\n",
+        old="    return not alarm.is_first and ran_s <= numbers.MOST_LOST_S\n",
         new="    return not alarm.is_first\n",
         breaks="Where jobs cannot be suspended, a job loses hours of work.",
         near=_GUARD_TESTS,
@@ -185,7 +185,7 @@ _WHAT_FOLLOWS = (
     Fault(
         id="guard-resumes-where-just-enough-is-free",
         file=_GUARD,
-        old="    return max(held_mb * CLEARLY_MORE, held_mb + CLEARLY_MORE_MB, expected_mb)\n",
+        old="    return max(held_mb * numbers.CLEARLY_MORE, held_mb + numbers.CLEARLY_MORE_MB, expected_mb)\n",
         new="    return held_mb\n",
         breaks="A job that still grows is resumed on a card that is full a moment later.",
         near=_GUARD_TESTS,
@@ -193,7 +193,7 @@ _WHAT_FOLLOWS = (
     Fault(
         id="guard-asks-for-more-than-is-ever-free",
         file=_GUARD,
-        old="most = min(NEARLY_ALL * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))",
+        old="most = min(numbers.NEARLY_ALL * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))",
         new="most = capacity_mb",
         breaks="A stopped job waits for ever on a card with a desktop.",
         near=_GUARD_TESTS,
@@ -217,7 +217,7 @@ _WHAT_FOLLOWS = (
     Fault(
         id="guard-opens-the-card-at-once",
         file=_GUARD,
-        old="alarm is None and free_mb >= reserve_mb(capacity_mb), now, REOPEN_AFTER_S)",
+        old="alarm is None and free_mb >= reserve_mb(capacity_mb), now, numbers.REOPEN_AFTER_S)",
         new="alarm is None and free_mb >= reserve_mb(capacity_mb), now, 0.0)",
         breaks="The memory that a suspended job has left is given to a new job while the others still grow.",
         near=_GUARD_TESTS,

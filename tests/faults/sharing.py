@@ -43,7 +43,7 @@ _WHAT_IS_EXPECTED = (
     Fault(
         id="sharing-old-runs-never-fade",
         file="src/gpuyard/policy/estimates.py",
-        old="        part = min(1.0, KEPT_RUNS / (self.count + 1.0))\n",
+        old="        part = min(1.0, numbers.KEPT_RUNS / (self.count + 1.0))\n",
         new="        part = 1.0\n",
         breaks="What first runs needed a year ago decides what is expected of them today.",
         near=_PEAK_TESTS,
@@ -110,7 +110,7 @@ _SLOW_DOWN = (
     Fault(
         id="sharing-unknown-load-counts-as-none",
         file="src/gpuyard/policy/sharing.py",
-        old="load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * LOAD_SPREAD)",
+        old="load = min(100.0, numbers.UNKNOWN_LOAD_PERCENT + caution * numbers.LOAD_SPREAD)",
         new="load = 0.0",
         breaks="Any number of first runs share a GPU, however much they slow each other.",
         near=_SHARING_TESTS,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpuyard.model import retry
 from gpuyard.model.lease import FixedMemory, Need
 from gpuyard.model.lifecycle import JobEvent
-from gpuyard.policy import sizing
+from gpuyard.policy import numbers, sizing
 from gpuyard.queue import suspend_jobs
 from gpuyard.queue.suspend_jobs import SuspendControl
 from gpuyard.queue.transitions import JobTransitions
@@ -66,7 +66,7 @@ def _count_shortages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _rerun_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "MOST_RERUNS", 6)
+    monkeypatch.setattr(numbers, "MOST_RERUNS", 6)
     monkeypatch.setattr(sizing, "_GROWTH", (1.25, 1.6, 1.6, 1.6, 1.6))
 
 

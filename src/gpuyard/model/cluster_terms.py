@@ -45,23 +45,20 @@ class Basis(StrEnum):
 
 
 class ClusterTerms(Struct, frozen=True, kw_only=True):
-    """What an attempt needs from an engine that places it, in place of a claim. `limit_s` is the user's time limit.
-    Without one, `expected_s` is far longer than this command ever took. At most `at_most` jobs of `group` run at once.
-    `options` are passed to the engine as the user typed them. `warning` is the signal before the end, if wanted.
-    `memory_basis`, `ram_basis` and `time_basis` say where the memory on each GPU, the RAM and the time come from."""
+    """What an attempt needs from an engine that places it, in place of a claim."""
 
     need: Need
     name: str
     priority: int = 0
     cpus: int | None = None
     ram_mb: float | None = None
-    limit_s: float | None = None
-    expected_s: float | None = None
+    limit_s: float | None = None  # the user's time limit
+    expected_s: float | None = None  # without one, far longer than this command ever took
     group: int | None = None
-    at_most: int | None = None
-    options: tuple[str, ...] = ()
-    warning: StopWarning | None = None
-    memory_basis: Basis = Basis.DECLARED
+    at_most: int | None = None  # jobs of `group` that run at once
+    options: tuple[str, ...] = ()  # passed to the engine as the user typed them
+    warning: StopWarning | None = None  # the signal before the end, if wanted
+    memory_basis: Basis = Basis.DECLARED  # of the memory on each GPU
     ram_basis: Basis = Basis.DECLARED
     time_basis: Basis = Basis.DECLARED
 
@@ -84,8 +81,7 @@ def whole_gpu_basis(terms: ClusterTerms) -> str:
 
 
 def most_of(alike: Sequence[ClusterTerms]) -> ClusterTerms:
-    """Return the terms of one submission of jobs that differ in learned amounts only: the most of each amount, and no
-    learned limit if one of the jobs has none."""
+    """Return the terms of one submission of jobs that differ in learned amounts only: the most of each amount."""
     largest = max(alike, key=lambda each: each.need.required_mb or 0.0)
     least_known = min(alike, key=lambda each: each.ram_mb or 0.0)
     ram = least_known if not least_known.ram_mb else max(alike, key=lambda each: each.ram_mb or 0.0)

@@ -1,4 +1,4 @@
-"""Commands as users type them, read and written as a shell would, and cut to 240 characters for rows of lists."""
+"""Commands as users type them, read and written as a shell would."""
 
 import re
 
@@ -38,10 +38,10 @@ def is_change_of_arguments(words: "Sequence[str]") -> bool:
 
 def change_arguments(command: "Sequence[str]", words: "Sequence[str]") -> tuple[str, ...]:
     """Return the command with these arguments: an option or a setting that it has gets the new values, others are
-    added at the end.
+    added.
 
-    An option replaces as many of the words that follow the old one as it has values itself: in `--verbose data.csv`,
-    a new `--verbose` leaves `data.csv` alone.
+    An option replaces as many of the words that follow the old one as it has values itself: in `--verbose data.csv`, a
+    new `--verbose` leaves `data.csv` alone.
     """
     changed, groups = list(command), list[list[str]]()  # each option with its values, and each setting alone
     for word in words:
@@ -76,6 +76,5 @@ def _find(command: "Sequence[str]", word: str) -> int | None:
 
 
 def short_command(command: str) -> tuple[str, bool]:
-    """Return a command of at most 240 characters, about two lines of a wide terminal, and whether it was cut; it then
-    ends with an ellipsis."""
+    """Return a command of at most 240 characters, which then ends with an ellipsis, and whether it was cut."""
     return (command, False) if len(command) <= 240 else (f"{command[:239]}…", True)

@@ -1,7 +1,4 @@
-"""The container that a job runs in: its image, its mounts, and which variables enter it.
-
-Also recognises commands that start a container themselves, outside their job.
-"""
+"""The container that a job runs in; and commands that start a container themselves, outside their job."""
 
 import posixpath
 import re
@@ -64,11 +61,7 @@ class Container(Struct, frozen=True, kw_only=True):
 def parse_container(
     image: str | None, mounts: Sequence[str], options: Sequence[str], variables: Iterable[str], cwd: str
 ) -> Container | None:
-    """Return the container of a submission, or None without an image.
-
-    variables: the names given with --env.
-    cwd: where relative sources of mounts start.
-    """
+    """Return the container of a submission with variables of these names; relative sources of mounts start in `cwd`."""
     if image is None:
         if mounts or options:
             raise UserError(
@@ -130,10 +123,7 @@ def variables_to_pass(names: Iterable[str]) -> list[str]:
 
 
 def bare_container_tool(command: Sequence[str]) -> str | None:
-    """Return the tool with which a command starts a container itself, or None.
-
-    Such a program runs outside the job's processes. A script that does this is not recognised.
-    """
+    """Return the tool with which a command (not a script) starts a container outside its job's processes, or None."""
     text = " ".join(command)
     if "docker" not in text and "podman" not in text and "nerdctl" not in text:
         return None

@@ -1,12 +1,7 @@
 """Dependencies of a job, and whether it may start, has to wait, or can never start.
 
-A job has up to three sets of dependencies, one per kind:
-
-- `ok`: all of them have to succeed;
-- `any`: all of them have to end, in any way;
-- `failed`: one of them has to fail.
-
-All sets have to be met. A job that is retried automatically has not ended: its last attempt decides.
+A job has up to three sets, and all have to be met: all of `ok` have to succeed, all of `any` to end, one of `failed` to
+fail. A job that is retried automatically has not ended: its last attempt decides.
 """
 
 from collections.abc import Iterable, Sequence

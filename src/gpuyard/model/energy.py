@@ -1,14 +1,10 @@
 """The energy of attempts: what a card used between two readings, shared by the attempts that held it.
 
-Rules:
-- The card's own counter is used where it has one, else its power, integrated over time. A gap of more than
-  LONGEST_GAP_S between two readings of the power is unknown.
-- An attempt that was alone on the card gets all of it, the idle draw of the card included: it held the card.
-- Attempts that share a card pay its idle draw in equal parts, and the rest by use. If the use of one of them is
-  unknown, the rest is shared in equal parts too.
-- What processes without a job use is charged to no attempt, if the driver reports the load of each process.
-- Energy of a card that no attempt holds is charged to no attempt. So the parts of the attempts and of other processes
-  add up to the energy of the card while it was held.
+- The card's own counter is used where it has one, else its power, integrated; over a gap of more than LONGEST_GAP_S it
+  is unknown.
+- Attempts that share a card pay its idle draw in equal parts, and the rest by use, or in equal parts if a use is
+  unknown. What processes without a job use, or a card that no attempt holds, is charged to no attempt: so the parts add
+  up to the energy of the card while it was held.
 """
 
 from collections.abc import Sequence
@@ -136,8 +132,7 @@ _SUMS = ("joules", "seconds", "idle_s", "shared_s", "integrated_s")
 
 
 def learn_power(before_w: float | None, run_w: float | None) -> float | None:
-    """Return the power per GPU that is expected of a program after one more run: a higher one at once, a lower one by
-    halves."""
+    """Return the power per GPU that is expected after one more run: a higher one at once, a lower one by halves."""
     if before_w is None or run_w is None:
         return before_w if run_w is None else run_w
     return max(run_w, (before_w + run_w) / 2)
@@ -176,8 +171,7 @@ def energy_figures(use: EnergyUse, price: EnergyPrice) -> EnergyFigures:
 
 
 class EnergyTotals(Struct, frozen=True, kw_only=True):
-    """The energy of all attempts of a report, and the GPU-hours in which they worked and were idle. The energy of
-    `unknown_gpu_hours` was not measured."""
+    """The energy of all attempts of a report, and their GPU-hours of work, of idling, and without a measurement."""
 
     kwh: float | None
     cost: float | None

@@ -1,18 +1,12 @@
 """Choose the line of a failed program's output that says why it failed, and decide whether its GPU was to blame.
 
-The rules, in the order in which they apply:
-
-- Only the last 400 lines count. Standard error counts before standard output where they have files of their own.
-- The last *cause* is the answer: the error of a Python traceback, an error of another language's runtime, of a
-  driver or a full disk, a death such as "Killed".
-- Without a cause, the last *message* is: what shells and other programs write about an error, also to their logs.
-- Without a message, the last *consequence* is: what launchers (torchrun, accelerate, srun, make) write after a
-  program of theirs has failed, and what ranks and workers write when another one has died.
-- A traceback that was ignored, or only logged by `logging` itself, did not end the program.
-- An error whose line ends in a colon continues on the next line.
-
-The GPU is to blame where the driver or the hardware says that it is gone, broken or cannot be used. An illegal
-memory access or a failed launch is mostly a mistake of the program, and does not count.
+- Of the last 400 lines the last *cause* is the answer: the error of a Python traceback, of another language's runtime,
+  of a driver or a full disk, a death such as "Killed". Without one, the last *message* of a shell or another program.
+  Without that, the last *consequence*: what launchers and ranks write after another program has failed.
+- A traceback that was ignored, or only logged by `logging` itself, did not end the program. An error whose line ends in
+  a colon continues on the next line. Standard error counts before standard output.
+- The GPU is to blame where the driver or the hardware says that it is gone, broken or cannot be used. An illegal memory
+  access or a failed launch is mostly a mistake of the program, and does not count.
 """
 
 import re
@@ -133,8 +127,7 @@ def explain_failure(outcome: Outcome, texts: Sequence[str]) -> Outcome:
 
 
 def find_error_line(texts: Sequence[str]) -> str | None:
-    """Return the line that says why a program failed, printable and at most 240 characters long; None if no line
-    does."""
+    """Return the printable line that says why a program failed, of at most 240 characters, or None."""
     found = [each for text in texts if (each := _last_error(_read(text))) is not None]
     return max(found, key=itemgetter(0))[1] if found else None
 

@@ -1,5 +1,4 @@
-"""A job as a script for another scheduler sees it: its command, its resources, its dependencies, and which of its
-settings cannot be exported."""
+"""A job as a script for another scheduler sees it, and which of its settings cannot be exported."""
 
 from collections.abc import Sequence
 from enum import StrEnum

@@ -1,7 +1,6 @@
-"""Jobs as values: a Job is the current state of one, an Attempt is one run of it.
-
-Jobs of one submission share one spec. They differ in their `index` in an array, in the `values` of their placeholders,
-or in a whole `command` of their own.
+"""Jobs as values: a Job is the current state of one, an Attempt is one run of it. Jobs of one submission share one
+spec; they differ in their `index` in an array, in the `values` of their placeholders, or in a whole `command` of their
+own.
 """
 
 from enum import StrEnum
@@ -17,9 +16,8 @@ from gpuyard.model.placeholders import fill_in
 
 
 class SuspendedBy(StrEnum):
-    """Why a job is suspended: a person asked for it, and it stays suspended until a person resumes it; or it was
-    preempted, or its GPU was about to run out of memory, and it continues as soon as there is enough free memory; or
-    its site did, and resumes it."""
+    """Why a job is suspended: a person asked for it, and has to resume it; or it was preempted, or its GPU was about to
+    run out of memory, and it continues when there is enough free memory; or its site did, and resumes it."""
 
     BY_PERSON = "by-person"
     FOR_ROOM = "for-room"
@@ -139,16 +137,14 @@ class MemoryLack(Struct, frozen=True, kw_only=True):
 
 
 class SiteRequest(Struct, frozen=True, kw_only=True):
-    """What an engine that places work itself was sent for an attempt: the exact text, and where figures in it come
-    from, by their names in it."""
+    """What an engine that places work itself was sent for an attempt, and where the figures in it come from."""
 
     text: str
     origins: dict[str, str] = {}
 
 
 class HandedOver(Struct, frozen=True, kw_only=True, tag="handed-over"):
-    """An engine that places work itself got the attempt `at` this time, or the keeper of this machine with others that
-    run before it. It has not started."""
+    """An engine, or the keeper with others that run before it, got the attempt `at` this time. It has not started."""
 
     at: float
 

@@ -1,7 +1,4 @@
-"""The progress of an attempt as it is kept: the last amount, marks for its speed, named figures and their curves.
-
-All of it is bounded: 32 marks, 8 figures, curves of 120 points that share their times.
-"""
+"""The progress of an attempt as it is kept, all of it bounded: 32 marks, 8 figures, curves of 120 points."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,8 +28,7 @@ class WorkDone(Struct, frozen=True, kw_only=True):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """The last, the least and the largest value that a job gave for a name. `last` is None if it was no finite
-    number."""
+    """The last, the least and the largest value of a name. `last` is None if it was no finite number."""
 
     last: float | None
     least: float | None = None
@@ -101,8 +97,7 @@ def add_reading(progress: JobProgress, reading: ProgressReading, at_s: float) ->
 
 
 def time_left(progress: JobProgress, ran_s: float) -> RemainingTime | None:
-    """Return how long an attempt that has run for `ran_s` still needs by its own progress; None if that says too little
-    yet."""
+    """Return how long an attempt that has run for `ran_s` still needs, if its own progress says enough."""
     fraction, amount = progress.fraction, progress.amount
     if fraction is None or amount is None or fraction < 0.01:
         return None

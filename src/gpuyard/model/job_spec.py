@@ -1,9 +1,5 @@
 """What a user submits: a JobSpec, which all jobs of one submission share, with the code that they run and, for a task
-of a workspace, its settings.
-
-A code snapshot has the layout of the tree that it was made of: `inside` maps a path of the tree to the same place in
-it. A task shows its output in a tmux session, writes its logs into the workspace's folder, and creates a marker file
-when it is done; the engine that starts it takes care of all three.
+of a workspace, its settings. The engine that starts a task takes care of its session, logs and marker.
 """
 
 import posixpath
@@ -38,11 +34,8 @@ class CodeSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CodeRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was recorded when the jobs were submitted.
-
-    `root` is the Git work tree of the working directory and `commit` what was checked out there. `script` is the file
-    that the command runs, as an absolute path, and `digest` that of its content. None: there is none, or it is unknown.
-    """
+    """What was recorded at submission: the Git work tree of the working directory, the commit that was checked out
+    there, the absolute path of the `script` that the command runs, and the digest of its content; None if unknown."""
 
     root: str | None = None
     commit: str | None = None
@@ -61,10 +54,7 @@ def commit_text(commit: str | None, *, is_dirty: bool | None) -> str | None:
 def changed_script_text(
     script: str, *, is_changed: bool | None, attempts: tuple[int, ...], is_over: bool
 ) -> str | None:
-    """Return what to say about a script that is no longer what it was at submission; None if nothing is to be said.
-
-    is_changed: as it is now. attempts: those that started with a changed script.
-    """
+    """Return what to say about a script that has changed. `attempts` started with a changed one."""
     text = f"the script {posixpath.basename(script)} has changed since it was submitted"
     if attempts:
         return f"{text}: attempt{'s' * (len(attempts) > 1)} {', '.join(map(str, attempts))} ran the changed one"
@@ -75,40 +65,28 @@ GPU = "{gpu}"
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """Settings of a task. All paths are absolute.
-
-    - `session`: tmux session name with the placeholder {gpu}; None for no session. `owner` marks the session as ours.
-    - `record`: file in which the engine records how the task ended.
-    - `log`: output of the program. `other_log` replaces it if another workspace that shares the folder uses `log`.
-    - `scheduler_log`: log of what the scheduler does with the task.
-    - `variable`: environment variable that names the devices, in place of CUDA_VISIBLE_DEVICES.
-    - `check_s`: interval at which the engine checks for the marker; it ends a program that still runs `grace_s` after
-      its marker appeared.
-    - `delay_s`: delay between opening the session and starting the program.
-    - `hook`: command that runs before and after the program, for at most `hook_timeout_s`.
-    """
+    """Settings of a task. All paths are absolute."""
 
     workspace: str
     config: str
-    owner: str
+    owner: str  # marks the session as ours
     marker: str
-    record: str
-    session: str | None = None
+    record: str  # file in which the engine records how the task ended
+    session: str | None = None  # tmux session name with the placeholder {gpu}
     closes_session: bool = False
-    log: str | None = None
-    other_log: str | None = None
-    scheduler_log: str | None = None
-    variable: str | None = None
-    check_s: float = 30.0
-    delay_s: float = 0.5
-    grace_s: float = 60.0
-    hook: tuple[str, ...] = ()
+    log: str | None = None  # output of the program
+    other_log: str | None = None  # in place of `log`, if another workspace that shares the folder uses that
+    scheduler_log: str | None = None  # what the scheduler does with the task
+    variable: str | None = None  # environment variable that names the devices, in place of CUDA_VISIBLE_DEVICES
+    check_s: float = 30.0  # the engine looks for the marker so often, and
+    grace_s: float = 60.0  # ends a program that still runs so long after it
+    delay_s: float = 0.5  # between opening the session and starting the program
+    hook: tuple[str, ...] = ()  # runs before and after the program
     hook_timeout_s: float = 60.0
 
 
 def place_of(labels: Sequence[str | None]) -> str:
-    """Return where a task on these GPUs runs, as its session name shows it: `gpu0_1`, `gpu-amd-0` for amd:0, or `cpu`
-    without a GPU. tmux takes no colon in a session's name."""
+    """Return where a task runs, as its session name shows it: `gpu0_1`, `gpu-amd-0` (tmux takes no colon), or `cpu`."""
     if not labels:
         return "cpu"
     places = "_".join((label or "x").replace(":", "-") for label in labels)
@@ -133,8 +111,7 @@ class OnReboot(StrEnum):
 
 
 class OnPreempt(StrEnum):
-    """What an urgent job may do to this job: suspend it (or requeue it if it cannot be suspended), stop and requeue it,
-    or nothing."""
+    """What an urgent job may do to this job: suspend it (or requeue it if that fails), requeue it, or nothing."""
 
     SUSPEND = "suspend"
     REQUEUE = "requeue"
@@ -191,11 +168,8 @@ class DiskLimits(Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`.
-
-    `secrets` are the variables that look secret. After its jobs have ended their values are `dropped`: they are not in
-    `environment` any more.
-    """
+    """What the user submitted. `environment` and `notify` may hold secrets: they are in no log and no `repr`. `secrets`
+    are the variables that look secret. After its jobs have ended they are `dropped` from `environment`."""
 
     command: tuple[str, ...]
     cwd: str

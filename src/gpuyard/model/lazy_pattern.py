@@ -1,5 +1,4 @@
-"""Regular expressions that are compiled when they are first used: compiling takes Python longer than loading a module,
-and a daemon that starts needs few of them."""
+"""Regular expressions that are compiled when first used: compiling takes longer than loading a module."""
 
 import re
 import sys

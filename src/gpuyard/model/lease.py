@@ -61,60 +61,44 @@ MemoryNeed: TypeAlias = FixedMemory | UncertainMemory | PartOfDevice | WholeDevi
 class HostShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The RAM and CPUs that work needs or reserves; None is unknown, and reserves nothing.
 
-    is_ram_expected: the RAM is neither declared nor learned, only expected of a job whose RAM is unknown.
-    are_cpus_learned: the CPUs are learned from earlier runs, not declared.
-    used_mb, used_cpus: of a lease, what its processes were last seen to use. The queue writes this into its leases,
-        because other users cannot tell its jobs apart; None: readers measure the processes of the holder themselves.
+    Of a lease, `used_mb` and `used_cpus` are what its processes were last seen to use. The queue writes this into its
+    leases, because other users cannot tell its jobs apart; None: readers measure the holder's processes themselves.
     """
 
     ram_mb: float | None = None
     cpus: float | None = None
-    is_ram_expected: bool = False
-    are_cpus_learned: bool = False
+    is_ram_expected: bool = False  # neither declared nor learned, only expected of a job whose RAM is unknown
+    are_cpus_learned: bool = False  # from earlier runs, not declared
     used_mb: float | None = None
     used_cpus: float | None = None
 
 
 class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
-    """The devices that a piece of work asks for: how many, how much memory of each, and under which conditions.
-
-    A limit that is None does not apply. A limit whose figure no probe can read counts as met.
-
-    load_percent: how busy the work is known to keep a device.
-    ignores_load: share a device however busy its leases keep it; the user has set how many jobs may share it.
-    ignores_foreign_load: share a device however busy foreign processes keep it; the work has a limit of its own.
-    ignores_idle_power: `max_power_w` does not apply to an idle device: some draw more whatever they do.
-    model: a part of the device's name.
-    only_discrete: no integrated graphics.
-    is_linked: NVLink or XGMI leads from each of its devices to each other (`linked_sets`).
-    is_on_one_node: all of its devices are on one NUMA node.
-    is_resumed: the work continues on devices that it was granted before; a drain or a ban does not stop it.
-    memory_on: how much memory of each device by its id, where that differs; `memory` is then the least of them.
-    host: the RAM and CPUs that are reserved with the devices, or without any; None where nothing is.
-    """
+    """The devices that a piece of work asks for: how many, how much memory of each, and under which conditions. A limit
+    that is None does not apply. A limit whose figure no probe can read counts as met."""
 
     devices: int = 1
     memory: MemoryNeed = WholeDevice()
-    load_percent: float | None = None
-    ignores_load: bool = False
-    ignores_foreign_load: bool = False
-    ignores_idle_power: bool = False
+    load_percent: float | None = None  # how busy the work is known to keep a device
+    ignores_load: bool = False  # share a device however busy; the user has set how many jobs may share it
+    ignores_foreign_load: bool = False  # share a device however busy others keep it; the work has a limit of its own
+    ignores_idle_power: bool = False  # `max_power_w` is not for an idle device: some draw more whatever they do
     only: tuple[str, ...] | None = None
     banned: tuple[str, ...] = ()
     vendor: Vendor | None = None
-    model: str | None = None
+    model: str | None = None  # a part of the device's name
     only_discrete: bool = False
-    is_linked: bool = False
-    is_on_one_node: bool = False
+    is_linked: bool = False  # NVLink or XGMI leads from each of its devices to each other (`linked_sets`)
+    is_on_one_node: bool = False  # all of its devices are on one NUMA node
     max_utilization_percent: float | None = None
     max_power_w: float | None = None
     max_memory_used_mb: float | None = None
     max_cpu_percent: float | None = None
     min_host_memory_mb: float | None = None
     ignores_health: bool = False
-    is_resumed: bool = False
-    memory_on: tuple[tuple[str, MemoryNeed], ...] = ()
-    host: HostShare | None = None
+    is_resumed: bool = False  # it continues on devices that it was granted before, despite a drain or a ban
+    memory_on: tuple[tuple[str, MemoryNeed], ...] = ()  # by device id, where it differs; `memory` is the least
+    host: HostShare | None = None  # the RAM and CPUs that are reserved, with devices or without any
 
     def on(self, device_id: str) -> "Need":
         """Return what is needed of one device."""
@@ -171,8 +155,7 @@ class Need(Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 def asks_for_the_same(one: Need, other: Need) -> bool:
-    """Return whether both need the same, but for what is expected of a job without an estimate, and for what was
-    learned about load: that changes by the second."""
+    """Return whether both need the same, but for expected amounts and the load: these change by the second."""
     other = replace(other, load_percent=one.load_percent)
     if one.host is not None and other.host is not None and one.host.is_ram_expected and other.host.is_ram_expected:
         other = replace(other, host=one.host)

@@ -1,10 +1,8 @@
 """The lifecycle of a job as one table: which events each state allows, and which state follows.
 
 - `held` waits for a person, `blocked` for other jobs, `delayed` for a time, `queued` for devices.
-- A job has a live attempt exactly while it is `pending` (handed over to an engine that places it), `running`,
-  `stopping`, `suspending`, `suspended` or `resuming`.
+- A job has a live attempt exactly while it is in a state of LIVE; `pending`: handed over to an engine that places it.
 - A finished job runs again only when a person asks for it.
-- An event that is not in the table is impossible in that state; `advance` refuses it.
 """
 
 from enum import StrEnum

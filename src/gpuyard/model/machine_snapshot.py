@@ -1,13 +1,9 @@
-"""The state of a machine at one moment: a Snapshot of its host and its devices with what drivers say about their
-health.
+"""The state of a machine at one moment: a Snapshot of its host and its devices.
 
 - Unknown is `None`, never zero. `processes` is `None` where they cannot be listed and empty where there are none.
-- Memory is in MB of 1,048,576 bytes, the unit that vendors' tools print; power in W, temperature in °C.
-- The memory of an integrated GPU (Apple silicon, NVIDIA's GB10 and Jetson) is the host's, or the part that it may
-  use.
-- A device's `id` never changes (a UUID where the vendor has one); its `index` is the vendor's number for people, and
-  its label, such as `0` or `amd:0`, is unique on the machine.
-- A part of a card (a MIG instance, an AMD partition) is a device of its own whose `parent` is the card's id.
+- Memory is in MB of 1,048,576 bytes, power in W, temperature in °C. The memory of an integrated GPU is the host's.
+- A device's `id` never changes; its `index` is the vendor's number, and its label, such as `amd:0`, is unique on the
+  machine. A part of a card (a MIG instance, an AMD partition) is a device of its own whose `parent` is the card's id.
 - As JSON for scripts, keys are only ever added.
 """
 
@@ -259,19 +255,16 @@ HOST_RAM = "host-ram"
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """A snapshot (raw) with smoothed figures: `cpu_percent`, and by device id `loads` (percent) and `powers_w`.
-    `new_problems` are the problems that the sample before did not have. `ram_mb` is the RAM that the processes of each
-    live attempt hold, by (job id, attempt number), and `cpu_s` the CPU time that they have used since they started;
-    only the daemon measures them. `reread` are the devices whose memory and processes, and nothing else, were read
-    again since; with HOST_RAM, so was the available RAM."""
+    """A snapshot (raw) with smoothed figures. Those of attempts, by (job id, attempt number), only the daemon has."""
 
     snapshot: Snapshot
     cpu_percent: float | None = None
-    loads: Mapping[str, float | None] = {}
+    loads: Mapping[str, float | None] = {}  # percent, by device id
     powers_w: Mapping[str, float | None] = {}
-    new_problems: tuple[Problem, ...] = ()
-    ram_mb: Mapping[tuple[int, int], float] = {}
-    cpu_s: Mapping[tuple[int, int], float] = {}
+    new_problems: tuple[Problem, ...] = ()  # which the sample before did not have
+    ram_mb: Mapping[tuple[int, int], float] = {}  # what the processes of each live attempt hold
+    cpu_s: Mapping[tuple[int, int], float] = {}  # the CPU time that they have used since they started
+    # The devices whose memory and processes, and nothing else, were read again since; with HOST_RAM, the available RAM.
     reread: frozenset[str] = frozenset()
 
 

@@ -1,27 +1,18 @@
 """Decide whether a failed program ran out of memory, from the end of its output and its exit status.
 
-Only for attempts that failed: a program that caught the error and succeeded has lost nothing.
-
-The rules, in the order in which they apply:
-1. Only the last 200 lines count. The program survived what it wrote earlier.
-2. The last line that matches a pattern is the cause. Where it has no numbers, those of a matching line shortly before
-   it are used.
-3. It does not count if a traceback that starts after it ends in a plainly different error: a mistake in the program
+1. Only the last 200 lines count. The last line that matches a pattern is the cause; the first pattern that matches it
+   counts. Where it has no numbers, those of a matching line shortly before it are used. A line about what might happen
+   ("if you get CUDA out of memory …") does not count.
+2. It does not count if a traceback that starts after it ends in a plainly different error: a mistake in the program
    (ValueError, KeyError, …), a missing file, a KeyboardInterrupt. A RuntimeError or an unknown error does not overrule
    it, as launchers, worker pools and sibling ranks report a death with these.
-4. Any such traceback overrules a notice (an allocator that retries with less), unless it ends in an error that is known
-   to follow from a full device.
-5. A traceback that Python chains to the previous one ("During handling …", "… direct cause …") is a consequence. A
-   traceback that was ignored, or ended only a thread, did not end the program.
+3. Any such traceback overrules a notice (an allocator that retries with less), unless it ends in an error that is known
+   to follow from a full device. A traceback that Python chains to the previous one is a consequence; one that was
+   ignored, or ended only a thread, did not end the program.
 
 When in doubt the program ran out of memory: another run with more memory costs a run, and no other run costs the job.
-
-A pattern matches one line of output, and is specific: it names an error, a status or a failed call, never only a
-subject. The first pattern that matches a line counts; more informative ones come first. A line about what might happen
-("if you get CUDA out of memory …") does not count. Every pattern takes time linear in the line: nothing unbounded
-stands inside something repeated. Left out on purpose, as more memory would not help or the cause is unclear: Triton's
-shared memory, Java's and JavaScript's heaps, full disks, `/dev/shm`, encoder sessions, and libraries that were "not
-initialized".
+Every pattern takes time linear in the line. Left out on purpose, as more memory would not help or the cause is unclear:
+Triton's shared memory, Java's and JavaScript's heaps, full disks, `/dev/shm`, and "not initialized".
 """
 
 import re
@@ -324,9 +315,8 @@ def killed_by_kernel(
     ram_peak_mb: float | None,
     ram_total_mb: float | None,
 ) -> Shortage | None:
-    """Return the shortage behind a SIGKILL that we did not send, or None without evidence of one. The evidence is the
-    kernel's count of out-of-memory kills, or a program that held nearly all RAM: kills by another guard, such as
-    systemd-oomd, are not in the count."""
+    """Return the shortage behind a SIGKILL that we did not send, or None without evidence: the kernel's count of
+    out-of-memory kills, or a program that held nearly all RAM, as the count lacks kills by systemd-oomd."""
     if status != KILLED:
         return None
     is_counted = kills_before is not None and kills_after is not None and kills_after > kills_before
@@ -340,8 +330,7 @@ def killed_by_kernel(
 
 
 def ended_at_limit(limit: RamLimit | None) -> Shortage | None:
-    """Return the shortage of an attempt that the kernel ended at its own limit; None if it did not. That says nothing
-    about the RAM of the machine."""
+    """Return the shortage of an attempt that the kernel ended at its own limit of RAM, if it did."""
     if limit is None or not limit.kills:
         return None
     says = "the kernel ended it at its limit of RAM (--ram), out of memory"

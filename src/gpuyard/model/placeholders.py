@@ -1,8 +1,6 @@
-"""Placeholders: those of commands and variables (`{lr}`, `{index}`), and those of the patterns of `--output` and
-`--error`, which have the placeholders of Slurm as well (`%j`, `%4a` for four digits).
-
-The names `job`, `array`, `index`, `name`, `attempt`, `user` and `host` are known in a pattern for every job; a value
-of a sweep or a table with the same name wins. Braces that name no placeholder stay as they are.
+"""Placeholders of commands and variables (`{lr}`, `{index}`), and of `--output` and `--error`, which have those of
+Slurm as well (`%j`, `%4a`). There the names of _NAMES are known for every job; a value of a sweep or a table with the
+same name wins. Braces that name no placeholder stay as they are.
 """
 
 import difflib
@@ -27,8 +25,7 @@ _PLACEHOLDER = re.compile(r"\{\{\{(\w+)\}\}\}|\{(\{\w+\})\}|(?<!\$)\{(\w+)\}")
 
 
 def fill_in(arguments: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """Replace placeholders in one pass: a value that looks like a placeholder is not replaced again. Names that are
-    not in `values` stay as they are."""
+    """Replace placeholders in `values` in one pass: a value that looks like a placeholder is not replaced again."""
 
     def replace(found: re.Match[str]) -> str:
         in_braces, literal, name = found.groups()
@@ -103,9 +100,8 @@ def fill_pattern(pattern: str, own: Mapping[str, str], values: Mapping[str, str]
 
 
 def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable[ArrayElement], *, is_many: bool) -> None:
-    """Refuse a pattern that names no file, has an unknown placeholder, or names the same file for several jobs.
-
-    elements: the jobs of the submission; of an array, one of them."""
+    """Refuse a pattern that names no file, has an unknown placeholder, or names the same file for several jobs. Of an
+    array, `elements` has one job."""
     if not pattern or pattern.endswith("/"):
         raise UserError(f"--{option} '{pattern}' names no file", hint=f"such as --{option} logs/%j.txt")
     if not pattern.isprintable():

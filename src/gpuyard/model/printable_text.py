@@ -1,8 +1,5 @@
-"""Text that others wrote, made safe to show: on a terminal, in a log line, in a title, on a page. And names in natural
-order.
-
-The rule: text of another user, of a driver or of a cluster is made printable where it enters gpuyard, so that no
-value holds it raw, and every face may show it as it is.
+"""Text that others wrote, made safe to show; and names in natural order. Text of another user, of a driver or of a
+cluster is made printable where it enters gpuyard, so that no value holds it raw.
 """
 
 _ELLIPSIS = "…"
@@ -11,11 +8,8 @@ LONGEST_MESSAGE = 300
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """Return the text on one line, with escapes such as `\\x1b` for characters that are not printed as themselves:
-    control characters, line separators, marks that change the direction of writing, and lone surrogates.
-
-    longest: the most characters of the result; a longer one ends in `…`.
-    """
+    """Return the text on one line of at most `longest` characters, with escapes such as `\\x1b` for control characters,
+    line separators, marks that change the direction of writing, and lone surrogates."""
     if text.isprintable() and (longest is None or len(text) <= longest):
         return text
     shown = "".join(map(_escaped, text if longest is None else text[: longest + 1]))

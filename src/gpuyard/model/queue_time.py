@@ -1,13 +1,9 @@
 """Queue time: the time by which the queue decides. It never jumps, whatever happens to the wall clock.
 
-Queue time = `offset` + seconds since the machine booted (CLOCK_BOOTTIME, which counts the time asleep). All times that
-the queue stores are queue times, so that limits, waits, ageing and back-off are differences of one steady clock, also
-after a restart of the daemon. Without steps of the wall clock it equals the wall clock.
-
-- On a new boot queue time continues by the wall clock, as far as that is known, and never before the last stored time.
-- Wall time = queue time + `shift`. One shift applies to a whole boot: the wall clock of now says when things happened,
-  also those before the clock was corrected. So "started 3 minutes ago" is right after any step. Earlier boots keep the
-  last shift that was seen in them.
+Queue time = `offset` + seconds since the machine booted (CLOCK_BOOTTIME, which counts the time asleep). On a new boot
+it continues by the wall clock, and never before the last stored time. Wall time = queue time + `shift`. One shift
+applies to a whole boot: the wall clock of now says when things happened, also those before the clock was corrected. So
+"started 3 minutes ago" is right after any step. Earlier boots keep the last shift that was seen in them.
 """
 
 from msgspec import Struct
@@ -54,10 +50,8 @@ class QueueTime(Struct, frozen=True, kw_only=True):
 def start_queue_time(
     before: QueueTime | None, boot: str, since_boot: float, wall: float, last: float | None
 ) -> QueueTime:
-    """Return the record for a daemon that starts now: the stored one, `before`, if the machine has not booted since.
-
-    `boot` is empty if it is not known which boot this is. `last` is the latest queue time in the store.
-    """
+    """Return the record for a daemon that starts now: `before`, if the machine has not booted since. `boot` is empty if
+    unknown; `last` is the latest queue time in the store."""
     is_same_boot = before is not None and boot and before.boot == boot
     if before is not None and is_same_boot and (last is None or last <= before.offset + since_boot):
         return before.noticing(since_boot, wall)

@@ -1,14 +1,10 @@
 """What follows from an attempt's outcome: success, another attempt after a delay, or failure. The decision is a value.
 
-- Only failures use up the job's retries, and only those that `retry_on` names are retried. A job that ran out of memory
-  runs again with more memory, a few times, unless it is known to be too large for the machine; a job that was
-  preempted, or stopped by a memory guard, is queued again. None of these uses up a retry.
-- A job that failed while the driver reported a fault of its GPU is queued again, up to three times. After that its
-  failures count: the program itself may cause the fault.
-- A new daemon watches attempts of this boot further: their keepers are alive, or the journal has their ends. Attempts
-  of an earlier boot died with the machine, and their jobs follow `on_reboot`. Exception: an attempt that is known to
-  have succeeded, or never to have started, is not run twice and does not wait for a person. Attempts on other machines
-  do not depend on boots of this one.
+- Only failures use up retries, and only those that `retry_on` names are retried. A job that ran out of memory runs
+  again with more, unless it is known to be too large; one that was preempted, or stopped by a guard, is queued again.
+- A job that failed with a fault of its GPU is queued again, up to three times: the program itself may cause the fault.
+- Attempts of an earlier boot died with the machine, and their jobs follow `on_reboot`; one that is known to have
+  succeeded, or never to have started, is not run twice and does not wait for a person.
 """
 
 from collections.abc import Sequence
@@ -92,9 +88,8 @@ def _judge_failure(job: Job, outcome: Outcome, *, is_device_fault: bool) -> Verd
 
 
 def after_device_fault(job: Job, outcome: Outcome, faults_before: int) -> tuple[Outcome, Verdict]:
-    """Decide for a job that failed while the driver reported a fault of its GPU. Return the outcome to record, too.
-
-    `faults_before`: the number of its attempts that ended so before this one."""
+    """Decide for a job that failed while the driver reported a fault of its GPU, as `faults_before` attempts did.
+    Return the outcome to record, too."""
     why = outcome.reason or outcome.kind
     ended = Outcome(kind=OutcomeKind.DEVICE_FAULT, status=outcome.status, reason=why)
     if RetryCause.DEVICE not in job.spec.retry_on:
@@ -140,10 +135,8 @@ def ended_before_reboot(outcome: Outcome) -> bool:
 
 
 def after_loss(job: Job, lost_before: int) -> Verdict:
-    """Decide for an attempt that was lost on another machine, with its node or the whole cluster. The job is not at
-    fault: it runs again unless `on_reboot` says otherwise, and is held once that happened too often.
-
-    `lost_before`: the number of its attempts that were lost before this one."""
+    """Decide for an attempt that was lost on another machine, as `lost_before` others were. The job is not at fault: it
+    runs again unless `on_reboot` says otherwise, and is held once that happened too often."""
     wish = OnReboot.HOLD if lost_before >= 5 and job.spec.on_reboot is not OnReboot.FAIL else job.spec.on_reboot
     return _follow(job, wish or OnReboot.REQUEUE, JobEvent.RETRY, "lost with its node", "runs again at once")
 

@@ -1,8 +1,5 @@
 """Which jobs a user means, by ids and conditions such as `state=failed` or `since=22:00`; and moments as users write
-them.
-
-A time of day without a date is the last one for what has happened (`since=22:00`), and the next one for what will
-happen (`--at 22:00`). All pure: the caller gives the local time of now.
+them. A time of day is the last one for what has happened (`since=`), and the next one for what will (`--at`).
 """
 
 import re

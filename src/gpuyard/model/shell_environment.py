@@ -1,8 +1,5 @@
-"""What a job takes from the shell that submitted it, beside its directory: umask, niceness and limits; which of its
-environment variables look secret; and the variables that tell programs how many CPUs they have.
-
-A name that is wrongly taken for a secret costs little: its value is in the database only until the job has ended,
-and a retry takes it from the shell that asks. A secret that is not found stays in the database.
+"""What a job takes from the shell that submitted it: umask, niceness and limits; which of its environment variables
+look secret; and the variables that tell programs how many CPUs they have.
 """
 
 import functools

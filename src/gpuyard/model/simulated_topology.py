@@ -1,8 +1,7 @@
 """The links of simulated devices: `8x80GB:links=0-3,4-7:nodes=0-3,4-7`.
 
-`links` are groups of devices that NVLink joins, each with each; `nodes` are the NUMA nodes, in order. Devices are
-counted from 0 through the whole text. `+` puts several numbers or ranges into one group, as in `0-1+6-7`. Without
-`nodes` the NUMA nodes of simulated devices are unknown, and so is what is not in `links`.
+`links` are groups of devices that NVLink joins, `nodes` the NUMA nodes, in order. Devices are counted from 0 through
+the whole text. `+` puts several numbers or ranges into one group, as in `0-1+6-7`.
 """
 
 import re

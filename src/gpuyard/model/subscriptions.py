@@ -1,7 +1,6 @@
-"""Subscriptions of notifications: which events go to which target.
-
-A target with `scheme://` is the URL of a service; any other target is a command. Both may hold secrets: messages show
-only the scheme of a URL and the first word of a command.
+"""Subscriptions of notifications: which events go to which target. A target with `scheme://` is the URL of a service;
+any other is a command. Both may hold secrets: messages show only the scheme of a URL and the first word of a
+command.
 """
 
 import re

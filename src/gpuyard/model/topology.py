@@ -1,8 +1,5 @@
-"""How the devices of a machine are linked: NVLink or XGMI, PCIe switches, host bridges and NUMA nodes.
-
-- A link that no probe could read is unknown, and so is the NUMA node of a device; neither is guessed.
-- NVLink and XGMI join two devices directly, or through a switch of their own. `count` is how many such links there are.
-- A part of a card (a MIG instance) has the NUMA node of its card, and unknown links.
+"""How the devices of a machine are linked. A link that no probe could read is unknown, and so is the NUMA node of a
+device. A part of a card (a MIG instance) has the NUMA node of its card, and unknown links.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """Sizes, durations and times as text, for every view. As GPU vendors do, 1 GB is 1,024 MB and 1 MB is 1,048,576 bytes.
-
-Commands that scripts call in loops import this module, so it imports nothing that takes milliseconds (`re`, `datetime`)
-before it is needed.
+Scripts call commands in loops, so nothing that takes milliseconds (`re`, `datetime`) is imported before it is
+needed.
 """
 
 from gpuyard.errors import UserError

@@ -1,7 +1,6 @@
 """Which of two versions is newer. Only a newer command restarts an older daemon, so two environments that are used in
-turn never restart each other's. A daemon that does not report its version is older: such daemons were made before
-versions were compared. Versions that cannot be ordered (a local build, a typing mistake) are different, and neither is
-newer."""
+turn never restart each other's. Versions that cannot be ordered are different, and neither is newer.
+"""
 
 import re
 

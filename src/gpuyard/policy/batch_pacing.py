@@ -1,13 +1,9 @@
 """The pace of a batch: when its next run may start, by the recent load and memory use of the machine.
 
-- The load of the CPU and of a device is smoothed, so that a single spike or lull decides nothing. Memory is judged by
-  the worse of its current and its smoothed figure.
-- A gate closes as soon as its figure exceeds its limit, and reopens after `steady_s` seconds continuously within.
-  A figure that no probe can read closes no gate.
-- The expected use of runs that have started counts before it is measured: memory until it shows, load until the average
-  has had time to show it. The memory of the next run counts as well where other work is present already: a limit is
-  exceeded because other work grows, never because of one more run.
-- Runs of all batches start one at a time, each by a snapshot that was taken after the previous run had started.
+- A gate closes as soon as its smoothed figure exceeds its limit, and reopens after `steady_s` seconds within. Memory is
+  judged by the worse of its current and its smoothed figure. A figure that no probe can read closes no gate.
+- The expected use of runs that have started counts until it shows. The memory of the next run counts as well where
+  other work is present: a limit is exceeded because other work grows, never because of one more run.
 """
 
 from collections.abc import Iterator, Mapping

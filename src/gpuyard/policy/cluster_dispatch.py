@@ -1,11 +1,9 @@
 """plan_dispatch(view): which jobs go to engines that place work themselves, and the reasons why others wait.
 
-- An engine that reports its free resources (Ray) gets only what fits: its own queue knows no priorities, so the queue
-  order is kept here. The first job that does not fit blocks all later jobs for the same engine, unless no node of the
-  engine is large enough for it.
-- An engine with its own queue (Slurm) gets a buffer, up to its limit of jobs: as many wait there as twice what runs
-  there, and at least 16. The others wait here, where their order can change. An array is handed over whole, so that its
-  jobs gain age in the engine's queue, and counts as one. A job is never kept back by jobs of lower priority.
+- An engine that reports its free resources (Ray) gets only what fits: its own queue knows no priorities. The first job
+  that does not fit blocks all later jobs for the engine, unless no node of it is large enough for the job.
+- An engine with its own queue (Slurm) gets a buffer: as many wait there as twice what runs there, and at least 16. An
+  array counts as one there. A job is never kept back by jobs of lower priority.
 - An array with a limit is one submission that keeps the limit there. While any of its jobs are there, others of it
   follow one by one, as the limit allows.
 """
@@ -95,13 +93,13 @@ class _Dispatcher:
                 self._start(lane, candidate, terms)
                 return
         self._hold(lane, candidate, need, refusal)
-        self._line.drop(lane)
+        self._line.drop()
 
     def _hold(self, lane: Lane, candidate: Candidate, need: Need, why: tuple[Reason, ...]) -> None:
         self._holds.setdefault(lane.id, WaitingJob(job_id=candidate.job_id, lane=lane, need=need, reasons=why))
 
     def _start(self, lane: Lane, candidate: Candidate, terms: ClusterTerms) -> None:
-        self._line.advance(lane)
+        self._line.advance()
         offer, group, is_limited = self._offer(lane), lane.group or 0, lane.group_limit is not None
         # Count the job in the one submission of its array, which begins with it if the engine has no other job of it.
         if group in self._whole:

@@ -1,7 +1,6 @@
-"""Find devices by the names that users type, choose the vendor of a request, and reject impossible requests.
-
-All devices of a request are of one vendor: a program is built for CUDA, ROCm or another runtime, and uses no other
-vendor's devices. Integrated graphics are used only where a request names them, or where the machine has nothing else.
+"""Find devices by the names that users type, choose the vendor of a request, and reject impossible requests. All
+devices of a request are of one vendor. Integrated graphics are used only where a request names them, or without any
+others.
 """
 
 from collections import Counter

@@ -1,5 +1,4 @@
-"""Free memory and load of a device, from what its leases reserve and what was measured; and where its memory is, in
-words.
+"""Free memory and load of a device; and where its memory is, in words.
 
 Free memory is the capacity, less the memory of foreign processes, less for each lease the larger of its reservation and
 its measured use. Beside leases of uncertain need a margin stays free (`margin_mb`). Where the driver lists no

@@ -1,5 +1,5 @@
-"""What keeps jobs from starting for a while: too little free space on a disk, and limits of the system, after which one
-job is tried first.
+"""What keeps jobs from starting for a while: too little free disk space, and limits of the system, after which one job
+is tried first.
 """
 
 import itertools

@@ -1,10 +1,7 @@
-"""Estimate the memory and duration of jobs from past runs: of the exact command, else of the program, else of any
-program.
+"""Estimate the memory and duration of jobs from past runs.
 
-- The most specific fingerprint with past runs wins; a first run is expected as those of wider groups were, with a
-spread.
-- The memory estimate is a high quantile of recent peaks, plus a margin that shrinks with evidence.
-- A run that was cut short proves only that it needs at least its peak. Unmeasured runs teach nothing.
+The most specific fingerprint with past runs wins: of the command, else of the program; a first run is expected as those
+of wider groups were, with a spread. A run that was cut short proves only that it needs at least its peak.
 """
 
 import hashlib
@@ -19,17 +16,7 @@ from msgspec.structs import replace
 
 from gpuyard.model.energy import learn_power
 from gpuyard.model.job_spec import JobSpec
-from gpuyard.policy.numbers import (
-    ALIKE_FACTOR,
-    ASSUMED_DEVICE_MB,
-    ASSUMED_DEVICE_PART,
-    KEPT_HOST_USES,
-    KEPT_RUNS,
-    MACHINE_WEIGHT,
-    MISSING_WEIGHT,
-    PEAK_QUANTILE,
-    PROGRAM_WEIGHT,
-)
+from gpuyard.policy import numbers
 
 # For how long memory was flat, when the part of the peak that was still missing then is learned.
 FLAT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -53,7 +40,7 @@ class Moments(Struct, frozen=True, array_like=True):
 
     def plus(self, figure: float) -> "Moments":
         """Return the moments with one more figure. Older figures fade once there are many."""
-        part = min(1.0, KEPT_RUNS / (self.count + 1.0))
+        part = min(1.0, numbers.KEPT_RUNS / (self.count + 1.0))
         return Moments(self.count * part + 1.0, self.total * part + figure, self.squares * part + figure * figure)
 
     def shrunk(self, mean: float, spread: float, weight: float) -> tuple[float, float]:
@@ -69,19 +56,18 @@ Climb = tuple[Moments, ...]
 
 
 def assumed_peak(device_mb: float) -> ExpectedPeak:
-    assumed = min(ASSUMED_DEVICE_MB, ASSUMED_DEVICE_PART * device_mb)
+    assumed = min(numbers.ASSUMED_DEVICE_MB, numbers.ASSUMED_DEVICE_PART * device_mb)
     return ExpectedPeak(assumed, assumed)
 
 
 def peak_of_any(peaks_mb: Sequence[float], assumed: ExpectedPeak) -> ExpectedPeak:
-    """Return what to expect of an unknown program, from the peaks of first runs on this machine. `assumed` is what is
-    expected without them."""
-    return _narrow(assumed, tuple(peaks_mb), MACHINE_WEIGHT)
+    """Return what to expect of an unknown program, from the peaks of first runs on this machine."""
+    return _narrow(assumed, tuple(peaks_mb), numbers.MACHINE_WEIGHT)
 
 
 def peak_of_program(peaks_mb: Sequence[float], of_any: ExpectedPeak) -> ExpectedPeak:
     """Return what to expect of a program, from the peaks of its runs with other arguments."""
-    return _narrow(of_any, tuple(peaks_mb), PROGRAM_WEIGHT)
+    return _narrow(of_any, tuple(peaks_mb), numbers.PROGRAM_WEIGHT)
 
 
 @lru_cache(maxsize=512)
@@ -102,7 +88,7 @@ def missing_part(flat_s: float, climbs: Iterable[Climb]) -> tuple[float, float]:
     mean, spread = assumed[place]
     for climb in climbs:
         if 0 < place <= len(climb):
-            mean, spread = climb[place - 1].shrunk(mean, spread, MISSING_WEIGHT)
+            mean, spread = climb[place - 1].shrunk(mean, spread, numbers.MISSING_WEIGHT)
     return mean, spread
 
 
@@ -246,9 +232,9 @@ def learn(before: Profile, run: FinishedRun) -> Profile:
         climb = learn_climb(before.climb, run.flat_levels_mb, run.peak_mb)
         after = replace(after, climb=climb, predicted_mb=run.predicted_mb, actual_mb=run.peak_mb)
     if run.ram_mb is not None and (run.is_whole or run.ram_mb > max(before.ram_peaks_mb, default=0.0)):
-        after = replace(after, ram_peaks_mb=(*before.ram_peaks_mb, round(run.ram_mb, 1))[-KEPT_HOST_USES:])
+        after = replace(after, ram_peaks_mb=(*before.ram_peaks_mb, round(run.ram_mb, 1))[-numbers.KEPT_HOST_USES :])
     if run.cpus_used is not None and run.is_whole:
-        after = replace(after, cpu_uses=(*before.cpu_uses, round(run.cpus_used, 2))[-KEPT_HOST_USES:])
+        after = replace(after, cpu_uses=(*before.cpu_uses, round(run.cpus_used, 2))[-numbers.KEPT_HOST_USES :])
     return replace(
         after,
         ram_mb=max((each for each in (before.ram_mb, run.ram_mb) if each is not None), default=None),
@@ -270,14 +256,14 @@ def memory_estimate(profile: Profile) -> float | None:
 
 def _high(figures: Sequence[float]) -> float:
     """Return the high quantile; of a few figures, the highest."""
-    return sorted(figures)[math.floor(PEAK_QUANTILE * len(figures))]
+    return sorted(figures)[math.floor(numbers.PEAK_QUANTILE * len(figures))]
 
 
 def is_consistent(profile: Profile) -> bool:
     """Return whether the peaks are alike enough to predict the next run. Where a program's arguments change what it
     needs, runs with other arguments do not predict it."""
     peaks = profile.peaks_mb
-    return profile.is_exact or max(peaks, default=0.0) <= ALIKE_FACTOR * min(peaks, default=0.0)
+    return profile.is_exact or max(peaks, default=0.0) <= numbers.ALIKE_FACTOR * min(peaks, default=0.0)
 
 
 def prediction_error(profile: Profile) -> float | None:

@@ -1,5 +1,5 @@
-"""Foreign load: how busy processes without a lease keep a device. And the smoothed figures and gates that judge it: an
-average by time, and a limit that is left only by a margin, so that a single spike or lull decides nothing.
+"""Foreign load: how busy processes without a lease keep a device. And smoothed figures and gates, so that a single
+spike or lull decides nothing.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,7 @@ from msgspec import Struct
 
 from gpuyard.model.lease import Share
 from gpuyard.model.machine_snapshot import Device, Process
-from gpuyard.policy.numbers import (
-    DRIVER_MB,
-    FOREIGN_ENDED_S,
-    FOREIGN_HALF_LIFE_S,
-    FOREIGN_MARGIN_PERCENT,
-    FORGET_AFTER_HALF_LIVES,
-)
+from gpuyard.policy import numbers
 
 
 class Smoothed(Struct, frozen=True, kw_only=True):
@@ -30,7 +24,7 @@ def smooth(before: Smoothed, reading: float | None, now: float, half_life_s: flo
         return before if reading is None else Smoothed(value=reading, at=now)
     elapsed = now - before.at
     if reading is None:
-        return Smoothed() if elapsed > FORGET_AFTER_HALF_LIVES * half_life_s else before
+        return Smoothed() if elapsed > numbers.FORGET_AFTER_HALF_LIVES * half_life_s else before
     if half_life_s <= 0:
         return Smoothed(value=reading, at=now)
     kept = 0.5 ** (max(0.0, elapsed) / half_life_s)
@@ -103,16 +97,16 @@ def follow_foreign_load(
         process = foreign.process
         return -(process.utilization_percent or 0.0), -(process.memory_mb or 0.0), process.pid
 
-    average = smooth(before.average, reading, now, FOREIGN_HALF_LIFE_S)
+    average = smooth(before.average, reading, now, numbers.FOREIGN_HALF_LIFE_S)
     gate_limit = limit if limit is not None and limit < 100.0 else None
     high_at = before.high_at
-    if is_above(reading, gate_limit, FOREIGN_MARGIN_PERCENT, was_above=True):
+    if is_above(reading, gate_limit, numbers.FOREIGN_MARGIN_PERCENT, was_above=True):
         high_at = now
-    elif not processes and reading is not None and high_at is not None and now - high_at >= FOREIGN_ENDED_S:
+    elif not processes and reading is not None and high_at is not None and now - high_at >= numbers.FOREIGN_ENDED_S:
         average, high_at = Smoothed(value=reading, at=now), None
     return ForeignLoad(
         average=average,
-        is_over=is_above(average.value, gate_limit, FOREIGN_MARGIN_PERCENT, was_above=before.is_over),
+        is_over=is_above(average.value, gate_limit, numbers.FOREIGN_MARGIN_PERCENT, was_above=before.is_over),
         processes=tuple(sorted(processes, key=busyness)),
         high_at=high_at,
     )
@@ -137,4 +131,4 @@ def read_foreign_load(device: Device, processes: Sequence[ForeignProcess], own: 
 def may_have_unlisted_processes(device: Device) -> bool:
     """Return whether the driver lists no process, and more memory is in use than it may hold itself, or unknown."""
     used_mb = device.memory_used_mb
-    return not device.processes and (used_mb is None or used_mb >= DRIVER_MB)
+    return not device.processes and (used_mb is None or used_mb >= numbers.DRIVER_MB)

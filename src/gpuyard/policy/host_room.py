@@ -1,5 +1,4 @@
-"""RAM and CPUs of the host: what leases reserve and use, what is left, what is kept for the first job that waits for
-them, and which CPUs a job runs on.
+"""RAM and CPUs of the host: what leases reserve and use, what is left, and which CPUs a job runs on.
 
 Each lease is charged the larger of its reservation and its use, and a floor stays free; together leases reserve no more
 than the RAM without the floor. CPUs are counted by what users declare. A figure that no probe reads limits nothing.
@@ -210,8 +209,7 @@ class HostState:
 
 
 class HostReserved(Struct, frozen=True, kw_only=True):
-    """What leases reserve of the host: RAM and CPUs, by how many leases. `free_mb` can still be reserved; `floor_mb`
-    stays free."""
+    """What leases reserve of the host. `free_mb` can still be reserved; `floor_mb` stays free."""
 
     leases: int
     ram_mb: float
@@ -304,8 +302,7 @@ def choose_cpus(
     unknown = free - frozenset[int]().union(*layout.nodes.values())
 
     def rank(node: int) -> tuple[bool, bool, int, int]:
-        """Near nodes first; of those, the smallest that is large enough, so that larger ones stay whole; else the
-        largest."""
+        """Near nodes first; of those, the smallest that is large enough, else the largest: larger ones stay whole."""
         size = len(in_nodes[node])
         is_enough = size >= wanted
         return node not in near, not is_enough, size if is_enough else -size, node
@@ -315,8 +312,7 @@ def choose_cpus(
 
 
 def owned_cpus(attempts: Iterable[tuple[int | None, Sequence[int]]]) -> frozenset[int]:
-    """Return the CPUs that jobs have for themselves. `attempts` are pairs of the declared number and the CPUs of a live
-    attempt: with another number of CPUs it shares them."""
+    """Return the CPUs that live attempts have for themselves: with another number than declared, they share them."""
     return frozenset(cpu for declared, cpus in attempts if declared == len(cpus) for cpu in cpus)
 
 

@@ -1,9 +1,6 @@
-"""Choose among devices that all fit a need: by slow-down, links and memory; and the best-linked sets of several
-devices.
-
-A job on one device goes where it slows others least, then to the device with the least free memory, then where it
-breaks the least of the sets of linked devices that are idle. A job on several gets the set with the strongest weakest
-link.
+"""Choose among devices that all fit a need. A job on one device goes where it slows others least, then to the device
+with the least free memory, then where it breaks the least of the sets of linked devices that are idle. A job on several
+gets the set with the strongest weakest link.
 """
 
 import math
@@ -40,8 +37,7 @@ class SetConditions(Struct, frozen=True, kw_only=True):
 def best_set(
     topology: Topology, candidates: Sequence[str], wanted: SetConditions, idle: Collection[str] = ()
 ) -> tuple[str, ...] | None:
-    """Return the best set of candidates, which are in order of preference; None if no set meets the conditions.
-    `idle` are the devices that other jobs could still get as a set."""
+    """Return the best set of candidates, in order of preference, or None. `idle`: what others could still get."""
     groups = topology.node_groups(candidates) if wanted.is_on_one_node else [list(candidates)]
     if wanted.is_linked:
         groups = [joined for group in groups for joined in topology.joined_groups(group)]
@@ -179,8 +175,8 @@ class DeviceChoice:
         return ()
 
     def serving(self, need: Need, devices: Sequence[Device]) -> Collection[str]:
-        """Return the ids of those devices that the need could get; of devices that have to be linked only the best set,
-        as the others are left to requests behind."""
+        """Return the devices that the need could get: of linked ones the best set, to leave the others to requests
+        behind."""
         ids, wanted = [device.id for device in devices], conditions_of(need)
         return (best_set(self._topology, ids, wanted) or ()) if wanted.are_any else ids
 

@@ -1,6 +1,4 @@
-"""The machine that work is placed on: its devices, leases and measured use, the limits of sharing, and which devices
-suit a need, busy or not.
-"""
+"""The machine that work is placed on, the limits of sharing, and which devices suit a need, busy or not."""
 
 from collections.abc import Mapping, Sequence
 

@@ -12,27 +12,9 @@ from msgspec.structs import replace
 
 from gpuyard.model.machine_snapshot import Host
 from gpuyard.model.units import format_size
+from gpuyard.policy import numbers
 from gpuyard.policy.foreign_load import SteadyGate, judge_steadily
 from gpuyard.policy.host_room import floor_mb
-from gpuyard.policy.numbers import (
-    CLEARLY_MORE,
-    CLEARLY_MORE_MB,
-    CRITICAL_PART,
-    FASTEST_MB_S,
-    HORIZON_S,
-    KILL_PART,
-    LASTS_ABOVE_S,
-    LASTS_S,
-    MOST_LOST_S,
-    MOST_RERUNS,
-    NEARLY_ALL,
-    NOISE_MB,
-    REOPEN_AFTER_S,
-    RESERVE_MB,
-    RESERVE_PART,
-    STOPS_WITHIN_S,
-    YOUNG_S,
-)
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 
 if TYPE_CHECKING:  # waiting for devices and `gpuyard leases` use this module, and know no jobs
@@ -47,7 +29,7 @@ class MemoryClimb(Struct, frozen=True, kw_only=True):
     def add(self, at: float, held_mb: float, began_at: float | None = None) -> "MemoryClimb":
         """Return the climb with one more reading. `began_at`: when a program began that held nothing before."""
         points = self.points
-        if not points and began_at is not None and at - began_at < YOUNG_S:
+        if not points and began_at is not None and at - began_at < numbers.YOUNG_S:
             points = ((began_at, 0.0),)
         older = bisect_right(points, at - 1.2, key=itemgetter(0))  # the rate is taken over this time
         # One point before the window, and three in all: where readings are a second apart, two intervals show a climb.
@@ -75,14 +57,11 @@ class MemoryClimb(Struct, frozen=True, kw_only=True):
 
 def _rate(before: tuple[float, float], after: tuple[float, float]) -> float:
     grown, seconds = after[1] - before[1], after[0] - before[0]
-    return grown / seconds if grown > NOISE_MB and seconds > 0.0 else 0.0
+    return grown / seconds if grown > numbers.NOISE_MB and seconds > 0.0 else 0.0
 
 
 class GuardedJob(Struct, frozen=True, kw_only=True):
-    """A job of this queue on a card: what it holds there, and how fast it grows (`MemoryClimb`). `is_leaving`: it is
-    being suspended or stopped, so its memory will be free soon. `is_spared`: it was resumed after the guard had
-    suspended it, less than a minute ago. `may_be_moved`: its user allows it. `missing_mb`: how much of what it
-    reserves it does not hold yet."""
+    """A job of this queue on a card: what it holds there, and how fast it grows (`MemoryClimb`)."""
 
     job_id: int
     since: float
@@ -90,10 +69,10 @@ class GuardedJob(Struct, frozen=True, kw_only=True):
     rate_mb_s: float
     steady_mb_s: float
     is_first_run: bool
-    is_leaving: bool = False
-    is_spared: bool = False
-    may_be_moved: bool = True
-    missing_mb: float = 0.0
+    is_leaving: bool = False  # it is being suspended or stopped, so its memory will be free soon
+    is_spared: bool = False  # it was resumed less than a minute ago, after the guard had suspended it
+    may_be_moved: bool = True  # its user allows it
+    missing_mb: float = 0.0  # how much of what it reserves it does not hold yet
 
 
 class Alarm(Struct, frozen=True, kw_only=True):
@@ -110,7 +89,7 @@ class Alarm(Struct, frozen=True, kw_only=True):
 
 def reserve_mb(capacity_mb: float) -> float:
     """Return how much memory of a card of this size has to stay free."""
-    return max(RESERVE_MB, RESERVE_PART * capacity_mb)
+    return max(numbers.RESERVE_MB, numbers.RESERVE_PART * capacity_mb)
 
 
 def find_alarm(
@@ -132,7 +111,7 @@ def find_alarm(
     if grower is None or not rates[grower] or not any(job.is_first_run for job in staying):
         return None
     reserve = reserve_mb(capacity_mb)
-    soon = HORIZON_S * sum(job.steady_mb_s for job in growers)
+    soon = numbers.HORIZON_S * sum(job.steady_mb_s for job in growers)
     if expected >= max(reserve, soon) or (len(staying) == 1 and not has_other_leases()):
         return None
     alarm = Alarm(free_mb=free_mb, reserve_mb=reserve, grower=grower, rate_mb_s=rates[grower])
@@ -150,7 +129,7 @@ def _start_order(job: "GuardedJob | HostJob") -> tuple[float, int]:
 
 def may_stop(alarm: Alarm, ran_s: float) -> bool:
     """Return whether the victim is stopped and queued again where it cannot be suspended."""
-    return not alarm.is_first and ran_s <= MOST_LOST_S
+    return not alarm.is_first and ran_s <= numbers.MOST_LOST_S
 
 
 def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
@@ -163,21 +142,19 @@ def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
 
 
 def stops_soon(stop_at: float | None, kill_at: float | None, now: float) -> bool:
-    """Return whether a job that is stopping will soon free its memory. With a long grace period it may keep it for
-    minutes, and nothing is freed before it is asked to stop."""
-    return any(at is not None and 0.0 <= now - at < STOPS_WITHIN_S for at in (stop_at, kill_at))
+    """Return whether a stopping job will soon free its memory: nothing is freed before it is asked to stop, and with a
+    long grace period it may keep it for minutes."""
+    return any(at is not None and 0.0 <= now - at < numbers.STOPS_WITHIN_S for at in (stop_at, kill_at))
 
 
 def room_to_resume(held_mb: float, expected_mb: float) -> float:
-    """Return how much memory has to be free on a shared card before a job goes on that the guard has suspended. It was
-    expected to need `expected_mb`."""
-    return max(held_mb * CLEARLY_MORE, held_mb + CLEARLY_MORE_MB, expected_mb)
+    """Return how much memory has to be free on a shared card before a job goes on that the guard has suspended."""
+    return max(held_mb * numbers.CLEARLY_MORE, held_mb + numbers.CLEARLY_MORE_MB, expected_mb)
 
 
 def room_to_restart(held_mb: float, expected_mb: float, capacity_mb: float, foreign_mb: float) -> float:
-    """Return what a job that the guard has stopped gets at its next start: no more than it can have alone on the card,
-    beside the memory of programs that are no jobs."""
-    most = min(NEARLY_ALL * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))
+    """Return what a job that the guard has stopped gets next: no more than it can have alone, beside foreign memory."""
+    most = min(numbers.NEARLY_ALL * capacity_mb, capacity_mb - foreign_mb - reserve_mb(capacity_mb))
     return max(held_mb, min(room_to_resume(held_mb, expected_mb), most))
 
 
@@ -190,14 +167,14 @@ def judge_card(gate: SteadyGate, free_mb: float, capacity_mb: float, alarm: Alar
     """Close the card to new work at an alarm; reopen it when the reserve has been free for some seconds."""
     if alarm is None and not gate.is_closed:
         return gate
-    return judge_steadily(gate, alarm is None and free_mb >= reserve_mb(capacity_mb), now, REOPEN_AFTER_S)
+    return judge_steadily(gate, alarm is None and free_mb >= reserve_mb(capacity_mb), now, numbers.REOPEN_AFTER_S)
 
 
 def closed_reason(device_id: str, free_mb: float, capacity_mb: float) -> Reason:
     """Return why nothing new starts on a card for the moment."""
     reserve = reserve_mb(capacity_mb)
     text = f"{format_size(free_mb)} free: jobs grew beside first runs until its memory was nearly gone"
-    remedy = f"work starts there again when {format_size(reserve)} have been free for {REOPEN_AFTER_S:.0f} s"
+    remedy = f"work starts there again when {format_size(reserve)} have been free for {numbers.REOPEN_AFTER_S:.0f} s"
     return Reason(ReasonKind.MEMORY_GUARD, text, device_id, free_mb, reserve, remedy=remedy)
 
 
@@ -210,17 +187,16 @@ def ram_figures(host: Host, keep_free_mb: float | None) -> tuple[float, float] |
 def judge_host(
     gate: SteadyGate, available_mb: float, floor: float, now: float, *, has_alarm: bool = False
 ) -> SteadyGate:
-    """Close the machine to new work below the floor, and at an alarm; reopen it when the floor has been free for some
-    seconds."""
+    """Close the machine to new work below the floor, and at an alarm; reopen it when it was free for some seconds."""
     is_within = not has_alarm and available_mb >= floor
-    return gate if is_within and not gate.is_closed else judge_steadily(gate, is_within, now, REOPEN_AFTER_S)
+    return gate if is_within and not gate.is_closed else judge_steadily(gate, is_within, now, numbers.REOPEN_AFTER_S)
 
 
 def host_closed_reason(available_mb: float, floor: float) -> Reason:
     """Return why nothing new starts on this machine for the moment."""
     text = f"{format_size(available_mb)} of RAM available, and {format_size(floor)} stay free"
     remedy = (
-        f"programs start again when {format_size(floor)} have been free for {REOPEN_AFTER_S:.0f} s; "
+        f"programs start again when {format_size(floor)} have been free for {numbers.REOPEN_AFTER_S:.0f} s; "
         "keep_free under [host] in the configuration sets the floor"
     )
     return Reason(ReasonKind.HOST_TOO_FULL, text, had=available_mb, needed=floor, remedy=remedy)
@@ -237,8 +213,8 @@ def notable_mb(floor: float) -> float:
 
 
 class HeldRam(Struct, frozen=True, kw_only=True):
-    """The RAM that a program holds, and that it declared with `option`; None if it did not. `figures` are the available
-    RAM of the machine and how much of it has to stay free; None if they are unknown, or nothing stays free."""
+    """The RAM that a program holds, and that it declared with `option`, if it did. `figures` are the available RAM of
+    the machine and how much of it has to stay free, if known."""
 
     name: str
     held_mb: float
@@ -289,18 +265,16 @@ def judge_held_ram(said: RamWarnings, held: HeldRam) -> tuple[RamWarnings, str |
 
 
 class HostJob(Struct, frozen=True, kw_only=True):
-    """A job of this queue on this machine: what it holds of the RAM, and how fast it grows (`MemoryClimb`).
-    `is_leaving`: it is being stopped, so that its RAM will be free soon. `times`: how often it has made way before.
-    `may_be_stopped`: its user allows it."""
+    """A job of this queue on this machine: what it holds of the RAM, and how fast it grows (`MemoryClimb`)."""
 
     job_id: int
     since: float
     held_mb: float
     rate_mb_s: float = 0.0
     declared_mb: float | None = None
-    is_leaving: bool = False
-    times: int = 0
-    may_be_stopped: bool = True
+    is_leaving: bool = False  # it is being stopped, so that its RAM will be free soon
+    times: int = 0  # how often it has made way before
+    may_be_stopped: bool = True  # its user allows it
 
     @property
     def is_within(self) -> bool:
@@ -349,7 +323,7 @@ def find_host_alarm(
     first = min(notable, key=_start_order, default=None)  # of the jobs; None if a program beside the queue is older
     if first is not None and any(each.held_mb >= notable_mb(floor) and each.since < first.since for each in programs):
         first = None
-    movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < MOST_RERUNS]
+    movable = [job for job in notable if job is not first and job.may_be_stopped and job.times < numbers.MOST_RERUNS]
     over = [job for job in movable if not job.is_within]
     victim = max(over or movable, key=_start_order, default=None)
     return alarm if victim is None else replace(alarm, victim=victim.job_id)
@@ -359,22 +333,22 @@ def is_short(available_mb: float, floor: float, fall: MemoryClimb, *, grows: boo
     """Return whether a job has to make way, if there is one. `grows`: a job of this queue takes more RAM.
 
     Never true of more available RAM where it is false of less with `grows=True`."""
-    if available_mb < CRITICAL_PART * floor:
+    if available_mb < numbers.CRITICAL_PART * floor:
         return True
     if available_mb < floor:
-        return grows or available_mb < LASTS_S * fall.rate_mb_s
-    return available_mb < LASTS_ABOVE_S * fall.steady_mb_s
+        return grows or available_mb < numbers.LASTS_S * fall.rate_mb_s
+    return available_mb < numbers.LASTS_ABOVE_S * fall.steady_mb_s
 
 
 def must_kill(available_mb: float, floor: float, fall: MemoryClimb) -> bool:
     """Return whether a job that is asked to stop is killed before its grace period is over: nearly nothing is left."""
-    return available_mb < max(KILL_PART * floor, LASTS_ABOVE_S * fall.steady_mb_s)
+    return available_mb < max(numbers.KILL_PART * floor, numbers.LASTS_ABOVE_S * fall.steady_mb_s)
 
 
 def next_watch(available_mb: float, floor: float) -> HostWatch:
     """Return how often RAM is read while jobs run: the nearer the floor, the more often, from each second to ten times
     a second. The RAM of single jobs costs more to measure: only while a decision may be near."""
-    every_s = min(1.0, max(0.1, max(0.0, available_mb - floor) / 2 / FASTEST_MB_S))
+    every_s = min(1.0, max(0.1, max(0.0, available_mb - floor) / 2 / numbers.FASTEST_MB_S))
     return HostWatch(every_s=every_s, measures_jobs=every_s < 0.2)
 
 
@@ -390,12 +364,11 @@ def host_alarm_text(alarm: HostAlarm, job: HostJob, needed_mb: float) -> str:
 
 
 def ram_to_restart(held_mb: float, floor: float, total_mb: float | None, foreign_mb: float | None) -> float:
-    """Return how much RAM the next attempt of a job that was stopped reserves, above the floor: no more than it can
-    have without other jobs, beside the RAM of programs that are no jobs."""
-    wanted = held_mb * CLEARLY_MORE
+    """Return how much RAM above the floor a stopped job reserves next: no more than it can have without other jobs."""
+    wanted = held_mb * numbers.CLEARLY_MORE
     if total_mb is None:
         return wanted
-    return min(wanted, NEARLY_ALL * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
+    return min(wanted, numbers.NEARLY_ALL * max(0.0, total_mb - (foreign_mb or 0.0) - floor))
 
 
 def grown_ram(growth: "Growth", needed_mb: float) -> "Growth":

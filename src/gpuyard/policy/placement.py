@@ -1,8 +1,7 @@
 """Place work on devices: requests ahead in the queue come first, and a need gets all of its devices or none.
 
-Requests ahead in the ledger's queue are placed first, as reservations; after PATIENCE_S a request reserves every device
-that it could use once leases end. A request that would not fit even then reserves none. Among devices that fit, a job
-goes where it slows others least, and there to the device with the least free memory.
+After PATIENCE_S a request in the ledger's queue reserves every device that it could use once leases end. A request that
+would not fit even then reserves none.
 """
 
 import copy
@@ -229,8 +228,7 @@ class PlacementState:
         return [state.device for state in self.states.values() if self.fits(need, state.without())]
 
     def _awaited_shares(self, ticket: Ticket) -> tuple[Share, ...]:
-        """Return the shares to reserve for a request that needs more than is free. Empty where it would not fit even
-        without any lease."""
+        """Return the shares to reserve for a request that needs more than is free; none if it would never fit."""
         need = ticket.need
         has_waited = self._has_waited(ticket)
         now = [state.device for state in self.suitable_devices(need) if self.fits(need, state)]

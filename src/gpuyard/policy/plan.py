@@ -238,7 +238,7 @@ class _Planner:
         if has_other_disk or (lane.sizes_each and not refusals):
             self._look_further(lane)
         else:
-            self._order.drop(lane)
+            self._order.drop()
 
     def _refuse(self, rules: Sequence[Rule], request: StartRequest) -> tuple[Reason, ...]:
         reason = first_refusal(rules, request, None, self._backfill.placement)
@@ -288,9 +288,9 @@ class _Planner:
         """Go on with the next job of a lane whose jobs have needs of their own."""
         considered = self._considered[lane.id] = self._considered.get(lane.id, 0) + 1
         if considered < LOOK_AHEAD and self._backfill.placement.has_capacity():
-            self._order.pass_over(lane)
+            self._order.pass_over()
         else:
-            self._order.drop(lane)
+            self._order.drop()
 
     def _place(
         self, lane: Lane, need: Need, variants: Sequence[Need], candidate: Candidate
@@ -317,7 +317,7 @@ class _Planner:
             share = claim.shares[0]
             charged_mb = self._backfill.placement.states[share.device_id].charged_mb
             charged_mb = None if charged_mb is None else charged_mb + (share.memory_mb or 0.0)
-        self._order.advance(lane)
+        self._order.advance()
         start = Start(job_id=candidate.job_id, lane=lane, claim=claim, need=need, charged_mb=charged_mb)
         self._starts.append(start)
         self._started.add(lane, self._world.facts_of(candidate), claim)

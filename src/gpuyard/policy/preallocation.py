@@ -1,11 +1,7 @@
-"""Advice about programs that preallocate nearly a whole device, whatever they need.
+"""Programs that preallocate nearly a whole device: their memory says nothing about their need, so they share no device.
 
-The memory of such a program says nothing about its need, so it cannot share a device. A framework is recognised by the
-command, the output and the loaded libraries, and the advice is given only if the program did hold that much. Where the
-user has set how much to take (a fraction, a flag), there is none.
-
-Such a program is recognised while it runs by the shape of its climb: one jump to most of its devices (`has_jumped`).
-`growth_variables` are the variables that keep a framework from preallocating. vLLM and SGLang have no such variable.
+A framework is recognised by the command, the output and the loaded libraries, and while it runs by the shape of its
+climb. Advice is given only if it did hold that much and the user has not set how much to take.
 """
 
 import re
@@ -80,10 +76,8 @@ def find_preallocation(
     command: Sequence[str], environment: Mapping[str, str], text: str, peak_mb: float | None, total_mb: float | None
 ) -> tuple[str, str] | None:
     """Return the name of the framework and a sentence that says what to set; None where the program is not known to
-    preallocate, or did not.
-
-    text: the program's output, with the names of the libraries that it loaded, as many programs never print theirs.
-    """
+    preallocate, or did not. `text` is its output with the names of its libraries, as many programs never print
+    theirs."""
     if peak_mb is None or not total_mb:
         return None
     known = "\n".join([*command, text])
@@ -94,8 +88,7 @@ def find_preallocation(
 
 
 def has_jumped(curve: Sequence[tuple[float, float]], total_mb: float) -> bool:
-    """Return whether memory, as pairs of seconds and MB, has gone from little to most of the devices in one jump.
-    `total_mb` is the memory of the devices together."""
+    """Return whether memory, as pairs of seconds and MB, has gone from little to most of all devices in one jump."""
     place = next((place for place, (_, used) in enumerate(curve) if used >= JUMP_PART * total_mb), None)
     if not place:  # before the first sample it has used nothing
         return place == 0
@@ -109,8 +102,7 @@ def frameworks_set_to_grow(command: Sequence[str], environment: Mapping[str, str
 
 
 def growth_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that turn preallocation off for a program with this environment. A framework that the user
-    has configured, by any of its variables, stays as it is."""
+    """Return the variables that turn preallocation off, but of frameworks that this environment configures already."""
     untouched = (each for each in _FRAMEWORKS if environment.keys().isdisjoint(each.variables))
     return dict(each.off for each in untouched if each.off is not None)
 

@@ -1,5 +1,5 @@
-"""Choose which running jobs of lower priority leave, device by device, so that a need fits: the cheapest ones. And how
-fast memory moves to RAM and back, as measured, which is what it costs to suspend a job.
+"""Choose which running jobs of lower priority leave so that a need fits: the cheapest ones. And how fast memory moves
+to RAM and back, as measured, which is what it costs to suspend a job.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,8 +17,7 @@ _OVERHEAD_S = 0.5
 
 
 class MoveRates(Struct, frozen=True, kw_only=True):
-    """MB per second. The defaults are between those of slow and fast machines with an H200
-    (docs/internals/measurements.md)."""
+    """MB per second. The defaults are between those of slow and fast machines (docs/internals/measurements.md)."""
 
     out_mb_s: float = 2500.0
     back_mb_s: float = 5000.0
@@ -42,25 +41,16 @@ class MoveRates(Struct, frozen=True, kw_only=True):
         return max((*alone, shared), default=0.0)
 
 
-def learn_out(rates: MoveRates, memory_mb: float, seconds: float, *, is_parked: bool) -> MoveRates:
-    """Return the rates after a program was moved out while no other was."""
+def learn_move(
+    rates: MoveRates, memory_mb: float, seconds: float, *, is_resumed: bool = False, is_parked: bool = False
+) -> MoveRates:
+    """Return the rates after a program was moved, out or back, while no other was."""
     found = _rate(memory_mb, seconds)
     if found is None:
         return rates
-    if is_parked:
-        return replace(rates, parked_out_mb_s=_mean(rates.parked_out_mb_s, found))
-    alone = _mean(rates.out_mb_s, found)
-    return replace(rates, out_mb_s=alone, together_mb_s=max(alone, rates.together_mb_s))
-
-
-def learn_back(rates: MoveRates, memory_mb: float, seconds: float, *, is_parked: bool) -> MoveRates:
-    """Return the rates after a program was moved back while no other was."""
-    found = _rate(memory_mb, seconds)
-    if found is None:
-        return rates
-    if is_parked:
-        return replace(rates, parked_back_mb_s=_mean(rates.parked_back_mb_s, found))
-    return replace(rates, back_mb_s=_mean(rates.back_mb_s, found))
+    name = f"{'parked_' if is_parked else ''}{'back' if is_resumed else 'out'}_mb_s"
+    rates = replace(rates, **{name: _mean(getattr(rates, name), found)})
+    return replace(rates, together_mb_s=max(rates.out_mb_s, rates.together_mb_s))
 
 
 def learn_together(rates: MoveRates, memory_mb: float, seconds: float) -> MoveRates:
@@ -85,8 +75,7 @@ def _mean(known: float, found: float) -> float:
 def find_victims(
     need: Need, placement: PlacementState, running: Sequence[RunningJob], priority: int
 ) -> tuple[RunningJob, ...]:
-    """Return the jobs to preempt so that the need fits. Empty where preemption would not help, or where the jobs that
-    are already leaving free enough."""
+    """Return the jobs to preempt so that the need fits; none if that would not help, or is under way already."""
     leaving = {run.lease_id for run in running if run.is_leaving and run.lease_id is not None}
     by_lease: dict[str | None, RunningJob] = {
         run.lease_id: run
@@ -118,8 +107,7 @@ def _victims_on(
     state: DeviceState,
     may_leave: Mapping[str | None, RunningJob],
 ) -> tuple[RunningJob, ...] | None:
-    """Return the best victims on the device: the cheapest of those that leave within some time, or a single one. None
-    where the need never fits."""
+    """Return the best victims on the device: the cheapest that leave within some time, or a single one."""
     here = [may_leave[each.lease_id] for each in state.promises if each.lease_id in may_leave]
     here.sort(key=_rank)
     times_s = sorted({0.0, *(run.frees_in_s for run in here)})

@@ -1,16 +1,12 @@
-"""Queue order: priority, then fair share, then submission. Priority rises with waiting time, so that no job starves.
+"""Queue order: priority, which rises with waiting time (a level for each AGEING_S), then fair share (the user and tag
+with the least recent use, which halves per USE_HALF_LIFE_S, and running jobs count as they run), then submission.
 
-Ready jobs wait in lanes. All jobs of a lane have the same priority, owner, tag, need and array, so only its first job
-is considered: where that cannot start, none behind it can. The cost of a step grows with the jobs that it starts and
-with the number of lanes, not with the number of waiting jobs.
-
-- A job gains one level of priority for each AGEING_S that it has been queued, whatever priority it was submitted with.
-- Within a level, the user and tag with the least recent use goes first: it loses half its weight per USE_HALF_LIFE_S,
-  and running jobs count as they run.
-- Then the job that was submitted first.
+Ready jobs wait in lanes. All jobs of a lane are alike, so only its first job is considered: where that cannot start,
+none behind it can. The cost of a step grows with its starts and with the lanes, not with the number of waiting jobs.
 """
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -87,12 +83,16 @@ def current_priority(priority: int, queued_at: float, now: float) -> int:
 
 
 def most_urgent(
-    queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float, explained_lane: int | None = None
+    queues: Sequence[LaneQueue],
+    used: Mapping[Party, float],
+    now: float,
+    explained_lane: int | None = None,
+    most: float = MOST_LANES,
 ) -> list[tuple[LaneQueue, Candidate]]:
-    """Return the lanes that a step considers, each with its first job: the MOST_LANES that come first with devices, as
-    many without, and `explained_lane`."""
+    """Return the lanes that a step considers, each with its first job: the `most` that come first with devices, as many
+    without, and `explained_lane`."""
     heads = [(queue, first) for queue in queues if (first := next(queue.jobs, None)) is not None]
-    if len(heads) <= MOST_LANES:
+    if len(heads) <= most:
         return heads
 
     def rank(entry: tuple[LaneQueue, Candidate]) -> tuple[int, float, int]:
@@ -102,81 +102,81 @@ def most_urgent(
     ranked = [queue.lane for queue, _ in sorted(heads, key=rank)]
     kept = {explained_lane}
     for has_devices in (True, False):
-        kept.update([lane.id for lane in ranked if bool(lane.need.devices) is has_devices][:MOST_LANES])
+        kept.update([lane.id for lane in ranked if bool(lane.need.devices) is has_devices][: int(most)])
     return [entry for entry in heads if entry[0].lane.id in kept]
 
 
 class QueueOrder:
-    """The first job of each lane, in queue order. A start or a refusal brings the lane's next job forward."""
+    """The first job of each lane, in queue order. A start or a refusal brings the lane's next job forward.
+
+    A start changes only the use of its own party (user and tag). So each party keeps the first jobs of its lanes in a
+    heap, and after each job only its party is placed again in the heap of parties.
+    """
 
     def __init__(
-        self, queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float, *, explained_lane: int | None = None
+        self,
+        queues: Sequence[LaneQueue],
+        used: Mapping[Party, float],
+        now: float,
+        *,
+        explained_lane: int | None = None,
+        most_lanes: float = MOST_LANES,
     ) -> None:
         self._now, self._used = now, dict(used)
-        self._heads = {  # with the priority of the first job, with what that has gained by waiting
-            queue.lane.id: (queue, first, current_priority(queue.lane.priority, first.queued_at, now))
-            for queue, first in most_urgent(queues, used, now, explained_lane)
-        }
+        self._parties: dict[Party, list[tuple[int, int, LaneQueue, Candidate]]] = {}
+        for queue, head in most_urgent(queues, used, now, explained_lane, most_lanes):
+            self._parties.setdefault(queue.lane.party, []).append(self._entry(queue, head))
+        for waiting in self._parties.values():
+            heapq.heapify(waiting)
+        self._order = [self._rank(party) for party in self._parties]
+        heapq.heapify(self._order)
 
     def first(self) -> tuple[Lane, Candidate] | None:
-        if not self._heads:
+        if not self._order:
             return None
-        entries = self._heads.values()
-        queue, head, _ = next(iter(entries)) if len(entries) == 1 else min(entries, key=self._rank)
+        _, _, queue, head = self._parties[self._order[0][-1]][0]
         return queue.lane, head
 
-    def advance(self, lane: Lane) -> None:
-        """Replace the lane's first job, which starts, by its next one, and count the start as use."""
-        self._used[lane.party] = self._used.get(lane.party, 0.0) + STARTING_S * max(1, lane.need.devices)
-        self.pass_over(lane)
+    def advance(self) -> None:
+        """Replace the first job, which starts, by the next one of its lane, and count the start as use."""
+        party = self._order[0][-1]
+        devices = self._parties[party][0][2].lane.need.devices
+        self._used[party] = self._used.get(party, 0.0) + STARTING_S * max(1, devices)
+        self.pass_over()
 
-    def pass_over(self, lane: Lane) -> None:
-        """Replace the lane's first job, which cannot start, by its next one."""
-        queue = self._heads.pop(lane.id)[0]
-        if (head := next(queue.jobs, None)) is not None:
-            self._heads[lane.id] = queue, head, current_priority(queue.lane.priority, head.queued_at, self._now)
+    def pass_over(self) -> None:
+        """Replace the first job, which cannot start, by the next one of its lane."""
+        queue = self._parties[self._order[0][-1]][0][2]
+        following = next(queue.jobs, None)
+        self._replace_first(None if following is None else self._entry(queue, following))
 
-    def drop(self, lane: Lane) -> None:
-        """Remove a lane of which no job can start now."""
-        del self._heads[lane.id]
+    def drop(self) -> None:
+        """Remove the lane of the first job: none of its jobs can start now."""
+        self._replace_first(None)
 
-    def _rank(self, entry: tuple[LaneQueue, Candidate, int]) -> tuple[int, float, int]:
-        queue, head, priority = entry
-        return -priority, self._used.get(queue.lane.party, 0.0), head.job_id
+    def _replace_first(self, entry: tuple[int, int, LaneQueue, Candidate] | None) -> None:
+        party = self._order[0][-1]
+        waiting = self._parties[party]
+        if entry is None:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, entry)
+        if waiting:
+            heapq.heapreplace(self._order, self._rank(party))
+        else:
+            heapq.heappop(self._order)
+
+    def _entry(self, queue: LaneQueue, head: Candidate) -> tuple[int, int, LaneQueue, Candidate]:
+        return -current_priority(queue.lane.priority, head.queued_at, self._now), head.job_id, queue, head
+
+    def _rank(self, party: Party) -> tuple[int, float, int, Party]:
+        priority, job_id, _, _ = self._parties[party][0]
+        return priority, self._used.get(party, 0.0), job_id, party
 
 
 def full_order(queues: Sequence[LaneQueue], used: Mapping[Party, float], now: float) -> Iterator[Candidate]:
-    """Yield the jobs of all lanes in the order of a QueueOrder, at a cost that hardly grows with the lanes. A start
-    changes only the use of its own party (user and tag). So each party keeps the first jobs of its lanes in a heap, and
-    after each job only its party is placed again in the heap of parties."""
-    weights = dict(used)
-    parties: dict[Party, list[tuple[int, int, int]]] = {}
-    heads: list[Candidate | None] = [next(queue.jobs, None) for queue in queues]
-
-    def urgency(head: Candidate, place: int) -> tuple[int, int, int]:
-        return -current_priority(queues[place].lane.priority, head.queued_at, now), head.job_id, place
-
-    for place, head in enumerate(heads):
-        if head is not None:
-            parties.setdefault(queues[place].lane.party, []).append(urgency(head, place))
-    for waiting in parties.values():
-        heapq.heapify(waiting)
-    order = [(waiting[0][0], weights.get(each, 0.0), waiting[0][1], each) for each, waiting in parties.items()]
-    heapq.heapify(order)
-    while order:
-        party = order[0][3]
-        waiting = parties[party]
-        place = waiting[0][2]
-        lane, head = queues[place].lane, heads[place]
-        assert head is not None
-        yield head
-        weights[party] = weights.get(party, 0.0) + STARTING_S * max(1, lane.need.devices)
-        heads[place] = following = next(queues[place].jobs, None)
-        if following is None:
-            heapq.heappop(waiting)
-        else:
-            heapq.heapreplace(waiting, urgency(following, place))
-        if waiting:
-            heapq.heapreplace(order, (waiting[0][0], weights[party], waiting[0][1], party))
-        else:
-            heapq.heappop(order)
+    """Yield the jobs of all lanes, at a cost that hardly grows with the lanes."""
+    order = QueueOrder(queues, used, now, most_lanes=math.inf)
+    while (first := order.first()) is not None:
+        yield first[1]
+        order.advance()

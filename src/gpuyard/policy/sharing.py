@@ -1,5 +1,4 @@
-"""How many jobs share one device: what sharing gains, how long jobs take that share, and how the tasks of one workspace
-share devices.
+"""How many jobs share one device: what sharing gains, how long jobs take that share, and tasks of one workspace.
 
 A job beside neighbours of load L takes 1 + k * L times as long as alone, and k is SLOWED_PART of its own load: of the
 forms that were tried on 1,388 measured pairs, this fits best. What is unknown counts by a quantile: M / (M + 2).
@@ -16,17 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.lease import FixedMemory, Need, PartOfDevice
+from gpuyard.policy import numbers
 from gpuyard.policy.device_state import DeviceState
 from gpuyard.policy.linked_sets import placement_cost
-from gpuyard.policy.numbers import (
-    ASSUMED_S,
-    LEAST_PART,
-    LOAD_SPREAD,
-    MOST_PER_DEVICE,
-    PART_SPREAD,
-    SLOWED_PART,
-    UNKNOWN_LOAD_PERCENT,
-)
 
 if TYPE_CHECKING:
     from gpuyard.model.job_spec import TagSharing
@@ -53,7 +44,7 @@ class DepthLimit(Struct, frozen=True, kw_only=True):
 
 def depth_limit(jobs: int, devices: int) -> DepthLimit | None:
     """Return the limit for this many running and waiting jobs; None if there is no other device to wait for."""
-    return DepthLimit(jobs=min(jobs, MOST_PER_DEVICE * devices), devices=devices) if devices > 1 else None
+    return DepthLimit(jobs=min(jobs, numbers.MOST_PER_DEVICE * devices), devices=devices) if devices > 1 else None
 
 
 def durations_with(need: Need, state: DeviceState, limit: DepthLimit) -> float:
@@ -82,8 +73,8 @@ def gains(need: Need, state: DeviceState, limit: DepthLimit | None, least_percen
 def assumed_load(measured_percent: float | None, ran_s: float) -> float:
     """Return the load of a running job: as measured so far, which counts more the longer it runs."""
     if measured_percent is None:
-        return UNKNOWN_LOAD_PERCENT
-    return (measured_percent * ran_s + UNKNOWN_LOAD_PERCENT * ASSUMED_S) / (ran_s + ASSUMED_S)
+        return numbers.UNKNOWN_LOAD_PERCENT
+    return (measured_percent * ran_s + numbers.UNKNOWN_LOAD_PERCENT * numbers.ASSUMED_S) / (ran_s + numbers.ASSUMED_S)
 
 
 def _throughput(members: Sequence[Member], foreign_percent: float) -> float:
@@ -113,8 +104,8 @@ def _present(state: DeviceState, caution: float) -> Sequence[Member]:
 @lru_cache(maxsize=4096)
 def _member(load: float | None, caution: float) -> Member:
     if load is None:
-        load = min(100.0, UNKNOWN_LOAD_PERCENT + caution * LOAD_SPREAD)
-    return load, min(1.0, SLOWED_PART + caution * PART_SPREAD) * min(load, 100.0) / 100.0
+        load = min(100.0, numbers.UNKNOWN_LOAD_PERCENT + caution * numbers.LOAD_SPREAD)
+    return load, min(1.0, numbers.SLOWED_PART + caution * numbers.PART_SPREAD) * min(load, 100.0) / 100.0
 
 
 def spread_need(
@@ -154,7 +145,7 @@ def _sized(need: Need, states: Sequence[DeviceState], places: Mapping[str, int])
         full = need.memory.part * (state.capacity_mb or 0.0)
         # Whole MB, so that rounding never makes the parts exceed the free memory.
         equal = full if state.free_mb is None else math.floor(state.free_mb / places[state.device.id])
-        sizes[state.device.id] = min(full, max(equal, full * LEAST_PART))
+        sizes[state.device.id] = min(full, max(equal, full * numbers.LEAST_PART))
     if need.devices > 1:
         fitting = [size for state in states if (size := sizes[state.device.id]) <= (state.free_mb or 0.0)]
         yield replace(need, only=_ids(states), memory=FixedMemory(min(fitting or sizes.values())))

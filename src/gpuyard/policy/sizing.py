@@ -1,14 +1,9 @@
-"""The memory, RAM and CPUs that a job asks for: by its declaration, by what was learned, more after it ran out; and the
-jobs that would fit on no device, however often they are tried.
+"""The memory, RAM and CPUs that a job asks for: declared, learned, or more after it ran out; and the jobs that would
+fit on no device, however often they are tried.
 
-RAM and CPUs:
-
-- A declared amount wins. A learned one is the highest of recent runs with a margin that shrinks with evidence, as for
-  the memory of devices. Runs of the program with other arguments count if they are alike.
-- A job with devices whose RAM is unknown is charged an expected amount: the median of its program's runs, else of first
-  runs on this machine, else a small default. While it runs, this follows what it uses (`expected_ram_mb`).
-- A job without devices reserves what it declared, and what was learned only from LEAST_RAM_MB or LEAST_CPUS on: small
-  jobs take no lease, which would cost them more than a millisecond each.
+- A declared amount wins, then a learned one. A job with devices whose RAM is unknown is charged an expected amount.
+- A job without devices reserves learned RAM and CPUs only from LEAST_RAM_MB or LEAST_CPUS on: small jobs take no lease,
+  which would cost them more than a millisecond each.
 - A learned or expected amount never keeps a job from running: it is at most what this machine can give.
 """
 
@@ -25,6 +20,7 @@ from gpuyard.model.lease import FixedMemory, HostShare, Need, PartOfDevice, Unce
 from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.out_of_memory import Shortage, ShortageKind
 from gpuyard.model.units import format_size
+from gpuyard.policy import numbers
 from gpuyard.policy.device_state import capacity
 from gpuyard.policy.estimates import (
     ExpectedPeak,
@@ -36,21 +32,9 @@ from gpuyard.policy.estimates import (
     peak_of_program,
 )
 from gpuyard.policy.machine import check_suitable, kind_of, tiny_mb
-from gpuyard.policy.numbers import (
-    ALIKE_FACTOR,
-    ASSUMED_RAM_PART,
-    CPU_STEP,
-    FIRST_RUN_PART,
-    LEAST_CPUS,
-    LEAST_RAM_MB,
-    MOST_RAM_PART,
-    MOST_RERUNS,
-    NEARLY_ALL,
-    RAM_GROWTH,
-    RAM_STEP_MB,
-    SHOWN_AFTER_S,
-    SURENESS,
-)
+
+# The factors by which memory grows after the first and the second time that a job ran out.
+_GROWTH = (1.25, 1.6)
 
 
 class KnownRuns(Struct, frozen=True, kw_only=True):
@@ -68,7 +52,7 @@ class FirstRuns(Struct, frozen=True, kw_only=True):
     """How jobs without an estimate share devices: not at all at first, or with this `sureness` (`Packing`)."""
 
     share: bool = True
-    sureness: float = SURENESS
+    sureness: float = numbers.SURENESS
 
 
 SHARED = FirstRuns()
@@ -111,7 +95,7 @@ def _first_run(
     if not first_runs.share or not found.sizes or not found.sizes[-1]:
         return replace(need, memory=WholeDevice())
     if not found.listed:  # memory can be measured only while one job is on the device, beside a desktop
-        part_mb = max(found.least_mb, FIRST_RUN_PART * found.free[min(need.devices, len(found.free)) - 1])
+        part_mb = max(found.least_mb, numbers.FIRST_RUN_PART * found.free[min(need.devices, len(found.free)) - 1])
         return _alone(need, sizes) if _takes_all(part_mb, need, sizes) else replace(need, memory=WholeDevice(part_mb))
     # Relative to the smallest device, so that an unknown program can run there too.
     expected = expected_before(known, found.listed[-1])
@@ -119,14 +103,13 @@ def _first_run(
     # a part of it: an expectation never keeps a job from running beside a desktop.
     enough_mb = min(expected.mean_mb, found.sizes[min(need.devices, len(found.sizes)) - 1])
     large = [(device_id, size) for device_id, size in found.devices if size >= enough_mb]
-    required_mb = min(expected.at_most_mb(first_runs.sureness), FIRST_RUN_PART * min(size for _, size in large))
+    required_mb = min(expected.at_most_mb(first_runs.sureness), numbers.FIRST_RUN_PART * min(size for _, size in large))
     only = need.only if len(large) == len(found.devices) else tuple(device_id for device_id, _ in large)
     return replace(need, only=only, memory=UncertainMemory(required_mb, enough_mb, expected.spread_mb))
 
 
 def expected_before(known: KnownRuns, device_mb: float) -> ExpectedPeak:
-    """Return what to expect of a job on a device of this size before it has used any memory. It needs more than what
-    was not enough for the same command."""
+    """Return what to expect of a job on a device of this size before it has used memory: more than was not enough."""
     if known.batch is not None:
         return known.batch
     of_any = assumed_peak(device_mb)
@@ -211,30 +194,29 @@ def grow(
 ) -> Growth | None:
     """Return what the job gets next time, on a machine with `host_mb` of RAM; None after MOST_RERUNS reruns."""
     growth = job.growth
-    if growth.count >= MOST_RERUNS:
+    if growth.count >= numbers.MOST_RERUNS:
         return None
     growth = replace(growth, count=growth.count + 1)
     if shortage.where is ShortageKind.HOST:
         measured = attempt.usage.ram_mb if attempt.usage is not None else None
         before = job.growth.ram_mb or job.spec.need.ram_mb
         known = max((figure for figure in (measured, before) if figure is not None), default=None)
-        most = math.inf if host_mb is None else host_mb * MOST_RAM_PART
-        return replace(growth, ram_mb=None if known is None else min(most, known * RAM_GROWTH))
+        most = math.inf if host_mb is None else host_mb * numbers.MOST_RAM_PART
+        return replace(growth, ram_mb=None if known is None else min(most, known * numbers.RAM_GROWTH))
     lacked = lacked_mb(attempt, shortage)
     # Without a reservation it had a whole device already.
-    if growth.count == MOST_RERUNS or lacked is None or attempt.reserved_mb is None:
+    if growth.count == numbers.MOST_RERUNS or lacked is None or attempt.reserved_mb is None:
         return replace(growth, is_alone=True)
     was_sized = growth.memory_mb is not None or attempt.predicted_mb is not None
     was_sized = was_sized or job.spec.need.required_mb is not None
-    memory_mb = max(lacked, attempt.reserved_mb if was_sized else 0.0) * (1.25, 1.6)[growth.count - 1]
+    memory_mb = max(lacked, attempt.reserved_mb if was_sized else 0.0) * _GROWTH[growth.count - 1]
     if _takes_all(memory_mb, job.spec.need, DeviceSizes(devices)):
         return replace(growth, is_alone=True)
     return replace(growth, memory_mb=memory_mb)
 
 
 def ram_limit_mb(job: Job) -> float | None:
-    """Return how much RAM the next attempt may take where limits are enforced: what was declared, and more after it ran
-    out of RAM; None without a declaration."""
+    """Return how much RAM the next attempt may take where limits are enforced; None without a declaration."""
     declared = job.spec.need.ram_mb
     return None if declared is None else max(declared, job.growth.ram_mb or 0.0)
 
@@ -287,12 +269,11 @@ def _had_nearly(attempt: Attempt, shortage: Shortage, most_mb: float) -> bool:
     had = attempt.usage.peak_mb if attempt.usage is not None else None
     if shortage.held_mb is not None:
         had = shortage.held_mb + (shortage.free_mb or 0.0)
-    return (had or 0.0) >= NEARLY_ALL * most_mb
+    return (had or 0.0) >= numbers.NEARLY_ALL * most_mb
 
 
 def needed_mb(attempt: Attempt, shortage: Shortage) -> float | None:
-    """Return the least that it is known to have needed on one device: what it held at most, or what it held when it
-    asked for more, together with that."""
+    """Return the least that it is known to have needed on one device: what it held, and asked for beyond that."""
     usage, held = attempt.usage, shortage.held_mb
     peak = usage.peak_mb if usage is not None else None
     # What the last sample says: not of several devices, as the curve is their sum, nor of a framework that asks for
@@ -315,7 +296,7 @@ def size_host(
     declared = share = need.host or HostShare()
     if declared.ram_mb is None:
         learned = learned_ram_mb(known.exact, known.program)
-        if need.devices or (learned or 0.0) >= LEAST_RAM_MB:
+        if need.devices or (learned or 0.0) >= numbers.LEAST_RAM_MB:
             ram_mb = expected_ram_before(known, grantable_mb) if learned is None else learned
             ram_mb = min(math.inf if grantable_mb is None else grantable_mb, ram_mb)
             share = replace(share, ram_mb=ram_mb, is_ram_expected=learned is None) if ram_mb > 0 else share
@@ -323,7 +304,7 @@ def size_host(
         share = replace(share, ram_mb=min(declared.ram_mb, max(grantable_mb, declared_mb or 0.0)))
     if declared.cpus is None:
         cpus = learned_cpus(known.exact, known.program)
-        is_enough = need.devices or share.ram_mb is not None or (cpus or 0.0) >= LEAST_CPUS
+        is_enough = need.devices or share.ram_mb is not None or (cpus or 0.0) >= numbers.LEAST_CPUS
         share = replace(share, cpus=cpus, are_cpus_learned=True) if cpus and is_enough else share
     return share if share != HostShare() else None
 
@@ -333,32 +314,36 @@ def learned_ram_mb(exact: Profile | None, program: Profile | None) -> float | No
     for profile in (each for each in (exact, program) if each is not None):
         # Of runs before each was recorded, only the highest is known.
         peaks = profile.ram_peaks_mb or (() if profile.ram_mb is None else (profile.ram_mb,))
-        is_alike = len(profile.ram_peaks_mb) > 1 and max(peaks) <= ALIKE_FACTOR * min(peaks)
+        is_alike = len(profile.ram_peaks_mb) > 1 and max(peaks) <= numbers.ALIKE_FACTOR * min(peaks)
         if peaks and (profile.is_exact or is_alike):
             # The part of the peak that is always added, and the part that shrinks with more runs.
             lasting, first = (0.05, 0.10) if profile.is_exact else (0.10, 0.25)
             margin = max(64.0, max(peaks) * (lasting + first / math.sqrt(len(peaks))))
-            return _round_up(max(peaks) + margin, RAM_STEP_MB)
+            return _round_up(max(peaks) + margin, numbers.RAM_STEP_MB)
     return None
 
 
 def learned_cpus(exact: Profile | None, program: Profile | None) -> float | None:
     """Return the CPUs that earlier runs kept busy, in halves; None if unknown."""
     uses = next((each.cpu_uses for each in (exact, program) if each is not None and each.cpu_uses), None)
-    return None if uses is None else _round_up(statistics.median(uses), CPU_STEP)
+    return None if uses is None else _round_up(statistics.median(uses), numbers.CPU_STEP)
 
 
 def expected_ram_before(known: KnownRuns, grantable_mb: float | None) -> float:
     """Return what to expect of a job of unknown RAM before it has run."""
     for profile in (known.program, known.machine):
         if profile is not None and profile.ram_peaks_mb:
-            return _round_up(statistics.median(profile.ram_peaks_mb), RAM_STEP_MB)
-    return LEAST_RAM_MB if grantable_mb is None else min(LEAST_RAM_MB, ASSUMED_RAM_PART * grantable_mb)
+            return _round_up(statistics.median(profile.ram_peaks_mb), numbers.RAM_STEP_MB)
+    return (
+        numbers.LEAST_RAM_MB
+        if grantable_mb is None
+        else min(numbers.LEAST_RAM_MB, numbers.ASSUMED_RAM_PART * grantable_mb)
+    )
 
 
 def expected_ram_mb(expected_mb: float, used_mb: float, ran_s: float) -> float:
     """Return what to expect of a running job of unknown RAM: what was expected, until it has shown what it uses."""
-    return max(expected_mb, used_mb) if ran_s < SHOWN_AFTER_S else used_mb * 1.25
+    return max(expected_mb, used_mb) if ran_s < numbers.SHOWN_AFTER_S else used_mb * 1.25
 
 
 def _round_up(figure: float, step: float) -> float:

@@ -1,6 +1,4 @@
-"""How often the memory of a job is read, the curve of its use over time, and what a first run may still take by its
-climb.
-"""
+"""How often a job's memory is read, its curve over time, and what a first run may still take by its climb."""
 
 import math
 from bisect import bisect_right
@@ -18,8 +16,7 @@ READ_OFTEN_EVERY_S = 0.1
 
 
 def devices_to_watch(first_runs: Iterable[Attempt], now: float) -> frozenset[str]:
-    """Return the ids of the devices that are read often. `first_runs` are running attempts whose need is unknown, or
-    which hold more than they were expected to need."""
+    """Return the devices that are read often: of runs whose need is unknown, or larger than expected."""
     watched: set[str] = set()
     for attempt in first_runs:
         ran_s, usage = attempt.ran_s(now), attempt.usage
@@ -79,8 +76,7 @@ def add_sample(
 
 
 def _with_point(curve: tuple[tuple[float, float], ...], at_s: float, used: float) -> tuple[tuple[float, float], ...]:
-    """Add a point. Beyond MOST_POINTS, merge the points of equal intervals of time, however many there are, into one
-    that keeps the highest figure."""
+    """Add a point. Beyond MOST_POINTS, merge those of equal intervals into one that keeps the highest figure."""
     longer = (*curve, (round(at_s, 2), round(used, 1)))
     if len(longer) <= MOST_POINTS:
         return longer

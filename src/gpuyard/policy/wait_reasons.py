@@ -1,7 +1,7 @@
 """Reasons why work does not start, with their figures, texts for users, and remedies: what lets it start.
 
-A job that waits for a lease needs no remedy: leases end by themselves. The options in remedies are those of `gpuyard
-submit` and `gpuyard run`; scripts use the arguments of `GPUScheduler`.
+A job that waits for a lease needs no remedy: leases end by themselves. Options in remedies are those of `gpuyard
+submit` and `gpuyard run`, with the arguments of `GPUScheduler`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -183,8 +183,7 @@ def relevant_reasons(need: Need, reasons: Sequence[Reason]) -> list[Reason]:
 
 
 def group_by_device(reasons: Sequence[Reason], names: Mapping[str, str]) -> list[str]:
-    """Return a text for each different reason, with all devices that it holds for: `GPU 0, 1: drained`. `names`
-    maps device ids to short names: {"GPU-17ab": "0"}."""
+    """Return a text for each different reason with the short names of its devices: `GPU 0, 1: drained`."""
     places: dict[str, list[str]] = {}
     for reason in reasons:
         at = places.setdefault(reason.text, [])

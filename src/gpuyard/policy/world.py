@@ -1,7 +1,7 @@
 """World: everything that a plan is decided by, as one value without functions; and Plan, the answer of `decide` to it.
 
-Of each lane the world has the first jobs only. A plan that would need more of a lane says so (`Plan.dry`), and is
-decided again with more.
+Of each lane the world has the first jobs only. A plan that would need more says so (`Plan.dry`), and is decided
+again.
 """
 
 from collections.abc import Mapping
@@ -43,8 +43,7 @@ class RunningJob(Struct, frozen=True, kw_only=True):
 
 
 class JobFacts(Struct, frozen=True, kw_only=True):
-    """What is known about waiting jobs of one kind: their need (None: that of their lane), how long they take, and the
-    power that they draw per GPU (None: unknown)."""
+    """What is known about waiting jobs of one kind. `need`: None, if that of the lane; `power_w` is per GPU."""
 
     need: Need | None = None
     estimate: Estimate = Estimate()
@@ -67,8 +66,7 @@ class SchedulingLimits(Struct, frozen=True, kw_only=True):
 
 
 class StartCap(Struct, frozen=True, kw_only=True):
-    """At most this many jobs may start in one plan; with `is_for_devices`, jobs that need devices. Others wait for
-    `reason`."""
+    """At most this many jobs (with `is_for_devices`, jobs with devices) start in one plan; others wait for `reason`."""
 
     most: int
     reason: Reason

@@ -23,7 +23,7 @@ from gpuyard.model.lifecycle import IN_SUSPENSION, JobEvent, JobState
 from gpuyard.model.machine_snapshot import Sample, Snapshot
 from gpuyard.model.units import format_size
 from gpuyard.policy.memory_guards import room_to_resume
-from gpuyard.policy.preempt import MoveRates, learn_back, learn_out, learn_together
+from gpuyard.policy.preempt import MoveRates, learn_move, learn_together
 from gpuyard.policy.queue_order import Candidate, Lane, LaneQueue
 from gpuyard.policy.world import Preempt, RunningJob
 from gpuyard.ports import LeaseLedger, Suspender, SuspendResult, WantedClaim
@@ -78,8 +78,7 @@ class LearnedRates:
         self._moving.discard((job_id, is_resumed))
         rates = self.rates
         if not self._was_shared:
-            learn = learn_back if is_resumed else learn_out
-            self._keep(learn(rates, memory_mb, seconds, is_parked=is_parked))
+            self._keep(learn_move(rates, memory_mb, seconds, is_resumed=is_resumed, is_parked=is_parked))
             return
         self._out_mb += memory_mb if not (is_resumed or is_parked) else 0.0
         if not (self._moving or self._is_spoilt):

@@ -47,9 +47,8 @@ def order(line: QueueOrder) -> list[int]:
     """Return the ids in the order in which the jobs would start on idle devices."""
     ids = []
     while (first := line.first()) is not None:
-        lane, candidate = first
-        ids.append(candidate.job_id)
-        line.advance(lane)
+        ids.append(first[1].job_id)
+        line.advance()
     return ids
 
 
@@ -132,13 +131,13 @@ def test_jobs_of_a_lane_are_fetched_as_they_start() -> None:
     line = QueueOrder([LaneQueue(lane=lane, jobs=iter(jobs))], {}, NOW)
     for started in range(3):
         assert jobs.taken == started + 1
-        line.advance(lane)
+        line.advance()
 
 
 def test_a_lane_that_is_dropped_is_not_asked_again() -> None:
     one, other = queue(1, (10, 9), (11, 9)), queue(2, (20, 1))
     line = QueueOrder([one, other], {}, NOW)
-    line.drop(one.lane)
+    line.drop()
     assert order(line) == [20]
 
 

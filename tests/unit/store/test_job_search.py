@@ -54,7 +54,7 @@ def walked(queue: Queue, used: dict[tuple[str, str], float]) -> list[int]:
     found = []
     while (first := line.first()) is not None:
         found.append(first[1].job_id)
-        line.advance(first[0])
+        line.advance()
     return found
 
 
