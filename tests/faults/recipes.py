@@ -59,7 +59,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-finished-batch-begun-again-in-its-root",
-        file="src/gpuyard/recipes/batch/start_or_continue.py",
+        file="src/gpuyard/recipes/batch/plan.py",
         old="        if changed is None and not is_finished:\n",
         new="        if changed is None:\n",
         breaks="The same command after a finished batch runs nothing, and only reports the old batch.",
@@ -76,7 +76,7 @@ FAULTS = (
     Fault(
         id="recipes-move-not-recorded-first",
         file="src/gpuyard/recipes/batch/prune_empty_runs.py",
-        old="            self._note(self._moved(target))\n            try:\n",
+        old="            self.note(moved)\n            try:\n",
         new="            try:\n",
         breaks="A run that was moved just before a crash cannot be found.",
         near=("tests/unit/recipes/batch/test_prune_empty_runs_crashes.py",),

@@ -17,6 +17,7 @@ import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -36,9 +37,6 @@ from gpuyard.system.user_directories import named_state_directory
 
 _UNIT = "gpuyard.service"
 _TIMEOUT_S = 30.0
-_SHELL_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".config/fish/config.fish")
-_SHARED = stat.S_IWGRP | stat.S_IWOTH
-_LOG_HEAD = "# log of the workspace "
 
 # What gpuyard creates: the folder, what its files are, their names, and how they are listed if not by the folder.
 _SNAPSHOT_NAMES = r"(\.(new|removed)-)?[0-9a-f]{16}"
@@ -112,57 +110,43 @@ class Size(Struct, frozen=True):
 def find() -> FoundFiles:
     """Return all files. Changes nothing. Raises UserError if a folder of gpuyard is or contains the user's home."""
     state, config, leases = Path(daemon_places.state_folder()), config_dir(), lease_dir()
+    home = os.path.realpath(Path.home())
     for folder, setting in ((state, "GPUYARD_HOME"), (config, "GPUYARD_HOME"), (leases, "the lease directory")):
-        _refuse_home(folder, setting)
+        if os.path.commonpath([place := os.path.realpath(folder), home]) == place:
+            raise UserError(
+                f"{setting} is {folder}, which is your home folder or contains it: nothing was removed",
+                hint=f"remove gpuyard's files in it by hand: {folder}/queue.*, {folder}/daemon.*, and the files that "
+                "`gpuyard daemon status` names",
+            )
     outside = read_outside(state) if _is_ours(state) else {}
-    workspaces, named = outside.get(WORKSPACE, []), Path(named_state_directory())
+    places = [_single_file(path, "the systemd unit that runs the daemon") for path in _unit_files()]
     completion = _config_home() / "fish" / "completions" / "gpuyard.fish"
-    # The queue's folder is last, because the manifest in it tells where other files are.
-    places = [
-        *(_single_file(path, "the systemd unit that runs the daemon") for path in _unit_files()),
-        *(
-            _single_file(path, "the completion of the fish shell")
-            for path in (completion,)
-            if "_GPUYARD_COMPLETE" in _text(path)
-        ),
-        *_workspace_logs(outside.get(LOG, [])),
-        *(place for path in outside.get(CLUSTER, []) for place in _cluster_files(Path(path))),
-        *(
-            place
-            for path in outside.get(SNAPSHOTS, [])
-            for place in _files_named(Path(path), "snapshots of code", _SNAPSHOT_NAMES)
-        ),
-        *_lease_files(leases),
-        *_files_named(config, "the configuration", r"config\.toml", "config.toml"),
-        *_files_in(state, _QUEUE_FILES),
-        *_named_files(named, state),
-    ]
-    kept = (*_kept_files(workspaces, (state, config, leases)), *_unknown_files(places))
+    if "_GPUYARD_COMPLETE" in _text(completion):
+        places.append(_single_file(completion, "the completion of the fish shell"))
+    places += _workspace_logs(outside.get(LOG, []))
+    for path in map(Path, outside.get(CLUSTER, [])):
+        places += [*_files_in(path, _JOB_FILES), *_files_named(path, "this queue's folder for a cluster")]
+    for path in map(Path, outside.get(SNAPSHOTS, [])):
+        places += _files_named(path, "snapshots of code", _SNAPSHOT_NAMES)
+    names = r"\.?.+\.(lease|ticket|drain)|file-system\..+"
+    if _is_shared(leases):
+        what, shown = "your leases, in a directory that users share", "*.lease, *.ticket, *.drain"
+        places += _own_files(leases, what, names, shown)
+    else:
+        places += _files_named(leases, "leases of GPUs", names)
+    places += _files_named(config, "the configuration", r"config\.toml", "config.toml")
+    # The queue's folder comes late, because the manifest in it tells where other files are.
+    places += [*_files_in(state, _QUEUE_FILES), *_named_files(Path(named_state_directory()), state)]
+    kept = (*_kept_files(outside.get(WORKSPACE, []), (state, config, leases)), *_unknown_files(places))
     return FoundFiles(places=tuple(places), kept=kept)
 
 
 def _unit_files() -> list[Path]:
     """Return the user's systemd unit, if it starts gpuyard, and the link that enables it."""
     units = _config_home() / "systemd" / "user"
-    unit, enabled = units / _UNIT, units / "default.target.wants" / _UNIT
-    if "gpuyard" not in _text(unit):
+    if "gpuyard" not in _text(units / _UNIT):
         return []
-    return [path for path in (enabled, unit) if os.path.lexists(path)]
-
-
-def _refuse_home(folder: Path, setting: str) -> None:
-    place, home = os.path.realpath(folder), os.path.realpath(Path.home())
-    if os.path.commonpath([place, home]) == place:
-        raise UserError(
-            f"{setting} is {folder}, which is your home folder or contains it: nothing was removed",
-            hint=f"remove gpuyard's files in it by hand: {folder}/queue.*, {folder}/daemon.*, and the files that "
-            "`gpuyard daemon status` names",
-        )
-
-
-def _cluster_files(folder: Path) -> Iterator[InstalledFiles]:
-    yield from _files_in(folder, _JOB_FILES)
-    yield from _files_named(folder, "this queue's folder for a cluster")
+    return [path for path in (units / "default.target.wants" / _UNIT, units / _UNIT) if os.path.lexists(path)]
 
 
 def _named_files(named: Path, state: Path) -> Iterator[InstalledFiles]:
@@ -170,26 +154,17 @@ def _named_files(named: Path, state: Path) -> Iterator[InstalledFiles]:
     stands for. Other machines may have files there."""
     if not named.is_symlink():
         yield from _files_named(named / "batches", "outputs of batches without --output-root", r".+-[0-9a-f]{8}")
-    if named == state:
-        return
-    yield from _own_files(named / "hosts", "where your queue is", re.escape(machine_name()), machine_name())
-    record = f"file-system.{host_name()}"
-    yield from _own_files(named, "the result of a test", re.escape(record), record)
-
-
-def _lease_files(folder: Path) -> Iterator[InstalledFiles]:
-    names = r"\.?.+\.(lease|ticket|drain)|file-system\..+"
-    if not _is_shared(folder):
-        yield from _files_named(folder, "leases of GPUs", names)
-        return
-    yield from _own_files(folder, "your leases, in a directory that users share", names, "*.lease, *.ticket, *.drain")
+    if named != state:
+        record = f"file-system.{host_name()}"
+        yield from _own_files(named / "hosts", "where your queue is", re.escape(machine_name()), machine_name())
+        yield from _own_files(named, "the result of a test", re.escape(record), record)
 
 
 def _workspace_logs(logs: Iterable[str]) -> Iterator[InstalledFiles]:
     """Yield LOG_DIR/train_logs/NAME.log and LOG_DIR/TASK_scheduler.log, where they begin as gpuyard's logs do."""
     by_folder: dict[str, list[str]] = {}
     for log in logs:
-        if not os.path.islink(log) and _text(Path(log)).startswith(_LOG_HEAD) and _is_ours(Path(log)):
+        if not os.path.islink(log) and _text(Path(log)).startswith("# log of the workspace ") and _is_ours(Path(log)):
             by_folder.setdefault(os.path.dirname(log), []).append(os.path.basename(log))
     for folder, names in by_folder.items():
         is_own = os.path.basename(folder) == "train_logs"
@@ -205,25 +180,17 @@ def _kept_files(workspaces: Sequence[str], folders: Iterable[Path]) -> Iterator[
             yield KeptFile(os.path.realpath(folder), f"{folder} is a link to it: remove it by hand")
         elif folder.is_dir() and not _is_ours(folder):
             yield KeptFile(str(folder), "belongs to another user; your files in it are listed above")
-    for workspace in workspaces:
-        if os.path.isdir(workspace):
-            yield KeptFile(workspace, "a workspace: its configs, results and markers are yours")
-    if workspaces and (sessions := _open_sessions()):
-        yield KeptFile("tmux", f"sessions of tasks are open: {', '.join(sessions)}; `exit` in each closes it")
-    for path in (Path.home() / name for name in _SHELL_FILES):
-        if "gpuyard completion" in _text(path):
+    for workspace in filter(os.path.isdir, workspaces):
+        yield KeptFile(workspace, "a workspace: its configs, results and markers are yours")
+    with contextlib.suppress(TmuxError):
+        sessions = Tmux(os.environ).owned_sessions("") if workspaces else {}
+        if names := sorted(name for owned in sessions.values() for name in owned):
+            yield KeptFile("tmux", f"sessions of tasks are open: {', '.join(names)}; `exit` in each closes it")
+    for name in (".bashrc", ".bash_profile", ".profile", ".zshrc", ".config/fish/config.fish"):
+        if "gpuyard completion" in _text(path := Path.home() / name):
             yield KeptFile(str(path), "has a line with `gpuyard completion`: remove it by hand")
     if "gpuyard" in _run_tool("crontab", "-l")[0]:
         yield KeptFile("crontab", "has a line that starts gpuyard: remove it with `crontab -e`")
-
-
-def _open_sessions() -> list[str]:
-    """Return the names of tmux sessions that gpuyard opened for tasks."""
-    try:
-        owned = Tmux(os.environ).owned_sessions("")
-    except TmuxError:
-        return []
-    return sorted(name for names in owned.values() for name in names)
 
 
 def _unknown_files(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
@@ -239,10 +206,7 @@ def _unknown_files(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
 
 def _files_in(folder: Path, files: Iterable[tuple[str, str, str, str]]) -> Iterator[InstalledFiles]:
     """Yield what gpuyard creates in a folder of its own, and in the folders below."""
-    if folder.is_symlink():
-        yield from _files_named(folder, "")
-        return
-    for below, what, names, shown in files:
+    for below, what, names, shown in (("", "", "", ""),) if folder.is_symlink() else files:
         yield from _files_named(folder / below, what, names, shown)
 
 
@@ -251,16 +215,14 @@ def _files_named(folder: Path, what: str, names: str = "", shown: str = "") -> I
     if folder.is_symlink():
         yield _single_file(folder, f"a link to {os.readlink(folder)}, which stays")
     elif folder.is_dir() and _is_ours(folder):
-        found = tuple(name for name in _names_in(str(folder)) if re.fullmatch(names, name))
-        path = str(folder / shown) if shown else str(folder)
-        yield InstalledFiles(
-            what=what, folder=str(folder), names=found, shown=path, is_own_folder=not _is_shared(folder)
-        )
+        found = tuple(name for name in _names_in(folder) if re.fullmatch(names, name))
+        path, is_own = str(folder / shown), not _is_shared(folder)
+        yield InstalledFiles(what=what, folder=str(folder), names=found, shown=path, is_own_folder=is_own)
 
 
 def _own_files(folder: Path, what: str, names: str, shown: str) -> Iterator[InstalledFiles]:
     """Yield the matching files that belong to this user, in a folder that other users may use too."""
-    own = tuple(name for name in _names_in(str(folder)) if re.fullmatch(names, name) and _is_ours(folder / name))
+    own = tuple(name for name in _names_in(folder) if re.fullmatch(names, name) and _is_ours(folder / name))
     if own:
         yield InstalledFiles(what=what, folder=str(folder), names=own, shown=str(folder / shown), is_own_folder=False)
 
@@ -269,7 +231,7 @@ def _single_file(path: Path, what: str) -> InstalledFiles:
     return InstalledFiles(what=what, folder=str(path.parent), names=(path.name,), shown=str(path), is_own_folder=False)
 
 
-def _names_in(folder: str) -> list[str]:
+def _names_in(folder: str | Path) -> list[str]:
     """Return the entries, or none if the folder cannot be read: `remove` reports that it cannot be emptied."""
     try:
         return sorted(os.listdir(folder))
@@ -278,7 +240,7 @@ def _names_in(folder: str) -> list[str]:
 
 
 def _is_shared(folder: Path) -> bool:
-    return folder.exists() and bool(folder.stat().st_mode & _SHARED)
+    return folder.exists() and bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _is_ours(path: Path) -> bool:
@@ -305,10 +267,9 @@ def _run_tool(*command: str) -> tuple[str, str | None]:
     """Return the output and an error message or None. A program that is not installed has no output and no error."""
     if shutil.which(command[0]) is None:
         return "", None
+    options: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "timeout": _TIMEOUT_S}
     try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_TIMEOUT_S, check=False, encoding="utf-8", errors="replace"
-        )
+        done = subprocess.run(command, capture_output=True, check=False, **options)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"`{' '.join(command)}` failed: {error}"
     if done.returncode:
@@ -326,23 +287,29 @@ def measure(place: InstalledFiles) -> Size:
     return Size(0, 0)
 
 
-# Refuse
+# Remove
 
 
 def find_blockers() -> list[UninstallBlocker]:
     """Return the jobs that run or wait, and the programs that hold GPUs or wait for them."""
     found = []
-    state = Path(daemon_places.state_folder())
-    counts = _count_unfinished(state / "queue.db") if _is_ours(state) else {}
+    state, folder = Path(daemon_places.state_folder()), lease_dir()
+    database = state / "queue.db"
+    try:
+        counts = count_unfinished(database) if _is_ours(state) else {}
+    except EnvironmentFault as error:
+        raise EnvironmentFault(
+            f"cannot read {database}, so it is unknown whether jobs run or wait: {error}",
+            hint=f"check with `gpuyard queue`; if no job runs, move {database} away and try again",
+        ) from error
     if counts:
         text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
         advice = "wait for them, or end them with `gpuyard cancel all` and then `gpuyard wait all`"
         found.append(UninstallBlocker(f"jobs run or wait ({text})", advice))
-    folder = lease_dir()
     holders = []
     if folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         ledger = Ledger(folder)
-        holders = [*(lease.holder for lease in ledger.leases()), *(ticket.holder for ticket in ledger.tickets())]
+        holders = [*(each.holder for each in ledger.leases()), *(each.holder for each in ledger.tickets())]
     own = [holder.pid for holder in holders if holder.uid == os.geteuid()]
     if own:
         pids = ", ".join(map(str, own[:5])) + (" and more" if len(own) > 5 else "")
@@ -351,24 +318,10 @@ def find_blockers() -> list[UninstallBlocker]:
     return found
 
 
-def _count_unfinished(database: Path) -> dict[str, int]:
-    try:
-        return count_unfinished(database)
-    except EnvironmentFault as error:
-        raise EnvironmentFault(
-            f"cannot read {database}, so it is unknown whether jobs run or wait: {error}",
-            hint=f"check with `gpuyard queue`; if no job runs, move {database} away and try again",
-        ) from error
-
-
 def _refuse_while_in_use() -> None:
-    blockers = find_blockers()
-    if blockers:
+    if blockers := find_blockers():
         hint = "; ".join(each.advice for each in blockers)
         raise EnvironmentFault("nothing was removed: " + "; ".join(each.text for each in blockers), hint=hint)
-
-
-# Remove
 
 
 def uninstall() -> list[KeptFile]:
@@ -377,13 +330,20 @@ def uninstall() -> list[KeptFile]:
     _refuse_while_in_use()
     has_unit = bool(_unit_files())
     problems = _systemctl("disable", "--now", _UNIT) if has_unit else []
-    _stop_daemon()
-    with _no_daemon():
+    with contextlib.suppress(NoDaemon):
+        _stop_daemon()
+    with contextlib.ExitStack() as stack:
+        # Its lock keeps a daemon from starting. Without a queue's folder, none can start.
+        if Path(daemon_places.state_folder()).is_dir():
+            try:
+                stack.enter_context(hold_daemon_lock(daemon_places.lock_path()))
+            except EnvironmentFault as error:
+                text = f"nothing was removed: {error}, because it was started again"
+                hint = "disable what starts it, such as a service manager, and try again"
+                raise EnvironmentFault(text, hint=hint) from error
         _refuse_while_in_use()  # a job may have been submitted meanwhile
         problems += remove(find().places)
-    if has_unit:
-        problems += _systemctl("daemon-reload")
-    return problems
+    return problems + (_systemctl("daemon-reload") if has_unit else [])
 
 
 def _systemctl(*arguments: str) -> list[KeptFile]:
@@ -393,53 +353,32 @@ def _systemctl(*arguments: str) -> list[KeptFile]:
 
 
 def _stop_daemon() -> None:
-    try:
-        with DaemonConnection(daemon_places.socket_path(), may_start=False, on_notice=lambda _: None) as daemon:
-            pid = daemon.request("GET", "/status", timeout_s=_TIMEOUT_S)["pid"]
-            daemon.request("POST", "/stop", body={"pid": pid, "reason": "`gpuyard uninstall`"}, timeout_s=_TIMEOUT_S)
-    except NoDaemon:
-        return
+    with DaemonConnection(daemon_places.socket_path(), may_start=False, on_notice=lambda _: None) as daemon:
+        pid = daemon.request("GET", "/status", timeout_s=_TIMEOUT_S)["pid"]
+        daemon.request("POST", "/stop", body={"pid": pid, "reason": "`gpuyard uninstall`"}, timeout_s=_TIMEOUT_S)
     await_end(daemon_places.lock_path(), pid)
-
-
-def _no_daemon() -> contextlib.ExitStack:
-    """Keep a daemon from starting, by holding its lock. Without a queue's folder, none can start."""
-    stack = contextlib.ExitStack()
-    if Path(daemon_places.state_folder()).is_dir():
-        try:
-            stack.enter_context(hold_daemon_lock(daemon_places.lock_path()))
-        except EnvironmentFault as error:
-            hint = "disable what starts it, such as a service manager, and try again"
-            raise EnvironmentFault(f"nothing was removed: {error}, because it was started again", hint=hint) from error
-    return stack
 
 
 def remove(places: Iterable[InstalledFiles]) -> list[KeptFile]:
     """Remove the files, then gpuyard's own folders that are empty. Return what could not be removed."""
-    places = tuple(places)
-    problems = [problem for place in places for problem in _remove_names(place)]
-    own = {place.folder for place in places if place.is_own_folder}
-    for folder in sorted(own, key=len, reverse=True):
+    places, problems = tuple(places), list[KeptFile]()
+    for place in places:
         try:
-            if not os.listdir(folder):
-                os.rmdir(folder)
+            # A folder that is not gpuyard's own may be a symbolic link: on macOS, /tmp is.
+            with FolderTree(place.folder, follows=not place.is_own_folder) as folder:
+                for each in remove_entries(folder, place.names, keeps_others=True):
+                    prefix = "" if isinstance(each, LeftAlone) else "cannot be removed: "
+                    problems.append(KeptFile(each.filename, f"{prefix}{each.strerror}"))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            problems.append(KeptFile(place.folder, f"cannot be opened: {error.strerror}"))
+    for own in sorted({place.folder for place in places if place.is_own_folder}, key=len, reverse=True):
+        try:
+            if not os.listdir(own):
+                os.rmdir(own)
         except FileNotFoundError:
             continue
         except OSError as error:
-            problems.append(KeptFile(folder, f"cannot be removed: {error.strerror}"))
+            problems.append(KeptFile(own, f"cannot be removed: {error.strerror}"))
     return problems
-
-
-def _remove_names(place: InstalledFiles) -> list[KeptFile]:
-    try:
-        # A folder that is not gpuyard's own may be a symbolic link: on macOS, /tmp is.
-        with FolderTree(place.folder, follows=not place.is_own_folder) as folder:
-            problems = remove_entries(folder, place.names, keeps_others=True)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        return [KeptFile(place.folder, f"cannot be opened: {error.strerror}")]
-    return [
-        KeptFile(each.filename, f"{'' if isinstance(each, LeftAlone) else 'cannot be removed: '}{each.strerror}")
-        for each in problems
-    ]

@@ -5,9 +5,8 @@ begins beside.
 """
 
 import contextlib
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,12 +16,9 @@ from gpuyard.config import load_config
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.units import MB, format_count, format_size, parse_size
 from gpuyard.probes.disk_watch import read_disk_in_time
-from gpuyard.recipes.batch.plan import RUNS, SUCCEEDED, BatchPlan, RunRecord, read_record, run_folder
+from gpuyard.recipes.batch.plan import SUCCEEDED, BatchPlan, RunRecord, read_record, recorded_runs, run_folder
 from gpuyard.system.folder_tree import FolderTree
-from gpuyard.system.private_files import PrivateFileError, read_own
-
-# Enough for a mean; a batch may have 100,000 runs, and a run as many files.
-_MOST_RUNS, _MOST_FILES = 20, 20_000
+from gpuyard.system.private_files import PrivateFileError
 
 
 class RunSize(Struct, frozen=True, kw_only=True):
@@ -37,10 +33,14 @@ def expected_run_size(plan: BatchPlan) -> RunSize | None:
     for root in dict.fromkeys((plan.root, re.sub(r"-\d+$", "", plan.root))):
         with contextlib.suppress(EnvironmentFault):
             record = read_record(Path(root))
-            if record is not None and record.plan.command == plan.command:
-                size = _mean_size(record.plan, _finished(record.plan))
-                if size is not None:
-                    return size
+            if record is None or record.plan.command != plan.command:
+                continue
+            done, roots = record.plan, {record.plan.root, record.plan.pruned_root}
+            # A root itself is recorded for a run whose folder has a name of the program.
+            own = [run for run in _finished(done) if run.kept_in is None or run.kept_in not in roots]
+            folders = [run.kept_in or str(run_folder(done, run.index)) for run in own[-20:]]  # enough for a mean
+            if sizes := [size for folder in folders if (size := _size_mb(folder)) is not None]:
+                return RunSize(mb=sum(sizes) / len(sizes), runs=len(sizes))
     return None
 
 
@@ -51,7 +51,8 @@ def disk_warning(plan: BatchPlan) -> str | None:
     figure = read_disk_in_time(plan.root)
     if size is None or size.mb <= 0 or figure.free_mb is None:
         return None
-    least_mb = _least_mb(plan)
+    own = plan.options.get("min-free-disk")
+    least_mb = load_config().host.min_free_disk_mb if own is None else parse_size(str(own))
     left = plan.count - sum(1 for _ in _finished(plan))
     fitting = max(0, int((figure.free_mb - least_mb) / size.mb))
     if left <= fitting:
@@ -64,28 +65,15 @@ def disk_warning(plan: BatchPlan) -> str | None:
     )
 
 
-def _least_mb(plan: BatchPlan) -> float:
-    own = plan.options.get("min-free-disk")
-    return load_config().host.min_free_disk_mb if own is None else parse_size(str(own))
-
-
-def _mean_size(plan: BatchPlan, runs: Iterable[RunRecord]) -> RunSize | None:
-    roots = {plan.root, plan.pruned_root} - {None}  # recorded for a run whose folder has a name of the program
-    succeeded = (run for run in runs if run.state == SUCCEEDED and run.kept_in not in roots)
-    folders = [run.kept_in or str(run_folder(plan, run.index)) for run in succeeded]
-    sizes = [size for folder in folders[-_MOST_RUNS:] if (size := _size_mb(folder)) is not None]
-    return RunSize(mb=sum(sizes) / len(sizes), runs=len(sizes)) if sizes else None
-
-
 def _size_mb(folder: str) -> float | None:
-    """Return the size of a folder; None if it does not exist or has very many files."""
+    """Return the size of a folder; None if it does not exist or has more than 20,000 files."""
     total = files = 0
     try:
         with FolderTree(folder, follows=True) as run:
             for entry in run.walk(lambda _: None):  # what cannot be read, or is mounted there, does not count
                 if not entry.is_folder:
                     total, files = total + entry.status.st_size, files + 1
-                if files > _MOST_FILES:
+                if files > 20_000:
                     return None
     except OSError:
         return None
@@ -95,7 +83,4 @@ def _size_mb(folder: str) -> float | None:
 def _finished(plan: BatchPlan) -> Iterator[RunRecord]:
     """Yield the runs in this root that have succeeded, as far as the batch was summed up."""
     with contextlib.suppress(OSError, PrivateFileError, ValueError, msgspec.MsgspecError):
-        for line in read_own(str(Path(plan.root) / RUNS)).decode().splitlines():
-            run = msgspec.convert(json.loads(line), RunRecord)
-            if run.state == SUCCEEDED:
-                yield run
+        yield from (run for run in recorded_runs(plan.root) if run.state == SUCCEEDED)

@@ -38,7 +38,6 @@ from gpuyard.system.private_files import read_own
 from gpuyard.system.write_files import write_whole
 
 HERE, THERE = "here", "there"
-_NAME_OF_A_RUN = re.compile(r"run-\d{6}|\.")  # and of files that gpuyard hides
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -62,12 +61,9 @@ def classify_runs(plan: BatchPlan, runs: Sequence[RunRecord], known: Mapping[str
     """Return the results of the runs. Moves empty runs if gpuyard prunes this batch; `known` are the runs that were
     moved before."""
     if plan.prunes == "program":
-        return _classify_by_folders(plan, runs)
-    return _count(HERE, [_classify(plan, run, known, at) for run in runs])
-
-
-def _count(keeps: str, results: list[RunResult], kept: int = 0, pruned: int = 0) -> RunResults:
-    """Return the results with their counts, added to those of runs of which only the number is known."""
+        keeps, results, kept, pruned = _classify_by_folders(plan, runs)
+    else:
+        keeps, results, kept, pruned = HERE, [_classify(plan, run, known, at) for run in runs], 0, 0
     kept += sum(result.kept_in is not None for result in results)
     pruned += sum(result.pruned_to is not None for result in results)
     return RunResults(keeps=keeps, of_runs=results, kept=kept, pruned=pruned)
@@ -87,7 +83,8 @@ def _has_data(folder: Path) -> bool:
 # A program that prunes
 
 
-def _classify_by_folders(plan: BatchPlan, runs: Sequence[RunRecord]) -> RunResults:
+def _classify_by_folders(plan: BatchPlan, runs: Sequence[RunRecord]) -> tuple[str, list[RunResult], int, int]:
+    """Return where data are kept, the results, and the runs kept and pruned of which only the number is known."""
     since = min((datetime.fromisoformat(run.submitted_at).timestamp() for run in runs), default=0.0)
     here, there = (_renamed_folders(Path(root or ""), since) for root in (plan.root, plan.pruned_root))
     with_data = {HERE: sum(map(_has_data, here)), THERE: sum(map(_has_data, there))}
@@ -106,13 +103,13 @@ def _classify_by_folders(plan: BatchPlan, runs: Sequence[RunRecord]) -> RunResul
     empty = [run for run in unfound if results[run.index] is None]
     is_moved = len(there) >= len(empty)
     results |= {run.index: _classify_empty(plan, run, keeps, is_moved=is_moved) for run in empty}
-    return _count(keeps, [result for result in results.values() if result is not None], kept, pruned)
+    return keeps, [result for result in results.values() if result is not None], kept, pruned
 
 
 def _renamed_folders(root: Path, since: float) -> list[Path]:
     """Return the folders in a root that have names of the program, and are not older than the batch."""
     with contextlib.suppress(OSError):
-        named = [path for path in root.iterdir() if not _NAME_OF_A_RUN.match(path.name)]
+        named = [path for path in root.iterdir() if not re.match(r"run-\d{6}|\.", path.name)]
         return [path for path in named if S_ISDIR((status := path.lstat()).st_mode) and status.st_ctime >= since]
     return []
 
@@ -122,11 +119,8 @@ def _detect_where_kept(plan: BatchPlan, runs: Sequence[RunRecord], renamed_with_
     if renamed_with_data[HERE] or any(map(_has_data, folders)):
         return HERE
     is_there = renamed_with_data[THERE] or any(run.frames for run in runs if _has_started(run))
-    return THERE if is_there or any(_has_data(_folder_in_prune_root(plan, folder)) for folder in folders) else HERE
-
-
-def _folder_in_prune_root(plan: BatchPlan, folder: Path) -> Path:
-    return Path(plan.pruned_root or "") / folder.name
+    moved = (Path(plan.pruned_root or "") / folder.name for folder in folders)
+    return THERE if is_there or any(map(_has_data, moved)) else HERE
 
 
 def _find_run(plan: BatchPlan, run: RunRecord, keeps: str) -> RunResult | None:
@@ -135,7 +129,7 @@ def _find_run(plan: BatchPlan, run: RunRecord, keeps: str) -> RunResult | None:
     if not _has_started(run) or (keeps == THERE and run.state != SUCCEEDED):
         return RunResult()
     folder = run_folder(plan, run.index)
-    moved = _folder_in_prune_root(plan, folder)
+    moved = Path(plan.pruned_root or "") / folder.name
     try:
         has_data = folder.is_dir() and has_frame(folder, ANY_FILE)
     except EnvironmentFault as error:
@@ -179,11 +173,6 @@ def _classify(plan: BatchPlan, run: RunRecord, known: Mapping[str, PrunedRun], a
     root, record = Path(plan.pruned_root or ""), Path(plan.root) / PRUNED
     moved = prune(folder, root, record, why=why, at=at, is_new=before is None)
     return RunResult(pruned_to=moved.to) if moved.left is None else RunResult(left=moved.left)
-
-
-# Formats in which simulators report it: `frames: 120`, `frames=120`, `"frames": 120`, `120 frames`.
-_FRAMES = re.compile(r"\bframes\b[\"']?\s*[:=]\s*(\d+)|\b(\d+) frames\b", re.IGNORECASE)
-_TAIL_BYTES = 64 * 1024
 
 
 class UnsuccessfulRun(Struct, frozen=True, kw_only=True):
@@ -241,14 +230,11 @@ def finish(root: Path) -> Summary:
         replace(run, frames=_find_frames(run.log)) if run.frames is None else run
         for _, run in sorted(batch.read_results(record).items())
     ]
-    now = str(iso_time(SystemClock().now()))
-    results = classify_runs(record.plan, runs, read_pruned(root / PRUNED), now)
-    runs = [
-        replace(run, kept_in=result.kept_in, pruned_to=result.pruned_to)
-        for run, result in zip(runs, results.of_runs, strict=True)
-    ]
-    lines = [json.dumps(msgspec.to_builtins(run)) for run in runs]
-    write_whole(root / batch.RUNS, "".join(f"{line}\n" for line in lines).encode())
+    results = classify_runs(record.plan, runs, read_pruned(root / PRUNED), str(iso_time(SystemClock().now())))
+    pairs = zip(runs, results.of_runs, strict=True)
+    runs = [replace(run, kept_in=result.kept_in, pruned_to=result.pruned_to) for run, result in pairs]
+    lines = [json.dumps(msgspec.to_builtins(run)) + "\n" for run in runs]
+    write_whole(root / batch.RUNS, "".join(lines).encode())
     summary = _summarize(record, runs, results)
     write_whole(root / batch.SUMMARY, msgspec.json.format(msgspec.json.encode(summary)))
     return summary
@@ -265,16 +251,26 @@ def _find_frames(log: str | None) -> int | None:
     try:
         with open(log or "", "rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            found = _FRAMES.findall(file.read().decode(errors="replace"))
+            file.seek(max(0, file.tell() - 64 * 1024))
+            tail = file.read().decode(errors="replace")
     except OSError:
         return None
+    # Formats in which simulators report it: `frames: 120`, `frames=120`, `"frames": 120`, `120 frames`.
+    found = re.findall(r"\bframes\b[\"']?\s*[:=]\s*(\d+)|\b(\d+) frames\b", tail, re.IGNORECASE)
     return int(next(filter(None, found[-1]))) if found else None
 
 
 def _summarize(record: BatchRecord, runs: list[RunRecord], results: RunResults) -> Summary:
     plan = record.plan
-    waits, unknown, silent = _read_waits(record)
+    waits: dict[str, float] = {}
+    unknown: dict[str, None] = {}
+    silent = None
+    for part in record.parts:
+        status = (batch.read_part_status(part) if part.first is not None else None) or {}
+        for gate, waited_s in status.get("waits_s", {}).items():
+            waits[gate] = round(waits.get(gate, 0.0) + waited_s, 3)
+        unknown |= dict.fromkeys(status.get("unknown", ()))
+        silent = status.get("silent") or silent
     frames = [run.frames for run in runs if run.frames is not None]
     started = min((run.submitted_at for run in runs), default=None)
     ended = max((run.ended_at for run in runs if run.ended_at), default=None)
@@ -282,6 +278,8 @@ def _summarize(record: BatchRecord, runs: list[RunRecord], results: RunResults) 
     if started is not None and ended is not None:
         seconds = round((datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds(), 3)
     bad = [run for run in runs if run.state != SUCCEEDED]
+    pairs = zip(runs, results.of_runs, strict=True)
+    left = [(run_folder(plan, run.index).name, result.left) for run, result in pairs]
     return Summary(
         name=plan.name,
         command=plan.command,
@@ -296,33 +294,14 @@ def _summarize(record: BatchRecord, runs: list[RunRecord], results: RunResults) 
         attempts=sum(run.attempts for run in runs),
         frames=sum(frames) if frames else None,
         waits_s=waits,
-        unknown=unknown,
+        unknown=tuple(unknown),
         silent=silent,
         started_at=started,
         ended_at=ended,
         seconds=seconds,
         failures=tuple(msgspec.convert(run, UnsuccessfulRun, from_attributes=True) for run in bad),
-        left=tuple(
-            UnmovedRun(run=run_folder(plan, run.index).name, why=result.left)
-            for run, result in zip(runs, results.of_runs, strict=True)
-            if result.left is not None
-        ),
+        left=tuple(UnmovedRun(run=name, why=why) for name, why in left if why is not None),
     )
-
-
-def _read_waits(record: BatchRecord) -> tuple[dict[str, float], tuple[str, ...], str | None]:
-    """Return the seconds that each gate delayed runs, the limits not enforced, and which probe did not answer, from all
-    parts in the queue."""
-    waits: dict[str, float] = {}
-    unknown: dict[str, None] = {}
-    silent = None
-    for part in record.parts:
-        status = (batch.read_part_status(part) if part.first is not None else None) or {}
-        for gate, seconds in status.get("waits_s", {}).items():
-            waits[gate] = round(waits.get(gate, 0.0) + seconds, 3)
-        unknown |= dict.fromkeys(status.get("unknown", ()))
-        silent = status.get("silent") or silent
-    return waits, tuple(unknown), silent
 
 
 def main() -> None:

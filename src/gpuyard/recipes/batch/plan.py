@@ -3,7 +3,11 @@
 The root of a batch holds all its files: `batch.json` has the plan and the ids of the jobs, and is written before they
 are submitted; `run-000017` is the folder of run 17; `finish` writes `runs.jsonl`, `summary.json` and `pruned.jsonl`
 after the last run. A submission carries a token, so repeating it after a crash adds nothing; a batch that is continued
-starts only runs that have not succeeded. `start_or_continue` chooses the batch for a command.
+starts only runs that have not succeeded.
+
+The same command continues its batch until every run has succeeded. After that it starts a new batch beside the old one:
+`out-2` beside `out`; also if the batch in `out` is of another command. `--resume` continues the batch in exactly that
+root; `--append` adds runs with the next seeds to it.
 
 Batches may share a prune root: each claims there as many numbers for the folders of its runs as a batch may ever have,
 with a file that only one of them can create. So no two runs have one name.
@@ -12,13 +16,15 @@ with a file that only one of them can create. So no two runs have one name.
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
 import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -114,30 +120,9 @@ def run_folder(plan: BatchPlan, index: int) -> Path:
     return Path(plan.root) / f"run-{plan.first_number + index:06d}"
 
 
-def unused_number(plan: BatchPlan) -> int:
-    """Return the first of as many numbers as a batch may need that are used by no other batch in the prune root."""
-    try:
-        names = os.listdir(plan.pruned_root) if plan.pruned_root is not None else []
-    except OSError:  # it is made later, or refused
-        names = []
-    used = [int(match[1]) // MOST_RUNS for name in names if (match := _NUMBERED.match(name))]
-    return MOST_RUNS * (max(used, default=-1) + 1)
-
-
 def _claim(plan: BatchPlan) -> Path:
+    """The file that claims the numbers of the runs in the prune root."""
     return Path(plan.pruned_root or "") / f"{_CLAIM}{run_folder(plan, 0).name}"
-
-
-def _claim_numbers(plan: BatchPlan) -> bool:
-    """Claim the numbers of the runs in the prune root. Return False if they are claimed already."""
-    if plan.pruned_root is not None:
-        try:
-            _claim(plan).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise EnvironmentFault(f"cannot write to the prune root {plan.pruned_root}: {error.strerror}") from error
-    return True
 
 
 def default_root(name: str) -> str:
@@ -167,7 +152,98 @@ def _check_program(program: str) -> None:
     raise UserError(what, hint="give a program on PATH, or its whole path; for datagen: --program")
 
 
-def submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
+class ExistingBatch(Enum):
+    AGAIN = auto()
+    RESUME = auto()
+    APPEND = auto()
+
+
+class BatchChoice(Struct, frozen=True, kw_only=True):
+    """The batch to start: `before` is the record of a batch that is continued, `first` the index of its first new run,
+    `note` a message for the user."""
+
+    plan: BatchPlan
+    first: int = 0
+    before: BatchRecord | None = None
+    note: str | None = None
+
+
+def start_batch(plan: BatchPlan, mode: ExistingBatch) -> tuple[BatchChoice, BatchRecord]:
+    """Choose a batch and submit its runs; choose again if another command has changed the batch meanwhile."""
+    while True:
+        choice = choose_batch(plan, mode)
+        record = _submit_batch(choice.plan, choice.before)
+        if record is not None:
+            return choice, record
+
+
+def choose_batch(plan: BatchPlan, mode: ExistingBatch) -> BatchChoice:
+    """Choose a batch by its files. Creates and submits nothing."""
+    if mode is ExistingBatch.AGAIN:
+        choice = _choose_same_or_new(plan)
+    elif mode is ExistingBatch.APPEND:
+        choice = _choose_append(plan)
+    else:
+        choice = BatchChoice(plan=plan, before=read_record(Path(plan.root)))
+        if choice.before is None:
+            hint = "leave out --resume to start one, or name the folder of a batch with --output-root"
+            raise UserError(f"there is no batch in {plan.root}", hint=hint)
+    plan, note = choice.plan, choice.note
+    if choice.before is not None:
+        return replace(choice, plan=replace(plan, first_number=choice.before.plan.first_number))
+    try:
+        names = os.listdir(plan.pruned_root) if plan.pruned_root is not None else []
+    except OSError:  # it is made later, or refused
+        names = []
+    used = [int(match[1]) // MOST_RUNS for name in names if (match := _NUMBERED.match(name))]
+    number = MOST_RUNS * (max(used, default=-1) + 1)
+    if number:
+        shared = f"{plan.pruned_root} has runs of another batch, so those of this one are numbered from {number}"
+        note = f"{note}; {shared}" if note else shared
+    return replace(choice, plan=replace(plan, first_number=number), note=note)
+
+
+def _choose_same_or_new(plan: BatchPlan) -> BatchChoice:
+    reason, candidate = None, plan
+    for number in itertools.count(2):
+        record = read_record(Path(candidate.root))
+        if record is None:
+            break
+        changed = _changed_field(record.plan, candidate)
+        is_finished = _is_finished(record)
+        if changed is None and not is_finished:
+            return BatchChoice(plan=candidate, before=record, note=f"the batch in {candidate.root} is unfinished")
+        if reason is None:
+            why = f"was started with another {changed}" if changed else "is finished (--append adds runs to it)"
+            reason = f"the batch in {plan.root} {why}"
+        root, pruned = f"{plan.root}-{number}", plan.pruned_root
+        if pruned is not None:
+            pruned = f"{root}-pruned" if pruned == f"{plan.root}-pruned" else f"{pruned}-{number}"
+        candidate = replace(plan, root=root, pruned_root=pruned)
+    return BatchChoice(plan=candidate, note=reason and f"{reason}; starting a new one in {candidate.root}")
+
+
+def _choose_append(plan: BatchPlan) -> BatchChoice:
+    record = read_record(Path(plan.root))
+    if record is None:
+        return BatchChoice(plan=plan)
+    if not _is_finished(record):
+        note = f"the batch in {plan.root} is unfinished, so nothing is added"
+        return BatchChoice(plan=plan, before=record, note=note)
+    first, count = record.plan.count, record.plan.count + plan.count
+    note = f"adds seeds {plan.seed + first} to {plan.seed + count - 1} to the batch in {plan.root}"
+    return BatchChoice(plan=replace(plan, count=count), first=first, before=record, note=note)
+
+
+def _is_finished(record: BatchRecord) -> bool:
+    try:
+        summary = msgspec.json.decode(read_own(f"{record.plan.root}/{SUMMARY}"), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, PrivateFileError):
+        return False
+    return summary.get("succeeded") == summary.get("runs") == record.plan.count
+
+
+def _submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
     """Check the plan, create the roots, and submit all runs that have not succeeded. Return None, and submit nothing,
     if the record in the root is not `before`, or the numbers of its runs are taken: another command has changed it."""
     check_plan(plan)
@@ -177,12 +253,18 @@ def submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | N
     with locked(Path(plan.root)):
         if read_record(Path(plan.root)) != before:
             return None
-        if not _claim_numbers(plan) and before is None:
-            return None
+        if pruned is not None:
+            try:
+                _claim(plan).touch(exist_ok=False)
+            except FileExistsError:
+                if before is None:
+                    return None
+            except OSError as error:
+                raise EnvironmentFault(f"cannot write to the prune root {pruned}: {error.strerror}") from error
         return _submit_rest(BatchRecord(plan=plan) if before is None else _continue(before, plan))
 
 
-def changed_field(before: BatchPlan, plan: BatchPlan) -> str | None:
+def _changed_field(before: BatchPlan, plan: BatchPlan) -> str | None:
     """Return the field that makes `plan` another batch than `before`, or None."""
     return next((name for name in ("command", "seed", "prunes") if getattr(before, name) != getattr(plan, name)), None)
 
@@ -190,12 +272,10 @@ def changed_field(before: BatchPlan, plan: BatchPlan) -> str | None:
 def _continue(record: BatchRecord, plan: BatchPlan) -> BatchRecord:
     """Return the record with the new plan. A lower count than before removes no runs."""
     before = record.plan
-    changed = changed_field(before, plan)
+    changed = _changed_field(before, plan)
     if changed is not None:
-        old, new = (
-            " ".join(value) if isinstance(value, tuple) else str(value)
-            for value in (getattr(before, changed), getattr(plan, changed))
-        )
+        values = getattr(before, changed), getattr(plan, changed)
+        old, new = (" ".join(value) if isinstance(value, tuple) else str(value) for value in values)
         hint = "continue it with the same, or name another root"
         raise UserError(f"the batch in {plan.root} was started with another {changed}: {old}, not {new}", hint=hint)
     return replace(record, plan=replace(plan, name=before.name, count=max(before.count, plan.count)))
@@ -227,9 +307,16 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
     plan = record.plan
     if part.first is None:
         fixed = {"tag": plan.name, "name": plan.name, "on-reboot": "requeue", "output-root": plan.root}
-        options = {**plan.options, **_mounts(plan), **fixed}
+        options = {**plan.options, **fixed}
+        mounts = list(plan.options.get("mount", ()))
+        if "image" in options and all(parse_mount(text, os.getcwd()).target != plan.root for text in mounts):
+            options["mount"] = [plan.root, *mounts]  # runs in containers write to the root
+        table = io.StringIO()
+        writer = csv.DictWriter(table, list(_values(plan, 0)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_values(plan, index) for index in _indexes(part.indexes))
         try:
-            answer = _post(part.token, plan.command, options, table=_table(plan, _indexes(part.indexes)))
+            answer = _post(part.token, plan.command, options, table=table.getvalue())
         except UserError:
             # So that the user can correct the mistake and use the same root.
             _write_parts(record, *record.parts[:-1])
@@ -244,15 +331,6 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
     return record
 
 
-def _mounts(plan: BatchPlan) -> dict[str, Any]:
-    """Return the mounts of runs in containers: those of the user, and the root, to which the runs write."""
-    if "image" not in plan.options:
-        return {}
-    given = list(plan.options.get("mount", ()))
-    has_root = any(parse_mount(text, os.getcwd()).target == plan.root for text in given)
-    return {"mount": given if has_root else [plan.root, *given]}
-
-
 def _get(path: str) -> dict[str, Any] | None:
     """Return what the queue has there, or None."""
     try:
@@ -265,14 +343,8 @@ def _get(path: str) -> dict[str, Any] | None:
 def _submit_finish(record: BatchRecord, part: BatchPart, token: str) -> BatchRecord:
     plan = record.plan
     command = (sys.executable, "-P", "-m", "gpuyard.recipes.batch.finish", plan.root)
-    options = {
-        "gpus": 0,
-        "after-any": f"{part.first}-{part.last}",
-        "retries": 3,
-        "name": f"{plan.name}-finish",
-        "on-reboot": "requeue",
-    }
-    part = replace(part, finish=_post(token, command, options)["first"])
+    options = {"gpus": 0, "after-any": f"{part.first}-{part.last}", "retries": 3, "on-reboot": "requeue"}
+    part = replace(part, finish=_post(token, command, {**options, "name": f"{plan.name}-finish"})["first"])
     return _write_parts(record, *record.parts[:-1], part)
 
 
@@ -297,14 +369,6 @@ def _post(token: str, command: Sequence[str], options: dict[str, Any], table: st
     return answer
 
 
-def _table(plan: BatchPlan, indexes: Iterable[int]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(_values(plan, 0)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_values(plan, index) for index in indexes)
-    return text.getvalue()
-
-
 def _values(plan: BatchPlan, index: int) -> dict[str, str]:
     values = {"index": str(index), "seed": str(plan.seed + index), "output": str(run_folder(plan, index))}
     return values if plan.pruned_root is None else {**values, "prune_root": plan.pruned_root}
@@ -326,9 +390,7 @@ def read_results(record: BatchRecord) -> dict[int, RunRecord]:
     """Return the finished runs by index: those in `runs.jsonl`, replaced by those that the queue still has."""
     results: dict[int, RunRecord] = {}
     with contextlib.suppress(FileNotFoundError):
-        for line in read_own(f"{record.plan.root}/{RUNS}").decode().splitlines():
-            run = msgspec.convert(json.loads(line), RunRecord)
-            results[run.index] = run
+        results = {run.index: run for run in recorded_runs(record.plan.root)}
     attempts: dict[int, int] = {}
     for part in record.parts:
         for run in _read_runs(part) if part.first is not None and read_part_status(part) is not None else ():
@@ -336,6 +398,12 @@ def read_results(record: BatchRecord) -> dict[int, RunRecord]:
             if run.is_finished:
                 results[run.index] = replace(run, attempts=attempts[run.index])
     return results
+
+
+def recorded_runs(root: str) -> Iterator[RunRecord]:
+    """Yield the runs in `runs.jsonl`."""
+    for line in read_own(f"{root}/{RUNS}").decode().splitlines():
+        yield msgspec.convert(json.loads(line), RunRecord)
 
 
 def _read_runs(part: BatchPart) -> Iterator[RunRecord]:

@@ -8,7 +8,7 @@ import csv
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from msgspec import Struct, ValidationError, convert
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.units import format_count
 
-_SHARE = 0.95
 _HINT = "give a file that `gpuyard watch --log FILE` has written"
 
 
@@ -66,42 +65,32 @@ def read_sample_log(path: Path) -> list[dict[str, Any]]:
 def propose_limits(rows: Iterable[Mapping[str, Any]]) -> list[ProposedLimit]:
     values: dict[str, dict[str, list[float]]] = {figure.option: defaultdict(list) for figure in _FIGURES}
     for row in rows:
-        for figure, device, value in _figures_of(row):
-            values[figure.option][device].append(value)
+        is_of_batch = "event" in row  # a row of a batch has figures of the host and of a device
+        for figure in _FIGURES:
+            text = row.get(figure.batch_column if is_of_batch else figure.column)
+            if text not in (None, "") and (is_of_batch or row.get("kind") == figure.kind):
+                device = "" if figure.kind == "host" else str(row.get("device") or row.get("id"))
+                try:
+                    values[figure.option][device].append(convert(text, float, strict=False))
+                except ValidationError as error:
+                    raise UserError(f"the log has '{text}' for a number", hint=_HINT) from error
     if not any(values.values()):
         raise UserError("the log has no samples of CPU, RAM or GPUs", hint=_HINT)
     return [_propose(figure, values[figure.option]) for figure in _FIGURES]
 
 
-def _figures_of(row: Mapping[str, Any]) -> Iterator[tuple[_Figure, str, float]]:
-    """Yield each known figure of a row with the id of its device, which is empty for the host."""
-    is_of_batch = "event" in row  # a row of a batch has figures of the host and of a device
-    for figure in _FIGURES:
-        text = row.get(figure.batch_column if is_of_batch else figure.column)
-        if text not in (None, "") and (is_of_batch or row.get("kind") == figure.kind):
-            device = "" if figure.kind == "host" else str(row.get("device") or row.get("id"))
-            try:
-                yield figure, device, convert(text, float, strict=False)
-            except ValidationError as error:
-                raise UserError(f"the log has '{text}' for a number", hint=_HINT) from error
-
-
 def _propose(figure: _Figure, values: Mapping[str, list[float]]) -> ProposedLimit:
     if not values:
         return ProposedLimit(option=figure.option, value=None, why=f"no {figure.option}: its figure is not in the log")
-    bounds = {device: _bound([figure.sign * each for each in found]) for device, found in values.items()}
+    # Each device's smallest value that 95% of its values do not exceed.
+    signed = {device: sorted(figure.sign * each for each in found) for device, found in values.items()}
+    bounds = {device: found[math.ceil(0.95 * len(found)) - 1] for device, found in signed.items()}
     device = max(bounds, key=lambda each: bounds[each])
     bound = figure.sign * bounds[device]
     where = f" of GPU {device}" + (", the highest" if len(values) > 1 else "") if device else ""
     why = (
         f"{figure.what}{where}: {bound:.1f}{figure.unit} or {'less' if figure.sign > 0 else 'more'}"
-        f" in {_SHARE:.0%} of {format_count(len(values[device]), 'sample')}"
+        f" in 95% of {format_count(len(values[device]), 'sample')}"
     )
-    return ProposedLimit(
-        option=figure.option, value=math.ceil(bound) if figure.sign > 0 else math.floor(bound), why=why
-    )
-
-
-def _bound(values: list[float]) -> float:
-    """Return the smallest value that 95% of the values do not exceed."""
-    return sorted(values)[math.ceil(_SHARE * len(values)) - 1]
+    value = math.ceil(bound) if figure.sign > 0 else math.floor(bound)
+    return ProposedLimit(option=figure.option, value=value, why=why)

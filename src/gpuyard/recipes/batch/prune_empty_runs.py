@@ -75,7 +75,11 @@ def has_frame(run: Path, pattern: str) -> bool:
         if run.is_symlink():
             return True
         with FolderTree(run) as tree:
-            return any(_is_frame(entry, pattern) for entry in tree.walk(raise_it))
+            for entry in tree.walk(raise_it):
+                is_file = stat.S_ISREG(entry.status.st_mode)
+                if not entry.is_folder and (not is_file or (entry.status.st_size > 0 and _is_named(entry, pattern))):
+                    return True
+            return False
     except OSError as error:
         hint = "it is not pruned; check its permissions"
         raise EnvironmentFault(f"cannot look for frames in {run}: {_describe(error)}", hint=hint) from error
@@ -89,10 +93,11 @@ def prune(  # noqa: PLR0913 - the facts of a move
     pruning = _Pruning(run=run.absolute(), pruned=pruned.absolute(), record=record, why=why, at=at)
     try:
         return (None if is_new else pruning.complete_earlier_move()) or pruning.move()
-    except OSError as error:
-        return pruning.leave(_describe(error))
-    except PrivateFileError as error:
-        return pruning.leave(error.message)
+    except (OSError, PrivateFileError) as error:
+        moved = pruning.moved(None, _describe(error) if isinstance(error, OSError) else error.message)
+        with contextlib.suppress(OSError):
+            pruning.note(moved)
+        return moved
 
 
 def read_record(record: Path) -> dict[str, PrunedRun]:
@@ -118,34 +123,28 @@ class _Pruning(Struct, frozen=True, kw_only=True):
             return None
         target = Path(lines[-1].to or "")
         if not os.path.lexists(self.run):
-            return self._moved(target) if os.path.lexists(target) else None
-        if _is_reserved(target):
-            with contextlib.suppress(OSError):
+            return self.moved(target) if os.path.lexists(target) else None
+        with contextlib.suppress(OSError):
+            mode = os.lstat(target).st_mode
+            # It is reserved. Only the permissions count: in a setgid folder, a new folder inherits that bit.
+            if stat.S_ISDIR(mode) and not mode & 0o777:
                 os.rmdir(target)
         return None
 
     def move(self) -> PrunedRun:
+        """Rename the run to an unused name in the prune root."""
         if not self.pruned.is_dir():
-            return self.leave(f"the prune root {self.pruned} is missing")
+            raise OSError(errno.ENOENT, f"the prune root {self.pruned} is missing")
         if not stat.S_ISDIR(os.lstat(self.run).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.run))
         with FolderTree(self.run) as run:
             run.paths()  # raises Mounted if something is mounted in it
-        return self._moved(self._place())
-
-    def leave(self, left: str) -> PrunedRun:
-        moved = self._moved(None, left)
-        with contextlib.suppress(OSError):
-            self._note(moved)
-        return moved
-
-    def _place(self) -> Path:
-        """Rename the run to an unused name in the prune root."""
-        names = itertools.chain([self.run.name], (f"{self.run.name}.{number}" for number in itertools.count(2)))
-        free = (self.pruned / name for name in names if not os.path.lexists(self.pruned / name))
-        while True:
-            target = next(free)
-            self._note(self._moved(target))
+        for number in itertools.count(1):
+            target = self.pruned / (self.run.name if number == 1 else f"{self.run.name}.{number}")
+            if os.path.lexists(target):
+                continue
+            moved = self.moved(target)
+            self.note(moved)
             try:
                 os.mkdir(target, 0)
                 os.rename(self.run, target)
@@ -157,12 +156,13 @@ class _Pruning(Struct, frozen=True, kw_only=True):
                 if error.errno != errno.ENOTEMPTY:
                     raise
             else:
-                return target
+                break
+        return moved
 
-    def _moved(self, to: Path | None, left: str | None = None) -> PrunedRun:
+    def moved(self, to: Path | None, left: str | None = None) -> PrunedRun:
         return PrunedRun(run=self.run.name, to=None if to is None else str(to), why=self.why, left=left)
 
-    def _note(self, moved: PrunedRun) -> None:
+    def note(self, moved: PrunedRun) -> None:
         try:
             _append(self.record, _PruneRecord(at=self.at, **asdict(moved)))
         except OSError as error:
@@ -189,14 +189,9 @@ def _make_root(role: str, root: Path, option: str) -> None:
         raise EnvironmentFault(f"cannot write to the {role} {root}: {error.strerror}", hint=hint) from error
 
 
-def _is_frame(entry: Entry, pattern: str) -> bool:
-    if entry.is_folder:
-        return False
-    if not stat.S_ISREG(entry.status.st_mode):
-        return True
+def _is_named(entry: Entry, pattern: str) -> bool:
     globs = tuple(glob for glob in pattern.split("/") if glob not in ("", "."))
-    parts = tuple(entry.path.split("/")) if "/" in pattern else (entry.name,)
-    return _matches(parts, globs) and entry.status.st_size > 0
+    return _matches(tuple(entry.path.split("/")) if "/" in pattern else (entry.name,), globs)
 
 
 def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:
@@ -205,15 +200,6 @@ def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:
     if globs[0] == "**":
         return any(_matches(parts[skipped:], globs[1:]) for skipped in range(len(parts) + 1))
     return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
-
-
-def _is_reserved(target: Path) -> bool:
-    try:
-        mode = os.lstat(target).st_mode
-    except OSError:
-        return False
-    # Only the permissions count: in a setgid folder, a new folder inherits that bit.
-    return stat.S_ISDIR(mode) and not mode & 0o777
 
 
 def _append(record: Path, line: _PruneRecord) -> None:

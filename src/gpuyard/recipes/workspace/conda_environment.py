@@ -1,6 +1,7 @@
 """Activate a conda environment: `conda run`, or that of mamba or micromamba, runs the activation hooks and tells the
 variables. No command line is built from the environment's name."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -11,19 +12,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from gpuyard.errors import EnvironmentFault, GpuyardError, UserError
-
-TIMEOUT_S = 60.0
-# conda before mamba: early versions of mamba cannot activate, and are installed beside a conda.
-_TOOLS = ("conda", "mamba", "micromamba")
-_ROOTS = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "miniconda", "anaconda", "conda")
-_DUMP_ENVIRONMENT = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
-# The last: Python, and so conda, sets it for itself if the environment has no locale.
-_SET_ON_THE_WAY = ("_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE")
+from gpuyard.errors import EnvironmentFault, UserError
 
 
-def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
+def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s: float = 60.0) -> dict[str, str]:
     """Return `environment` with the conda environment `name` (a name or a path) activated by the first tool that knows
     it. Raises UserError if the environment or conda itself is missing, EnvironmentFault if activation fails."""
     if name.startswith("-"):
@@ -35,7 +29,8 @@ def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s
     errors = []
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder, "environment")
-        dumper = [sys.executable, "-I", "-c", _DUMP_ENVIRONMENT, str(dump)]
+        program = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[1], 'w'))"
+        dumper = [sys.executable, "-I", "-c", program, str(dump)]
         for tool in tools:
             command = [tool, "run", "-p" if "/" in name else "-n", name, *dumper]
             try:
@@ -46,47 +41,32 @@ def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s
                 raise EnvironmentFault(message, hint=hint) from None
             if dump.exists():
                 after = json.loads(dump.read_bytes())
-                unchanged = {key: environment.get(key) for key in _SET_ON_THE_WAY}
+                # Set on the way; the last by Python, and so conda, for itself if the environment has no locale.
+                unchanged = {key: environment.get(key) for key in ("_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE")}
                 return {key: value for key, value in (after | unchanged).items() if value is not None}
-            errors.append(f"{tool} says: {_last_line(done.stderr)}")
-    raise _explain_failure(name, environment, tools, errors, timeout_s)
-
-
-def _explain_failure(
-    name: str, environment: Mapping[str, str], tools: list[str], errors: list[str], timeout_s: float
-) -> GpuyardError:
-    prefixes = [prefix for tool in tools for prefix in _prefixes(tool, environment, timeout_s)]
+            said = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+            errors.append(f"{tool} says: {said[-1][:200] if said else 'nothing'}")
+    prefixes: list[str] = []  # the folders of all environments
+    for tool in tools:
+        with contextlib.suppress(ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
+            listed = _run([tool, "env", "list", "--json"], environment, timeout_s).stdout
+            prefixes += [str(prefix) for prefix in json.loads(listed)["envs"]]
     known = sorted({_environment_name(prefix, prefixes) for prefix in prefixes})
     if known and name not in (*known, *prefixes):
-        return UserError(f"there is no conda environment '{name}'", hint=f"there are: {', '.join(known)}")
-    return EnvironmentFault(
+        raise UserError(f"there is no conda environment '{name}'", hint=f"there are: {', '.join(known)}")
+    raise EnvironmentFault(
         f"the conda environment '{name}' cannot be activated; {'; '.join(errors)}",
         hint=f"try `{shlex.join([tools[0], 'run', '-n', name, 'env'])}`; a hook in the environment's "
         "etc/conda/activate.d may end the shell",
     )
 
 
-def _prefixes(tool: str, environment: Mapping[str, str], timeout_s: float) -> list[str]:
-    """Return the folders of all environments that a tool lists; none if it fails."""
-    try:
-        listed = _run([tool, "env", "list", "--json"], environment, timeout_s).stdout
-        return [str(prefix) for prefix in json.loads(listed)["envs"]]
-    except (ValueError, KeyError, TypeError, subprocess.TimeoutExpired):
-        return []
-
-
 def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
     """Run a command with its output in files: a process that a hook leaves behind would keep a pipe open."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                env=environment,
-                start_new_session=True,
-            )
+            process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
         except OSError as error:
             return subprocess.CompletedProcess(command, 126, b"", str(error).encode())
         try:
@@ -103,9 +83,12 @@ def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -
 def find_tools(environment: Mapping[str, str]) -> list[str]:
     """Return the paths of installed tools, each once: from CONDA_EXE and MAMBA_EXE, then PATH, then usual places."""
     named = [environment.get("CONDA_EXE"), environment.get("MAMBA_EXE")]
-    on_path = [shutil.which(tool, path=environment.get("PATH", os.defpath)) for tool in _TOOLS]
+    # conda before mamba: early versions of mamba cannot activate, and are installed beside a conda.
+    tools = ("conda", "mamba", "micromamba")
+    on_path = [shutil.which(tool, path=environment.get("PATH", os.defpath)) for tool in tools]
     home = environment.get("HOME") or os.path.expanduser("~")
-    usual = [f"{folder}/{root}/bin/conda" for folder in (home, "/opt") for root in _ROOTS]
+    roots = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "miniconda", "anaconda", "conda")
+    usual = [f"{folder}/{root}/bin/conda" for folder in (home, "/opt") for root in roots]
     usual += [f"{home}/{folder}/micromamba" for folder in (".local/bin", "bin")]
     by_real_path: dict[str, str] = {}
     for path in (*named, *on_path, *usual):
@@ -120,8 +103,3 @@ def _environment_name(prefix: str, prefixes: list[str]) -> str:
     if os.path.basename(folder) == "envs":
         return name
     return "base" if any(os.path.dirname(each) == f"{prefix}/envs" for each in prefixes) else prefix
-
-
-def _last_line(errors: bytes) -> str:
-    lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "nothing"

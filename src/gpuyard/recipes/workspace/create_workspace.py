@@ -1,11 +1,10 @@
 """Create a workspace: `scheduler.sh`, `scheduler_config.yml`, and the folders for configs and markers.
 
 Never loses existing work. An existing configuration keeps its text, and new keys are appended as comments; a file is
-copied under an unused name before it is replaced; existing folders stay untouched. Files are written atomically, and
-creating a workspace a second time changes nothing.
+copied under an unused name before it is replaced; existing folders stay untouched. A second time changes nothing.
 
-The files are filled in from the templates beside this module, which users may also copy by hand. A line of the
-configuration that starts with `#` and a key shows that key's default; removing the `#` sets it.
+Users may also copy the templates beside this module by hand. A line of the configuration that starts with `#` and a key
+shows that key's default; removing the `#` sets it.
 """
 
 import contextlib
@@ -28,12 +27,6 @@ SCRIPT = "scheduler.sh"
 CONFIG_TEMPLATE = Path(__file__).with_name("scheduler_config_template.yml")
 WRAPPER_TEMPLATE = Path(__file__).with_name("scheduler_wrapper_template.sh")
 
-_NEW_KEYS_HEAD = """\
-#
-# More settings, each with its default:
-"""
-_COMMENTS_AT = 37
-
 
 class CreatedWorkspace(Struct, kw_only=True):
     """The files that were created, left unchanged, or replaced (each with the path of its backup)."""
@@ -53,51 +46,46 @@ def init(folder: Path, *, force: bool) -> CreatedWorkspace:
         if os.path.lexists(folder / name):
             hint = "--force updates it: your values are kept, and replaced files are backed up"
             raise UserError(f"{folder} is a workspace already: it has {name}", hint=hint)
+    result = CreatedWorkspace(folder=folder)
     try:
-        return _WorkspaceWriter(folder).write_all()
+        _write_all(result)
     except OSError as error:
         raise EnvironmentFault(f"cannot create the workspace {folder}: {error.strerror}: {error.filename}") from error
+    return result
 
 
-class _WorkspaceWriter:
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._result = folder, CreatedWorkspace(folder=folder)
-
-    def write_all(self) -> CreatedWorkspace:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._write_config(self._folder / CONFIG_FILE)
-        script = scheduler_script(sys.executable).encode("utf-8", "surrogateescape")
-        self._write_file(self._folder / SCRIPT, script, mode=0o777)
-        loaded = _load_if_valid(self._folder)
-        named = [] if loaded is None else [Path(loaded.settings.config_dir), Path(loaded.settings.output_dir)]
-        for folder in (path for path in named if self._folder in path.parents and ".." not in path.parts):
-            if os.path.lexists(folder):
-                self._result.kept.append(folder)
-            else:
-                folder.mkdir(parents=True)
-                self._result.created.append(folder)
-        return self._result
-
-    def _write_config(self, path: Path) -> None:
-        if not os.path.lexists(path):
-            self._write_file(path, config_text(default_task_name(self._folder)).encode())
-        # A symbolic link may be shared with other workspaces, and a file with mistakes is for its owner to correct.
-        elif path.is_symlink() or _load_if_valid(self._folder) is None:
-            self._result.kept.append(path)
+def _write_all(result: CreatedWorkspace) -> None:
+    workspace = result.folder
+    workspace.mkdir(parents=True, exist_ok=True)
+    config = workspace / CONFIG_FILE
+    # A symbolic link may be shared with other workspaces, and a file with mistakes is for its owner to correct.
+    if os.path.lexists(config) and (config.is_symlink() or _load_if_valid(workspace) is None):
+        result.kept.append(config)
+    else:
+        _write_file(result, config, _config_text(config).encode(), mode=0o666)
+    script = scheduler_script(sys.executable).encode("utf-8", "surrogateescape")
+    _write_file(result, workspace / SCRIPT, script, mode=0o777)
+    loaded = _load_if_valid(workspace)
+    named = [] if loaded is None else [Path(loaded.settings.config_dir), Path(loaded.settings.output_dir)]
+    for folder in (path for path in named if workspace in path.parents and ".." not in path.parts):
+        if os.path.lexists(folder):
+            result.kept.append(folder)
         else:
-            self._write_file(path, add_missing_keys(path.read_bytes().decode()).encode())
+            folder.mkdir(parents=True)
+            result.created.append(folder)
 
-    def _write_file(self, path: Path, content: bytes, *, mode: int = 0o666) -> None:
-        if not os.path.lexists(path):
-            self._result.created.append(path)
-        elif not path.is_symlink() and path.read_bytes() == content:
-            self._result.kept.append(path)
-            return
-        else:
-            self._result.backed_up.append((path, _back_up(path)))
-        # A file that is replaced keeps its permissions.
-        before = path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
-        write_atomically(path, content, mode=mode, exact_mode=None if before is None else before | (mode & 0o100))
+
+def _write_file(result: CreatedWorkspace, path: Path, content: bytes, *, mode: int) -> None:
+    if not os.path.lexists(path):
+        result.created.append(path)
+    elif not path.is_symlink() and path.read_bytes() == content:
+        result.kept.append(path)
+        return
+    else:
+        result.backed_up.append((path, _back_up(path)))
+    # A file that is replaced keeps its permissions.
+    before = path.stat().st_mode & 0o777 if path.is_file() and not path.is_symlink() else None
+    write_atomically(path, content, mode=mode, exact_mode=None if before is None else before | (mode & 0o100))
 
 
 def _load_if_valid(folder: Path) -> LoadedSettings | None:
@@ -129,32 +117,18 @@ def scheduler_script(python: str) -> str:
     return text.replace("\npython=python3\n", f"\npython={shlex.quote(python)}\n", 1)
 
 
-def config_text(task_name: str) -> str:
-    """Return a configuration with every key, most of them as a comment with the default."""
-    line = f"task_name: {json.dumps(task_name, ensure_ascii=False)}"
-    before = '#task_name: ""'.ljust(_COMMENTS_AT)
-    return _template().replace(before, line.ljust(_COMMENTS_AT), 1)
-
-
-def add_missing_keys(text: str) -> str:
-    """Return a configuration with the keys that it does not mention appended as comments."""
+def _config_text(path: Path) -> str:
+    """Return a new configuration with every key, most of them as a comment with the default; of an existing one, its
+    text with the keys that it does not mention appended as comments."""
+    template = CONFIG_TEMPLATE.read_text(encoding="utf-8")
+    if not os.path.lexists(path):
+        line = f"task_name: {json.dumps(default_task_name(path.parent), ensure_ascii=False)}"
+        return template.replace('#task_name: ""'.ljust(37), line.ljust(37), 1)
+    text = path.read_bytes().decode()
     mentioned = set(re.findall(r"^\s*#?\s*['\"]?(\w+)['\"]?\s*:", text, re.MULTILINE))
-    missing = [line for key, line in _lines().items() if key not in mentioned]
+    lines = {line.lstrip("#").partition(":")[0]: f"#{line.lstrip('#')}\n" for line in template.splitlines()}
+    missing = [line for key, line in lines.items() if key in SETTING_TYPES and key not in mentioned]
     if not missing:
         return text
     line_end = "" if text.endswith("\n") or not text else "\n"
-    return f"{text}{line_end}{_NEW_KEYS_HEAD}{''.join(missing)}"
-
-
-def _lines() -> dict[str, str]:
-    """Return the template's line for each key, as a comment."""
-    found = {}
-    for line in _template().splitlines():
-        key = line.lstrip("#").partition(":")[0]
-        if key in SETTING_TYPES:
-            found[key] = f"#{line.lstrip('#')}\n"
-    return found
-
-
-def _template() -> str:
-    return CONFIG_TEMPLATE.read_text(encoding="utf-8")
+    return f"{text}{line_end}#\n# More settings, each with its default:\n{''.join(missing)}"

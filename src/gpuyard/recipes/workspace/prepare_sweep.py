@@ -20,6 +20,7 @@ import sys
 from collections.abc import Container, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from yaml.constructor import SafeConstructor
 
@@ -37,9 +38,6 @@ from gpuyard.recipes.workspace.workspace_files import check_config_names
 from gpuyard.recipes.workspace.yaml_settings import compose_file
 from gpuyard.system.processes import python_command, user_name
 from gpuyard.visible_devices import visible_devices
-
-# A task runs in its own terminal, so variables of the user's terminal are dropped.
-_TERMINAL_VARIABLES = ("TMUX", "TMUX_PANE", "COLUMNS", "LINES")
 
 
 def find_configs(settings: WorkspaceSettings) -> list[Path]:
@@ -126,7 +124,9 @@ def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) ->
 def task_environment(settings: WorkspaceSettings) -> tuple[dict[str, str], list[str]]:
     """Return this process's environment with the conda environment activated and the workspace's `env` added, and notes
     for the user. An interpreter with an absolute path runs without conda, too."""
-    variables = {name: value for name, value in os.environ.items() if name not in _TERMINAL_VARIABLES}
+    # A task runs in its own terminal.
+    dropped = ("TMUX", "TMUX_PANE", "COLUMNS", "LINES")
+    variables = {name: value for name, value in os.environ.items() if name not in dropped}
     notes = []
     if settings.conda_env is not None:
         if os.path.isabs(os.path.expanduser(settings.python_env)) and not find_tools(variables):
@@ -140,24 +140,31 @@ def task_environment(settings: WorkspaceSettings) -> tuple[dict[str, str], list[
 
 
 def task_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return `python train.py`, without arguments. Raises UserError if a part does not exist. With an
-    `image`, the interpreter is the image's."""
+    """Return `python train.py`, without arguments. `python_env` is a program on PATH or a path, with or without
+    arguments, or a virtualenv; with an `image`, it is the image's. Raises UserError if a part does not exist."""
     if not os.path.isdir(settings.work_dir):
         raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="create it, or set work_dir")
     if not os.path.isfile(settings.script_path):
         hint = "paths are relative to the workspace, or to work_dir for the script"
         raise UserError(f"script_path: there is no script {settings.script_path}", hint=hint)
-    is_contained = settings.image is not None
-    interpreter = _split(settings.python_env) if is_contained else _interpreter(settings, workspace, environment)
-    return (*interpreter, path_in_work_dir(settings.script_path, settings))
+    text = settings.python_env
+    path = os.path.join(workspace, os.path.expanduser(text))
+    words = [each for each in (f"{path}/bin/python", path if os.sep in text else "") if os.path.isfile(each)][:1]
+    if not words or settings.image is not None:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UserError(f"python_env: cannot parse '{text}': {error}", hint="close its quotes") from error
+    if settings.image is None:
+        words[0] = _executable("python_env", words[0], workspace, environment)
+    return (*words, path_in_work_dir(settings.script_path, settings))
 
 
 def hook_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the command of `hook`, or () if it is not set. Its path is relative to the workspace."""
     if settings.hook is None:
         return ()
-    first, *others = settings.hook
-    return (_executable("hook", _program(first, workspace), environment), *others)
+    return (_executable("hook", settings.hook[0], workspace, environment), *settings.hook[1:])
 
 
 def path_in_work_dir(path: str, settings: WorkspaceSettings) -> str:
@@ -166,25 +173,6 @@ def path_in_work_dir(path: str, settings: WorkspaceSettings) -> str:
     if inside.startswith(os.pardir + os.sep) or inside == os.pardir:
         return path
     return f"./{inside}" if inside.startswith("-") else inside
-
-
-def _interpreter(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the command of `python_env`: a program on PATH or a path, with or without arguments, or a virtualenv."""
-    text = settings.python_env
-    path = os.path.join(workspace, os.path.expanduser(text))
-    if os.path.isfile(f"{path}/bin/python"):
-        return (_executable("python_env", f"{path}/bin/python", environment),)
-    if os.path.isfile(path) and os.sep in text:
-        return (_executable("python_env", path, environment),)
-    first, *others = _split(text)
-    return (_executable("python_env", _program(first, workspace), environment), *others)
-
-
-def _split(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise UserError(f"python_env: cannot parse '{text}': {error}", hint="close its quotes") from error
 
 
 def task_mounts(settings: WorkspaceSettings) -> list[str] | None:
@@ -199,13 +187,10 @@ def task_mounts(settings: WorkspaceSettings) -> list[str] | None:
     return [*dict.fromkeys(outside), *settings.mounts]
 
 
-def _program(written: str, workspace: Path) -> str:
-    """Return a name as it is (found on PATH), and a path relative to the workspace."""
+def _executable(key: str, written: str, workspace: Path, environment: Mapping[str, str]) -> str:
+    """Find a name on PATH; a path is relative to the workspace."""
     program = os.path.expanduser(written)
-    return os.path.join(workspace, program) if os.sep in program else program
-
-
-def _executable(key: str, program: str, environment: Mapping[str, str]) -> str:
+    program = os.path.join(workspace, program) if os.sep in program else program
     found = shutil.which(program, path=environment.get("PATH", os.defpath))
     if found is None:
         what = f"{program} is not executable" if os.path.exists(program) else f"there is no program '{program}'"
@@ -214,43 +199,31 @@ def _executable(key: str, program: str, environment: Mapping[str, str]) -> str:
     return found
 
 
-_PLACE = re.compile(r'^ *(File "[^<].*", line \d+), in (?!main$)', re.MULTILINE)
-_NO_MODULE = "ModuleNotFoundError: "
-
-
 def arguments_of(
-    settings: WorkspaceSettings,
-    paths: Sequence[Path],
-    workspace: Path,
-    settings_file: str,
-    environment: Mapping[str, str],
+    settings: WorkspaceSettings, paths: Sequence[Path], workspace: Path, file: str, environment: Mapping[str, str]
 ) -> list[tuple[str, ...]]:
     """Return the arguments of each config. Raises UserError if the user's function fails for one, or if it is named in
-    settings of another user."""
+    settings (in `file`) of another user."""
     if settings.parser is None:
         return [("--config_path", path_in_work_dir(str(path), settings)) for path in paths]
-    owner = os.stat(settings_file).st_uid
+    owner = os.stat(file).st_uid
     if owner not in (0, os.geteuid()):
-        why = f"parser: {settings_file} belongs to {user_name(owner)}, and a parser runs only from settings of your own"
+        why = f"parser: {file} belongs to {user_name(owner)}, and a parser runs only from settings of your own"
         raise UserError(why, hint="copy the file, and name the copy with --config")
     for path in paths:
         compose_file(path)
     module = "gpuyard.recipes.workspace.prepare_sweep"
     command = python_command(module, settings.parser, str(workspace), settings.work_dir, options=("-P",))
-    done = subprocess.run(
-        command,
-        input=json.dumps([str(path) for path in paths]).encode(),
-        capture_output=True,
-        cwd=settings.work_dir,
-        env=environment,
-        check=False,
-    )
+    given = json.dumps([str(path) for path in paths]).encode()
+    options: dict[str, Any] = {"cwd": settings.work_dir, "env": environment}
+    done = subprocess.run(command, input=given, capture_output=True, check=False, **options)
     results = done.stdout.splitlines()
     if len(results) < len(paths):
         said = done.stderr.decode(errors="replace").strip()
         what = said.rpartition("\n")[2] or f"it ended Python with status {done.returncode}"
-        hint = next(reversed(_PLACE.findall(said)), None)
-        if what.startswith(_NO_MODULE):
+        places = re.findall(r'^ *(File "[^<].*", line \d+), in (?!main$)', said, re.MULTILINE)
+        hint = places[-1] if places else None
+        if what.startswith("ModuleNotFoundError: "):
             hint = f"{sys.executable} looks for modules in the workspace, in work_dir and on PYTHONPATH"
         raise UserError(f"parser: {settings.parser} failed for {paths[len(results)]}: {what}", hint=hint)
     return [tuple(json.loads(result)) for result in results]

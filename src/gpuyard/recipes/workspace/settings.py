@@ -27,12 +27,7 @@ from gpuyard.system.processes import user_name
 CONFIG_FILE = "scheduler_config.yml"
 DEFAULT = "default"
 TRAIN_LOGS = "train_logs"  # in `log_dir`, for this user alone
-# The usual place of shell schedulers; our files there are private.
-_LOG_DIR = "/tmp"  # noqa: S108
 _SECTION = "scheduler"
-_SECTION_LINES = re.compile(rb"^scheduler[ \t]*:.*\n(?:[ \t].*\n)*", re.MULTILINE)
-# Stricter than for a hint: a key of the user's program must not count as a typing mistake of ours.
-_MIN_SIMILARITY = 0.75
 
 
 class WorkspaceSettings(Struct, frozen=True, kw_only=True):
@@ -107,14 +102,6 @@ def _types_by_key(options: type[Struct]) -> dict[str, SettingType]:
 
 SETTING_TYPES = _types_by_key(WorkspaceSettings)
 _TASK_SETTING_TYPES = _types_by_key(TaskOptions)
-# How None is shown to users.
-_NONE_TEXTS = {
-    "gpu_count": "all",
-    "vram": "learned",
-    "engine": "default",
-    "vendor": "default",
-    "parser": "--config_path FILE",
-}
 
 
 class LoadedSettings(Struct, frozen=True, kw_only=True):
@@ -169,18 +156,19 @@ def _fill_in(values: dict[str, Any], folder: Path) -> dict[str, str]:
         values[key] = _absolute(values.get(key, default), folder)
     if values.get("mounts"):
         values["mounts"] = tuple(_absolute(mount, folder) for mount in values["mounts"])
-    log_dir = values["log_dir"] = _absolute(values.get("log_dir", _LOG_DIR), folder)
-    if _is_of_another_user(f"{log_dir}/{TRAIN_LOGS}"):
+    # The default is the usual place of shell schedulers; our files there are private.
+    log_dir = values["log_dir"] = _absolute(values.get("log_dir", "/tmp"), folder)  # noqa: S108
+    logs = f"{log_dir}/{TRAIN_LOGS}"
+    if os.path.lexists(logs) and os.lstat(logs).st_uid != os.geteuid():
         values["log_dir"] = f"{log_dir}/logs_{user_name(os.geteuid())}"
-        sources["log_dir"] = f"{log_dir}/{TRAIN_LOGS} belongs to another user"
-    values["script_path"] = _script(values.get("script_path", "train.py"), folder, Path(values["work_dir"]))
+        sources["log_dir"] = f"{logs} belongs to another user"
+    script = values.get("script_path", "train.py")
+    in_workspace, in_work_dir = _absolute(script, folder), _absolute(script, Path(values["work_dir"]))
+    is_in_work_dir = not os.path.exists(in_workspace) and os.path.exists(in_work_dir)
+    values["script_path"] = in_work_dir if is_in_work_dir else in_workspace
     if "/" in values.get("conda_env", ""):  # a path; other values are names
         values["conda_env"] = _absolute(values["conda_env"], folder)
     return sources
-
-
-def _is_of_another_user(path: str) -> bool:
-    return os.path.lexists(path) and os.lstat(path).st_uid != os.geteuid()
 
 
 def default_task_name(folder: Path) -> str:
@@ -193,15 +181,10 @@ def _absolute(written: str, folder: Path) -> str:
     return str(folder / os.path.expanduser(written))
 
 
-def _script(written: str, folder: Path, work_dir: Path) -> str:
-    """Return the script's path in the workspace; in the working directory if the script exists only there."""
-    in_workspace, in_work_dir = _absolute(written, folder), _absolute(written, work_dir)
-    return in_work_dir if not os.path.exists(in_workspace) and os.path.exists(in_work_dir) else in_workspace
-
-
 def _value_text(key: str, value: Any) -> str:
     if value is None:
-        return _NONE_TEXTS.get(key, "none")
+        texts = {"gpu_count": "all", "vram": "learned", "engine": "default", "vendor": "default"}
+        return {**texts, "parser": "--config_path FILE"}.get(key, "none")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -221,8 +204,9 @@ def load_task_options(path: Path) -> TaskOptions:
         with path.open("rb") as file:
             content = file.read(MOST_CONFIGURED + 1)
         is_large = len(content) > MOST_CONFIGURED
-        part = b"".join(_SECTION_LINES.findall(content)) if is_large else content
-        section = _find_section(part.decode("utf-8-sig"))
+        if is_large:
+            content = b"".join(re.findall(rb"^scheduler[ \t]*:.*\n(?:[ \t].*\n)*", content, re.MULTILINE))
+        section = _find_section(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return TaskOptions()
     except OSError as error:
@@ -252,5 +236,5 @@ def _find_section(text: str) -> yaml.MappingNode | None:
     if not sections or not isinstance(sections[-1], yaml.MappingNode):
         return None
     keys = [key.value for key, _ in sections[-1].value if isinstance(key, yaml.ScalarNode)]
-    is_ours = any(closest_key(key, _TASK_SETTING_TYPES, _MIN_SIMILARITY) for key in keys)
-    return sections[-1] if is_ours else None
+    # Stricter than for a hint: a key of the user's program must not count as a typing mistake of ours.
+    return sections[-1] if any(closest_key(key, _TASK_SETTING_TYPES, 0.75) for key in keys) else None

@@ -35,10 +35,6 @@ from gpuyard.system.submitting_shell import read_shell_settings, starting_proces
 from gpuyard.system.write_files import write_whole
 
 NO_TMUX = "tmux is not installed, so tasks have no sessions; `gpuyard logs -f JOB` shows a task's output"
-# Variables with these prefixes locate the queue and the package; those that mark a job's process are left out.
-_VIEW_VARIABLES = ("GPUYARD_", "XDG_", "PYTHONPATH")
-_JOB_VARIABLES = frozenset({"GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE", "GPUYARD_OOM_COUNT", "GPUYARD_LEASE"})
-_KILL_TIMEOUT_S = 20.0
 
 
 class SubmittedConfig(Struct, frozen=True, kw_only=True):
@@ -113,11 +109,9 @@ def check(loaded: LoadedSettings) -> tuple[list[str], list[str]]:
 
 class _Sweep:
     def __init__(self, loaded: LoadedSettings) -> None:
-        self._workspace, self._settings = loaded.workspace, loaded.settings
-        self._config_file = loaded.path
+        self._workspace, self._settings, self._config_file = loaded.workspace, loaded.settings, loaded.path
         self._tag = files.workspace_tag(loaded.workspace)
         self._tmux = Tmux(os.environ) if loaded.settings.sessions == "tmux" else None
-        self._shell = read_shell_settings()
         self._has_tmux = self._tmux is not None and self._tmux.is_there()
 
     def plan(self, configs: Sequence[str], gpus: str | None) -> tuple[list[_PlannedTask], list[str]]:
@@ -155,7 +149,11 @@ class _Sweep:
         known = {task["config"]: task for task in list_tasks(queue, self._tag)}
         queue.request("POST", "/tags/go", body={"tag": self._tag}, is_repeatable=True)
         self._scheduler_log = files.scheduler_log(self._settings, self._workspace)
-        self._record_logs(planned)
+        # For `gpuyard uninstall`: the workspace, and its logs outside it.
+        record_outside(state_folder(), WORKSPACE, [self._workspace])
+        if not files.has_own_logs(self._settings, self._workspace):
+            logs = [log for each in planned for log in files.task_logs(self._settings, self._workspace, each.config)]
+            record_outside(state_folder(), LOG, filter(None, [*logs, self._scheduler_log]))
         started = StartedSweep(tag=self._tag, notes=notes)
         for each in planned:
             why = self._reason_to_skip(each, known.get(each.config), is_rerun=is_rerun)
@@ -180,14 +178,6 @@ class _Sweep:
             started.session = self._open_view()
         return started
 
-    def _record_logs(self, planned: Sequence[_PlannedTask]) -> None:
-        """Record the workspace and its logs outside it, for `gpuyard uninstall`."""
-        settings, queue = self._settings, state_folder()
-        record_outside(queue, WORKSPACE, [self._workspace])
-        if not files.has_own_logs(settings, self._workspace):
-            logs = [log for each in planned for log in files.task_logs(settings, self._workspace, each.config)]
-            record_outside(queue, LOG, filter(None, [*logs, self._scheduler_log]))
-
     def _reason_to_skip(self, each: _PlannedTask, task: dict[str, Any] | None, *, is_rerun: bool) -> str | None:
         if task is not None and not task["is_finished"]:
             return f"already {'running' if task['is_live'] else 'waiting'} as job {task['id']}"
@@ -203,6 +193,11 @@ class _Sweep:
         settings = self._settings
         marker = str(files.marker_path(settings, each.config))
         sharing = TagSharing(most_per_device=settings.max_jobs_per_gpu, stagger_s=settings.startup_delay)
+        try:
+            with each.path.open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        except OSError as error:
+            raise cannot_read(each.path, error) from error
         task_variables = {
             "GPUYARD_WORKSPACE": str(self._workspace),
             "GPUYARD_TASK_NAME": settings.task_name,
@@ -217,7 +212,7 @@ class _Sweep:
             options=self._options(each),
             task=msgspec.to_builtins(self._task(each, marker)),
             tag_sharing=msgspec.to_builtins(sharing),
-            configuration=_digest(each.path),
+            configuration=digest,
             code=code_of(self._command, settings.work_dir),
         )
 
@@ -272,16 +267,12 @@ class _Sweep:
         """Submit a job that runs the `notify` command when all of `jobs` have finished."""
         module = "gpuyard.recipes.workspace.sweep_status"
         command = [sys.executable, "-P", "-m", module, str(self._workspace), self._config_file]
-        options = {
-            "gpus": 0,
-            "engine": LOCAL,
-            "after-any": ",".join(map(str, jobs)),
-            "name": f"{files.slug(self._settings.task_name)}-notice",
-        }
+        name = f"{files.slug(self._settings.task_name)}-notice"
+        options = {"gpus": 0, "engine": LOCAL, "after-any": ",".join(map(str, jobs)), "name": name}
         self._post(queue, command=command, environment=self._environment, options=options)
 
     def _post(self, queue: DaemonConnection, **fields: Any) -> int:
-        own = {"token": secrets.token_hex(16), "cwd": self._settings.work_dir, "shell": self._shell}
+        own = {"token": secrets.token_hex(16), "cwd": self._settings.work_dir, "shell": read_shell_settings()}
         body = {**own, **fields, "submitters": starting_processes()}
         return int(queue.request("POST", "/submissions", body=body, is_repeatable=True)["first"])
 
@@ -290,8 +281,10 @@ class _Sweep:
         if self._tmux is None or not self._has_tmux:
             return None
         settings, owner = self._settings, f"{self._tag}/scheduler"
-        names = [name for name in os.environ if name.startswith(_VIEW_VARIABLES) and name not in _JOB_VARIABLES]
-        variables = [f"{name}={os.environ[name]}" for name in names]
+        # Variables that locate the queue and the package, but not those that mark a job's process.
+        of_job = {f"GPUYARD_{name}" for name in ("JOB_ID", "ATTEMPT", "QUEUE", "OOM_COUNT", "LEASE")}
+        names = [name for name in os.environ if name.startswith(("GPUYARD_", "XDG_", "PYTHONPATH"))]
+        variables = [f"{name}={os.environ[name]}" for name in names if name not in of_job]
         command = ["/usr/bin/env", *variables, sys.executable, "-P", "-m", "gpuyard", "workspace"]
         command += ["--workspace", str(self._workspace), "--config", self._config_file, "status", "--watch"]
         if settings.cleanup_on_complete:
@@ -302,14 +295,6 @@ class _Sweep:
         except TmuxError as error:
             files.write_scheduler_log(self._scheduler_log, f"cannot open a session for the status: {error}")
             return None
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError as error:
-        raise cannot_read(path, error) from error
 
 
 def stop(workspace: Path, settings: WorkspaceSettings | None) -> StoppedSweep:
@@ -330,7 +315,11 @@ def kill_all(workspace: Path, settings: WorkspaceSettings | None) -> KilledSweep
     with locked(workspace), connect(start=True) as queue:
         tasks = [task for task in list_tasks(queue, tag) if not task["is_finished"]]
         _cancel(queue, tasks)
-        left = _wait_for(queue, tag, {task["id"] for task in tasks})
+        ids = {task["id"] for task in tasks}
+        if ids:
+            queue.request("GET", "/wait", {"ids": ",".join(map(str, sorted(ids))), "timeout": "20.0"})
+        after = list_tasks(queue, tag)
+        left = tuple(task["config"] for task in after if task["id"] in ids and not task["is_finished"])
         owned = tmux.owned_sessions(f"{tag}/") if tmux.is_there() else {}
         for owner, names in owned.items():
             for name in names:
@@ -355,10 +344,3 @@ def _cancel(queue: DaemonConnection, tasks: Sequence[dict[str, Any]]) -> int:
         return 0
     ids = ",".join(str(task["id"]) for task in tasks)
     return int(queue.request("POST", "/jobs/cancel", body={"ids": ids}, is_repeatable=True)["count"])
-
-
-def _wait_for(queue: DaemonConnection, tag: str, ids: set[int]) -> tuple[str, ...]:
-    """Wait for these jobs to end. Return the configs of those that have not ended after the timeout."""
-    if ids:
-        queue.request("GET", "/wait", {"ids": ",".join(map(str, sorted(ids))), "timeout": str(_KILL_TIMEOUT_S)})
-    return tuple(task["config"] for task in list_tasks(queue, tag) if task["id"] in ids and not task["is_finished"])

@@ -21,28 +21,17 @@ from gpuyard.recipes.workspace import workspace_files as files
 from gpuyard.recipes.workspace.prepare_sweep import find_configs
 from gpuyard.recipes.workspace.settings import LoadedSettings, load
 
-_TAIL_BYTES = 4096
-_MIN_LEFT_FRACTION = 0.1
+# Other states keep their names.
 _STATES = {
-    "running": "running",
-    "stopping": "stopping",
-    "suspending": "suspended",
-    "suspended": "suspended",
-    "resuming": "suspended",
-    "pending": "pending",
-    "queued": "waiting",
-    "blocked": "waiting",
+    **dict.fromkeys(("suspending", "suspended", "resuming"), "suspended"),
+    **dict.fromkeys(("queued", "blocked"), "waiting"),
     "delayed": "retrying",
-    "held": "held",
     "succeeded": "completed",
-    "failed": "failed",
     "rejected": "failed",
     "cancelled": "stopped",
 }
 # The task succeeded, and its marker has gone since.
 NO_MARKER = "no marker"
-# Tasks in these states are hidden once their config file is gone.
-_HIDDEN_WITHOUT_CONFIG = frozenset({"succeeded", "cancelled"})
 _RUNNING = frozenset({"running", "finishing", "stopping", "suspended"})
 _WAITING = frozenset({"waiting", "pending", "retrying", "held"})
 
@@ -116,8 +105,14 @@ def read_sweep_status(loaded: LoadedSettings, queue: RetryingClient) -> SweepSta
     response = queue.get("/tasks", {"tag": tag})
     tasks = {task["config"]: task for task in response["tasks"]}
     names = [path.stem for path in find_configs(loaded.settings)]
-    gone = [name for name, task in tasks.items() if name not in names and task["state"] not in _HIDDEN_WITHOUT_CONFIG]
+    hidden = ("succeeded", "cancelled")  # once their config file is gone
+    gone = [name for name, task in tasks.items() if name not in names and task["state"] not in hidden]
     rows = tuple(_row(loaded, name, tasks.get(name), is_stopped=response["stopped"]) for name in [*names, *gone])
+    why = "the queue is paused: `gpuyard unpause` resumes it" if response["paused"] else None
+    waiting = [task for task in tasks.values() if task["is_waiting"] and task["reason"]]
+    if why is None and waiting:
+        first = min(waiting, key=lambda task: (task["state"] != "queued", -task["priority"], task["id"]))
+        why = f"{first['config']} waits: {first['reason']}"
     return SweepStatus(
         workspace=str(loaded.workspace),
         task_name=loaded.settings.task_name,
@@ -126,7 +121,7 @@ def read_sweep_status(loaded: LoadedSettings, queue: RetryingClient) -> SweepSta
         is_stopped=response["stopped"],
         is_paused=response["paused"],
         left_s=estimate_left_s(rows),
-        why=_why_waiting(tasks, is_paused=response["paused"]),
+        why=why,
     )
 
 
@@ -159,11 +154,12 @@ def _row(loaded: LoadedSettings, config: str, task: dict[str, Any] | None, *, is
 
 
 def _state(task: dict[str, Any], *, is_marked: bool, is_stopped: bool) -> str:
+    state: str = _STATES.get(task["state"], task["state"])
     if task["is_live"]:
-        return "finishing" if is_marked else _STATES[task["state"]]
+        return "finishing" if is_marked else state
     if is_marked:
         return "completed"
-    return "stopped" if is_stopped and task["is_waiting"] else _STATES[task["state"]]
+    return "stopped" if is_stopped and task["is_waiting"] else state
 
 
 def _note(task: dict[str, Any], record: dict[str, Any], state: str) -> str | None:
@@ -181,26 +177,12 @@ def _last_line(log: str | None) -> str | None:
     try:
         with open(log or "", "rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            file.seek(max(0, file.tell() - 4096))
             text = file.read().decode(errors="replace")
     except OSError:
         return None
     lines = [line for line in text.replace("\r", "\n").split("\n") if line.strip()]
     return lines[-1].strip() if lines else None
-
-
-def _why_waiting(tasks: dict[str, dict[str, Any]], *, is_paused: bool) -> str | None:
-    if is_paused:
-        return "the queue is paused: `gpuyard unpause` resumes it"
-    waiting = [task for task in tasks.values() if task["is_waiting"] and task["reason"]]
-    first = min(waiting, key=lambda task: (task["state"] != "queued", -task["priority"], task["id"]), default=None)
-    return None if first is None else f"{first['config']} waits: {first['reason']}"
-
-
-def _rest_s(row: ConfigStatus) -> float:
-    """Estimate a running task's time left. An overdue task is expected to need 10% of its time so far."""
-    likely_s, seconds = row.likely_s or 0.0, row.seconds or 0.0
-    return max(likely_s - seconds, _MIN_LEFT_FRACTION * seconds)
 
 
 def estimate_left_s(rows: Sequence[ConfigStatus]) -> float | None:
@@ -212,20 +194,12 @@ def estimate_left_s(rows: Sequence[ConfigStatus]) -> float | None:
         return 0.0
     if not running or any(row.likely_s is None for row in (*running, *waiting)):
         return None
-    ends = [_rest_s(row) for row in running]
+    # An overdue task is expected to need 10% of its time so far.
+    ends = [max((row.likely_s or 0.0) - (row.seconds or 0.0), 0.1 * (row.seconds or 0.0)) for row in running]
     heapq.heapify(ends)
     for row in waiting:
         heapq.heapreplace(ends, ends[0] + (row.likely_s or 0.0))
     return max(ends)
-
-
-def _summarize(status: SweepStatus) -> str:
-    facts = [f"{status.completed} of {status.total} completed"]
-    if status.failed:
-        facts.append(f"{status.failed} failed")
-    if status.not_started:
-        facts.append(f"{status.not_started} not done")
-    return ", ".join(facts)
 
 
 def main() -> None:
@@ -233,15 +207,15 @@ def main() -> None:
     try:
         loaded = load(workspace, config_file)
         with RetryingClient() as queue:
-            summary = _summarize(read_sweep_status(loaded, queue))
+            status = read_sweep_status(loaded, queue)
     except GpuyardError as error:
         sys.exit(f"gpuyard: {error}")
-    environment = {
-        **os.environ,
-        "GPUYARD_WORKSPACE": str(workspace),
-        "GPUYARD_TASK_NAME": loaded.settings.task_name,
-        "GPUYARD_SUMMARY": summary,
-    }
+    facts = [f"{status.completed} of {status.total} completed"]
+    facts += [
+        f"{count} {what}" for count, what in ((status.failed, "failed"), (status.not_started, "not done")) if count
+    ]
+    own = {"GPUYARD_WORKSPACE": str(workspace), "GPUYARD_TASK_NAME": loaded.settings.task_name}
+    environment = {**os.environ, **own, "GPUYARD_SUMMARY": ", ".join(facts)}
     sys.exit(subprocess.run(loaded.settings.notify or ("true",), env=environment, check=False).returncode)
 
 

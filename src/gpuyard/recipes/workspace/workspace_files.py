@@ -18,10 +18,6 @@ from gpuyard.recipes.workspace.settings import TRAIN_LOGS, WorkspaceSettings
 from gpuyard.recipes.workspace.yaml_settings import LONGEST_LABEL, has_control_characters
 from gpuyard.system.private_files import PrivateFileError
 
-_OWN_FOLDER = ".gpuyard"
-# In bytes: the name of a log combines it with LONGEST_LABEL and a few more, and a file name may have 255.
-_LONGEST_NAME = 60
-
 
 def check_config_names(paths: Sequence[Path]) -> None:
     """Raise UserError if a config's name is unusable, or if two configs have the same name."""
@@ -55,22 +51,19 @@ def session_name(prefix: str, config: str) -> str:
 def tmux_name(name: str) -> str:
     """Return a safe session name. tmux gives `:` and `.` in a name, and `=`, `$` and `@` at its start, a meaning of its
     own, and shows unprintable characters as octal."""
-    return _safe(name, "_-")
+    return slug(name, "_-")
 
 
-def slug(text: str) -> str:
-    """Return a safe part of a file name or a job name."""
-    return _safe(text, "_-.")
-
-
-def _safe(name: str, others: str) -> str:
-    """Return the name unchanged if it is short and has only letters and digits of any language and `others`. Else
-    replace all other characters with `_`, and a first one that would make an option or a hidden file; and cut it."""
+def slug(name: str, others: str = "_-.") -> str:
+    """Return a safe part of a file name or a job name: unchanged if it is short and has only letters and digits of any
+    language and `others`. Else all other characters become `_`, and a first one that would make an option or a hidden
+    file; and it is cut."""
     kept = "".join(letter if letter.isalnum() or letter in others else "_" for letter in name)
     kept = f"_{kept[1:]}" if kept[:1] in ("", "-", ".") else kept
-    if kept == name and len(kept.encode()) <= _LONGEST_NAME:
+    # In bytes: the name of a log combines it with LONGEST_LABEL and a few more, and a file name may have 255.
+    if kept == name and len(kept.encode()) <= 60:
         return kept
-    return f"{kept.encode()[: _LONGEST_NAME - 5].decode(errors='ignore')}-{_digest(name, 4)}"
+    return f"{kept.encode()[:55].decode(errors='ignore')}-{_digest(name, 4)}"
 
 
 def _digest(text: str, digits: int) -> str:
@@ -82,7 +75,7 @@ def marker_path(settings: WorkspaceSettings, config: str) -> Path:
 
 
 def record_path(workspace: Path, config: str) -> Path:
-    return workspace / _OWN_FOLDER / "ends" / f"{config}.json"
+    return workspace / ".gpuyard" / "ends" / f"{config}.json"
 
 
 def read_record(workspace: Path, task: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +95,7 @@ def lacks_marker(record: dict[str, Any]) -> bool:
 
 
 def make_folders(workspace: Path, settings: WorkspaceSettings) -> None:
-    folders = [workspace / _OWN_FOLDER / "ends", Path(settings.output_dir)]
+    folders = [record_path(workspace, "").parent, Path(settings.output_dir)]
     for folder in [*folders, Path(settings.log_dir)] if settings.enable_logging else folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -26,17 +26,12 @@ from gpuyard.system.private_files import PrivateFileError, read_small
 
 # The C parser is about ten times faster, but PyYAML may be built without it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# PyYAML composes recursively and crashes on ten thousand nested brackets.
-_DEEPEST = 100
 _TAGS = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {_TAGS + kind for kind in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq", "map")}
 # In bytes: a file name may have 255, and the label is only a part of ours.
 LONGEST_LABEL = 180
-_WHOLE = re.compile(r"\s*[+-]?\d{1,12}\s*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_SHELL_OPERATOR = re.compile(r"[|&;<>]+")
 
 T = TypeVar("T")
 SettingType = Callable[[yaml.Node], Any]
@@ -84,13 +79,11 @@ def compose(text: str, *, is_first: bool = False) -> yaml.Node | None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
+        if depth > 100:  # PyYAML composes recursively and crashes on ten thousand nested brackets
             mark: Any = event.start_mark  # the type stubs know two classes of marks, and accept only one here
             raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=mark)
-    node: yaml.Node | None = (
-        next(yaml.compose_all(text, Loader=_Loader), None) if is_first else yaml.compose(text, Loader=_Loader)
-    )
-    return node
+    first: yaml.Node | None = next(yaml.compose_all(text, Loader=_Loader), None) if is_first else None
+    return first if is_first else yaml.compose(text, Loader=_Loader)
 
 
 # Keys and values
@@ -123,16 +116,11 @@ def read_mapping(node: yaml.Node | None, types: Mapping[str, SettingType], path:
                 place = wrong.node or value_node
                 mistakes.append((line_of(place), f"`{key}` takes {wrong}, not {describe(place)}", None))
     if mistakes:
-        raise _error_of(path, mistakes)
+        own_hint = mistakes[0][2] if len(mistakes) == 1 else None
+        mistakes.sort(key=lambda each: each[:2])
+        lines = (f"{path}:{line}: {text}{f' ({hint})' if hint != own_hint else ''}" for line, text, hint in mistakes)
+        raise UserError("\n".join(lines), hint=own_hint)
     return values
-
-
-def _error_of(path: Path, mistakes: list[tuple[int, str, str | None]]) -> UserError:
-    if len(mistakes) == 1:
-        ((line, text, hint),) = mistakes
-        return UserError(f"{path}:{line}: {text}", hint=hint)
-    mistakes.sort(key=lambda each: each[:2])
-    return UserError("\n".join(f"{path}:{line}: {text}{f' ({hint})' if hint else ''}" for line, text, hint in mistakes))
 
 
 def closest_key(key: str, known: Mapping[str, Any], min_similarity: float = 0.6) -> str | None:
@@ -196,7 +184,7 @@ def _scalar(
 
 
 def _parse_whole(written: str) -> int:
-    if not _WHOLE.fullmatch(written):
+    if not re.fullmatch(r"\s*[+-]?\d{1,12}\s*", written, re.ASCII):
         raise ValueError(written)
     return int(written)
 
@@ -216,9 +204,7 @@ def whole(least: int) -> Callable[[yaml.Node], int]:
 text = _scalar("text", str)
 flag = _scalar("true or false", lambda written: _FLAGS[written.lower()])
 priority = _scalar(
-    f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}",
-    _parse_whole,
-    lambda number: abs(number) <= MAX_PRIORITY,
+    f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}", _parse_whole, lambda number: abs(number) <= MAX_PRIORITY
 )
 # None for all GPUs.
 gpu_count = _scalar(
@@ -242,7 +228,9 @@ stop_signal = _scalar("a signal and a time, such as USR1@5m", str, parse_warning
 seconds = _scalar("a time such as 30, 30s or 4h", parse_duration)
 positive_seconds = _scalar("a time of more than 0, such as 30, 30s or 4h", parse_duration, bool)
 size_mb = _scalar("a size such as 8G, or a number of MB", parse_size, lambda size: 0 < size < math.inf)
-function = _scalar("MODULE:FUNCTION, such as my_args:parse_config", str, _FUNCTION.fullmatch)
+function = _scalar(
+    "MODULE:FUNCTION, such as my_args:parse_config", str, re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*").fullmatch
+)
 variable = _scalar("the name of an environment variable", str, _VARIABLE.fullmatch)
 pattern = _scalar(
     "a pattern of file names, such as *.yml (`config_dir` is their folder)", str, lambda names: "/" not in names
@@ -290,7 +278,7 @@ def command(node: yaml.Node) -> tuple[str, ...]:
             arguments = tuple(shlex.split(_scalar_text(node, takes)))
         except ValueError:
             raise _Mistake(takes) from None
-        if any(_SHELL_OPERATOR.fullmatch(argument) for argument in arguments):
+        if any(re.fullmatch(r"[|&;<>]+", argument) for argument in arguments):
             raise _Mistake(takes)
     if not arguments or not arguments[0]:
         raise _Mistake(takes)

@@ -22,16 +22,19 @@ from gpuyard.probes.sample_log import RowLog
 from gpuyard.recipes.batch.disk_warning import disk_warning
 from gpuyard.recipes.batch.finish import read_summary
 from gpuyard.recipes.batch.plan import (
+    BatchChoice,
     BatchPart,
     BatchPlan,
     BatchRecord,
+    ExistingBatch,
     check_plan,
+    choose_batch,
     default_root,
     read_part_status,
     run_command,
+    start_batch,
 )
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
-from gpuyard.recipes.batch.start_or_continue import BatchChoice, ExistingBatch, choose_batch, start_batch
 from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Typed, Verb
