@@ -19,8 +19,6 @@ from gpuyard.recipes.render.memory.page_pool import PagePool, Pages
 from gpuyard.recipes.render.memory.read_asset_files import Source, Spread, call_in_turn
 from gpuyard.recipes.render.planning.assets_and_units import Asset, Unit, uses_of
 
-_SCENE_HOLDER_BONUS = 1 << 40  # places by which the requests of workers that hold a scene go first
-
 
 class TiersStopped(Exception):
     """The run is being stopped: the tiers lend no more assets."""
@@ -130,12 +128,9 @@ class AssetUsers:
             places[key] = min(place, places.get(key, place))
         return places
 
-    def withdraw(self, number: int) -> bool:
-        """Remove the waiting requests of a unit. Return whether there were any."""
-        waiting = [request for request in self._requests if request[1] == number]
-        for request in waiting:
-            del self._requests[request]
-        return bool(waiting)
+    def withdraw(self, number: int) -> None:
+        """Remove the waiting requests of a unit."""
+        self._requests = {request: place for request, place in self._requests.items() if request[1] != number}
 
     def lend(self, loan: Loan, key: str, number: int) -> None:
         """Record a loan. The unit's other requests now go before all others."""
@@ -145,7 +140,7 @@ class AssetUsers:
         self.hold(loan, 1)
         for request, place in self._requests.items():
             if request[1] == number:
-                self._requests[request] = place - _SCENE_HOLDER_BONUS
+                self._requests[request] = place - (1 << 40)
 
     def hold(self, loan: Loan, change: int) -> None:
         """Count a loan (change 1), or its return (-1)."""
@@ -156,17 +151,10 @@ class AssetUsers:
 
 
 def add_count(counter: Counter[str], key: str, change: int) -> None:
-    """Change a count, and remove it when it becomes 0: `counter.keys()` are the assets in use."""
+    """Change a count, and remove it at 0: `counter.keys()` are the assets in use."""
     counter[key] += change
     if not counter[key]:
         del counter[key]
-
-
-def without_traceback(error: EnvironmentFault) -> EnvironmentFault:
-    """Return a copy of an error: the traceback of one error would grow each time that it is raised."""
-    copy = type(error).__new__(type(error), *error.args)
-    copy.__dict__.update(error.__dict__)
-    return copy
 
 
 class PartReaders:

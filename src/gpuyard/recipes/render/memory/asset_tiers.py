@@ -16,10 +16,10 @@ from functools import partial
 import msgspec
 
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
-from gpuyard.recipes.render.memory import asset_copies
 from gpuyard.recipes.render.memory.asset_copies import (
     AssetUsers,
     Copies,
+    EstimateTooLow,
     Loan,
     PartReaders,
     TiersStopped,
@@ -88,30 +88,37 @@ class Tiers:
         broken, DeviceFull if the device has too little memory for it after all."""
         with self._changed:
             self._full.pop(key, None)
-            self._count_hit(key)
-            while True:
-                loan = self._try_to_lend(key)
-                if loan is not None:
-                    self._users.lend(loan, key, number)
-                    self.counts.streams += loan.is_streamed
-                    self._update_peaks()
-                    return loan
-                self._wait(key)
+            if self._vram.get(key) is Stage.THERE:
+                self.counts.vram_hits += 1
+            elif key in self._vram or self._ram.get(key) is Stage.THERE:
+                self.counts.ram_hits += 1
+            else:
+                self.counts.misses += 1
+            while (loan := self._try_to_lend(key)) is None:
+                cause, started = self.waits.get(key, StallCause.UPLOAD), time.monotonic()
+                self._changed.wait()
+                stalls = self.counts.stalls_s
+                stalls[cause] = stalls.get(cause, 0.0) + time.monotonic() - started
+            self._users.lend(loan, key, number)
+            self.counts.streams += loan.is_streamed
+            self._update_peaks()
+            return loan
 
     def _try_to_lend(self, key: str) -> Loan | None:
         if self.is_stopped:
             raise TiersStopped
         if self._failure is not None:
             raise self._failure
-        for errors in (self._broken, self._full):
-            if key in errors:
-                raise asset_copies.without_traceback(errors[key])
-        if self._vram.get(key) is Stage.THERE:
-            return Loan(copies=self._copies[key])
-        made = self._step()
-        if key not in made.streams:
-            return None
+        error = self._broken.get(key) or self._full.get(key)
+        if error is not None:  # a copy, because the traceback of one error would grow each time that it is raised
+            copied = type(error).__new__(type(error), *error.args)
+            copied.__dict__.update(error.__dict__)
+            raise copied
         copies = self._copies[key]
+        if self._vram.get(key) is Stage.THERE:
+            return Loan(copies=copies)
+        if key not in self._step().streams:
+            return None
         in_ram = 0 if key in self._ram else copies.asset.stream_ram(self._rounded)
         return Loan(copies=copies, is_streamed=True, stream_nbytes=copies.asset.stream_nbytes, stream_ram=in_ram)
 
@@ -124,23 +131,8 @@ class Tiers:
     def withdraw(self, number: int) -> None:
         """Withdraw the waiting requests of a unit."""
         with self._changed:
-            if self._users.withdraw(number):
-                self._changed.notify_all()
-
-    def _wait(self, key: str) -> None:
-        cause = self.waits.get(key, StallCause.UPLOAD)
-        started = time.monotonic()
-        self._changed.wait()
-        stalls = self.counts.stalls_s
-        stalls[cause] = stalls.get(cause, 0.0) + time.monotonic() - started
-
-    def _count_hit(self, key: str) -> None:
-        if self._vram.get(key) is Stage.THERE:
-            self.counts.vram_hits += 1
-        elif key in self._vram or self._ram.get(key) is Stage.THERE:
-            self.counts.ram_hits += 1
-        else:
-            self.counts.misses += 1
+            self._users.withdraw(number)
+            self._changed.notify_all()
 
     def count_streamed(self, nbytes: int, *, is_from_disk: bool) -> None:
         with self._changed:
@@ -149,18 +141,8 @@ class Tiers:
 
     def _step(self) -> TransferPlan:
         """Make a plan and start its steps."""
-        made = plan(self._state())
-        for step in made.steps:
-            self._start(step)
-        self.waits = made.waits
-        self._update_peaks()
-        if made.steps:
-            self._changed.notify_all()
-        return made
-
-    def _state(self) -> PlanState:
         requested = self._users.requested()
-        return PlanState(
+        state = PlanState(
             limits=self._limits,
             assets=self._assets,
             ram=self._ram,
@@ -179,6 +161,14 @@ class Tiers:
             now=self._future.now,
             rounded=self._rounded,
         )
+        made = plan(state)
+        for step in made.steps:
+            self._start(step)
+        self.waits = made.waits
+        self._update_peaks()
+        if made.steps:
+            self._changed.notify_all()
+        return made
 
     def _set_limits(self) -> None:
         self._assets = {key: copies.asset for key, copies in self._copies.items()}
@@ -234,7 +224,9 @@ class Tiers:
             case Action.READ:
                 self._ram[key] = Stage.COMING
                 self._reading += 1
-                reading.submit(self._carry_out, key, self._reading_of(key), self._was_read)
+                place = self._users.requested().get(key, self._future.needed.get(key, 0))
+                read = partial(self._copies[key].read, partial(self._parts.call_all, place))
+                reading.submit(self._carry_out, key, read, self._was_read)
             case Action.PROMOTE:
                 self._vram[key] = Stage.COMING
                 add_count(self._users.held_ram, key, 1)
@@ -242,10 +234,6 @@ class Tiers:
             case Action.DEMOTE:
                 self._vram[key], self._ram[key] = Stage.LEAVING, Stage.COMING
                 down.submit(self._carry_out, key, self._copies[key].download, self._was_downloaded)
-
-    def _reading_of(self, key: str) -> Callable[[], None]:
-        place = self._users.requested().get(key, self._future.needed.get(key, 0))
-        return partial(self._copies[key].read, partial(self._parts.call_all, place))
 
     def _drop_vram(self, key: str) -> None:
         del self._vram[key]
@@ -279,7 +267,7 @@ class Tiers:
             self._resize(copies, copies.pages.nbytes, max(layout.nbytes for layout in copies.layouts))
             return
         del self._ram[key]
-        if isinstance(error, asset_copies.EstimateTooLow):
+        if isinstance(error, EstimateTooLow):
             frame_nbytes = -(-copies.asset.frame_nbytes * error.nbytes // copies.asset.nbytes)
             self._resize(copies, error.nbytes, frame_nbytes)
         else:
@@ -319,12 +307,11 @@ class Tiers:
             self.counts.uploaded += self._assets[key].nbytes
             return
         del self._vram[key]
-        full = as_device_full(error)
-        if full is not None:
+        if (full := as_device_full(error)) is None:
+            self._mark_broken(key, error)
+        else:
             self._refused.add(key)
             self._full[key] = full
-        else:
-            self._mark_broken(key, error)
 
     def _was_downloaded(self, key: str, error: BaseException | None) -> None:
         self._drop_vram(key)

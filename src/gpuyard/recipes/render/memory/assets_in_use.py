@@ -28,8 +28,7 @@ T = TypeVar("T")
 
 class SceneManager:
     """A scene in VRAM is shared by all workers that render it; a worker that finds all slots in use waits for one. A
-    scene that is no longer held stays until its slot is needed. Then it moves to RAM, or is dropped if no later unit
-    needs it."""
+    scene that is no longer held stays until its slot is needed."""
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
@@ -169,25 +168,23 @@ class FrameStream:
 
     def _fill(self, slot: _Slot, frame: int, after: Mark) -> Layout:
         """Load a frame, after the work that the worker has queued so far, which may still read the old frame."""
-        layout, views = self._from_ram(frame) if slot.pages is None else self._from_disk(frame, slot.pages)
+        if (pages := slot.pages) is not None:
+
+            def allocate(nbytes: int) -> Pages:
+                if nbytes > pages.nbytes:
+                    raise self._tiers.learn_frame(self._copies.asset.key, nbytes)
+                return pages
+
+            layout = self._copies.source.read_frame(frame, allocate)
+            views = pages.views(0, layout.nbytes)
+        else:
+            layout, in_ram = self._copies.layouts[frame], self._copies.pages
+            assert in_ram is not None
+            start = min(field.offset for field in layout.fields)
+            layout, views = layout.shifted(-start), in_ram.views(start, layout.nbytes)
         self._tiers.memory.upload(views, slot.buffer, after=after)
-        self._tiers.count_streamed(sum(view.nbytes for view in views), is_from_disk=slot.pages is not None)
+        self._tiers.count_streamed(sum(view.nbytes for view in views), is_from_disk=pages is not None)
         return layout
-
-    def _from_ram(self, frame: int) -> tuple[Layout, list[memoryview]]:
-        layout, pages = self._copies.layouts[frame], self._copies.pages
-        assert pages is not None
-        start = min(field.offset for field in layout.fields)
-        return layout.shifted(-start), pages.views(start, layout.nbytes)
-
-    def _from_disk(self, frame: int, pages: Pages) -> tuple[Layout, list[memoryview]]:
-        def allocate(nbytes: int) -> Pages:
-            if nbytes > pages.nbytes:
-                raise self._tiers.learn_frame(self._copies.asset.key, nbytes)
-            return pages
-
-        layout = self._copies.source.read_frame(frame, allocate)
-        return layout, pages.views(0, layout.nbytes)
 
     def close(self) -> None:
         """Free the buffers. The caller ensures that no work on the device uses its frames."""

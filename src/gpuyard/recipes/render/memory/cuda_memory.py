@@ -33,18 +33,17 @@ import numpy as np
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.units import MB, format_size
-from gpuyard.recipes.render.memory.device_memory import Mark, TransferLane, as_device_full
+from gpuyard.recipes.render.memory.device_memory import NUMBER_TYPES, Mark, TransferLane, as_device_full
 
 _HUGE_PAGE = 2 * MB
-_PAGES_PER_SLAB, _LARGEST_SLAB = 16, 16 * MB
-_DONT_NEED, _USE_HUGE_PAGES, _FILL = 4, 14, 23  # MADV_DONTNEED, MADV_HUGEPAGE, MADV_POPULATE_WRITE (Linux 5.14)
+_USE_HUGE_PAGES, _FILL = 14, 23  # MADV_HUGEPAGE, MADV_POPULATE_WRITE (Linux 5.14)
 _LIBC = ctypes.CDLL(None)  # its calls release the interpreter lock; those of the module `mmap` do not
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def slab_size(page_nbytes: int) -> int:
     """Return the size of a slab for pages of this size: whole huge pages."""
-    wanted = max(page_nbytes, min(_PAGES_PER_SLAB * page_nbytes, _LARGEST_SLAB))
+    wanted = max(page_nbytes, min(16 * page_nbytes, 16 * MB))
     return -(-wanted // _HUGE_PAGE) * _HUGE_PAGE
 
 
@@ -67,7 +66,8 @@ class PinnedSlabs:
             if not pages and not self._is_refused:
                 slab = self._pinner.submit(self._make, slab_size(nbytes)).result()
                 self._is_refused = slab is None
-                pages += [] if slab is None else _cut(slab, nbytes)
+                if slab is not None:
+                    pages += (slab[at : at + nbytes] for at in range(0, slab.nbytes - nbytes + 1, nbytes))
             return pages.pop() if pages else None
 
     def _make(self, nbytes: int) -> memoryview | None:
@@ -97,18 +97,8 @@ class PinnedSlabs:
         with self._torch.cuda.device(self._device):
             for _, start, nbytes in self._slabs:
                 self._torch.cuda.cudart().cudaHostUnregister(start)
-                _LIBC.madvise(start, nbytes, _DONT_NEED)
+                _LIBC.madvise(start, nbytes, 4)  # MADV_DONTNEED
         self._slabs.clear()
-
-
-def _cut(slab: memoryview, nbytes: int) -> list[memoryview]:
-    return [slab[start : start + nbytes] for start in range(0, slab.nbytes - nbytes + 1, nbytes)]
-
-
-# With expandable segments, PyTorch maps memory in these steps, and checks the cap before it rounds up to them.
-_STEP = 20 * MB
-_CODES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
-_TYPES = {code: np.dtype(code).name for code in _CODES}  # PyTorch's names are numpy's
 
 
 class CudaBuffer:
@@ -152,34 +142,30 @@ class CudaMemory:
     def __init__(self, number: int, nbytes: int) -> None:
         import torch
 
-        self.name = f"cuda:{number}"
+        cuda, self.name = torch.cuda, f"cuda:{number}"
+        # PyTorch versions apply the fraction to one or the other; with the larger one, it is never too much.
+        total = max(cuda.mem_get_info(number)[1], cuda.get_device_properties(number).total_memory)
+        size = format_size(nbytes / MB)
+        if nbytes > total:
+            raise UserError(f"{size} is more than {self.name} has", hint=f"it has {format_size(total / MB)}")
+        # With expandable segments, PyTorch maps memory in these steps, and checks the cap before it rounds up to them.
+        step = 20 * MB
+        if nbytes <= step:
+            hint = f"PyTorch takes memory in steps of {format_size(step / MB)}"
+            raise UserError(f"{size} is too small a budget for {self.name}", hint=hint)
+        cuda.set_per_process_memory_fraction((nbytes - step) / total, number)
+        cuda.reset_peak_memory_stats(number)
         self._torch, self._number = torch, number
         self._device = torch.device("cuda", number)
-        self._cap(nbytes)
-        torch.cuda.reset_peak_memory_stats(number)
-        self._allocation_stream = torch.cuda.Stream(device=self._device)
+        self._allocation_stream = cuda.Stream(device=self._device)
         self._own = threading.local()
         self._slabs = PinnedSlabs(torch, self._device)
         self._pages: list[Any] = []  # outside of slabs
 
-    def _cap(self, nbytes: int) -> None:
-        cuda = self._torch.cuda
-        # PyTorch versions apply the fraction to one or the other; with the larger one, it is never too much.
-        total = max(cuda.mem_get_info(self._number)[1], cuda.get_device_properties(self._number).total_memory)
-        if nbytes > total:
-            raise UserError(
-                f"{format_size(nbytes / MB)} is more than {self.name} has", hint=f"it has {format_size(total / MB)}"
-            )
-        if nbytes <= _STEP:
-            hint = f"PyTorch takes memory in steps of {format_size(_STEP / MB)}"
-            raise UserError(f"{format_size(nbytes / MB)} is too small a budget for {self.name}", hint=hint)
-        cuda.set_per_process_memory_fraction((nbytes - _STEP) / total, self._number)
-
     def page(self, nbytes: int) -> memoryview:
         """Return pinned memory; ordinary memory, which copies more slowly, if no more can be pinned."""
-        return self._slabs.page(nbytes) or self._page_of_pytorch(nbytes)
-
-    def _page_of_pytorch(self, nbytes: int) -> memoryview:
+        if (page := self._slabs.page(nbytes)) is not None:
+            return page
         torch = self._torch
         try:
             owner = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -202,24 +188,14 @@ class CudaMemory:
         buffer.free()
 
     def upload(self, views: Sequence[memoryview], buffer: CudaBuffer, *, after: Mark = None) -> None:
-        on_gpu, on_host = self._parts(buffer, views)
-        with self._side_stream(after):
-            self._copy_all(on_gpu, on_host)
+        self._copy(*self._parts(buffer, views), after)
 
     def download(self, buffer: CudaBuffer, views: Sequence[memoryview]) -> None:
         on_gpu, on_host = self._parts(buffer, views)
-        with self._side_stream():
-            self._copy_all(on_host, on_gpu)
+        self._copy(on_host, on_gpu)
 
-    def _copy_all(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
-        """Queue all copies in one call: with a call for each of the hundreds of pages of an asset, this thread would
-        compete for the interpreter with the threads that render."""
-        if targets:
-            self._torch._foreach_copy_(targets, sources, non_blocking=True)
-
-    @contextlib.contextmanager
-    def _side_stream(self, after: Mark = None) -> Iterator[None]:
-        """Run copies on the thread's own stream, and wait for them at the end of the block."""
+    def _copy(self, targets: Sequence[Any], sources: Sequence[Any], after: Mark = None) -> None:
+        """Copy on the thread's own stream, and wait for that."""
         cuda = self._torch.cuda
         if not hasattr(self._own, "stream"):
             self._own.stream = cuda.Stream(device=self._device)
@@ -230,7 +206,10 @@ class CudaMemory:
             if after is not None:
                 stream.wait_event(after)
             try:
-                yield
+                # All in one call: with a call for each of the hundreds of pages of an asset, this thread would compete
+                # for the interpreter with the threads that render.
+                if targets:
+                    self._torch._foreach_copy_(targets, sources, non_blocking=True)
             finally:
                 _wait_for(self._torch, stream)
 
@@ -247,14 +226,12 @@ class CudaMemory:
         itemsize = int(dtype[1:])
         if offset % itemsize:
             raise ValueError(f"an array of {dtype} cannot start at byte {offset}")
-        return buffer.as_type(dtype, self._type(dtype)).as_strided(shape, strides, offset // itemsize)
-
-    def _type(self, dtype: str) -> Any:
-        kind = getattr(self._torch, _TYPES.get(dtype, ""), None)
+        # PyTorch's names are numpy's.
+        kind = getattr(self._torch, np.dtype(dtype).name if dtype in NUMBER_TYPES else "", None)
         if kind is None:
             hint = "your own loader can return another type; PyTorch has unsigned types from 2.3 on"
             raise EnvironmentFault(f"PyTorch {self._torch.__version__} has no type for arrays of '{dtype}'", hint=hint)
-        return kind
+        return buffer.as_type(dtype, kind).as_strided(shape, strides, offset // itemsize)
 
     def clone(self, array: Any) -> Any:
         return array.clone()

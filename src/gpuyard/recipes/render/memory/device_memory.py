@@ -13,6 +13,8 @@ from gpuyard.model.out_of_memory import recognise
 
 Buffer = Any
 Mark = Any  # a point in the work that a lane has queued
+# Of arrays, as numpy writes them without the byte order.
+NUMBER_TYPES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"})
 
 
 class TransferLane(Protocol):

@@ -34,7 +34,7 @@ def stat_file(path: str) -> FileStat:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
         raise AssetError(path, "it is a folder" if stat.S_ISDIR(status.st_mode) else "it is not a regular file")
-    return _file_stat(status)
+    return FileStat(status.st_size, status.st_mtime_ns)
 
 
 def check_unchanged(path: str, before: FileStat, now: FileStat) -> None:
@@ -47,7 +47,8 @@ def opened(path: str) -> Iterator[tuple[BufferedReader, FileStat]]:
     stat_file(path)
     try:
         with open(path, "rb") as file:
-            yield file, _file_stat(os.fstat(file.fileno()))
+            status = os.fstat(file.fileno())
+            yield file, FileStat(status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -57,10 +58,6 @@ def unreadable(path: str, error: OSError | ValueError) -> AssetError:
     if isinstance(error, FileNotFoundError):
         return AssetError(path, "there is no such file")
     return AssetError(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}")
-
-
-def _file_stat(status: os.stat_result) -> FileStat:
-    return FileStat(nbytes=status.st_size, changed_ns=status.st_mtime_ns)
 
 
 class Sink(Protocol):
@@ -78,9 +75,6 @@ def write_array(sink: Sink, offset: int, array: np.ndarray[Any, Any]) -> None:
     for view in sink.views(offset, array.nbytes):
         np.copyto(np.frombuffer(view, np.uint8), content[done : done + view.nbytes])
         done += view.nbytes
-
-
-ALIGNMENT = 16
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +100,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    """Round up to 16 bytes."""
+    return -(-nbytes // 16) * 16
 
 
 def packed(arrays: Iterable[tuple[str, str, tuple[int, ...], int]]) -> Layout:
@@ -145,20 +140,17 @@ class Arrays(Mapping[str, Any]):
         """Return adjacent arrays of equal length and type as one array of shape (rows, names), without a copy. Raises
         KeyError if one is missing, ValueError if they are not adjacent in the asset."""
         if names not in self._joined:
-            self._joined[names] = self._join(names)
+            fields = [self._fields[name] for name in names]
+            first, itemsize = fields[0], int(fields[0].dtype[1:])
+            adjacent = [
+                msgspec.structs.replace(first, name=name, offset=first.offset + place * itemsize)
+                for place, name in enumerate(names)
+            ]
+            if len(first.shape) != 1 or fields != adjacent:
+                raise ValueError(f"{', '.join(names)} are not adjacent in {self.path}")
+            shape, strides = (first.shape[0], len(names)), (first.strides[0], 1)
+            self._joined[names] = msgspec.structs.replace(first, shape=shape, strides=strides)
         return self._view(self._joined[names])
-
-    def _join(self, names: tuple[str, ...]) -> Field:
-        fields = [self._fields[name] for name in names]
-        first, itemsize = fields[0], int(fields[0].dtype[1:])
-        adjacent = [
-            msgspec.structs.replace(first, name=name, offset=first.offset + place * itemsize)
-            for place, name in enumerate(names)
-        ]
-        if len(first.shape) != 1 or fields != adjacent:
-            raise ValueError(f"{', '.join(names)} are not adjacent in {self.path}")
-        shape, strides = (first.shape[0], len(names)), (first.strides[0], 1)
-        return msgspec.structs.replace(first, shape=shape, strides=strides)
 
     def _view(self, field: Field) -> Any:
         return self._memory.view(

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from gpuyard.errors import AssetError
 from gpuyard.model.printable_text import natural_order
+from gpuyard.recipes.render.memory.device_memory import NUMBER_TYPES
 from gpuyard.recipes.render.memory.named_arrays import (
     Layout,
     Sink,
@@ -38,8 +39,6 @@ Load = Callable[[str], Mapping[str, npt.ArrayLike]]
 Allocate = Callable[[int], Sink]
 Spread = Callable[[Sequence[Callable[[], object]]], object]  # calls all of them, in any threads, and waits for that
 NamedArrays = dict[str, npt.NDArray[Any]]
-
-_DTYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
 
 
 def call_in_turn(acts: Iterable[Callable[[], object]]) -> None:
@@ -88,9 +87,7 @@ class Loader:
         return self._source(sorted(frames, key=natural_order))
 
     def _source(self, paths: Sequence[str]) -> Source:
-        if self._load is None:
-            return _PlySource([describe(path) for path in paths])
-        return _LoadedSource(self._load, paths)
+        return _PlySource(list(map(describe, paths))) if self._load is None else _LoadedSource(self._load, paths)
 
 
 def _find_frames(path: str, suffix: str) -> list[str]:
@@ -102,11 +99,9 @@ def _find_frames(path: str, suffix: str) -> list[str]:
         return [path]
     pattern = Path(path, "*") if path.endswith("**") else Path(path)
     found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))  # `**` follows no links to folders
-    return [str(each) for each in found if each.is_file() and not _is_hidden(each, pattern)]
-
-
-def _is_hidden(path: Path, pattern: Path) -> bool:
-    return any(name.startswith(".") and name not in pattern.parts for name in path.parts)
+    files_found = [each for each in found if each.is_file()]
+    hidden = {each for each in files_found for name in {*each.parts} - {*pattern.parts} if name.startswith(".")}
+    return [str(each) for each in files_found if each not in hidden]
 
 
 class _PlySource(Source):
@@ -165,6 +160,7 @@ class _LoadedSource(Source):
         return layout
 
     def _load_arrays(self, path: str) -> NamedArrays:
+        """Return the arrays dense and in this machine's byte order."""
         check_unchanged(path, self._stats[path], stat_file(path))
         try:
             given = self._load(path)
@@ -173,20 +169,15 @@ class _LoadedSource(Source):
             raise AssetError(path, f"its loader failed: {type(error).__name__}: {error}") from error
         if arrays is None:
             raise AssetError(path, f"its loader returned a {type(given).__name__}, not a mapping of names to arrays")
-        return _check_arrays(path, arrays)
-
-
-def _check_arrays(path: str, arrays: NamedArrays) -> NamedArrays:
-    """Return the arrays dense and in this machine's byte order. Raises AssetError for other types than numbers."""
-    for name, array in arrays.items():
-        if not isinstance(name, str):
-            raise AssetError(path, f"its loader returned an array named {name!r}, which is not a string")
-        if array.dtype.str[1:] not in _DTYPES:
-            what = f"{name!r} as an array of {array.dtype}, which is not a number type"
-            raise AssetError(path, f"its loader returned {what}")
-    if not any(array.nbytes for array in arrays.values()):
-        raise AssetError(path, "its loader returned no values")
-    return {name: np.require(array, array.dtype.newbyteorder("="), ["C"]) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            if not isinstance(name, str):
+                raise AssetError(path, f"its loader returned an array named {name!r}, which is not a string")
+            if array.dtype.str[1:] not in NUMBER_TYPES:
+                what = f"{name!r} as an array of {array.dtype}, which is not a number type"
+                raise AssetError(path, f"its loader returned {what}")
+        if not any(array.nbytes for array in arrays.values()):
+            raise AssetError(path, "its loader returned no values")
+        return {name: np.require(array, array.dtype.newbyteorder("="), ["C"]) for name, array in arrays.items()}
 
 
 def _layout_of(arrays: NamedArrays) -> Layout:

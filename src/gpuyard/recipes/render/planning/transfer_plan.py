@@ -34,7 +34,6 @@ from gpuyard.recipes.render.planning.assets_and_units import (
 )
 
 NEVER = math.inf
-_SOON = 16  # places: the next eight units
 
 
 class PlanState(msgspec.Struct, kw_only=True):
@@ -115,7 +114,14 @@ class TransferPlan:
         elif key in self._ram:
             self.waits[key] = StallCause.DISK
         elif asset.kind is Kind.ACTOR and self._in_ram(key) > self._limits.ram:
-            self._stream_from_disk(asset)
+            nbytes = asset.stream_ram(self._state.rounded)
+            if not self._make_ram(nbytes, self._state.requested[key]):
+                self.waits[key] = StallCause.RAM
+                self._is_reading_open = False
+                return
+            self._stream(asset)
+            if key in self.streams:
+                self._ram_free -= nbytes
         else:
             is_waiting_for_disk = not self._readers or self._read(asset, self._state.requested[key])
             self.waits[key] = StallCause.DISK if is_waiting_for_disk else StallCause.RAM
@@ -127,8 +133,15 @@ class TransferPlan:
             return
         if self._ram.get(key) is Stage.THERE:
             self._promotable[asset.kind] -= 1
-            if asset.kind in self._open and key not in self._state.refused and not self._is_always_streamed(asset):
-                self._promote_ahead(asset, at)
+            if asset.kind not in self._open or key in self._state.refused or self._is_always_streamed(asset):
+                return
+            victims = self._vram_victims(asset, at)
+            same_kind = (key for key in self._vram if self._state.assets[key].kind is asset.kind)
+            is_costly = (
+                victims is None or self._has_better_victim(victims, at, same_kind) or not self._can_demote(victims)
+            )
+            if is_costly or not self._promote(asset, victims or []):
+                self._open.discard(asset.kind)
         elif key not in self._ram and self._is_reading_open:
             self._is_reading_open = self._in_ram(key) > self._limits.ram or self._read(asset, at, is_ahead=True)
 
@@ -149,13 +162,6 @@ class TransferPlan:
         """Reserve the VRAM that becomes free for this asset: nothing is promoted ahead of time until then."""
         self.waits[asset.key] = cause
         self._open.clear()
-
-    def _promote_ahead(self, asset: Asset, at: int) -> None:
-        victims = self._vram_victims(asset, at)
-        same_kind = (key for key in self._vram if self._state.assets[key].kind is asset.kind)
-        is_costly = victims is None or self._has_better_victim(victims, at, same_kind) or not self._can_demote(victims)
-        if is_costly or not self._promote(asset, victims or []):
-            self._open.discard(asset.kind)
 
     def _amount(self, key: str) -> VramAmount:
         return VramAmount.of(self._state.assets[key])
@@ -269,25 +275,12 @@ class TransferPlan:
         self.steps.append(PlanStep(Action.DROP_VRAM, key))
         self._set_vram(key, None)
 
-    def _stream_from_disk(self, actor: Asset) -> None:
-        nbytes = actor.stream_ram(self._state.rounded)
-        if not self._make_ram(nbytes, self._state.requested[actor.key]):
-            self.waits[actor.key] = StallCause.RAM
-            self._is_reading_open = False
-            return
-        self._stream(actor)
-        if actor.key in self.streams:
-            self._ram_free -= nbytes
-
     def _stream(self, actor: Asset) -> None:
         """Stream an actor. The first stream has reserved memory; others use free memory, or that of idle actors."""
         extra = max(0, self._stream_nbytes + actor.stream_nbytes - self._limits.stream) - self._extra_streams()
         streams = self._extra_streams() + extra
-        missing = VramAmount(
-            0,
-            streams + self._taken.total - self._limits.vram,
-            streams + self._taken.actors - self._limits.actors_with_streams,
-        )
+        over_vram = streams + self._taken.total - self._limits.vram
+        missing = VramAmount(0, over_vram, streams + self._taken.actors - self._limits.actors_with_streams)
         idle = self._idle(self._state.requested[actor.key], Kind.ACTOR)
         victims = self._choose_fewest(idle, missing, self._amount)
         if victims is None and self._stream_nbytes:
@@ -364,11 +357,12 @@ class TransferPlan:
         return self._vram.get(key) is Stage.THERE
 
     def _ram_class(self, key: str) -> int:
+        """Return the rank for rule 5; lower is dropped first. Soon are the next eight units, of two places each."""
         if self._is_double(key):
             return 0
         if self._state.assets[key].kind is Kind.SCENE:
             return 2
-        return 1 if self._state.need_at(key) > self._state.now + _SOON else 3
+        return 1 if self._state.need_at(key) > self._state.now + 16 else 3
 
     def _drop_ram(self, key: str) -> None:
         self.steps.append(PlanStep(Action.DROP_RAM, key))
@@ -376,6 +370,7 @@ class TransferPlan:
         del self._ram[key]
 
     def drop_unneeded(self) -> None:
+        """Drop assets that are never needed again."""
         state = self._state
         for key in sorted(state.ram.keys() - state.needed.keys() - state.requested.keys()):
             if self._ram[key] is Stage.THERE and key not in state.held_ram:
@@ -387,9 +382,7 @@ class TransferPlan:
     def evict_excess(self) -> None:
         """Evict assets that exceed the limits, which may have become lower."""
         for kind in (Kind.ACTOR, Kind.SCENE):
-            if not self._has_excess(kind):
-                continue
-            for key in self._idle(-NEVER, kind):
+            for key in self._idle(-NEVER, kind) if self._has_excess(kind) else ():
                 if key not in self._state.requested:
                     self._evict(key)
                 if not self._has_excess(kind):

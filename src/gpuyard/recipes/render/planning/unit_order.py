@@ -21,15 +21,6 @@ import msgspec
 
 from gpuyard.recipes.render.planning.assets_and_units import Asset, Budgets, Kind, Unit, limits_of
 
-# A good disk reads 3 to 5 GB/s, PCIe transfers about 50.
-_READ_WEIGHT = 10
-# Limits on the units simulated in total and on the pairs compared: together they bound the run time.
-_MOST_SIMULATED = 300_000
-_MOST_COMPARED = 2_000_000
-# The fraction that a tile fills of the VRAM for actors, and of VRAM and RAM together: passing assets need the rest.
-_VRAM_FILLS = (0.5, 0.25)
-_RAM_FILLS = (0.9, 0.75, 0.5, 0.25)
-
 _NOW = -1.0  # the next use of an asset that a worker holds
 
 _Key = str | None
@@ -46,7 +37,7 @@ class MovedBytes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weight(self) -> int:
-        return _READ_WEIGHT * self.read_bytes + self.uploaded_bytes
+        return 10 * self.read_bytes + self.uploaded_bytes  # a good disk reads 3 to 5 GB/s, PCIe transfers about 50
 
 
 def choose_order(
@@ -56,7 +47,8 @@ def choose_order(
     by_pair: dict[_Pair, list[Unit]] = {}
     for unit in units:
         by_pair.setdefault((unit.scene, unit.actor), []).append(unit)
-    tried = islice(_candidates(by_pair, assets, budgets), max(3, _MOST_SIMULATED // max(1, len(units))))
+    # This limit on the units simulated, and that on the pairs compared, bound the run time.
+    tried = islice(_candidates(by_pair, assets, budgets), max(3, 300_000 // max(1, len(units))))
     # dict.fromkeys removes duplicates: many tables have the same order for several tile sizes.
     orders = [[unit for pair in pairs for unit in by_pair[pair]] for pairs in dict.fromkeys(map(tuple, tried))]
     return min([*orders, list(units)], key=lambda order: moved(order, assets, budgets, workers=workers).weight)
@@ -66,23 +58,17 @@ def moved(units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, 
     """Return the bytes that this order moves if each tier evicts the asset that is needed again last. `workers`
     consecutive units hold their assets at a time."""
     tiers = _Tiers(assets, budgets)
-    next_uses = _next_uses(units)
+    soonest: dict[_Key, float] = {}
+    next_uses = [(inf, inf)] * len(units)  # the places where a unit's scene and its actor are needed next
+    for place in range(len(units) - 1, -1, -1):
+        scene, actor = units[place].scene, units[place].actor
+        next_uses[place] = soonest.get(scene, inf), soonest.get(actor, inf)
+        soonest[scene] = soonest[actor] = place
     for now, unit in enumerate(units):
         if now >= workers:
             tiers.release(units[now - workers], *next_uses[now - workers], now)
         tiers.hold(unit)
     return MovedBytes(read_bytes=tiers.read_bytes, uploaded_bytes=tiers.uploaded_bytes)
-
-
-def _next_uses(units: Sequence[Unit]) -> list[tuple[float, float]]:
-    """Return for each unit the places where its scene and its actor are needed next."""
-    soonest: dict[_Key, float] = {}
-    found = []
-    for place in range(len(units) - 1, -1, -1):
-        scene, actor = units[place].scene, units[place].actor
-        found.append((soonest.get(scene, inf), soonest.get(actor, inf)))
-        soonest[scene] = soonest[actor] = place
-    return found[::-1]
 
 
 class _Tier:
@@ -113,17 +99,15 @@ class _Tier:
         """Evict the assets that are needed last until the limits hold. Return them."""
         evicted = []
         while (self._used > self.nbytes or len(self.held) > self._count) and len(self.held) > 1:
-            evicted.append(self._needed_last(newcomer, next_use))
-            self.remove(evicted[-1])
+            while self._idle:
+                farthest, last = heappop(self._idle)
+                if last in self.held and next_use[last] == -farthest:
+                    break
+            else:  # workers hold all assets; the newcomer waits for the first
+                last = next(key for key in self.held if key != newcomer)
+            evicted.append(last)
+            self.remove(last)
         return evicted
-
-    def _needed_last(self, newcomer: str, next_use: Mapping[str, float]) -> str:
-        while self._idle:
-            farthest, key = heappop(self._idle)
-            if key in self.held and next_use[key] == -farthest:
-                return key
-        # Workers hold all assets; the newcomer waits for the first.
-        return next(key for key in self.held if key != newcomer)
 
 
 class _Tiers:
@@ -146,29 +130,25 @@ class _Tiers:
         if unit.actor is not None:
             self._next_use[unit.actor] = _NOW
             if unit.actor not in self._actors.held:
-                self._load_or_stream(unit.actor, len(unit.labels))
+                nbytes = self._nbytes.get(unit.actor, 0)
+                beside = sum(size for other, size in self._actors.held.items() if self._next_use[other] == _NOW)
+                if beside + nbytes <= self._actors.nbytes:
+                    self._load(unit.actor, self._actors)
+                    return
+                for _ in range(1 if nbytes <= self._ram.nbytes else len(unit.labels)):
+                    self._stage(unit.actor, nbytes, ())
+                self.uploaded_bytes += nbytes * len(unit.labels)
 
     def release(self, unit: Unit, scene_next: float, actor_next: float, now: int) -> None:
         """Release a unit's assets, unless a later unit before `now` holds them too."""
-        if unit.scene is not None and scene_next >= now:
-            self._release_one(unit.scene, scene_next, self._scenes)
-        if unit.actor is not None and actor_next >= now:
-            self._release_one(unit.actor, actor_next, self._actors)
-
-    def _release_one(self, key: str, next_use: float, tier: _Tier) -> None:
-        self._next_use[key] = next_use
-        # A streamed actor is only in RAM.
-        (tier if key in tier.held else self._ram).mark(key, next_use)
-
-    def _load_or_stream(self, actor: str, labels: int) -> None:
-        nbytes = self._nbytes.get(actor, 0)
-        beside = sum(size for other, size in self._actors.held.items() if self._next_use[other] == _NOW)
-        if beside + nbytes <= self._actors.nbytes:
-            self._load(actor, self._actors)
-            return
-        for _ in range(1 if nbytes <= self._ram.nbytes else labels):
-            self._stage(actor, nbytes, ())
-        self.uploaded_bytes += nbytes * labels
+        for key, next_use, tier in (
+            (unit.scene, scene_next, self._scenes),
+            (unit.actor, actor_next, self._actors),
+        ):
+            if key is not None and next_use >= now:
+                self._next_use[key] = next_use
+                # A streamed actor is only in RAM.
+                (tier if key in tier.held else self._ram).mark(key, next_use)
 
     def _load(self, key: str, tier: _Tier) -> None:
         nbytes = self._nbytes.get(key, 0)
@@ -217,11 +197,12 @@ def _tilings(assets: Mapping[str, Asset], budgets: Budgets) -> Iterator[tuple[Ki
     yield Kind.ACTOR, by_bytes(for_actors), by_count(1)
     for count in range(1, slots):
         yield Kind.SCENE, by_count(count), by_count(1)
-    for fill in _VRAM_FILLS:
+    # A tile fills a fraction of the VRAM for actors, or of VRAM and RAM together: passing assets need the rest.
+    for fill in (0.5, 0.25):
         yield Kind.ACTOR, by_bytes(fill * for_actors), by_count(1)
     # Assets that stay in RAM pass through VRAM in groups: fewer bytes from disk, but more uploads.
     for part, count in ((1.0, slots), (0.5, 1)):
-        for fill in _RAM_FILLS:
+        for fill in (0.9, 0.75, 0.5, 0.25):
             yield Kind.SCENE, by_bytes(fill * for_all), by_bytes(part * for_actors)
             yield Kind.ACTOR, by_bytes(fill * for_all), by_count(count)
 
@@ -251,7 +232,7 @@ def _table(pairs: Iterable[_Pair]) -> _Table:
 
 def _group_similar(rows: _Table, columns: _Table, assets: Mapping[str, Asset]) -> _Table:
     """Return the rows, each followed by the one that shares the most bytes with it."""
-    if sum(len(others) ** 2 for others in columns.values()) > _MOST_COMPARED:
+    if sum(len(others) ** 2 for others in columns.values()) > 2_000_000:
         return rows
     left = {row: place for place, row in enumerate(rows)}
     shared: dict[_Key, int] = {}
