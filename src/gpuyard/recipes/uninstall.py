@@ -1,12 +1,10 @@
 """`gpuyard uninstall`: find all files of this user's gpuyard, stop the daemon, and remove them.
 
-Rules:
 - Outside gpuyard's own folders, only what the manifest (`system/files_outside_home.py`) names is listed, and a systemd
   unit and a completion that start gpuyard. In its own folders, only names that gpuyard gives; the rest is the user's.
 - Nothing is removed while jobs run or wait, or while a program of the user holds a lease.
-- A symbolic link is listed and removed as a link, at any depth: its target stays.
-- What belongs to another user, or is mounted inside a folder, stays, and so do the folders that contain it.
-- A folder that is or contains the home folder is refused.
+- A symbolic link is removed as a link, at any depth: its target stays. What belongs to another user, or is mounted
+  inside a folder, stays with the folders that contain it. A folder that is or contains the home folder is refused.
 """
 
 import contextlib
@@ -79,8 +77,6 @@ class InstalledFiles(Struct, frozen=True, kw_only=True):
 
 
 class KeptFile(Struct, frozen=True):
-    """A path that stays, and the reason."""
-
     path: str
     why: str
 
@@ -91,15 +87,11 @@ class FoundFiles(Struct, frozen=True, kw_only=True):
 
 
 class UninstallBlocker(Struct, frozen=True):
-    """A reason that gpuyard's files are still in use, and how to end that."""
-
     text: str
     advice: str
 
 
 class Size(Struct, frozen=True):
-    """Number and size of the files that belong to this user."""
-
     files: int
     bytes: int
 
@@ -194,7 +186,6 @@ def _kept_files(workspaces: Sequence[str], folders: Iterable[Path]) -> Iterator[
 
 
 def _unknown_files(places: Iterable[InstalledFiles]) -> Iterator[KeptFile]:
-    """Yield the files in gpuyard's own folders that gpuyard did not create."""
     listed: dict[str, set[str]] = {}
     for place in places:
         listed.setdefault(place.folder, set()).update(place.names)
@@ -278,7 +269,6 @@ def _run_tool(*command: str) -> tuple[str, str | None]:
 
 
 def measure(place: InstalledFiles) -> Size:
-    """Return the size of the files. Folders that cannot be read count as empty."""
     own = os.geteuid()
     with contextlib.suppress(OSError), FolderTree(place.folder, follows=not place.is_own_folder) as folder:
         entries = folder.walk(lambda _: None, place.names)
@@ -291,7 +281,6 @@ def measure(place: InstalledFiles) -> Size:
 
 
 def find_blockers() -> list[UninstallBlocker]:
-    """Return the jobs that run or wait, and the programs that hold GPUs or wait for them."""
     found = []
     state, folder = Path(daemon_places.state_folder()), lease_dir()
     database = state / "queue.db"
@@ -325,8 +314,7 @@ def _refuse_while_in_use() -> None:
 
 
 def uninstall() -> list[KeptFile]:
-    """Remove everything. Return the listed files that could not be removed. Raises EnvironmentFault and removes nothing
-    while jobs run or wait or a program holds a lease."""
+    """Remove everything, unless something is in use. Return the listed files that could not be removed."""
     _refuse_while_in_use()
     has_unit = bool(_unit_files())
     problems = _systemctl("disable", "--now", _UNIT) if has_unit else []

@@ -1,7 +1,5 @@
-"""How much disk space a run of a batch takes, and whether the runs that are left fit on the disk.
-
-The size is the mean of finished runs of the same command: of those in the output root, else of the batch that a new one
-begins beside.
+"""Whether the runs of a batch that are left fit on the disk. The size of a run is the mean of finished runs of the same
+command: of those in the output root, else of the batch that a new one begins beside.
 """
 
 import contextlib
@@ -22,14 +20,11 @@ from gpuyard.system.private_files import PrivateFileError
 
 
 class RunSize(Struct, frozen=True, kw_only=True):
-    """The mean size of a run, over this many runs."""
-
     mb: float
     runs: int
 
 
 def expected_run_size(plan: BatchPlan) -> RunSize | None:
-    """Return the size that a run of this batch is expected to have; None: unknown."""
     for root in dict.fromkeys((plan.root, re.sub(r"-\d+$", "", plan.root))):
         with contextlib.suppress(EnvironmentFault):
             record = read_record(Path(root))
@@ -45,8 +40,8 @@ def expected_run_size(plan: BatchPlan) -> RunSize | None:
 
 
 def disk_warning(plan: BatchPlan) -> str | None:
-    """Return a warning if the runs that are left would fill the disk of the output root; None if they fit, or if the
-    size of a run or the free space is unknown."""
+    """Return a warning if the runs that are left would fill the disk of the output root; None also if that is
+    unknown."""
     size = expected_run_size(plan)
     figure = read_disk_in_time(plan.root)
     if size is None or size.mb <= 0 or figure.free_mb is None:

@@ -1,17 +1,10 @@
-"""Which runs of a batch have data, and where: classify each as kept or pruned, by what is on disk.
-
-- A run that was cancelled or never started is neither kept nor pruned.
-- If gpuyard prunes, it moves runs without a frame to the prune root; all others stay in their folders.
-- A program that prunes keeps data either *here*, in the output root, and moves empty runs to the prune root; or
-  *there*: it moves runs with data to the prune root, and leaves or removes the others. If the user does not say which,
-  it is *there* if the output root has no data, and some run reported frames or has data in the prune root.
-- A program may give the folders of runs names of its own, in either root. The folders with data are counted. If there
-  are fewer than the runs that they may belong to, only the number of kept runs is known, and not which they are.
-
-Finish a batch after its last run: prune empty runs and write a summary. This module runs as a job of the queue.
-
-It can be repeated at any time with the same result: `pruned.jsonl` records the runs that were moved before.
-"""
+"""Finish a batch after its last run, as a job of the queue: classify each run as kept or pruned by what is on disk,
+prune empty runs, and write a summary. Repeating it gives the same result: `pruned.jsonl` records the runs moved before.
+- If gpuyard prunes, it moves runs without a frame to the prune root; all others stay in their folders. - A program that
+prunes keeps data *here*, in the output root, and moves empty runs; or *there*: it moves runs with data   to the prune
+root. Not told which, it is *there* if the output root has no data, and some run reported frames or has   data in the
+prune root. - A program may give folders names of its own. If fewer of them have data than the runs that they may belong
+to, only   the number of kept runs is known."""
 
 import contextlib
 import json
@@ -58,8 +51,7 @@ class RunResults(Struct, frozen=True, kw_only=True):
 
 
 def classify_runs(plan: BatchPlan, runs: Sequence[RunRecord], known: Mapping[str, PrunedRun], at: str) -> RunResults:
-    """Return the results of the runs. Moves empty runs if gpuyard prunes this batch; `known` are the runs that were
-    moved before."""
+    """Return the results of the runs. Moves empty runs if gpuyard prunes this batch; `known` were moved before."""
     if plan.prunes == "program":
         keeps, results, kept, pruned = _classify_by_folders(plan, runs)
     else:
@@ -185,16 +177,13 @@ class UnsuccessfulRun(Struct, frozen=True, kw_only=True):
 
 
 class UnmovedRun(Struct, frozen=True, kw_only=True):
-    """An empty run that could not be moved to the prune root, and the reason."""
-
     run: str
     why: str
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """The results of a batch. `frames` is the sum that its runs reported, None if no run did. `kept` counts runs with
-    data, in `kept_in`; both are None if the batch is not pruned. `unknown` are limits that were not enforced, and
-    `silent` says which probe of GPUs did not answer."""
+    """`frames` is the sum that runs reported. `kept` runs have data, in `kept_in`; both are None if the batch is not
+    pruned. `unknown` are limits that were not enforced, and `silent` says which probe of GPUs did not answer."""
 
     name: str
     command: tuple[str, ...]
@@ -247,7 +236,6 @@ def read_summary(root: Path) -> Summary | None:
 
 
 def _find_frames(log: str | None) -> int | None:
-    """Return the last number of frames in a log, or None."""
     try:
         with open(log or "", "rb") as file:
             file.seek(0, 2)

@@ -1,17 +1,9 @@
-"""A batch: many runs of one command, submitted as jobs of the queue, which starts each when the machine has capacity.
-
-The root of a batch holds all its files: `batch.json` has the plan and the ids of the jobs, and is written before they
-are submitted; `run-000017` is the folder of run 17; `finish` writes `runs.jsonl`, `summary.json` and `pruned.jsonl`
-after the last run. A submission carries a token, so repeating it after a crash adds nothing; a batch that is continued
-starts only runs that have not succeeded.
-
-The same command continues its batch until every run has succeeded. After that it starts a new batch beside the old one:
-`out-2` beside `out`; also if the batch in `out` is of another command. `--resume` continues the batch in exactly that
-root; `--append` adds runs with the next seeds to it.
-
-Batches may share a prune root: each claims there as many numbers for the folders of its runs as a batch may ever have,
-with a file that only one of them can create. So no two runs have one name.
-"""
+"""A batch: many runs of one command, submitted as jobs of the queue. `batch.json` in its root has the plan and the ids
+of the jobs, and is written before they are submitted; repeating a submission after a crash adds nothing.  The same
+command continues its batch until every run has succeeded, and then starts a new one beside it: `out-2` beside `out`;
+also if the batch in `out` is of another command. `--resume` continues the batch in exactly that root; `--append` adds
+runs with the next seeds to it.  Batches may share a prune root: each claims there as many numbers for the folders of
+its runs as a batch may ever have, with a file that only one of them can create. So no two runs have one name."""
 
 import contextlib
 import csv
@@ -73,8 +65,8 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
 
 
 class BatchPart(Struct, frozen=True, kw_only=True):
-    """Runs that were submitted together: `indexes` such as 0-399. `first` and `last` are the ids of their jobs, once
-    known; `finish` is the id of the job that runs after them."""
+    """Runs that were submitted together, `indexes` such as 0-399: `first` and `last` of their jobs, and the `finish`
+    job."""
 
     token: str
     indexes: str
@@ -126,8 +118,7 @@ def _claim(plan: BatchPlan) -> Path:
 
 
 def default_root(name: str) -> str:
-    """Return a new root in gpuyard's folder in the home, for a batch without --output-root. Results are not moved to a
-    local disk as the queue is: only the home is backed up, and seen by other machines."""
+    """Return a new root in the home: results are not moved to a local disk, because only the home is backed up."""
     return str(Path(named_state_directory()) / "batches" / f"{name}-{secrets.token_hex(4)}")
 
 
@@ -139,8 +130,7 @@ def check_plan(plan: BatchPlan) -> None:
 
 
 def _check_program(program: str) -> None:
-    """A bare name is looked up only on PATH, as in a shell: in a shared folder, another user may have put a file of
-    that name."""
+    """A bare name is looked up only on PATH: another user may have put a file of that name into a shared folder."""
     if shutil.which(program) is not None:
         return
     is_bare = bool(program) and "/" not in program
@@ -159,8 +149,8 @@ class ExistingBatch(Enum):
 
 
 class BatchChoice(Struct, frozen=True, kw_only=True):
-    """The batch to start: `before` is the record of a batch that is continued, `first` the index of its first new run,
-    `note` a message for the user."""
+    """The batch to start. `before`: the record of one that is continued; `first`: its first new run; `note`: for the
+    user."""
 
     plan: BatchPlan
     first: int = 0
@@ -244,8 +234,8 @@ def _is_finished(record: BatchRecord) -> bool:
 
 
 def _submit_batch(plan: BatchPlan, before: BatchRecord | None) -> BatchRecord | None:
-    """Check the plan, create the roots, and submit all runs that have not succeeded. Return None, and submit nothing,
-    if the record in the root is not `before`, or the numbers of its runs are taken: another command has changed it."""
+    """Create the roots, and submit all runs that have not succeeded. Return None, and submit nothing, if another
+    command has changed the record in the root, or taken the numbers of the runs."""
     check_plan(plan)
     _check_program(run_command(plan, 0)[0])
     pruned = None if plan.pruned_root is None else Path(plan.pruned_root)
@@ -332,7 +322,6 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
 
 
 def _get(path: str) -> dict[str, Any] | None:
-    """Return what the queue has there, or None."""
     try:
         with RetryingClient() as queue:
             return queue.get(path)
@@ -401,7 +390,6 @@ def read_results(record: BatchRecord) -> dict[int, RunRecord]:
 
 
 def recorded_runs(root: str) -> Iterator[RunRecord]:
-    """Yield the runs in `runs.jsonl`."""
     for line in read_own(f"{root}/{RUNS}").decode().splitlines():
         yield msgspec.convert(json.loads(line), RunRecord)
 

@@ -1,7 +1,5 @@
-"""Propose limits for a batch by a log of samples, of `gpuyard watch --log` or of a batch's `--sample-log`.
-
-With these limits a run starts only while the machine is no busier than in 95% of the samples: one in twenty is left
-out, so that a short spike in a long log raises no limit. Of several GPUs, the busiest one decides.
+"""Propose limits for a batch by a log of samples, of `gpuyard watch --log` or of a batch's `--sample-log`: a run starts
+only while the machine is no busier than in 95% of the samples. Of several GPUs, the busiest one decides.
 """
 
 import csv
@@ -21,8 +19,8 @@ _HINT = "give a file that `gpuyard watch --log FILE` has written"
 
 
 class _Figure(Struct, frozen=True):
-    """What an option limits, and the figure's column in the log of `gpuyard watch` and in that of a batch: the one that
-    the gate judges. `kind` is that of the row. `sign`: -1 for a limit from below."""
+    """What an option limits, and the figure's column in the log of `gpuyard watch` and in that of a batch. `sign`: -1
+    for a limit from below."""
 
     option: str
     kind: str

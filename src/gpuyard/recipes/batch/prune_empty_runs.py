@@ -1,13 +1,10 @@
 """Move runs without a single frame from the output root to the prune root, on the same file system.
 
-A *run* is one folder directly in the output root. Rules:
-- A run stays if it has anything that might be data.
-- A run is moved by a single rename, after a line in the record names its new path.
-- Nothing is overwritten: a folder without permissions reserves the new name, and the run is renamed onto it.
-- After a kill at any point, the same call completes the move: the last line of the record and the files on disk tell
-  how far the first call came. Until then a recorded run may still be in the output root, never the other way round.
-- A run that cannot be moved, such as one with a mount in it, stays, and the reason is returned and recorded.
-- Other users may be able to write to both roots: only a record of our own counts.
+- A run stays if it has anything that might be data, and if it cannot be moved, such as one with a mount in it.
+- A run is moved by a single rename, after a line in the record names its new path. Nothing is overwritten: a folder
+  without permissions reserves the new name, and the run is renamed onto it.
+- After a kill at any point, the same call completes the move: until then a recorded run may still be in the output
+  root, never the other way round. Other users may be able to write to both roots: only a record of our own counts.
 """
 
 import contextlib
@@ -42,14 +39,11 @@ class PrunedRun(Struct, frozen=True, kw_only=True):
 
 
 class _PruneRecord(PrunedRun, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of the record."""
-
     at: str
 
 
 def make_roots(output: Path, pruned: Path | None, *, is_mover: bool = True) -> None:
-    """Create both folders if they are missing, and check that they can be written. `is_mover`: runs are moved from one
-    to the other by gpuyard, and not by their program."""
+    """Create both folders and check that they can be written. `is_mover`: gpuyard moves runs from one to the other."""
     if pruned is not None:
         one, other = Path(os.path.realpath(output)), Path(os.path.realpath(pruned))
         hint = "name a folder beside it with --prune-output-root"
@@ -67,10 +61,9 @@ def make_roots(output: Path, pruned: Path | None, *, is_mover: bool = True) -> N
 
 
 def has_frame(run: Path, pattern: str) -> bool:
-    """Whether the run has a data file: a file that is not empty and matches the pattern. A pattern with a `/` is
-    matched with the path inside the run; `**` matches any folders. Symbolic links, and entries that are neither a file
-    nor a folder, count as data under any name, because their content is unknown. Raises EnvironmentFault if something
-    is mounted in the run."""
+    """Whether the run has a file that is not empty and matches the pattern, with its path if that has a `/`. Links, and
+    entries that are neither a file nor a folder, count as data: their content is unknown. Raises EnvironmentFault if
+    something is mounted in the run."""
     try:
         if run.is_symlink():
             return True
@@ -88,8 +81,7 @@ def has_frame(run: Path, pattern: str) -> bool:
 def prune(  # noqa: PLR0913 - the facts of a move
     run: Path, pruned: Path, record: Path, *, why: str, at: str, is_new: bool = False
 ) -> PrunedRun:
-    """Move the run into the prune root, or leave it with a reason; the record gets a line in both cases. `is_new`: the
-    record has no line about this run yet."""
+    """Move the run into the prune root, or leave it with a reason; the record gets a line in both cases."""
     pruning = _Pruning(run=run.absolute(), pruned=pruned.absolute(), record=record, why=why, at=at)
     try:
         return (None if is_new else pruning.complete_earlier_move()) or pruning.move()

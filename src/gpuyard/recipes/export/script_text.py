@@ -1,13 +1,6 @@
-"""The common parts of scripts for all sites: groups of jobs that are submitted together, the head, a job's command, and
-notes about what is not exported. Pure.
-
-- Jobs of one array with the same terms and the same dependencies are a *group*, which is an array again at sites that
-  have arrays.
-- A group comes after all groups that it depends on, otherwise by priority: sites without priorities start jobs in the
-  order of their submission.
-- Every argument of a command is quoted for the shell, so that the program gets it unchanged.
-- Values of environment variables are never written: they may be secrets.
-"""
+"""The common parts of scripts for all sites. Pure. Jobs of one array with the same terms and the same dependencies are
+a *group*, which is an array again at sites that have arrays. A group comes after all that it depends on, otherwise by
+priority. Values of environment variables are never written: they may be secrets."""
 
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,8 +21,8 @@ _HIGHEST_NUMBER = 1000
 
 
 class JobGroup(Struct, frozen=True, kw_only=True):
-    """Jobs to submit together. `numbers` are the array indexes of the jobs, empty for a single job. `is_indexed`: they
-    are the jobs' own indexes, and the commands differ only in that index."""
+    """Jobs to submit together. `numbers` are array indexes, empty for a single job. `is_indexed`: they are the jobs'
+    own indexes, and the commands differ only in that index."""
 
     jobs: tuple[ExportedJob, ...]
     numbers: tuple[int, ...] = ()
@@ -137,8 +130,8 @@ def script_head(site: str, jobs: Sequence[ExportedJob], how: Iterable[str], note
 
 
 def set_command(group: JobGroup, number: str) -> Iterator[str]:
-    """Yield lines that change to the jobs' folder and set `"$@"` to the command of one job. `number` is the shell
-    expression for its number in the group."""
+    """Yield lines that set `"$@"` to the command of one job. `number` is the shell expression for its number in the
+    group."""
     yield f"cd {shlex.quote(group.first.cwd)} || exit"
     if not group.numbers:
         yield from _set_job_command(group.first)
@@ -175,8 +168,8 @@ def redirect_input(group: JobGroup) -> str:
 
 
 def here_document(command: str, lines: Sequence[str]) -> Iterator[str]:
-    """Yield the command with these lines as its input. The delimiter differs from all lines, those inside quoted
-    arguments included."""
+    """Yield the command with these lines as its input. The delimiter differs from all lines, also those inside
+    arguments."""
     taken = {line for each in lines for line in each.split("\n")}
     end = next(word for word in (f"END{number or ''}" for number in count()) if word not in taken)
     yield f"{command} <<'{end}'"

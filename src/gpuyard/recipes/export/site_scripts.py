@@ -1,17 +1,9 @@
-"""Write a script that submits jobs to Slurm. Pure.
+"""Write a script that submits jobs to Slurm or to Ray. Pure. Resources are requested as the engines request them.
 
-Resources are requested as the engine requests them (`engines/cluster/slurm_commands.py`), with one exception: the
-expected duration is not a time limit here, because no queue would run again a job that Slurm stops for it. Slurm itself
-handles dependencies and retries, which the engine leaves to the queue.
-
-Write a script that submits jobs to Ray. Pure.
-
-Resources are requested as the engine requests them (`engines/cluster/ray_api.py`). Ray has no arrays, dependencies,
-retries or time limits: the script submits each job by itself and waits for dependencies, and the shell script of each
-job retries the command and limits its time.
-
-Many versions of `ray job submit` corrupt arguments with spaces, quotes or dollars. So each command is in a file that is
-uploaded with its job, and Ray gets only plain arguments.
+Slurm itself handles dependencies and retries here, and the expected duration is not a time limit, because no queue
+would run again a job that Slurm stops for it. Ray has no arrays, dependencies, retries or time limits: the script waits
+for dependencies, and the shell script of each job retries the command and limits its time. Many versions of `ray job
+submit` corrupt arguments with spaces, quotes or dollars, so each command is in a file that is uploaded with its job.
 """
 
 import json
@@ -187,7 +179,6 @@ ended() {
 
 
 def ray_script(jobs: Sequence[ExportedJob], settings: RayConfig, tags: Collection[str]) -> Script:
-    """Return the script. `tags` are those with a limit on jobs that run at once."""
     groups = script_text.group_jobs(jobs)
     ids = {job.id for job in jobs}
 

@@ -1,8 +1,5 @@
-"""`Coordinator`: leases a VRAM budget while it is open, and runs render units within it and a RAM budget.
-
-A run skips complete outputs, chooses the order, runs the workers, and retries what ran out of memory. A unit that does
-not fit beside others is postponed, and tried alone at the end: it is skipped only if it does not fit then.
-"""
+"""`Coordinator`: leases a VRAM budget while it is open, and runs render units within it and a RAM budget. A unit that
+does not fit beside others is postponed, and tried alone at the end: it is skipped only if it does not fit then."""
 
 import contextlib
 import threading
@@ -54,12 +51,9 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coordinator:
-    """`vram` and `ram` are sizes such as "44G", or numbers of MB.
-
-    `working` is VRAM reserved for the renderer; without it, the renderer's use is measured. `actor_budget` limits the
-    part of `vram` that actors take; without it, they get what the scenes leave free. `device` is `cuda`, `host`
-    (simulated on the host), or `auto`. `order` is `chosen`, or `manifest` for the given order.
-    """
+    """`vram` and `ram` are sizes such as "44G", or numbers of MB. `working` is VRAM reserved for the renderer (default:
+    measured). `actor_budget` limits the part of `vram` that actors take (default: what the scenes leave free). `device`
+    is `cuda`, `host` (simulated on the host), or `auto`. `order` is `chosen`, or `manifest` for the given order."""
 
     def __init__(  # noqa: PLR0913 - settings, most with a default
         self,
@@ -96,7 +90,6 @@ class Coordinator:
         self._is_busy = threading.Lock()
 
     def __enter__(self) -> Self:
-        """Wait until the budget can be leased."""
         if self._memory is not None:
             raise UserError("this coordinator is already open", hint="create another one, with its own budget")
         budgets = self._settings.budgets
@@ -191,7 +184,6 @@ class RenderRun:
         return readable
 
     def _without_too_large(self, units: Sequence[Unit]) -> list[Unit]:
-        """Return the units that fit; postpone the others."""
         limits = limits_of(self._assets.values(), self._settings.budgets)
         left = []
         for unit in units:

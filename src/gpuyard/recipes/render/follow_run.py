@@ -1,7 +1,5 @@
-"""Follow a run: show its status, write it to a file each second, and stop the run on request.
-
-The file is replaced atomically, so a reader always finds one complete status. Writing the file and stopping the run
-neither wait for the display nor end when its terminal goes away.
+"""Follow a run: show its status, write it to a file each second, and stop the run on request. The file always holds one
+complete status. Writing and stopping neither wait for the display nor end when its terminal goes away.
 """
 
 import contextlib
@@ -46,8 +44,8 @@ class StatusFile:
 
     @classmethod
     def default(cls, out: Path) -> "StatusFile":
-        """Return the file in the output folder for a run without --status: written after 60 s, or from the start if
-        an earlier run left one, so that it never shows that run's status."""
+        """Return the file for a run without --status: written after 60 s, or from the start if an earlier run left
+        one."""
         path = out / DEFAULT_NAME
         return cls(path, 0.0 if path.exists() else DEFAULT_AFTER_S)
 
@@ -135,7 +133,6 @@ class Follower:
             return _Phase.RUNNING
 
     def _enter(self, phase: _Phase) -> bool:
-        """Set the phase. Return whether it is a new one."""
         is_new = phase is not self._phase
         self._phase = phase
         if is_new:

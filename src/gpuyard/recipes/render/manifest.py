@@ -1,22 +1,16 @@
 """Read a manifest, the list of what to render: a JSON array of entries, or JSON Lines with one entry per line.
 
     {"scene": "room.ply", "actor": "walk/", "labels": ["a", 2, {"name": "c", "camera": 3}]}
-    {"scene": "room.ply", "actor": null, "label": "d"}
     {"scene": "room.ply", "name": "e", "camera": 5}
 
-The content decides the format, not the file's name. Paths are relative to the manifest's folder. Labels that share
-scene and actor become one render unit. A mistake in one entry, or in one of its labels, is reported with its number,
-and the rest is rendered.
-
-The renderer gets an object with the entry's other keys, overridden by the label's keys, or with the label itself as
-`label`. A key that is spelled almost like one of ours that the entry lacks is a mistake.
+The content decides the format. Labels that share scene and actor become one render unit. A mistake in one entry or
+label is reported with its number, and the rest is rendered. The renderer gets an object with the entry's other keys,
+overridden by the label's keys, or with the label itself as `label`.
 
 The name is the label's `name`, else its `id`, else the label itself if it is a string. The name of a number, or of a
-label without any of these, starts with its scene and actor, because other scenes may have the same numbers.
-
-Different labels never get the same folder. A plain name is unchanged. Characters that a folder name cannot have are
-percent-encoded as in a URL (`%2F`), and so is `%` itself; a name that is too long is cut and ends in `%~` and a digest
-of the whole name, as no other name can.
+label without any of these, starts with its scene and actor. Different labels never get the same folder: a plain name is
+unchanged; other characters, and `%`, are percent-encoded as in a URL; a name that is too long is cut and ends in `%~`
+and a digest of the whole name, as no other name can.
 """
 
 import contextlib

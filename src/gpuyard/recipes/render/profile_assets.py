@@ -1,10 +1,5 @@
-"""Measure the size of every asset of a manifest on disk, in RAM and in VRAM, and the time to load and upload it.
-
-Assets are actually read and uploaded, one after the other, as in a run. An asset that cannot be measured has a
-`problem`. The measurements give the recommended budgets. A scene is loaded whole; an actor is loaded whole or streamed,
-which takes two of its frames at a time. A part of VRAM is reserved for the renderer, the rest is for assets; RAM is
-allocated in pages.
-"""
+"""Measure the size of every asset of a manifest on disk, in RAM and in VRAM, and the time to load and upload it, as in
+a run. An asset that cannot be measured has a `problem`. The measurements give the recommended budgets."""
 
 import math
 import time
@@ -62,7 +57,6 @@ class Profiler:
         self.name: str | None = None
 
     def measure(self, assets: Sequence[AssetProfile]) -> Iterator[AssetProfile]:
-        """Yield the assets with their measurements."""
         found = [self._describe(asset) for asset in assets]
         # VRAM for the largest asset only, so that other programs can use the rest meanwhile.
         known = [source for _, source in found if source is not None]
@@ -170,7 +164,6 @@ def advise(assets: Sequence[AssetProfile], *, scene_slots: int, workers: int, ov
 
 
 def size_option(nbytes: int) -> str:
-    """Return the size as an option's value, rounded up."""
     return f"{math.ceil(nbytes / (1024 * MB))}G" if nbytes >= 4 * 1024 * MB else f"{math.ceil(nbytes / MB)}M"
 
 

@@ -1,10 +1,7 @@
-"""The results of a run's labels, and its status, from its tiers, its workers and these results.
-
-A worker: a thread with its own lane on the device that renders one unit after the other.
-
-A label is rendered, reported as skipped, or postponed because the device was out of memory: postponed labels are tried
-once more at the end, alone on the device. An exception of a renderer never ends the run. Other threads write outputs to
-disk while the worker renders the next label; a label counts as rendered when that is done.
+"""The workers of a run: threads with their own lanes on the device that render one unit after the other; the results of
+labels, and the status. A label is rendered, skipped, or postponed because the device was out of memory, to be tried
+once more at the end, alone on the device. An exception of a renderer never ends the run. Other threads write outputs
+while the worker renders the next label; a label counts as rendered when that is done.
 """
 
 import contextlib
@@ -92,7 +89,6 @@ class RunStatus:
                 tiers.stop()
 
     def close_tiers(self) -> None:
-        """Keep the counts of tiers that were closed."""
         with self._lock:
             self._earlier_counts, self._tiers = self._sum_counts(), None
 
@@ -186,8 +182,6 @@ class RendererError(Exception):
 
 
 class Worker:
-    """`status` may be read by other threads."""
-
     def __init__(  # noqa: PLR0913, PLR0917 - what a thread needs
         self,
         number: int,
@@ -204,7 +198,6 @@ class Worker:
         self.status = WorkerStatus(worker=number)
 
     def run(self) -> None:
-        """Render units until none is left, or until the run is stopped."""
         with self._tiers.memory.lane() as lane, contextlib.suppress(TiersStopped):
             while (handed := self._tiers.next_unit()) is not None:
                 self._render_unit(*handed, lane)

@@ -20,8 +20,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`assets` is the memory of the copies in this tier; `allocator` is the device allocator's own figure, None for
-    RAM. `left` is what neither of them takes of the budget."""
+    """`assets` is the memory of copies in this tier; `allocator` the device allocator's own figure, None for RAM;
+    `left` is what neither of them takes of the budget."""
 
     budget: int
     left: int
@@ -41,8 +41,6 @@ class AssetReferences(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MovedStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes moved so far."""
-
     read_from_disk: int
     uploaded: int
     streamed: int
@@ -79,7 +77,6 @@ class TransferCounts(msgspec.Struct):
     stalls_s: dict[str, float] = {}
 
     def with_more(self, other: "TransferCounts") -> "TransferCounts":
-        """Return the sums; for peaks, the maximum."""
         stalls = {cause: self.stalls_s.get(cause, 0.0) + other.stalls_s.get(cause, 0.0) for cause in StallCause}
         sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
         peaks = {name: max(getattr(self, name), getattr(other, name)) for name in ("peak_vram", "peak_ram")}
@@ -125,16 +122,12 @@ class SkipReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Skip(SkipReason, frozen=True, kw_only=True, omit_defaults=True):
-    """A label that was not rendered, as a line of `skipped.jsonl`."""
-
     label: str
     scene: str | None = None
     actor: str | None = None
 
 
 class RenderReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run."""
-
     status: RenderStatus
     skipped: tuple[Skip, ...]
 

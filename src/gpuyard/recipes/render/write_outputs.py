@@ -1,14 +1,7 @@
-"""Threads that sync and name finished outputs, while the workers render the next labels.
+"""The output folders of labels under one root: each is complete or absent.
 
-A sync waits for the disk: a millisecond, or a hundred while assets are read from the same disk. Many syncs at once wait
-for the same write of the file system's journal. A thread is started only when all others wait for the disk, and a
-waiting thread does not need the interpreter.
-
-The output folders of labels under one root: each is complete or absent.
-
-- A label is rendered into its own folder under `.partial`, and a single rename makes it `<root>/<name>`. So a named
-  folder is complete, and leftovers of a killed run are under `.partial`, which the next run empties.
-- A complete output is never replaced. Without `resume`, an existing output is an error before the run starts.
+- A label is rendered into its own folder under `.partial`, which the next run empties, and a single rename makes it
+  `<root>/<name>`. A complete output is never replaced.
 - Labels that were not rendered are lines of `skipped.jsonl`. Each run truncates it, but not a run that is refused.
 - Symbolic links with the names of these files are not followed: other users may be able to write to the root.
 - A run holds a lock on `.lock`, so a root has one run at a time. All methods may be called from any thread.
@@ -37,7 +30,8 @@ _MOST_WAITING = 32  # finished labels that are not on disk yet; a worker waits i
 
 
 class OutputWriters:
-    """Used in a `with` block, whose end waits for all writes and raises their first error."""
+    """Threads that sync and name outputs while workers render: many syncs at once wait for one write of the file
+    system's journal. Used in a `with` block, whose end waits for all writes and raises their first error."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "gpuyard-write")
@@ -162,8 +156,7 @@ class Outputs:
             remove_tree(folder)
 
     def skip(self, skip: Skip) -> None:
-        """Append a line to `skipped.jsonl`; if the disk is full, with the next line or at the end of the run. After a
-        power failure the last lines may be missing: these labels are tried again anyway."""
+        """Append a line to `skipped.jsonl`; if the disk is full, with the next line or at the end of the run."""
         with self._lines:
             self.skips.append(skip)
             self._unwritten.append(as_json(skip) + b"\n")
@@ -179,7 +172,6 @@ class Outputs:
         return self._skipped
 
     def _write_lines(self, *, truncate: bool = False) -> None:
-        """Write complete lines only."""
         with _reported(self._root / _SKIPPED, "written"):
             if truncate:
                 self._open_skipped()
@@ -205,7 +197,6 @@ def check_outputs(root: Path, units: Iterable[Unit], *, resume: bool) -> None:
 
 @contextlib.contextmanager
 def _reported(path: Path, what: str) -> Iterator[None]:
-    """Turn an OSError into an EnvironmentFault that names the path."""
     try:
         yield
     except OSError as error:

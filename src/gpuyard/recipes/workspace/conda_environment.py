@@ -18,8 +18,7 @@ from gpuyard.errors import EnvironmentFault, UserError
 
 
 def activate_environment(name: str, environment: Mapping[str, str], *, timeout_s: float = 60.0) -> dict[str, str]:
-    """Return `environment` with the conda environment `name` (a name or a path) activated by the first tool that knows
-    it. Raises UserError if the environment or conda itself is missing, EnvironmentFault if activation fails."""
+    """Return `environment` with the conda environment (a name or a path) activated by the first tool that knows it."""
     if name.startswith("-"):
         raise UserError(f"conda_env: '{name}' cannot be the name of an environment")
     tools = find_tools(environment)
@@ -98,7 +97,6 @@ def find_tools(environment: Mapping[str, str]) -> list[str]:
 
 
 def _environment_name(prefix: str, prefixes: list[str]) -> str:
-    """Return an environment's name as users write it, or its path if it has none."""
     folder, name = os.path.split(prefix)
     if os.path.basename(folder) == "envs":
         return name

@@ -1,10 +1,6 @@
-"""Create a workspace: `scheduler.sh`, `scheduler_config.yml`, and the folders for configs and markers.
-
-Never loses existing work. An existing configuration keeps its text, and new keys are appended as comments; a file is
-copied under an unused name before it is replaced; existing folders stay untouched. A second time changes nothing.
-
-Users may also copy the templates beside this module by hand. A line of the configuration that starts with `#` and a key
-shows that key's default; removing the `#` sets it.
+"""Create a workspace: `scheduler.sh`, `scheduler_config.yml`, and the folders for configs and markers. Never loses
+existing work: a configuration keeps its text, and new keys are appended as comments; a file is copied under an unused
+name before it is replaced. In the templates beside this module, a line of `#` and a key shows that key's default.
 """
 
 import contextlib
@@ -29,8 +25,6 @@ WRAPPER_TEMPLATE = Path(__file__).with_name("scheduler_wrapper_template.sh")
 
 
 class CreatedWorkspace(Struct, kw_only=True):
-    """The files that were created, left unchanged, or replaced (each with the path of its backup)."""
-
     folder: Path
     created: list[Path] = []
     kept: list[Path] = []

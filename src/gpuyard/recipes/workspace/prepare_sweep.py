@@ -1,12 +1,7 @@
-"""Prepare a sweep: choose its configs and their GPUs, and the command and environment of its tasks.
-
-Everything is checked before any task starts.
-
-The arguments that a config becomes: `--config_path FILE`, or what the user's own function returns for it (`parser`).
-
-The function runs in a process of its own, which is this module's `main`: with this Python, in `work_dir`, and with the
-workspace, `work_dir` and PYTHONPATH on its path. What it prints is dropped, but for the last line if it fails.
-"""
+"""Prepare a sweep: choose its configs and their GPUs, and the command, arguments and environment of its tasks.
+Everything is checked before any task starts. A config becomes `--config_path FILE`, or what the user's own function
+(`parser`) returns for it. That runs in a process of its own, this module's `main`, with the workspace, `work_dir` and
+PYTHONPATH on its path. What it prints is dropped, but for the last line if it fails."""
 
 import difflib
 import fnmatch
@@ -55,8 +50,8 @@ def find_configs(settings: WorkspaceSettings) -> list[Path]:
 
 
 def split_lists(settings: WorkspaceSettings, words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split words such as `a.yml b.yml 1,0` into lists of configs and the rest, lists of GPUs. After the first word, a
-    number is a GPU."""
+    """Split words such as `a.yml b.yml 1,0` into lists of configs and of GPUs. After the first word, a number is a
+    GPU."""
     known = {name for path in find_configs(settings) for name in (path.name, path.stem) if not name.isdigit()}
     end = min(1, len(words))
     while end < len(words) and all(os.path.basename(name) in known for name in _names_in(words[end], known)):
@@ -70,7 +65,6 @@ def _names_in(text: str, known: Container[str]) -> list[str]:
 
 
 def choose_configs(settings: WorkspaceSettings, workspace: Path, lists: Sequence[str]) -> list[Path]:
-    """Return the configs named by lists such as `heavy.yml,light`; all configs if none is named."""
     configs = find_configs(settings)
     if not "".join(lists).strip():
         if not configs:
@@ -122,8 +116,8 @@ def choose_devices(settings: WorkspaceSettings, count: int, text: str | None) ->
 
 
 def task_environment(settings: WorkspaceSettings) -> tuple[dict[str, str], list[str]]:
-    """Return this process's environment with the conda environment activated and the workspace's `env` added, and notes
-    for the user. An interpreter with an absolute path runs without conda, too."""
+    """Return this process's environment with the conda environment and the workspace's `env`, and notes for the user.
+    An interpreter with an absolute path runs without conda, too."""
     # A task runs in its own terminal.
     dropped = ("TMUX", "TMUX_PANE", "COLUMNS", "LINES")
     variables = {name: value for name, value in os.environ.items() if name not in dropped}
@@ -141,7 +135,7 @@ def task_environment(settings: WorkspaceSettings) -> tuple[dict[str, str], list[
 
 def task_command(settings: WorkspaceSettings, workspace: Path, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return `python train.py`, without arguments. `python_env` is a program on PATH or a path, with or without
-    arguments, or a virtualenv; with an `image`, it is the image's. Raises UserError if a part does not exist."""
+    arguments, or a virtualenv; with an `image`, it is the image's."""
     if not os.path.isdir(settings.work_dir):
         raise UserError(f"work_dir: there is no folder {settings.work_dir}", hint="create it, or set work_dir")
     if not os.path.isfile(settings.script_path):
@@ -176,8 +170,7 @@ def path_in_work_dir(path: str, settings: WorkspaceSettings) -> str:
 
 
 def task_mounts(settings: WorkspaceSettings) -> list[str] | None:
-    """Return what a task's container is given besides `work_dir`: the folders of configs, output and script, and
-    `mounts`; None without an `image`."""
+    """Return what a task's container is given besides `work_dir`; None without an `image`."""
     if settings.image is None:
         return None
     os.makedirs(settings.output_dir, exist_ok=True)
@@ -202,8 +195,7 @@ def _executable(key: str, written: str, workspace: Path, environment: Mapping[st
 def arguments_of(
     settings: WorkspaceSettings, paths: Sequence[Path], workspace: Path, file: str, environment: Mapping[str, str]
 ) -> list[tuple[str, ...]]:
-    """Return the arguments of each config. Raises UserError if the user's function fails for one, or if it is named in
-    settings (in `file`) of another user."""
+    """Return the arguments of each config. A `parser` runs only from settings (in `file`) of this user."""
     if settings.parser is None:
         return [("--config_path", path_in_work_dir(str(path), settings)) for path in paths]
     owner = os.stat(file).st_uid

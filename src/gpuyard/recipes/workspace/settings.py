@@ -1,7 +1,5 @@
-"""Load the settings of a workspace from `scheduler_config.yml`, and the options that a task's own YAML overrides.
-
-Every key has a default, so an empty file is a complete configuration. Paths are relative to the workspace or absolute,
-`~` means a home directory, and nothing else is expanded. A key without a value, or with empty text, has its default.
+"""Load the settings of a workspace from `scheduler_config.yml`, and the options that a task's own YAML overrides. Paths
+are relative to the workspace or absolute, `~` means a home directory, and nothing else is expanded.
 
 A task's YAML belongs to its program; gpuyard reads only the top-level key `scheduler:`. Many programs use that key for
 their learning rate schedule, so the section counts as gpuyard's only if one of its keys is a gpuyard key or a likely
@@ -75,8 +73,8 @@ class WorkspaceSettings(Struct, frozen=True, kw_only=True):
 
 
 class TaskOptions(Struct, frozen=True, kw_only=True):
-    """The options of a task's own YAML. None keeps the workspace's value; `env` is added to the workspace's.
-    `gpu_count` is always 0 or None, and `gpus` is then 0 too."""
+    """None keeps the workspace's value; `env` is added to it. `gpu_count` is always 0 or None, and `gpus` is then 0
+    too."""
 
     vram_mb: Annotated[float | None, types.size_mb] = None
     priority: Annotated[int | None, types.priority] = None
@@ -113,7 +111,6 @@ class LoadedSettings(Struct, frozen=True, kw_only=True):
     path: str
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return each key as shown to users, with its current value and the source of that value."""
         values = {key: getattr(self.settings, field_name(key)) for key in self.sources}
         return [(key, _value_text(key, values[key]), source) for key, source in self.sources.items()]
 
@@ -197,9 +194,8 @@ def _value_text(key: str, value: Any) -> str:
 
 
 def load_task_options(path: Path) -> TaskOptions:
-    """Return the options in `scheduler:`. A file that is not YAML is the program's own format and has no options.
-    Raises UserError if the file cannot be read, or if `scheduler:` is gpuyard's section and has a mistake, or is in a
-    file of more than 1 MB: other such files are data of the program."""
+    """Return the options in `scheduler:`. A file that is not YAML is the program's own format and has no options; one
+    of more than 1 MB is data of the program, and has no section of ours."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_CONFIGURED + 1)

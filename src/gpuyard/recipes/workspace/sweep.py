@@ -1,9 +1,6 @@
-"""Start a sweep, which submits the configs of a workspace as jobs of the queue; stop it, or kill it.
-
-The queue is the only record of started tasks: `start` lists them and submits the missing ones. A config that has a
-marker is completed. A lock on the workspace serializes concurrent commands. `stop` and `kill_all` work also if the
-settings have a mistake: `settings` is None then.
-"""
+"""Start a sweep, which submits the configs of a workspace as jobs of the queue; stop it, or kill it. The queue is the
+only record of started tasks: `start` lists them and submits the missing ones. A config that has a marker is completed.
+A lock on the workspace serializes commands. `stop` and `kill_all` work also without valid settings."""
 
 import hashlib
 import os
@@ -61,8 +58,6 @@ class StartedSweep(Struct, kw_only=True):
 
 
 class KilledSweep(Struct, frozen=True, kw_only=True):
-    """`left` are the configs of tasks that did not end within the timeout."""
-
     ended: int
     left: tuple[str, ...]
     sessions: tuple[str, ...]
@@ -90,8 +85,8 @@ class _PlannedTask(Struct, frozen=True, kw_only=True):
 def start(
     loaded: LoadedSettings, configs: Sequence[str], gpus: str | None, *, is_rerun: bool, engine: str | None = None
 ) -> StartedSweep:
-    """Submit all configs that are neither completed nor in the queue; with `configs`, only those of these lists. Raises
-    UserError, before anything is submitted, if the workspace has a mistake."""
+    """Submit all configs, or those of these lists, that are neither completed nor in the queue. Raises UserError,
+    before anything is submitted, if the workspace has a mistake."""
     if engine is not None:
         loaded = replace(loaded, settings=replace(loaded.settings, engine=engine))
     sweep = _Sweep(loaded)
@@ -264,7 +259,6 @@ class _Sweep:
         )
 
     def _submit_notify_job(self, queue: DaemonConnection, jobs: list[int]) -> None:
-        """Submit a job that runs the `notify` command when all of `jobs` have finished."""
         module = "gpuyard.recipes.workspace.sweep_status"
         command = [sys.executable, "-P", "-m", module, str(self._workspace), self._config_file]
         name = f"{files.slug(self._settings.task_name)}-notice"
@@ -298,7 +292,6 @@ class _Sweep:
 
 
 def stop(workspace: Path, settings: WorkspaceSettings | None) -> StoppedSweep:
-    """Cancel waiting tasks and start no more, retries included; running tasks continue to their end."""
     tag = files.workspace_tag(workspace)
     with locked(workspace), connect(start=True) as queue:
         queue.request("POST", "/tags/stop", body={"tag": tag}, is_repeatable=True)

@@ -1,9 +1,5 @@
-"""The status of a sweep: the state of each config, from its marker first and then its job, and the time left.
-
-Run a workspace's `notify` command when all submitted tasks have finished. This module runs as a job of the queue.
-
-The command gets GPUYARD_WORKSPACE, GPUYARD_TASK_NAME, and GPUYARD_SUMMARY, a sentence, in its environment.
-"""
+"""The status of a sweep: the state of each config, from its marker first and then its job, and the time left. As a job
+of the queue, this module runs a workspace's `notify` command when all submitted tasks have finished."""
 
 import heapq
 import os
@@ -54,8 +50,7 @@ class ConfigStatus(Struct, frozen=True, kw_only=True):
 
 
 class SweepStatus(Struct, frozen=True, kw_only=True):
-    """The status of all configs. `left_s` is the estimated time left, None if unknown; `why` is the reason that the
-    next task waits."""
+    """`left_s` is the estimated time left, None if unknown; `why` is the reason that the next task waits."""
 
     workspace: str
     task_name: str
@@ -186,8 +181,8 @@ def _last_line(log: str | None) -> str | None:
 
 
 def estimate_left_s(rows: Sequence[ConfigStatus]) -> float | None:
-    """Estimate the time left if tasks take as long as similar ones did and as many run at once as now. Return None if a
-    duration or that number is unknown."""
+    """Estimate the time left if tasks take as long as similar ones did and as many run at once as now; None if
+    unknown."""
     running = [row for row in rows if row.state in _RUNNING]
     waiting = [row for row in rows if row.state in _WAITING]
     if not running and not waiting:

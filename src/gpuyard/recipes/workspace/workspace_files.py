@@ -1,7 +1,6 @@
-"""The names of a workspace and its tasks in the queue and in tmux, and the files of tasks: markers, records, logs.
-
-A config is named after its file without the last suffix: `exp1.yml` is `exp1`. A name that must be changed for tmux or
-for a file gets a few digits of the original's digest, so that different names stay different.
+"""The names of a workspace and its tasks in the queue and in tmux, and the files of tasks: markers, records, logs. A
+config is named after its file without the last suffix. A name that must be changed for tmux or for a file gets a few
+digits of the original's digest, so that different names stay different.
 """
 
 import contextlib
@@ -20,7 +19,6 @@ from gpuyard.system.private_files import PrivateFileError
 
 
 def check_config_names(paths: Sequence[Path]) -> None:
-    """Raise UserError if a config's name is unusable, or if two configs have the same name."""
     known: dict[str, Path] = {}
     for path in paths:
         name = path.stem
@@ -44,20 +42,18 @@ def workspace_tag(workspace: Path) -> str:
 
 
 def session_name(prefix: str, config: str) -> str:
-    """Return the name of a task's session; `{gpu}` is the placeholder for its device."""
     return f"{tmux_name(f'{prefix}_{config}')}_{{gpu}}"
 
 
 def tmux_name(name: str) -> str:
-    """Return a safe session name. tmux gives `:` and `.` in a name, and `=`, `$` and `@` at its start, a meaning of its
-    own, and shows unprintable characters as octal."""
+    """Return a safe session name: tmux gives `:`, `.`, `=`, `$` and `@` a meaning of its own."""
     return slug(name, "_-")
 
 
 def slug(name: str, others: str = "_-.") -> str:
-    """Return a safe part of a file name or a job name: unchanged if it is short and has only letters and digits of any
-    language and `others`. Else all other characters become `_`, and a first one that would make an option or a hidden
-    file; and it is cut."""
+    """Return a safe part of a file name or a job name: unchanged if it is short and has only letters, digits and
+    `others`. Else all other characters become `_`, and a first one that would make an option or a hidden file; and it
+    is cut."""
     kept = "".join(letter if letter.isalnum() or letter in others else "_" for letter in name)
     kept = f"_{kept[1:]}" if kept[:1] in ("", "-", ".") else kept
     # In bytes: the name of a log combines it with LONGEST_LABEL and a few more, and a file name may have 255.
@@ -142,14 +138,13 @@ def task_logs(settings: WorkspaceSettings, workspace: Path, config: str) -> tupl
 
 
 def likely_log(settings: WorkspaceSettings, workspace: Path, config: str) -> str | None:
-    """Return the path at which a task will write its log; None without one."""
     path, other = task_logs(settings, workspace, config)
     return None if path is None else expected_log(path, other, owner_line(workspace_tag(workspace), str(workspace)))
 
 
 def scheduler_log(settings: WorkspaceSettings, workspace: Path) -> str | None:
-    """Return the log's path, or None if logging is off. It is named after the task name, or after the workspace's tag
-    if another workspace uses the first name."""
+    """Return the log's path, or None if logging is off: by the task's name, or by the workspace's tag if that is
+    taken."""
     if not settings.enable_logging:
         return None
     path = f"{settings.log_dir}/{settings.task_name}_scheduler.log"

@@ -1,8 +1,6 @@
-"""Read hand-written YAML strictly, as settings of given types: every mistake is reported with its file, line and key.
-
-A file is composed into nodes, never constructed into objects, and only known keys are converted, from their text as
-written. So no tag is ever executed, an alias costs nothing, and a name written `007` or `no` stays that text. An empty
-value counts as not given.
+"""Read hand-written YAML strictly, as settings of given types: every mistake is reported with its file, line and key. A
+file is composed into nodes, never constructed into objects, so no tag is ever executed, an alias costs nothing, and a
+name written `007` or `no` stays that text. An empty value counts as not given.
 """
 
 import difflib
@@ -49,7 +47,6 @@ class _Mistake(Exception):
 
 
 def compose_file(path: Path) -> yaml.Node | None:
-    """Return the only document of a file. Raises UserError if the file cannot be read or is not YAML."""
     try:
         with path.open("rb") as file:
             content = read_small(file, str(path))
@@ -124,7 +121,6 @@ def read_mapping(node: yaml.Node | None, types: Mapping[str, SettingType], path:
 
 
 def closest_key(key: str, known: Mapping[str, Any], min_similarity: float = 0.6) -> str | None:
-    """Return the known key that is most like `key`, or None if none is similar enough."""
     found = difflib.get_close_matches(key.lower().replace("-", "_"), list(known), n=1, cutoff=min_similarity)
     return found[0] if found else None
 
@@ -156,8 +152,8 @@ def has_control_characters(value: str) -> bool:
 
 
 def _scalar_text(node: yaml.Node, takes: str) -> str:
-    """Return a scalar's text as written. Raises _Mistake for other nodes, and for NUL and lone surrogates: YAML escapes
-    can produce them, but file names and environment variables cannot hold them."""
+    """Return a scalar's text as written. Raises _Mistake for other nodes, and for NUL and lone surrogates: file names
+    and environment variables cannot hold them."""
     is_plain = isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS
     if not is_plain or any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in node.value):
         raise _Mistake(takes, node)
@@ -259,7 +255,6 @@ def environment(node: yaml.Node) -> dict[str, str]:
 
 
 def mounts(node: yaml.Node) -> tuple[str, ...]:
-    """Return the mounts of a container: a list, or one text."""
     takes = "folders as for --mount, such as [/data/sets:/data:ro]"
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     found = tuple(_scalar_text(item, takes) for item in nodes)

@@ -1,7 +1,5 @@
-"""The copies of one asset on disk, in RAM and in VRAM; waiting requests for assets, and loans of assets in use; and the
-threads that read parts of assets, those of the asset that is needed first before all others: several assets that are
-read at the same speed arrive together, and late.
-"""
+"""The copies of one asset on disk, in RAM and in VRAM; requests and loans; and the threads that read parts of
+assets."""
 
 import threading
 from collections import Counter
@@ -76,7 +74,6 @@ class Copies:
         self.buffer = buffer
 
     def download(self) -> None:
-        """Copy from VRAM to RAM."""
         pages = self._pool.take(self.asset.nbytes)
         try:
             self._memory.download(self.buffer, pages.views(0, pages.nbytes))
@@ -107,8 +104,8 @@ class Loan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AssetUsers:
-    """Requests and loans. The caller holds the tiers' lock. `held` counts loans of copies in VRAM, `held_ram` copies in
-    RAM that are being copied from."""
+    """Requests and loans, under the tiers' lock. `held` counts copies lent in VRAM, `held_ram` those being copied
+    from."""
 
     def __init__(self) -> None:
         self.held: Counter[str] = Counter()
@@ -122,14 +119,12 @@ class AssetUsers:
         self._requests.update({(key, number): place for key, place in uses_of(number, unit).items()})
 
     def requested(self) -> dict[str, int]:
-        """Return the earliest place of each requested asset."""
         places: dict[str, int] = {}
         for (key, _), place in self._requests.items():
             places[key] = min(place, places.get(key, place))
         return places
 
     def withdraw(self, number: int) -> None:
-        """Remove the waiting requests of a unit."""
         self._requests = {request: place for request, place in self._requests.items() if request[1] != number}
 
     def lend(self, loan: Loan, key: str, number: int) -> None:
@@ -158,7 +153,8 @@ def add_count(counter: Counter[str], key: str, change: int) -> None:
 
 
 class PartReaders:
-    """May be used by several threads, each with the parts of one asset."""
+    """Reads the parts of the asset that is needed first before all others: assets read at once arrive together, and
+    late."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, "gpuyard-part")
@@ -168,7 +164,7 @@ class PartReaders:
 
     def call_all(self, place: float, acts: Sequence[Callable[[], object]]) -> None:
         """Call all, after those with lower places. Waits for all, because they write to memory that is reused if one
-        fails; then raises the first error."""
+        fails."""
         ends: list[Future[None]] = []
         with self._lock:
             for act in acts:

@@ -1,9 +1,8 @@
 """Assets in RAM and VRAM: carry out the plan, and lend copies to workers.
 
-One lock guards the state; slow steps (reading, uploading, downloading) run in threads outside the lock, and a new plan
-is made when one ends. All threads read parts of the asset that is needed first, then of the next. Units are handed out
-here too, so that the plan knows all requests. A waiting worker holds at most a scene, and requests of workers that hold
-one go first: so some worker can always continue.
+One lock guards the state; reading, uploading and downloading run in threads outside the lock, and a new plan is made
+when one ends. A waiting worker holds at most a scene, and requests of workers that hold one go first: so some worker
+can always continue.
 """
 
 import contextlib
@@ -84,8 +83,8 @@ class Tiers:
             return handed
 
     def take(self, key: str, number: int) -> Loan:
-        """Return an asset for the unit with that number. Waits until it is available. Raises AssetError if the asset is
-        broken, DeviceFull if the device has too little memory for it after all."""
+        """Wait for an asset for the unit with that number. Raises AssetError if it is broken, DeviceFull if the device
+        has too little memory for it after all."""
         with self._changed:
             self._full.pop(key, None)
             if self._vram.get(key) is Stage.THERE:
@@ -129,7 +128,6 @@ class Tiers:
             self._changed.notify_all()
 
     def withdraw(self, number: int) -> None:
-        """Withdraw the waiting requests of a unit."""
         with self._changed:
             self._users.withdraw(number)
             self._changed.notify_all()
@@ -140,7 +138,6 @@ class Tiers:
             self.counts.read_from_disk += nbytes if is_from_disk else 0
 
     def _step(self) -> TransferPlan:
-        """Make a plan and start its steps."""
         requested = self._users.requested()
         state = PlanState(
             limits=self._limits,
@@ -187,7 +184,6 @@ class Tiers:
             return sum(self._rounded(self._assets[key].nbytes) for key in self._ram) + self._users.stream_ram
 
     def sizes(self, unit: Unit) -> dict[str, int]:
-        """Return the sizes of a unit's assets by kind."""
         return {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
 
     def memory_state(self) -> dict[str, int]:
@@ -358,13 +354,11 @@ class Tiers:
             self._reserve(max(self.budgets.working * 3 // 2, self.budgets.vram // 32))
 
     def learn_working(self) -> None:
-        """Reserve the VRAM that the renderer was measured to use."""
         peak = self.memory.peak()  # before the lock, for which other workers wait
         with self._changed:
             self._reserve(peak - self.counts.peak_vram)
 
     def _reserve(self, nbytes: int) -> None:
-        """Reserve VRAM for the renderer, but not what the largest scene needs."""
         largest = max((asset.nbytes for asset in self._assets.values() if asset.kind is Kind.SCENE), default=0)
         working = min(nbytes, self.budgets.vram - largest - self._limits.stream)
         if working > self.budgets.working:

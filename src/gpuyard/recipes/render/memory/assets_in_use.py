@@ -1,10 +1,7 @@
 """Hold the assets of a render unit in VRAM while a worker uses them: scenes, and actors as sequences of frames.
 
-An actor that does not fit into VRAM is streamed through two buffers: the next frame is loaded while one is in use.
-Frames come from the copy in RAM, or from disk through two buffers in RAM if the actor does not fit there either. The
-renderer gets its own copies of arrays, made on the device, so it may keep them.
-
-When a device is out of memory, assets that are not in use are dropped step by step, and the worker retries.
+An actor that does not fit into VRAM is streamed through two buffers, from RAM, or from disk if it does not fit there
+either: the next frame is loaded while one is in use. The renderer gets its own copies of arrays, so it may keep them.
 """
 
 import contextlib
@@ -27,8 +24,7 @@ T = TypeVar("T")
 
 
 class SceneManager:
-    """A scene in VRAM is shared by all workers that render it; a worker that finds all slots in use waits for one. A
-    scene that is no longer held stays until its slot is needed."""
+    """Scenes are shared by all workers; one that is no longer held stays in VRAM until its slot is needed."""
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
@@ -80,7 +76,7 @@ def _arrays(tiers: Tiers, loan: Loan) -> tuple[Arrays, ...]:
 
 def retry_with_less(tiers: Tiers, act: Callable[[], T]) -> T:
     """Call `act`; if the device is full, again without idle actors, then without the least recently used idle scene.
-    Raises DeviceFull if that is not enough. Nothing is promoted ahead of time meanwhile."""
+    Nothing is promoted ahead of time meanwhile."""
     full, result = _try(act)
     if full is None:
         return result[0]
@@ -96,7 +92,6 @@ def retry_with_less(tiers: Tiers, act: Callable[[], T]) -> T:
 
 
 def _try(act: Callable[[], T]) -> tuple[DeviceFull | None, list[T]]:
-    """Return the error if the device was full, or the result."""
     try:
         return None, [act()]
     except Exception as error:  # from the user's renderer or PyTorch; only a full device is handled
@@ -119,7 +114,6 @@ class FrameStream:
     """The stream of one worker. Frames may be requested in any order; the following frame is loaded ahead of time."""
 
     def __init__(self, tiers: Tiers, copies: Copies, pool: PagePool, lane: TransferLane) -> None:
-        """Raises DeviceFull if the device has too little memory for the buffers."""
         self._tiers, self._copies, self._pool, self._lane = tiers, copies, pool, lane
         self.frames, self.path = copies.source.frames, copies.asset.path
         self._lock = threading.Lock()

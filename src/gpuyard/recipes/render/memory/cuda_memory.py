@@ -1,23 +1,10 @@
-"""Pinned memory on huge pages, in slabs that are filled and pinned with one call each.
+"""The memory of a CUDA GPU through PyTorch, within a budget that PyTorch's allocator enforces.
 
-While the driver pins memory, kernel launches of all threads wait for its lock, for each page of the system. On an H200,
-four threads render 224 pictures per second while PyTorch pins memory, 466 while slabs on huge pages are pinned, and 614
-without either. The end of a process that has 20 GB of pinned memory takes 0.9 s instead of 2.7 s.
-
-- A slab is 16 pages of the pool, so it is small relative to the RAM budget; at least 2 MB and at most 16 MB, because
-  other calls of the driver wait for a whole slab (ADR 87).
-- A kernel without huge pages uses ordinary pages: advice to the kernel that is refused changes nothing else.
-- If a slab cannot be filled or pinned, none is tried again: its caller has a fallback.
-
-The memory of a CUDA GPU through PyTorch, within a budget that PyTorch's allocator enforces.
-
-- The budget caps all memory that PyTorch reserves on the GPU: buffers, the renderer's tensors, and its cache. At the
-  cap PyTorch empties its cache and retries, and only then raises the error that becomes DeviceFull. The driver's own
-  memory for the process, a few hundred MB, does not count.
+- The budget caps all memory that PyTorch reserves on the GPU. At the cap PyTorch empties its cache and retries, and
+  only then raises the error that becomes DeviceFull. The driver's own memory for the process does not count.
 - All buffers are allocated on one stream, so that memory freed by one can be reused by another. They are used on other
   streams without `record_stream`: the caller of `free` has waited on the host for all work that used the buffer.
-- Each thread copies on a stream of its own, from pinned memory, so the GPU copies in the background while other threads
-  render, and no thread holds the GIL while it waits.
+- Each thread copies on a stream of its own, from pinned memory, in the background, without the GIL.
 """
 
 import contextlib
@@ -42,13 +29,18 @@ _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def slab_size(page_nbytes: int) -> int:
-    """Return the size of a slab for pages of this size: whole huge pages."""
+    """Return the size of a slab in whole huge pages: 16 pages of the pool, at most 16 MB, for which other calls
+    wait."""
     wanted = max(page_nbytes, min(16 * page_nbytes, 16 * MB))
     return -(-wanted // _HUGE_PAGE) * _HUGE_PAGE
 
 
 class PinnedSlabs:
-    """Any thread may take pages. `torch` is PyTorch, `device` the GPU that copies from them."""
+    """Pinned memory on huge pages, in slabs that are filled and pinned with one call each. Any thread may take pages.
+
+    While the driver pins memory, kernel launches wait for its lock, for each page of the system. On an H200, four
+    threads render 224 pictures per second while PyTorch pins memory, 466 while slabs on huge pages are pinned (ADR 87).
+    If a slab cannot be filled or pinned, none is tried again."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch, self._device = torch, device
@@ -249,8 +241,8 @@ class CudaMemory:
         return self._allocated("peak")
 
     def _allocated(self, which: str) -> int:
-        """Read one figure. `memory_allocated` sorts all of PyTorch's statistics for it, after every label, while other
-        threads wait for the interpreter."""
+        """Read one figure. `memory_allocated` sorts all of PyTorch's statistics, while other threads wait for the
+        interpreter."""
         stats = self._torch.cuda.memory_stats_as_nested_dict(self._number)
         return int(stats["allocated_bytes"]["all"][which])
 

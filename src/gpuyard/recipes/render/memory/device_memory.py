@@ -1,8 +1,5 @@
 """The interface to a device's memory: `cuda_memory` is a GPU through PyTorch, `host_memory` simulates one on the host.
-
-A buffer is a sequence of bytes on the device; an asset in VRAM is one buffer. The caller of `free` ensures that no work
-on the device still uses the buffer. Pages are host memory that the device can copy from at full speed.
-"""
+The caller of `free` ensures that no work on the device still uses the buffer."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -38,8 +35,8 @@ class DeviceMemory(Protocol):
     def free(self, buffer: Buffer) -> None: ...
 
     def upload(self, views: Sequence[memoryview], buffer: Buffer, *, after: Mark = None) -> None:
-        """Copy into the buffer, from its start, after the mark `after` has passed. Returns when the copy is complete.
-        Calls from different threads overlap."""
+        """Copy into the buffer, from its start, after the mark `after` has passed; wait for that. Threads' calls
+        overlap."""
 
     def download(self, buffer: Buffer, views: Sequence[memoryview]) -> None: ...
 
@@ -64,8 +61,8 @@ class DeviceMemory(Protocol):
 
 
 def as_device_full(error: BaseException) -> DeviceFull | None:
-    """Return a DeviceFull if the error's type or PyTorch's message says that the device is out of memory, else None. It
-    is a new error, because the traceback of the old one keeps alive the device memory of its frames."""
+    """Return a DeviceFull if the error says that the device is out of memory, else None. It is a new error, because the
+    traceback of the old one keeps alive the device memory of its frames."""
     text = f"{type(error).__name__}: {error}"
     is_full = isinstance(error, DeviceFull) or type(error).__name__ == "OutOfMemoryError"
     if is_full or (isinstance(error, RuntimeError) and recognise(text) is not None):

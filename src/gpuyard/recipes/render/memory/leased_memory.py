@@ -1,10 +1,5 @@
-"""Open the device memory for assets: a GPU through PyTorch, or a simulated device on the host.
-
-While it is open, its budget is leased, so that queued jobs and other scripts see it. Simulated GPUs (GPUYARD_SIMULATE)
-are leased like real ones, and their memory is the host's. Nothing is leased if the memory is on the host and no GPU is
-simulated, or for a GPU that no probe finds.
-
-Default VRAM and RAM budgets of a run: a part of the memory that is free now.
+"""Open the device memory for assets: a GPU through PyTorch, or a simulated device on the host. While it is open, its
+budget is leased, also on simulated GPUs (GPUYARD_SIMULATE), whose memory is the host's. Without any, nothing is leased.
 """
 
 import contextlib
@@ -38,8 +33,8 @@ _WITHOUT_GPU = "VRAM is simulated in RAM, and renderers get numpy arrays"
 def open_device(
     nbytes: int, kind: str = "auto", *, ram_nbytes: int = 0, label: str = "render"
 ) -> Iterator[DeviceMemory]:
-    """Open `nbytes` of memory on one device for the `with` block. Waits until they can be leased. `kind` is `cuda`,
-    `host`, or `auto`: a GPU if PyTorch finds one, else the host."""
+    """Open `nbytes` on one device, once they can be leased. `kind` is `cuda`, `host`, or `auto`: a GPU if PyTorch finds
+    one."""
     if kind not in KINDS:
         raise UserError(f"there is no device of kind '{kind}'", hint=f"there are: {', '.join(KINDS)}")
     if nbytes <= 0:
@@ -113,8 +108,8 @@ def _find_torch() -> tuple[Any, str, str]:
 
 
 def _set_allocator() -> None:
-    """Configure PyTorch's allocator, unless the user has. PyTorch reads it once, when it initializes CUDA. PyTorch 2.9
-    and later warns about the old name of the variable, earlier versions know only that."""
+    """Configure PyTorch's allocator, unless the user has, before it initializes CUDA. PyTorch 2.9 and later warns about
+    the old name of the variable, earlier versions know only that."""
     torch = sys.modules.get("torch")
     is_too_late = torch is not None and torch.cuda.is_initialized()
     if is_too_late or any(name in os.environ for name in _SETTING_NAMES):

@@ -1,9 +1,6 @@
-"""The files of assets, and an asset's arrays by name, as the renderer gets them.
-
-An asset is bytes plus a layout, the same in RAM, in VRAM and in a streamed frame, so moving it is a single copy for any
-number of arrays. Arrays are views without a copy, and may be strided: the columns of a PLY file stay in its rows. A
-field's offset and strides are multiples of its item size. Every failure to read a file is an AssetError.
-"""
+"""The files of assets, and an asset's arrays by name, as the renderer gets them. An asset is bytes plus a layout, the
+same in RAM, in VRAM and in a streamed frame, so moving it is a single copy for any number of arrays. Arrays are views,
+and may be strided: the columns of a PLY file stay in its rows. Every failure to read a file is an AssetError."""
 
 import contextlib
 import os

@@ -16,8 +16,8 @@ def page_size(ram: int) -> int:
 
 
 class Pages:
-    """A sequence of bytes on pages of `size` bytes, each taken with `take` when it is first used: so one part is read
-    while memory for the next is pinned. Any thread may use them."""
+    """A sequence of bytes on pages of `size` bytes, each taken when it is first used: so one part is read while memory
+    for the next is pinned. Any thread may use them."""
 
     def __init__(self, nbytes: int, size: int, take: Callable[[], memoryview]) -> None:
         self.nbytes = nbytes

@@ -1,9 +1,8 @@
 """Read the vertices of PLY files directly into their target memory: binary of either byte order, or text.
 
-A property becomes a column of that name. Adjacent properties of one type stay adjacent, as the rows of one block: a
-file with a single type, in this machine's byte order, is one block already and is read without a copy. Other files are
-decoded in chunks of bounded size. Every mistake in a file is an AssetError, and so is a file that has changed since it
-was described.
+Adjacent properties of one type stay adjacent, as the rows of one block: a file with a single type, in this machine's
+byte order, is read without a copy. Other files are decoded in chunks of bounded size. Every mistake in a file is an
+AssetError, and so is a file that has changed since it was described.
 """
 
 import enum
@@ -138,8 +137,7 @@ class Ply(msgspec.Struct, frozen=True, kw_only=True):
         return self.form is not PlyFormat.ASCII and len(blocks) == 1 and is_same
 
     def parts(self) -> list[range]:
-        """Return the rows in parts of at most PART_NBYTES, which threads can read at once; all in one part if they are
-        decoded."""
+        """Return the rows in parts which threads can read at once; all in one part if they are decoded."""
         step = max(1, PART_NBYTES // self.vertex.row_nbytes) if self._is_plain else self.rows
         return [range(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
 

@@ -1,9 +1,6 @@
-"""Read assets from disk into memory of the caller, and tell their sizes before that.
-
-A scene is one file. An actor is a sequence of frames, one file each: the files of a folder, those that match a glob, or
-a single file; in natural order, so that `f2` is before `f10`. Files are PLY, or a format that the user's loader turns
-into arrays. The size of PLY files is exact, from their headers; other sizes are estimated by the size of the files.
-Every mistake in a file is an AssetError that names it.
+"""Read assets from disk into memory of the caller, and tell their sizes before that. A scene is one file. An actor is a
+sequence of frames, one file each, in natural order: of a folder, of a glob, or a single file. Files are PLY, or a
+format that the user's loader turns into arrays: then sizes are estimated by the size of the files.
 """
 
 import abc
@@ -58,9 +55,8 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def read(self, allocate: Allocate, spread: Spread = call_in_turn) -> tuple[Layout, ...]:
-        """Read all frames into one sink from `allocate`, one after the other; in parts that `spread` calls, if they can
-        be read at once. Return a layout per frame: offsets count from the start of the sink, `nbytes` is the size of
-        that frame."""
+        """Read all frames into one sink from `allocate`, in parts that `spread` calls. Return a layout per frame:
+        offsets count from the start of the sink, `nbytes` is the size of that frame."""
 
     @abc.abstractmethod
     def read_frame(self, index: int, allocate: Allocate) -> Layout:

@@ -1,10 +1,5 @@
-"""Assets, the budgets and limits of their memory, and the steps that move them. Pure.
-
-Render units, labels that share a scene and an actor, and the known future: where each asset is needed next. Pure.
-
-A worker renders one unit at a time. Labels that share both assets are split into units of at most `LABELS_PER_UNIT`, so
-that several workers can share them. Places count the uses of assets: a unit's scene comes just before its actor, as for
-the worker.
+"""Assets, the budgets and limits of their memory, and the steps that move them; render units, and where each asset is
+needed next. Pure. Places count the uses of assets: a unit's scene comes just before its actor, as for the worker.
 """
 
 import enum
@@ -53,8 +48,8 @@ class Asset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """Budgets in bytes. `working` is VRAM reserved for the renderer; `actors` limits what actors and their streams take
-    of VRAM, None for no limit."""
+    """In bytes. `working` is VRAM reserved for the renderer; `actors` limits what actors and their streams take of
+    VRAM."""
 
     vram: int
     ram: int

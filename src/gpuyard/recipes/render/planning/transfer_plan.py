@@ -76,8 +76,8 @@ def plan(state: PlanState) -> "TransferPlan":
 
 
 class TransferPlan:
-    """Steps in order, what each requested asset waits for, and the actors to stream now; and the state after the steps
-    so far: completed, or started if they take time."""
+    """Steps in order, what each requested asset waits for, and the actors to stream now; and the state after the
+    steps."""
 
     def __init__(self, state: PlanState) -> None:
         self._state, self._limits = state, state.limits
@@ -305,8 +305,7 @@ class TransferPlan:
 
     def _make_ram(self, nbytes: int, at: float, keep: str | None = None, *, is_ahead: bool = False) -> bool:
         """Free `nbytes` of RAM for an asset needed at `at`. Return False and drop nothing if that is not possible.
-        `is_ahead`: keep the reserve for an exchange with VRAM, and do not replace assets that are needed sooner than an
-        asset in use is needed again (rules 4 and 5)."""
+        `is_ahead`: by rules 4 and 5."""
         doubles = [key for key in self._spare_in_ram(at, keep) if self._is_double(key)]
         missing = nbytes - self._ram_free - sum(map(self._in_ram, doubles))
         if is_ahead:
@@ -323,8 +322,8 @@ class TransferPlan:
         return True
 
     def _has_better_victim(self, victims: list[str], at: float, present: Iterable[str]) -> bool:
-        """Whether an asset in `present` that is used before `at` is needed again only after one of the victims. It will
-        be the better victim after its use, so loading ahead waits for that."""
+        """Whether an asset in `present` that is used before `at` is needed again only after one of the victims (rule
+        4)."""
         if not victims:
             return False
         soonest = min(map(self._state.need_at, victims))

@@ -1,14 +1,10 @@
 """Choose the order of units that moves the fewest bytes. Pure: the same units give the same order.
 
 Scene by scene, every actor is loaded again for each scene; actor by actor, every scene. So the work is split into
-tiles: some scenes (or actors) stay loaded while all their partners pass by, and every second pass goes backwards, so
-that the assets loaded at a turn are used again. The best tile size depends on the budgets and on the pairs; therefore
-several orders are generated, `moved` simulates each of them, and the order that moves the fewest bytes is chosen.
-
-- The order is a permutation of the units. Units of one scene and actor stay together, unless the given order separates
-  them and moves fewer bytes than all generated orders.
-- It never moves more bytes than the given order, as `moved` counts. Among equal orders, the nearest to the manifest is
-  chosen.
+tiles: some scenes (or actors) stay loaded while all their partners pass by, and every second pass goes backwards. The
+best tile size depends on the budgets and on the pairs, so `moved` simulates several orders. Units of one scene and
+actor stay together, unless the given order moves fewer bytes than all others. Among equal orders, the nearest to the
+manifest is chosen.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,8 +51,8 @@ def choose_order(
 
 
 def moved(units: Sequence[Unit], assets: Mapping[str, Asset], budgets: Budgets, *, workers: int = 1) -> MovedBytes:
-    """Return the bytes that this order moves if each tier evicts the asset that is needed again last. `workers`
-    consecutive units hold their assets at a time."""
+    """Return the bytes that this order moves if each tier evicts the asset that is needed again last. `workers` units
+    in a row hold their assets at a time."""
     tiers = _Tiers(assets, budgets)
     soonest: dict[_Key, float] = {}
     next_uses = [(inf, inf)] * len(units)  # the places where a unit's scene and its actor are needed next
