@@ -100,8 +100,8 @@ def scene(folder: str, out: str, device: str, name: str) -> dict[str, Any]:
 def copy() -> dict[str, Any]:
     """Return GB per second of pinning pages, of one plain copy of 2 GB of pinned memory, and of uploading 2 GB of pages
     and downloading them."""
+    from gpuyard.recipes.render.memory.device_memory import LARGEST
     from gpuyard.recipes.render.memory.leased_memory import open_device
-    from gpuyard.recipes.render.memory.page_pool import LARGEST
 
     with open_device(3 * _COPIED, "cuda") as memory:
         import torch

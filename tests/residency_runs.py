@@ -24,9 +24,8 @@ from gpuyard.recipes.render import coordinator
 from gpuyard.recipes.render.coordinator import Coordinator
 from gpuyard.recipes.render.memory.asset_copies import Copies
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
-from gpuyard.recipes.render.memory.device_memory import DeviceMemory
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory, PagePool, Pages
 from gpuyard.recipes.render.memory.host_memory import Bytes, HostMemory
-from gpuyard.recipes.render.memory.page_pool import PagePool, Pages
 from gpuyard.recipes.render.memory.read_asset_files import Loader
 from gpuyard.recipes.render.planning.assets_and_units import (
     Asset,

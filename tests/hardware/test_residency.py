@@ -15,9 +15,8 @@ import pytest
 from gpuyard.errors import DeviceFull
 from gpuyard.probes.nvidia.nvml import Nvml
 from gpuyard.recipes.render.memory.cuda_memory import CudaMemory
-from gpuyard.recipes.render.memory.device_memory import DeviceMemory, as_device_full
+from gpuyard.recipes.render.memory.device_memory import LARGEST, DeviceMemory, as_device_full
 from gpuyard.recipes.render.memory.leased_memory import open_device
-from gpuyard.recipes.render.memory.page_pool import LARGEST
 from tests.contract.residency_memory import BUDGET, MemoryContract
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA card")

@@ -10,8 +10,7 @@ from gpuyard.model.dependencies import DependencyKind
 from gpuyard.model.exported_job import ExportedDependency, ExportedJob, NotExported
 from gpuyard.model.lease import FixedMemory, Need
 from gpuyard.model.lifecycle import JobState
-from gpuyard.recipes.export.script_text import Script
-from gpuyard.recipes.export.site_scripts import ray_script, slurm_script
+from gpuyard.recipes.export_scripts import Script, ray_script, slurm_script
 
 SHARED = Need(memory=FixedMemory(6000.0))
 

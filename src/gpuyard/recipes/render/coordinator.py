@@ -15,9 +15,8 @@ from gpuyard.errors import AssetError, UserError
 from gpuyard.model.units import MB, parse_size
 from gpuyard.recipes.render.memory.asset_copies import Copies
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
-from gpuyard.recipes.render.memory.device_memory import DeviceMemory
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory, PagePool, page_size
 from gpuyard.recipes.render.memory.leased_memory import open_device
-from gpuyard.recipes.render.memory.page_pool import PagePool, page_size
 from gpuyard.recipes.render.memory.read_asset_files import Loader, Source
 from gpuyard.recipes.render.planning import assets_and_units as assets
 from gpuyard.recipes.render.planning.assets_and_units import (
@@ -37,11 +36,6 @@ from gpuyard.recipes.render.planning.unit_order import choose_order
 from gpuyard.recipes.render.render_worker import LabelResults, Render, RunStatus, Worker
 from gpuyard.recipes.render.status_file import RenderReport, RenderStatus, SkipReason
 from gpuyard.recipes.render.write_outputs import Outputs, OutputWriters
-
-# Python handles a signal that arrives just before a wait only when that wait ends.
-_HANDLE_SIGNALS_EVERY_S = 1.0
-_DESCRIBERS = 8
-_UNITS_PER_WORKER = 4
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,68 +138,65 @@ class RenderRun:
         self.status = RunStatus(settings.budgets, memory, self._results)
 
     def go(self, units: Iterable[Unit], render: Render, loader: Loader) -> RenderReport:
-        todo = self._without_complete([with_keys(unit) for unit in units])
-        readable = self._describe_assets(todo, loader)
-        self._work_on(self._in_order(self._without_too_large(readable)), render, self._settings.workers)
-        for unit in self._results.take_postponed():
-            self._work_alone(unit, render)
-        self.status.end()
-        return RenderReport(status=self.status.read(), skipped=tuple(self._results.skips))
-
-    def _without_complete(self, units: Sequence[Unit]) -> list[Unit]:
-        left = []
-        for unit in units:
+        todo = []
+        for unit in map(with_keys, units):
             labels = tuple(label for label in unit.labels if not self._outputs.is_complete(label))
             self._results.labels += len(unit.labels)
             self._results.already += len(unit.labels) - len(labels)
             if labels:
-                left.append(Unit(scene=unit.scene, actor=unit.actor, labels=labels))
-        return left
+                todo.append(Unit(scene=unit.scene, actor=unit.actor, labels=labels))
+        readable = self._describe_assets(todo, loader)
+        self._work_on(self._in_order(readable), render, self._settings.workers)
+        for unit in self._results.take_postponed():
+            self._memory.empty_cache()
+            if self._fits(unit, limits_of((self._assets[key] for key in keys_of(unit)), self._settings.budgets)):
+                self._work_on([unit], render, 1)
+        self.status.end()
+        return RenderReport(status=self.status.read(), skipped=tuple(self._results.skips))
 
     def _describe_assets(self, units: Sequence[Unit], loader: Loader) -> list[Unit]:
         """Read the sizes of all assets from their headers. Return the units without broken assets; skip the others."""
         keys = list(dict.fromkeys(key for unit in units for key in keys_of(unit)))
-        with ThreadPoolExecutor(_DESCRIBERS) as pool:
-            found = dict(zip(keys, pool.map(lambda key: _source(key, loader), keys), strict=True))
-        for key, source in found.items():
-            if not isinstance(source, AssetError):
-                # The estimate for an empty file is 0, but a loader may return arrays for it.
-                nbytes, frame_nbytes = max(1, source.nbytes), max(1, source.frame_nbytes)
-                kind = assets.parts_of(key)[0]
-                self._sources[key] = source
-                self._assets[key] = Asset(key=key, kind=kind, nbytes=nbytes, frame_nbytes=frame_nbytes)
+        broken: dict[str, AssetError] = {}
+
+        def describe(key: str) -> None:
+            kind, path = assets.parts_of(key)
+            try:
+                source = loader.scene(path) if kind is Kind.SCENE else loader.actor(path)
+            except AssetError as error:
+                broken[key] = error
+                return
+            # The estimate for an empty file is 0, but a loader may return arrays for it.
+            nbytes, frame_nbytes = max(1, source.nbytes), max(1, source.frame_nbytes)
+            self._sources[key] = source
+            self._assets[key] = Asset(key=key, kind=kind, nbytes=nbytes, frame_nbytes=frame_nbytes)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(describe, keys))
         readable = []
         for unit in units:
-            broken = [error for key in keys_of(unit) if isinstance(error := found[key], AssetError)]
-            if broken:
-                self._results.skip(unit, unit.labels, SkipReason(kind="asset", reason=broken[0].message))
+            errors = [broken[key] for key in keys_of(unit) if key in broken]
+            if errors:
+                self._results.skip(unit, unit.labels, SkipReason(kind="asset", reason=errors[0].message))
             else:
                 readable.append(unit)
         return readable
 
-    def _without_too_large(self, units: Sequence[Unit]) -> list[Unit]:
-        limits = limits_of(self._assets.values(), self._settings.budgets)
-        left = []
-        for unit in units:
-            reason = self._why_not(unit, limits)
-            if reason is None:
-                left.append(unit)
-            else:
-                self._results.postpone(unit, unit.labels, self._too_large(unit, reason))
-        return left
-
-    def _too_large(self, unit: Unit, reason: str) -> SkipReason:
-        sizes = {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
-        return SkipReason(kind="too-large", reason=reason, sizes=sizes)
-
-    def _why_not(self, unit: Unit, limits: BudgetLimits) -> str | None:
-        reasons = (cannot_fit(self._assets[key], limits, self._pool.rounded) for key in keys_of(unit))
-        return next((reason for reason in reasons if reason is not None), None)
+    def _fits(self, unit: Unit, limits: BudgetLimits) -> bool:
+        """Whether the unit fits into the limits. If not, it is postponed, or skipped if it was tried alone."""
+        own = [self._assets[key] for key in keys_of(unit)]
+        reasons = (cannot_fit(asset, limits, self._pool.rounded) for asset in own)
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason is not None:
+            sizes = {str(asset.kind): asset.nbytes for asset in own}
+            self._results.postpone(unit, unit.labels, SkipReason(kind="too-large", reason=reason, sizes=sizes))
+        return reason is None
 
     def _in_order(self, units: Sequence[Unit]) -> list[Unit]:
-        """Return the units in the order of work, split so small that all workers are busy until the end."""
-        workers = self._settings.workers
-        small = split(units, sum(len(unit.labels) for unit in units) // (_UNITS_PER_WORKER * workers))
+        """Return the units that fit in the order of work, split so small that all workers are busy until the end."""
+        workers, limits = self._settings.workers, limits_of(self._assets.values(), self._settings.budgets)
+        units = [unit for unit in units if self._fits(unit, limits)]
+        small = split(units, sum(len(unit.labels) for unit in units) // (4 * workers))
         if self._settings.keeps_order:
             return small
         return choose_order(small, self._assets, self._settings.budgets, workers=workers)
@@ -219,42 +210,20 @@ class RenderRun:
         all_workers = [Worker(number, *shared) for number in range(workers)]
         self.status.start(tiers, all_workers)
         try:
-            with writers:
-                _run_all(all_workers, tiers)
+            with writers, ThreadPoolExecutor(max(1, workers), "gpuyard-worker") as pool:
+                try:
+                    for run in [pool.submit(worker.run) for worker in all_workers]:
+                        # Python handles a signal that arrives just before a wait only when that wait ends.
+                        while not wait((run,), 1.0).done:
+                            pass
+                        run.result()
+                except BaseException:  # of a worker, or Ctrl-C: the others stop after their current labels
+                    tiers.stop()
+                    raise
         finally:
             tiers.close()
             self.status.close_tiers()
             self._assets.update({key: copy.asset for key, copy in copies.items()})
-
-    def _work_alone(self, unit: Unit, render: Render) -> None:
-        own = [self._assets[key] for key in keys_of(unit)]
-        reason = self._why_not(unit, limits_of(own, self._settings.budgets))
-        if reason is not None:
-            self._results.skip(unit, unit.labels, self._too_large(unit, reason))
-            return
-        self._memory.empty_cache()
-        self._work_on([unit], render, 1)
-
-
-def _run_all(workers: Sequence[Worker], tiers: Tiers) -> None:
-    """Run all workers to their end. An error of one, or Ctrl-C, stops the others after their current labels."""
-    with ThreadPoolExecutor(max(1, len(workers)), "gpuyard-worker") as pool:
-        try:
-            for run in [pool.submit(worker.run) for worker in workers]:
-                while not wait((run,), _HANDLE_SIGNALS_EVERY_S).done:
-                    pass
-                run.result()
-        except BaseException:
-            tiers.stop()
-            raise
-
-
-def _source(key: str, loader: Loader) -> Source | AssetError:
-    kind, path = assets.parts_of(key)
-    try:
-        return loader.scene(path) if kind is Kind.SCENE else loader.actor(path)
-    except AssetError as error:
-        return error
 
 
 def _nbytes(name: str, size: str | float, least: int = 1) -> int:

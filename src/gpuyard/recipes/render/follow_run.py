@@ -18,7 +18,6 @@ from gpuyard.recipes.render.status_file import RenderStatus, as_json
 
 INTERVAL_S = 1.0
 DEFAULT_NAME, DEFAULT_AFTER_S = "status.json", 60.0
-_ABANDON_TIMEOUT_S = 0.5  # the file may be on a disk that does not respond
 
 
 class FollowedRun(Protocol):
@@ -111,7 +110,7 @@ class Follower:
         if self._file is not None:
             self._requests.put(_Phase.ABANDONED)
             with contextlib.suppress(queue.Empty):
-                self._answers.get(timeout=_ABANDON_TIMEOUT_S)
+                self._answers.get(timeout=0.5)  # the file may be on a disk that does not respond
 
     def _keep_status(self) -> None:
         self._write_status()

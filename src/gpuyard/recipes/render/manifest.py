@@ -13,14 +13,13 @@ unchanged; other characters, and `%`, are percent-encoded as in a URL; a name th
 and a digest of the whole name, as no other name can.
 """
 
-import contextlib
 import difflib
 import gc
 import hashlib
 import json
 import os.path
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,15 +30,12 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.recipes.render.planning.assets_and_units import Label, Unit
 
 _BLANK = b" \t\r\n"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _OWN_KEYS = frozenset({"scene", "actor", "labels", "label"})
 # For each key that may be misspelled, the keys that show that it is not missing.
 _MISSED_WITHOUT = {
     "scene": {"scene"}, "actor": {"actor"}, "labels": {"labels", "label"}, "label": {"labels", "label"},
     "name": {"name", "id", "labels", "label"},
 }  # fmt: skip
-_ALIKE = 0.8  # actr, acotr, actors and Actor are like actor; vector, frame and scene_id are not like one of ours
 _KINDS = {
     dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false",
     type(None): "null",
@@ -47,9 +43,7 @@ _KINDS = {
 RESERVED = frozenset({"skipped.jsonl", "status.json"})
 _LONGEST = 200  # bytes; file systems allow 255
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_DIGEST_LETTERS = 16
 _decode = msgspec.json.Decoder().decode
-_decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class ManifestMistake(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,27 +79,25 @@ def read(path: str) -> Manifest:
 
 def parse(data: bytes, folder: Path) -> tuple[tuple[Unit, ...], tuple[ManifestMistake, ...]]:
     """Return the render units and the mistakes. Never raises."""
-    if data.startswith(_UTF_16):
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return (), (ManifestMistake(place="line 1", reason="the file is UTF-16; write it as UTF-8"),)
-    data = data.removeprefix(_BYTE_ORDER_MARK)
-    with _garbage_collection_off():
-        try:
-            noun, entries = _split_entries(data)
-        except (ValueError, RecursionError) as error:
-            return (), (ManifestMistake(place=f"line {_line_of(error, data)}", reason=_json_reason(error)),)
-        builder = _UnitBuilder(folder, noun)
-        for number, raw in entries:
-            builder.add(number, raw)
-        return builder.units(), tuple(builder.mistakes)
-
-
-@contextlib.contextmanager
-def _garbage_collection_off() -> Iterator[None]:
-    """Garbage collection over a million new labels, all in use, takes longer than reading them."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        noun, entries = _split_entries(data)
+    except (ValueError, RecursionError) as error:
+        # The decoder reports a byte, or that the text ended too early.
+        at = re.search(r"\(byte (\d+)\)", str(error))
+        before = len(data) - len(data.lstrip(_BLANK))
+        line = data.count(b"\n", 0, before + int(at[1]) if at else len(data.rstrip(_BLANK))) + 1
+        return (), (ManifestMistake(place=f"line {line}", reason=_json_reason(error)),)
+    builder = _UnitBuilder(folder, noun)
+    # Garbage collection over a million new labels, all in use, takes longer than reading them.
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        for number, raw in entries:
+            builder.add(number, raw)
+        return builder.units(), tuple(builder.mistakes)
     finally:
         if was_on:
             gc.enable()
@@ -115,12 +107,12 @@ def _split_entries(data: bytes) -> tuple[str, Iterable[tuple[int, bytes]]]:
     """Return the noun that entries are counted by ("entry" or "line"), and each entry with its number."""
     text = data.strip(_BLANK)
     if text.startswith(b"["):
-        return "entry", ((number, bytes(raw)) for number, raw in enumerate(_decode_array(text), 1))
+        raws = msgspec.json.decode(text, type=list[msgspec.Raw])
+        return "entry", ((number, bytes(raw)) for number, raw in enumerate(raws, 1))
     first, end, _ = text.partition(b"\n")
     if end and not _is_json(first) and _is_json(text):  # a single object, formatted over several lines
         return "entry", [(1, text)]
-    lines = enumerate(data.split(b"\n"), 1)
-    return "line", ((number, line) for number, line in lines if line.strip(_BLANK))
+    return "line", ((number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip(_BLANK))
 
 
 def _is_json(text: bytes) -> bool:
@@ -129,13 +121,6 @@ def _is_json(text: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _line_of(error: Exception, data: bytes) -> int:
-    """Return the line of a syntax error. The decoder reports a byte, or that the text ended too early."""
-    at = re.search(r"\(byte (\d+)\)", str(error))
-    before = len(data) - len(data.lstrip(_BLANK))
-    return data.count(b"\n", 0, before + int(at[1]) if at else len(data.rstrip(_BLANK))) + 1
 
 
 def _json_reason(error: Exception) -> str:
@@ -156,6 +141,12 @@ def _decode_entry(raw: bytes) -> dict[str, Any]:
             json.loads(raw, object_pairs_hook=_check_keys)
     except (ValueError, RecursionError) as error:
         raise UserError(_json_reason(error)) from None
+    for key, value in entry.items():
+        near = None if key in _OWN_KEYS else _own_key_like(key)
+        if near is None or not entry.keys().isdisjoint(_MISSED_WITHOUT[near]):
+            continue
+        if near in ("label", "name") or type(value) not in (int, float, bool):  # "factor": 2 is no actor
+            raise UserError(f"it has the key '{key}' and no '{near}': did you mean '{near}'?")
     return entry
 
 
@@ -175,18 +166,10 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> None:
         seen.add(key)
 
 
-def _check_spelling(entry: dict[str, Any]) -> None:
-    for key, value in entry.items():
-        near = None if key in _OWN_KEYS else _own_key_like(key)
-        if near is None or not entry.keys().isdisjoint(_MISSED_WITHOUT[near]):
-            continue
-        if near in ("label", "name") or type(value) not in (int, float, bool):  # "factor": 2 is no actor
-            raise UserError(f"it has the key '{key}' and no '{near}': did you mean '{near}'?")
-
-
 @lru_cache(maxsize=1000)
 def _own_key_like(key: str) -> str | None:
-    return next(iter(difflib.get_close_matches(key.lower(), _MISSED_WITHOUT, n=1, cutoff=_ALIKE)), None)
+    # actr, acotr, actors and Actor are like actor; vector, frame and scene_id are not like one of ours
+    return next(iter(difflib.get_close_matches(key.lower(), _MISSED_WITHOUT, n=1, cutoff=0.8)), None)
 
 
 def _labels_of(entry: dict[str, Any]) -> list[Any]:
@@ -220,10 +203,16 @@ class _LabelGroup:
         else:
             raise UserError(f"a label is a string, a number or an object, not {_KINDS[type(label)]}")
         named = value if is_only else label if type(label) is dict else {}
-        name = _given_name(named) or (_check_name(label) if type(label) is str else None)
-        if name is None:
-            name = f"{self._name}-{label}" if type(label) in (int, float) else f"{self._name}-label{self._seen}"
-        return Label(name=folder_name(name), value=value)
+        key, given = next(((key, named[key]) for key in ("name", "id") if named.get(key) is not None), ("", None))
+        if given is None:
+            key, given = "name", label if type(label) is str else None
+        if type(given) not in (str, int, float, type(None)):
+            raise UserError(f"its {key} is {_KINDS[type(given)]}, not a string or a number")
+        if given == "":
+            raise UserError("its name is empty")
+        if given is None:
+            given = f"{self._name}-{label}" if type(label) in (int, float) else f"{self._name}-label{self._seen}"
+        return Label(name=folder_name(str(given)), value=value)
 
 
 class _UnitBuilder:
@@ -237,16 +226,12 @@ class _UnitBuilder:
         self._names: dict[str, int] = {}
 
     def units(self) -> tuple[Unit, ...]:
-        return tuple(
-            Unit(scene=scene, actor=actor, labels=tuple(group.labels))
-            for (scene, actor), group in self._pairs.items()
-            if group.labels
-        )
+        used = ((pair, group) for pair, group in self._pairs.items() if group.labels)
+        return tuple(Unit(scene=scene, actor=actor, labels=tuple(each.labels)) for (scene, actor), each in used)
 
     def add(self, number: int, raw: bytes) -> None:
         try:
             entry = _decode_entry(raw)
-            _check_spelling(entry)
             group = self._group(entry)
             labels = _labels_of(entry)
         except UserError as error:
@@ -287,22 +272,6 @@ class _UnitBuilder:
         return found
 
 
-def _given_name(named: dict[str, Any]) -> str | None:
-    for key in ("name", "id"):
-        given = named.get(key)
-        if given is not None:
-            if type(given) not in (str, int, float):
-                raise UserError(f"its {key} is {_KINDS[type(given)]}, not a string or a number")
-            return _check_name(str(given))
-    return None
-
-
-def _check_name(name: str) -> str:
-    if not name:
-        raise UserError("its name is empty")
-    return name
-
-
 def folder_name(name: str) -> str:
     """Return the folder name for the label `name`, which is not empty."""
     if len(name) <= _LONGEST and _PLAIN.fullmatch(name) and name not in RESERVED:
@@ -313,7 +282,7 @@ def folder_name(name: str) -> str:
     whole = "".join(letters)
     if len(whole.encode()) <= _LONGEST:
         return whole
-    end = f"%~{hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST_LETTERS]}"
+    end = f"%~{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
     return whole.encode()[: _LONGEST - len(end)].decode(errors="ignore") + end
 
 
@@ -323,13 +292,10 @@ def _escaped(letter: str) -> str:
 
 def name_of_pair(scene: str | None, actor: str | None) -> str:
     """Return the prefix for labels without a name. The digest distinguishes equal file names in different folders."""
-    stems = [_stem(path) for path in (scene, actor) if path is not None]
-    digest = hashlib.sha256(repr((scene, actor)).encode()).hexdigest()[:8]
-    return "-".join([*stems, digest])
-
-
-def _stem(path: str) -> str:
-    """Return the file name without its suffix; for a glob, the name of its folder."""
-    folder, last = os.path.split(path.rstrip("/"))
-    is_glob = folder and any(letter in last for letter in "*?[")
-    return os.path.splitext(os.path.basename(folder) if is_glob else last)[0]
+    parts = []
+    for path in (scene, actor):
+        if path is not None:
+            folder, last = os.path.split(path.rstrip("/"))
+            is_glob = folder and any(letter in last for letter in "*?[")  # it is named after its folder
+            parts.append(os.path.splitext(os.path.basename(folder) if is_glob else last)[0])
+    return "-".join([*parts, hashlib.sha256(repr((scene, actor)).encode()).hexdigest()[:8]])

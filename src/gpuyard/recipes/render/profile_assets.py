@@ -10,15 +10,12 @@ import msgspec
 
 from gpuyard.errors import AssetError, DeviceFull, EnvironmentFault
 from gpuyard.model.units import MB
-from gpuyard.recipes.render.memory.device_memory import DeviceMemory
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory, PagePool, Pages, page_size
 from gpuyard.recipes.render.memory.leased_memory import Budget, open_device
-from gpuyard.recipes.render.memory.page_pool import PagePool, Pages, page_size
 from gpuyard.recipes.render.memory.read_asset_files import Loader, Source
 from gpuyard.recipes.render.planning.assets_and_units import WORKING_PART, Asset, Kind, Unit
 
-_FOR_ASSETS = 1 - 1 / WORKING_PART
 OVERHEAD_NBYTES = 64 * MB  # memory of a GPU's allocator beside a buffer
-_MAX_EXPANSION = 4  # a loader may decompress a file to this multiple of the estimate
 
 
 class AssetProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +57,8 @@ class Profiler:
         found = [self._describe(asset) for asset in assets]
         # VRAM for the largest asset only, so that other programs can use the rest meanwhile.
         known = [source for _, source in found if source is not None]
-        most = max((source.nbytes * (1 if source.is_exact else _MAX_EXPANSION) for source in known), default=0)
+        # A loader may decompress a file to four times the estimate.
+        most = max((source.nbytes * (1 if source.is_exact else 4) for source in known), default=0)
         with open_device(min(self._vram, most + OVERHEAD_NBYTES), self._device, label="profile") as memory:
             self.name = memory.name
             pool = PagePool(memory.page, page_size(self._ram))
@@ -140,7 +138,7 @@ def advise(assets: Sequence[AssetProfile], *, scene_slots: int, workers: int, ov
 
     def vram(scene_count: int, actor_count: int) -> int:
         chosen = scenes[:scene_count] + actors[:actor_count]
-        return math.ceil((stream + sum(asset.nbytes for asset in chosen)) / _FOR_ASSETS) + overhead
+        return math.ceil((stream + sum(asset.nbytes for asset in chosen)) / (1 - 1 / WORKING_PART)) + overhead
 
     # Larger than any budget below, so that pages of the actual budget are not larger than this.
     page = page_size(2 * (sum(asset.nbytes for asset in scenes + actors) + workers * stream))

@@ -23,9 +23,8 @@ from gpuyard.recipes.render import status_file
 from gpuyard.recipes.render.memory.asset_copies import TiersStopped, TooLarge
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
 from gpuyard.recipes.render.memory.assets_in_use import ActorCache, Frames, SceneManager, retry_with_less
-from gpuyard.recipes.render.memory.device_memory import DeviceMemory, TransferLane, as_device_full
+from gpuyard.recipes.render.memory.device_memory import DeviceMemory, PagePool, TransferLane, as_device_full
 from gpuyard.recipes.render.memory.named_arrays import Arrays
-from gpuyard.recipes.render.memory.page_pool import PagePool
 from gpuyard.recipes.render.planning.assets_and_units import Budgets, Kind, Label, Unit, parts_of, path_of
 from gpuyard.recipes.render.status_file import RenderStatus, Skip, SkipReason, TransferCounts, WorkerStatus
 from gpuyard.recipes.render.write_outputs import Outputs, OutputWriters
@@ -36,28 +35,23 @@ class LabelResults:
 
     def __init__(self, outputs: Outputs) -> None:
         self._outputs = outputs
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._postponed: list[Unit] = []
         self._is_last_try = False
         self.skips = outputs.skips
         self.labels = self.already = self.rendered = 0
 
-    def count_rendered(self) -> None:
-        with self._lock:
-            self.rendered += 1
-
     def skip(self, unit: Unit, labels: Sequence[Label], why: SkipReason) -> None:
-        reason = msgspec.structs.asdict(why)
+        own = {"scene": path_of(unit.scene), "actor": path_of(unit.actor), **msgspec.structs.asdict(why)}
         for label in labels:
-            skip = Skip(label=label.name, scene=path_of(unit.scene), actor=path_of(unit.actor), **reason)
-            self._outputs.skip(skip)
+            self._outputs.skip(Skip(label=label.name, **own))
 
     def postpone(self, unit: Unit, labels: Sequence[Label], why: SkipReason) -> None:
         """Postpone the labels, to be tried alone at the end; skip them if this is that last try."""
         if self._is_last_try:
             self.skip(unit, labels, why)
         elif labels:
-            with self._lock:
+            with self.lock:
                 self._postponed.append(Unit(scene=unit.scene, actor=unit.actor, labels=tuple(labels)))
 
     def take_postponed(self) -> list[Unit]:
@@ -214,10 +208,9 @@ class Worker:
                 while left and not self._tiers.is_stopped:
                     self._render_label(unit, left[0], scene, frames, lane)
                     del left[0]
-        except DeviceFull as error:
-            self._results.postpone(unit, left, self._reason(unit, "out-of-memory", error.message))
-        except TooLarge as error:
-            self._results.postpone(unit, left, self._reason(unit, "too-large", error.message))
+        except (DeviceFull, TooLarge) as error:
+            kind = "too-large" if isinstance(error, TooLarge) else "out-of-memory"
+            self._results.postpone(unit, left, self._reason(unit, kind, error.message))
         except AssetError as error:
             self._results.skip(unit, left, self._reason(unit, "asset", error.message))
         finally:
@@ -259,7 +252,8 @@ class Worker:
         except EnvironmentFault as error:
             self._results.skip(unit, [label], self._reason(unit, "output", error.message))
         else:
-            self._results.count_rendered()
+            with self._results.lock:
+                self._results.rendered += 1
 
     @staticmethod
     def _catch_error(act: Callable[[], object]) -> Exception | None:

@@ -25,7 +25,6 @@ from gpuyard.recipes.render.planning.assets_and_units import Label, Unit
 from gpuyard.recipes.render.status_file import Skip, as_json
 from gpuyard.system.folder_tree import FolderTree, raise_it, remove_tree
 
-_THREADS = 16  # on a disk that is busy with reads, 8 are too few for 75 labels per second (ADR 87)
 _MOST_WAITING = 32  # finished labels that are not on disk yet; a worker waits if there are more
 
 
@@ -34,7 +33,8 @@ class OutputWriters:
     system's journal. Used in a `with` block, whose end waits for all writes and raises their first error."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, "gpuyard-write")
+        # On a disk that is busy with reads, 8 are too few for 75 labels per second (ADR 87).
+        self._pool = ThreadPoolExecutor(16, "gpuyard-write")
         self._free = threading.Semaphore(_MOST_WAITING)
         self._failure: BaseException | None = None
 
@@ -64,7 +64,6 @@ class OutputWriters:
 
 
 _LOCK, _PARTIAL, _SKIPPED = ".lock", ".partial", "skipped.jsonl"
-_SYNC_EVERY_S = 1.0
 _OTHER_FOLDER = "name another folder for outputs (--out)"
 
 
@@ -179,7 +178,7 @@ class Outputs:
                 _append(self._open_skipped(), self._unwritten[0])
                 del self._unwritten[0]
             # A broken scene may skip a hundred thousand labels at once: syncing each line would take minutes.
-            if self._skipped is not None and time.monotonic() >= self._synced_at + _SYNC_EVERY_S:
+            if self._skipped is not None and time.monotonic() >= self._synced_at + 1.0:
                 os.fsync(self._skipped)
                 self._synced_at = time.monotonic()
 
@@ -226,16 +225,12 @@ def _flush(folder: Path) -> None:
     with FolderTree(folder) as tree:
         for entry in tree.walk(raise_it):
             if entry.is_folder or stat.S_ISREG(entry.status.st_mode):
-                _sync(entry.name, entry.folder)
+                descriptor = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=entry.folder)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         os.fsync(tree.descriptor)
-
-
-def _sync(name: str, folder: int) -> None:
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _append(descriptor: int, line: bytes) -> None:

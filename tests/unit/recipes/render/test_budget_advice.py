@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.model.units import parse_size
-from gpuyard.recipes.render.memory.page_pool import PagePool, page_size
+from gpuyard.recipes.render.memory.device_memory import PagePool, page_size
 from gpuyard.recipes.render.planning.assets_and_units import (
     Asset,
     Budgets,

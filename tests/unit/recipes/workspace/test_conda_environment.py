@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.workspace.conda_environment import activate_environment
+from gpuyard.recipes.workspace.prepare_sweep import activate_environment
 from tests.executables import write_executable
 
 STAND_IN = Path(__file__).with_name("stand_in_conda.py")

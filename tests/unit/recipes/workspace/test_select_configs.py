@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuyard.errors import UserError
-from gpuyard.recipes.workspace import conda_environment, prepare_sweep
+from gpuyard.recipes.workspace import prepare_sweep
 from gpuyard.recipes.workspace.prepare_sweep import (
     choose_configs,
     choose_devices,
@@ -196,7 +196,7 @@ def test_without_conda_its_environment_is_only_noted_where_the_interpreter_is_ab
     folder: Path, monkeypatch: pytest.MonkeyPatch, python: str
 ) -> None:
     monkeypatch.setattr(prepare_sweep, "find_tools", lambda _: [])
-    monkeypatch.setattr(conda_environment, "find_tools", lambda _: [])
+    monkeypatch.setattr(prepare_sweep, "find_tools", lambda _: [])
     _, notes = task_environment(loaded_settings(folder, f"conda_env: torch\npython_env: {python}").settings)
     assert len(notes) == 1
     assert (

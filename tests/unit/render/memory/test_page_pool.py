@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.recipes.render.memory.page_pool import LARGEST, SMALLEST, PagePool, Pages, page_size
+from gpuyard.recipes.render.memory.device_memory import LARGEST, SMALLEST, PagePool, Pages, page_size
 
 SIZE = 16
 

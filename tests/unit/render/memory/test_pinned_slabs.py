@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpuyard.recipes.render.memory.cuda_memory import CudaMemory, PinnedSlabs, slab_size
-from gpuyard.recipes.render.memory.page_pool import LARGEST, SMALLEST, page_size
+from gpuyard.recipes.render.memory.device_memory import LARGEST, SMALLEST, page_size
 from tests.fakes import torch_stand_in
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30

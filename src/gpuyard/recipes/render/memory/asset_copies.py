@@ -11,9 +11,8 @@ from itertools import count
 import msgspec
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.recipes.render.memory.device_memory import Buffer, DeviceMemory
+from gpuyard.recipes.render.memory.device_memory import Buffer, DeviceMemory, PagePool, Pages
 from gpuyard.recipes.render.memory.named_arrays import Layout
-from gpuyard.recipes.render.memory.page_pool import PagePool, Pages
 from gpuyard.recipes.render.memory.read_asset_files import Source, Spread, call_in_turn
 from gpuyard.recipes.render.planning.assets_and_units import Asset, Unit, uses_of
 

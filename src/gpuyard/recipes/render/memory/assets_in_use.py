@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 from gpuyard.errors import DeviceFull
 from gpuyard.recipes.render.memory.asset_copies import Copies, Loan
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
-from gpuyard.recipes.render.memory.device_memory import Buffer, Mark, TransferLane, as_device_full
+from gpuyard.recipes.render.memory.device_memory import Buffer, Mark, PagePool, Pages, TransferLane, as_device_full
 from gpuyard.recipes.render.memory.named_arrays import Arrays, Layout
-from gpuyard.recipes.render.memory.page_pool import PagePool, Pages
 from gpuyard.recipes.render.planning.assets_and_units import Kind
 
 Frames = Sequence[Arrays]

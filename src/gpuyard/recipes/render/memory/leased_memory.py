@@ -23,9 +23,6 @@ from gpuyard.visible_devices import visible_devices
 
 KINDS = ("auto", "cuda", "host")
 
-# Expandable segments reuse the gaps between assets; many threads pin RAM, because that is slow.
-_SETTING = "expandable_segments:True,pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
-_SETTING_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _WITHOUT_GPU = "VRAM is simulated in RAM, and renderers get numpy arrays"
 
 
@@ -41,7 +38,23 @@ def open_device(
         raise UserError(f"a VRAM budget of {format_size(nbytes / MB)} is too small", hint="write it as 8G")
     need_numpy()
     torch = torch_with_gpu(kind)
-    with _lease(nbytes, ram_nbytes, torch, label) as number, contextlib.closing(_open(number, nbytes, torch)) as memory:
+    with contextlib.ExitStack() as stack:
+        ids, number = _candidates(torch), 0
+        if ids:
+            # Quiet: `gpuyard render` prints its own message while it waits.
+            ram_mb = ram_nbytes / MB or None
+            lease = GPUScheduler(vram=nbytes / MB, ram=ram_mb, label=label, specific_gpus=ids, quiet=True)
+            number = stack.enter_context(lease)[0]  # in PyTorch's numbering
+        memory: DeviceMemory
+        if torch is not None:
+            from gpuyard.recipes.render.memory.cuda_memory import CudaMemory
+
+            memory = CudaMemory(number, nbytes)
+        else:
+            from gpuyard.recipes.render.memory.host_memory import HostMemory
+
+            memory = HostMemory(nbytes)
+        stack.callback(memory.close)
         yield memory
 
 
@@ -52,16 +65,6 @@ def need_numpy() -> None:
     except ImportError as error:
         hint = f"install it with: {find_installation().with_extra('render')}"
         raise EnvironmentFault("numpy is not installed: it comes with gpuyard's extra `render`", hint=hint) from error
-
-
-def _open(number: int, nbytes: int, torch: Any) -> DeviceMemory:
-    if torch is not None:
-        from gpuyard.recipes.render.memory.cuda_memory import CudaMemory
-
-        return CudaMemory(number, nbytes)
-    from gpuyard.recipes.render.memory.host_memory import HostMemory
-
-    return HostMemory(nbytes)
 
 
 def torch_with_gpu(kind: str) -> Any:
@@ -90,8 +93,17 @@ def missing_gpu_advice(kind: str) -> tuple[str, str] | None:
 
 
 def _find_torch() -> tuple[Any, str, str]:
-    """Return PyTorch, or None with the reason that there is no GPU and what to do about it."""
-    _set_allocator()
+    """Return PyTorch, or None with the reason that there is no GPU and what to do about it. Configures its allocator
+    before, unless the user has: expandable segments reuse the gaps between assets; many threads pin RAM, because that
+    is slow. PyTorch 2.9 and later warns about the old name of the variable, earlier versions know only that."""
+    names, loaded = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), sys.modules.get("torch")
+    if not (loaded is not None and loaded.cuda.is_initialized()) and os.environ.keys().isdisjoint(names):
+        is_old = False
+        with contextlib.suppress(metadata.PackageNotFoundError, ValueError, IndexError):
+            numbers = metadata.version("torch").split(".")
+            is_old = (int(numbers[0]), int(numbers[1])) < (2, 9)
+        setting = "expandable_segments:True,pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+        os.environ[names[is_old]] = setting
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library is missing
@@ -105,34 +117,6 @@ def _find_torch() -> tuple[Any, str, str]:
         "the CPU never finds one"
     )
     return None, f"PyTorch {torch.__version__} finds no GPU", remedy
-
-
-def _set_allocator() -> None:
-    """Configure PyTorch's allocator, unless the user has, before it initializes CUDA. PyTorch 2.9 and later warns about
-    the old name of the variable, earlier versions know only that."""
-    torch = sys.modules.get("torch")
-    is_too_late = torch is not None and torch.cuda.is_initialized()
-    if is_too_late or any(name in os.environ for name in _SETTING_NAMES):
-        return
-    try:
-        numbers = metadata.version("torch").split(".")
-        is_old = (int(numbers[0]), int(numbers[1])) < (2, 9)
-    except (metadata.PackageNotFoundError, ValueError, IndexError):
-        is_old = False
-    os.environ[_SETTING_NAMES[is_old]] = _SETTING
-
-
-@contextlib.contextmanager
-def _lease(nbytes: int, ram_nbytes: int, torch: Any, label: str) -> Iterator[int]:
-    """Lease the memory and the RAM. Yields the device's number in PyTorch's numbering."""
-    ids = _candidates(torch)
-    if not ids:
-        yield 0
-        return
-    # Quiet: `gpuyard render` prints its own message while it waits.
-    ram_mb = ram_nbytes / MB or None
-    with GPUScheduler(vram=nbytes / MB, ram=ram_mb, label=label, specific_gpus=ids, quiet=True) as numbers:
-        yield numbers[0]
 
 
 def _candidates(torch: Any) -> list[str]:
@@ -149,10 +133,6 @@ def _candidates(torch: Any) -> list[str]:
     visible = [device.id for device in found]
     # If all are hidden from this process, GPUScheduler raises an error that says so.
     return visible or [device.id for device in machine.usable_devices() if device.vendor is vendor]
-
-
-_OF_DEVICE, _OF_RAM = 0.8, 0.5
-_OF_RAM_AS_VRAM = 0.25  # a simulated device uses host memory
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,12 +152,12 @@ def choose_vram(device: str) -> Budget:
     has_device = is_simulated() or torch_with_gpu(device) is not None
     if not free or not has_device:
         available = _available_ram_mb(machine, "--vram-budget")
-        return Budget(mb=available * _OF_RAM_AS_VRAM, why="a quarter of the available RAM")
-    return Budget(mb=max(free) * _OF_DEVICE, why="80% of the free memory of the device with the most")
+        return Budget(mb=available * 0.25, why="a quarter of the available RAM")
+    return Budget(mb=max(free) * 0.8, why="80% of the free memory of the device with the most")
 
 
 def choose_ram() -> Budget:
-    return Budget(mb=_available_ram_mb(snapshot(), "--ram-budget") * _OF_RAM, why="half of the available RAM")
+    return Budget(mb=_available_ram_mb(snapshot(), "--ram-budget") * 0.5, why="half of the available RAM")
 
 
 def _available_ram_mb(machine: Snapshot, option: str) -> float:

@@ -35,7 +35,7 @@ def run(typed: Typed) -> int:
     site, path, *ids = typed.arguments
     jobs = _request(" ".join(ids))
     from gpuyard.config import load_config
-    from gpuyard.recipes.export.site_scripts import ray_script, slurm_script
+    from gpuyard.recipes.export_scripts import ray_script, slurm_script
 
     config = load_config()
     tags = config.queue.tags

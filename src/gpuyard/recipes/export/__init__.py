@@ -1,1 +1,0 @@
-"""Export waiting jobs as a shell script that submits them to Slurm or Ray without gpuyard."""
