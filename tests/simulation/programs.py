@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuyard.model.out_of_memory import Shortage
-from gpuyard.simulator.machine_parts import ScheduledEvent
+from gpuyard.simulator.virtual_machine import ScheduledEvent
 from tests.simulation.behaviors import Behavior
 
 if TYPE_CHECKING:

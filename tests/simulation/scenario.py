@@ -10,7 +10,7 @@ from gpuyard.errors import EnvironmentFault, StoreFault
 from gpuyard.model.lease import FixedMemory, Need, WholeDevice
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.step import Step
-from gpuyard.simulator.machine_parts import EPOCH
+from gpuyard.simulator.virtual_machine import EPOCH
 from gpuyard.store.database import open_database
 from tests.simulation.behaviors import MEMORY_MB, BehaviorOf, random_behavior
 from tests.simulation.clients import TAGS, Clients, Operation, operations

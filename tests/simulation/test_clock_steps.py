@@ -32,7 +32,7 @@ def test_steps_of_the_wall_clock_change_no_decision(first: int) -> None:
 
 def test_a_ticket_of_the_wall_clock_would_change_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above notices if the controller compares a wall time with its own."""
-    monkeypatch.setattr("gpuyard.simulator.machine_parts.VirtualClock.from_wall", lambda _, at: at)
+    monkeypatch.setattr("gpuyard.simulator.virtual_machine.VirtualClock.from_wall", lambda _, at: at)
     differing = []
     for seed in range(40):
         stepped = ((1.0, -DAY_S), (20.0, 2 * DAY_S))

@@ -18,7 +18,14 @@ from gpuyard.engines.common.program_outcome import BEGAN
 from gpuyard.model.lease import Claim, Drain, Holder, Lease, Ticket, amended
 from gpuyard.model.machine_snapshot import Device, Host, Snapshot
 from gpuyard.simulated_usage import parse_devices
-from gpuyard.simulator.machine_parts import EPOCH, EventQueue, ScheduledEvent, VirtualClock, find_shortage, read_device
+from gpuyard.simulator.virtual_machine import (
+    EPOCH,
+    EventQueue,
+    ScheduledEvent,
+    VirtualClock,
+    find_shortage,
+    read_device,
+)
 from tests.simulation.behaviors import EVERYTHING, MEMORY_MB, BehaviorOf
 from tests.simulation.programs import Program
 

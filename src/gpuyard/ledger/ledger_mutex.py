@@ -225,23 +225,19 @@ class MutexTurns:
         for pause_s in pauses_s():
             time.sleep(pause_s)
             is_late = time.monotonic() > late_at
-            if self._take_turn(is_late=is_late):
-                return
+            with self._changing:
+                if self._is_closed:
+                    return
+                try:
+                    self._held = try_mutex(self._folder) if self.can_use_turn() else None
+                    is_over = self._held is not None
+                except EnvironmentFault:  # the program finds the same
+                    is_over = True
+                if is_over:
+                    self._waits_since = None
+                if is_over or is_late:
+                    self.on_turn()
+                if is_over:
+                    return
             if is_late:
                 late_at = math.inf
-
-    def _take_turn(self, *, is_late: bool) -> bool:
-        """Return whether the wait is over."""
-        with self._changing:
-            if self._is_closed:
-                return True
-            try:
-                self._held = try_mutex(self._folder) if self.can_use_turn() else None
-                is_over = self._held is not None
-            except EnvironmentFault:  # the program finds the same
-                is_over = True
-            if is_over:
-                self._waits_since = None
-            if is_over or is_late:
-                self.on_turn()
-            return is_over

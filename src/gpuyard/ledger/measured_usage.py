@@ -5,6 +5,7 @@ RAM that a process has for itself or as shared memory counts; mapped files, such
 itself what it uses (the queue's) is not measured. A holder that has ended, or is another user's, is unknown."""
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +59,11 @@ class HostMeter:
         measured = [each for each in leases if each.host and each.host.ram_mb is not None and each.host.used_mb is None]
         if measured and self._children is None:
             self.read()
-        return {lease_id: use for own in _by_holder(measured).values() for lease_id, use in self._divide(own)}
+        found = {}
+        for own in _by_holder(measured).values():
+            parts = _divide(self._held_mb(own[0]), [(each.host and each.host.ram_mb) or 0.0 for each in own])
+            found.update({lease.id: HostUse(ram_mb=part) for lease, part in zip(own, parts, strict=True)})
+        return found
 
     def held_by(self, leases: Sequence[Lease]) -> dict[str, float]:
         """Return the RAM that each lease says it uses, or that its holder's processes hold; of several leases of one
@@ -78,18 +83,6 @@ class HostMeter:
 
     def _held_mb(self, lease: Lease) -> float | None:
         return self._tree_mb(lease.holder.pid) if is_alive(lease.holder) else None
-
-    def _divide(self, leases: Sequence[Lease]) -> Iterator[tuple[str, HostUse]]:
-        """Divide what a holder's processes use among its leases: each gets up to its reservation, the last the rest."""
-        left_mb = self._held_mb(leases[0])
-        for lease in leases:
-            if left_mb is None:
-                yield lease.id, HostUse()
-                continue
-            reserved_mb = (lease.host and lease.host.ram_mb) or 0.0
-            part_mb = left_mb if lease is leases[-1] else min(left_mb, reserved_mb)
-            left_mb -= part_mb
-            yield lease.id, HostUse(ram_mb=part_mb)
 
     def _tree_mb(self, pid: int) -> float | None:
         """Return the memory of a process and its descendants; None if the process itself cannot be read."""
@@ -145,12 +138,31 @@ def measure(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
             measured |= {(lease.id, device.id): _growth(device, here) for lease in here}
         elif here:
             finder = LeaseFinder(here)
-            measured |= {(lease.id, device.id): 0.0 for lease in here}
+            shares = ((each.id, each.on(device.id)) for each in here)
+            most_mb = {
+                lease_id: math.inf if share is None or share.memory_mb is None else share.memory_mb
+                for lease_id, share in shares
+            }
+            sums: dict[str, float | None] = {each.id: 0.0 for each in here}
             for process in device.processes or ():
-                for lease, memory in _divide(process.memory_mb, finder.find(process.pid), device.id, measured):
-                    known = measured[lease.id, device.id]
-                    measured[lease.id, device.id] = None if known is None or memory is None else known + memory
+                own = [each.id for each in finder.find(process.pid)]
+                left_mb = [most_mb[each] - (sums[each] or 0.0) for each in own]
+                for lease_id, part in zip(own, _divide(process.memory_mb, left_mb), strict=True):
+                    known = sums[lease_id]
+                    sums[lease_id] = None if known is None or part is None else known + part
+            measured |= {(lease_id, device.id): sum_mb for lease_id, sum_mb in sums.items()}
     return measured
+
+
+def _divide(total_mb: float | None, reserved_mb: Sequence[float]) -> Iterator[float | None]:
+    """Divide what processes use among leases of one holder: each gets up to its reservation, and the last the rest."""
+    for position, reserved in enumerate(reserved_mb):
+        if total_mb is None:
+            yield None
+            continue
+        part_mb = total_mb if position == len(reserved_mb) - 1 else min(total_mb, max(0.0, reserved))
+        total_mb -= part_mb
+        yield part_mb
 
 
 def measure_loads(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
@@ -193,21 +205,6 @@ def _growth(device: Device, leases: Sequence[Lease]) -> float | None:
     if len(leases) > 1 or device.memory_used_mb is None or share is None or share.foreign_mb is None:
         return None
     return max(0.0, device.memory_used_mb - share.foreign_mb)
-
-
-def _divide(
-    memory_mb: float | None, leases: Sequence[Lease], device_id: str, sums: Measured
-) -> Iterator[tuple[Lease, float | None]]:
-    """Divide a process's memory among its leases on a device: each gets up to its reservation, the last the rest."""
-    if memory_mb is None:
-        yield from ((lease, None) for lease in leases)
-        return
-    for lease in leases:
-        share, known = lease.on(device_id), sums[lease.id, device_id]
-        reserved = share.memory_mb if share and share.memory_mb is not None else memory_mb
-        part = memory_mb if lease is leases[-1] else min(memory_mb, max(0.0, reserved - (known or 0.0)))
-        memory_mb -= part
-        yield lease, part
 
 
 class LeaseFinder:

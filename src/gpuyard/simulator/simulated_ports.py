@@ -11,10 +11,9 @@ from gpuyard.model.job import Attempt, Outcome, OutcomeKind
 from gpuyard.model.lease import Holder, Lease, Need, Ticket, amended
 from gpuyard.model.machine_snapshot import Snapshot
 from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, SuspendResult, WantedClaim
-from gpuyard.simulator.machine_parts import MemoryLocation, SimulatedProgram
 from gpuyard.simulator.schedule_metrics import SimulatedRun
 from gpuyard.simulator.traces import TraceJob
-from gpuyard.simulator.virtual_machine import VirtualMachine
+from gpuyard.simulator.virtual_machine import MemoryLocation, SimulatedProgram, VirtualMachine
 
 ME = Holder(uid=0, user="sim", pid=1, boot_id="sim")
 

@@ -26,11 +26,10 @@ from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.step import Controller, Step
 from gpuyard.queue.user_requests import UserRequests
-from gpuyard.simulator.machine_parts import LOAD_HALF_LIFE_S
 from gpuyard.simulator.schedule_metrics import SimulatedPass
 from gpuyard.simulator.simulated_ports import ME, SimulatedEngine, SimulatedLedger, SimulatedSuspender
 from gpuyard.simulator.traces import Sharing, TraceJob
-from gpuyard.simulator.virtual_machine import VirtualMachine
+from gpuyard.simulator.virtual_machine import LOAD_HALF_LIFE_S, VirtualMachine
 from gpuyard.store.database import open_database
 from gpuyard.store.job_store import JobStore
 from gpuyard.store.queue_queries import QueueQueries
