@@ -24,8 +24,7 @@ DAEMON: tuple[str, ...] = (sys.executable, "-P", "-m", "gpuyard.daemon")
 def start_daemon(
     command: Sequence[str] | None = None, *, timeout_s: float = 60.0, wait_for_other_s: float = 0.0
 ) -> bool:
-    """Return when a daemon accepts connections; True if this call started it. Starts none before `wait_for_other_s`
-    have passed, so that a service manager can start it instead."""
+    """Return when a daemon accepts connections; True if this call started it, after `wait_for_other_s`."""
     from gpuyard.client.daemon_liveness import running_pid
     from gpuyard.client.queue_host import refuse_other_machine
 
@@ -107,8 +106,7 @@ def _is_inherited(descriptor: int) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """Return the caller's environment, with absolute paths: the daemon has another working directory. A daemon that a
-    job starts is no process of that job, which would keep the job's GPU."""
+    """Return the caller's environment with absolute paths, without that of a job, whose GPU the daemon would keep."""
     of_a_job = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
     environment = {name: value for name, value in os.environ.items() if name not in of_a_job}
     if environment.get("GPUYARD_HOME"):

@@ -171,8 +171,7 @@ def _copy_all(root: str, tree: str, files: "list[Listed]") -> "Iterator[Listed]"
 
 
 def _copy(source: str, target: str, *, can_clone: bool) -> "tuple[os.stat_result | None, bool]":
-    """Copy a regular file with its mode and time of change. Return its status, None if it has just been replaced by
-    something else or removed, and whether the disk can share blocks."""
+    """Copy a regular file. Return its status, None if it has gone, and whether the disk can share blocks."""
     try:
         reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

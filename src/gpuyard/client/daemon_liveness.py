@@ -22,8 +22,7 @@ from gpuyard.system.processes import start_time
 
 @contextlib.contextmanager
 def hold_daemon_lock(path: str | Path) -> Iterator[Callable[[], bool]]:
-    """Hold the lock. Raise EnvironmentFault if another daemon holds it. Yields a function that returns whether the file
-    at `path` is still the one that is locked: if not, another daemon could lock the one that is there."""
+    """Hold the lock, or raise EnvironmentFault. Yields whether the locked file is still at `path`."""
     try:
         make_folder(os.path.dirname(path))
         descriptor = open_own(str(path), os.O_RDWR | os.O_CREAT)

@@ -1,17 +1,12 @@
 """The HTTP client of the daemon, fast enough for a command that must finish in a few milliseconds.
 
-Imports are what costs: `json` and `socket` each take as long as the start of a bare interpreter. This module uses
+- Imports are what costs: `json` and `socket` each take as long as the start of a bare interpreter. This module uses
 their C parts (`_socket` and `_json`), whose interface has not changed since Python 3.2, and writes HTTP by hand. A
-request is encoded without `_json`, too: it is sent before that library is loaded. All other ways to the daemon
-(`transports`, `retrying`, the terminal screen) send and read messages with it.
-
-A request that got no answer is repeated only where that is harmless: for `GET`, or where the caller says so because
-the request carries a token by which the daemon recognises it. The repetition may meet the same daemon while it ends:
-that is one end, not two.
-
-No call waits for a daemon that is stopped: after 10 s without a byte, `daemon_liveness` decides whether to go on
-waiting. The daemon sends its version with every answer; where it differs from ours, `restart_daemon` decides what to
-do.
+request is encoded without `_json`, too: it is sent before that library is loaded.
+- A request that got no answer is repeated only where that is harmless: for `GET`, or where it carries a token by which
+the daemon recognises it. The repetition may meet the same daemon while it ends: that is one end, not two.
+- No call waits for a daemon that is stopped: after 10 s without a byte, `daemon_liveness` decides whether to go on. The
+daemon sends its version with every answer; where it differs from ours, `restart_daemon` decides what to do.
 """
 
 import _socket
@@ -25,7 +20,27 @@ from gpuyard.version import API, __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, Self
+
+    from gpuyard.client.daemon_liveness import Silence
+
+    # Status, content, and the daemon's version, None if it sent none.
+    Answered = tuple[int, bytes, str | None]
+    # Status, length of the content, None for a stream, and the header fields by their names in lower case.
+    Head = tuple[int, int | None, dict[str, str]]
+    OnNotice = Callable[[str], None]
+
+# Header field of every answer: the version of the daemon.
+VERSION_FIELD = "Gpuyard-Version"
+# Header field of a request: a daemon older than this does nothing, and answers with the status TOO_OLD.
+AT_LEAST_FIELD, TOO_OLD = "Gpuyard-At-Least", 412
+_CHUNK = 256 * 1024
+# After this long without a byte, see whether the daemon still works; also the limit for connecting.
+_CHECK_S = 10.0
+_REPEAT_S = 0.02
+_UNQUOTED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_EVENT = b"data: "
 
 
 def encode(value: object) -> str:
@@ -73,32 +88,6 @@ class _Context:
     memo: "dict[str, str]" = {}
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any, Self
-
-    from gpuyard.client.daemon_liveness import Silence
-
-    # Status, content, and the daemon's version, None if it sent none.
-    Answered = tuple[int, bytes, str | None]
-    # Status, length of the content, None for a stream, and the header fields by their names in lower case.
-    Head = tuple[int, int | None, dict[str, str]]
-    OnNotice = Callable[[str], None]
-
-# Header field of every answer: the version of the daemon.
-VERSION_FIELD = "Gpuyard-Version"
-# Header field of a request: a daemon older than this does nothing, and answers with the status TOO_OLD.
-AT_LEAST_FIELD, TOO_OLD = "Gpuyard-At-Least", 412
-_USER_ERRORS = frozenset({400, 401, 403, 404, 405, 409, 411, 413, 422})
-_CHUNK = 256 * 1024
-# After this long without a byte, see whether the daemon still works; also the limit for connecting.
-_CHECK_S = 10.0
-# A request that may be repeated: for how long, and by how many daemons that end before they answer.
-_REPEAT_FOR_S, _REPEAT_S, _MOST_DAEMONS = 30.0, 0.02, 3
-_UNQUOTED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-_EVENT = b"data: "
-
-
 class NoDaemon(EnvironmentFault):
     """No daemon listens at the socket."""
 
@@ -123,11 +112,9 @@ class Closeable:
 
 
 class DaemonConnection(Closeable):
-    """A connection to the daemon's socket, kept open between requests. Not thread-safe.
-
-    `may_start`: start a daemon if none runs, and restart an idle daemon that is older than this gpuyard.
-    `on_notice`: called with a line about a daemon of another version; by default it is written to standard error.
-    """
+    """A connection to the daemon's socket, kept open between requests. Not thread-safe. `may_start`: start a daemon if
+    none runs, and restart an idle one that is older than this gpuyard. `on_notice`: called with a line about a daemon
+    of another version; by default it is written to standard error."""
 
     def __init__(self, path: str, *, may_start: bool, on_notice: "OnNotice | None" = None) -> None:
         self.path, self.may_start, self.on_notice = path, may_start, on_notice
@@ -148,10 +135,8 @@ class DaemonConnection(Closeable):
         is_repeatable: bool = False,
         meanwhile: "Callable[[], None] | None" = None,
     ) -> "Any":
-        """Return the decoded answer. An error answer is raised as UserError or EnvironmentFault.
-
-        meanwhile: called while the daemon works on the answer; again if the request is repeated.
-        """
+        """Return the decoded answer. An error answer is raised as UserError or EnvironmentFault. `meanwhile` is called
+        while the daemon works on the answer; again if the request is repeated."""
         self._meanwhile = meanwhile
 
         def message() -> bytes:
@@ -168,10 +153,16 @@ class DaemonConnection(Closeable):
         return read_answer(status, content, version)
 
     def dial(self) -> None:
-        if self._socket is not None and not _is_quiet(self._socket):
-            self.close()
-        if self._socket is None:
-            self._socket = dial(self.path)
+        if self._socket is not None:
+            self._socket.settimeout(0.0)
+            try:  # nothing should have arrived since the last answer; a daemon that has gone leaves an end of file
+                self._socket.recv(1, _socket.MSG_PEEK)
+                self.close()
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+        self._socket = dial(self.path)
 
     def open(self) -> None:
         """Connect. If no daemon listens, start one, or raise NoDaemon."""
@@ -195,21 +186,21 @@ class DaemonConnection(Closeable):
 
     def _deliver(self, message: bytes, timeout_s: "float | None", *, may_repeat: bool) -> "Answered":
         ended: set[int | None] = set()
-        deadline = time.monotonic() + _REPEAT_FOR_S
+        deadline = time.monotonic() + 30.0
         while True:
             try:
                 return self._exchange(message, timeout_s)
             except ConnectionError as error:
+                ended.add(self._last_pid)
+                problem = "the daemon ended before the request was answered"
                 if not may_repeat:
                     problem = "the daemon ended before it answered; it may or may not have done what was asked"
-                    raise _ended(problem) from error
-                ended.add(self._last_pid)
-                if len(ended) >= _MOST_DAEMONS or time.monotonic() > deadline:
-                    counted = (
-                        f"{len(ended)} daemons ended, one after the other," if len(ended) > 1 else "the daemon ended"
-                    )
-                    raise _ended(f"{counted} before the request was answered") from error
-            time.sleep(_REPEAT_S)  # it may still be ending, and its socket accept connections
+                elif len(ended) < 3 and time.monotonic() <= deadline:
+                    time.sleep(_REPEAT_S)  # it may still be ending, and its socket accept connections
+                    continue
+                elif len(ended) > 1:
+                    problem = f"{len(ended)} daemons ended, one after the other, before the request was answered"
+                raise EnvironmentFault(problem, hint=f"see `gpuyard queue` and {paths.log_path()}") from error
 
     def _exchange(self, message: bytes, timeout_s: "float | None") -> "Answered":
         self.open()
@@ -237,8 +228,7 @@ class DaemonConnection(Closeable):
 
 
 def connect_early() -> DaemonConnection:
-    """Return a connection for a request that is not ready yet. A daemon that runs accepts it meanwhile; the request
-    starts one if none runs."""
+    """Return a connection for a request that is not ready yet; a daemon that runs accepts it meanwhile."""
     connection = DaemonConnection(paths.socket_path(), may_start=True)
     connection.dial()
     return connection
@@ -252,8 +242,7 @@ def connect(*, start: bool, on_notice: "OnNotice | None" = None) -> DaemonConnec
 
 
 class Exchange:
-    """One request and its answer over a socket. Raises TimeoutError at the deadline, and SilentDaemon if the daemon is
-    stopped or hangs."""
+    """One request and its answer over a socket. Raises TimeoutError, or SilentDaemon if the daemon hangs."""
 
     def __init__(self, connection: "_socket.socket", timeout_s: "float | None") -> None:
         self._connection = connection
@@ -322,10 +311,7 @@ class Exchange:
         self._silence = None
 
     def _set_timeout(self) -> None:
-        if self._deadline is None:
-            self._connection.settimeout(_CHECK_S)
-            return
-        left = self._deadline - time.monotonic()
+        left = _CHECK_S if self._deadline is None else self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         self._connection.settimeout(min(left, _CHECK_S))
@@ -338,23 +324,9 @@ class Exchange:
         self._silence.check()
 
 
-def _is_quiet(connection: "_socket.socket") -> bool:
-    """Whether nothing has arrived since the last answer; a daemon that has gone leaves an end of file."""
-    connection.settimeout(0.0)
-    try:
-        connection.recv(1, _socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def dial(path: str) -> "_socket.socket | None":
-    """Return a connected socket, or None if no daemon listens.
-
-    Raises SilentDaemon if the daemon has accepted no connection for 10 s: then the kernel makes further ones wait.
-    """
+    """Return a connected socket, or None if no daemon listens. Raises SilentDaemon if the daemon has accepted no
+    connection for 10 s: then the kernel makes further ones wait."""
     deadline = time.monotonic() + _CHECK_S
     while True:
         try:
@@ -372,9 +344,6 @@ def dial(path: str) -> "_socket.socket | None":
                 f"the daemon's socket {path} cannot be reached: {error.strerror or error}",
                 hint="it must be in a folder of your own; GPUYARD_HOME names another",
             ) from error
-
-
-# Messages
 
 
 def render_request(
@@ -418,7 +387,8 @@ def read_answer(status: int, content: bytes, version: "str | None" = __version__
 
         return with_missing_keys_explained(answer, version)
     body = answer if isinstance(answer, dict) else {}
-    kind = NotThere if status == 404 else UserError if status in _USER_ERRORS else EnvironmentFault
+    is_users = status in (400, 401, 403, 404, 405, 409, 411, 413, 422)
+    kind = NotThere if status == 404 else UserError if is_users else EnvironmentFault
     hint = body.get("hint")
     if version != __version__:
         from gpuyard.client.restart_daemon import advice
@@ -426,10 +396,6 @@ def read_answer(status: int, content: bytes, version: "str | None" = __version__
         hint = f"{hint}; {advice(version)}" if hint else advice(version)
     message = body.get("error") or f"the daemon answered with status {status}"
     raise kind(message, hint=hint, code=body.get("code"))
-
-
-def _ended(message: str) -> EnvironmentFault:
-    return EnvironmentFault(message, hint=f"see `gpuyard queue` and {paths.log_path()}")
 
 
 def _unreadable(content: bytes) -> EnvironmentFault:

@@ -126,8 +126,7 @@ def _find_git() -> str:
 
 
 def list_tree(root: str) -> tuple[list[str], list[str]]:
-    """Return what is tracked or new, and what is ignored, relative to the root. A folder ends with `/` if it is ignored
-    as a whole. A file that Git tracks may be missing. Raises EnvironmentFault if git is missing, or fails."""
+    """Return what is tracked (it may be missing) or new, and what is ignored; a folder ends with `/`."""
     to_copy = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
     to_link = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
     files: list[str] = []
@@ -150,8 +149,7 @@ def list_tree(root: str) -> tuple[list[str], list[str]]:
 
 
 def has_changes(root: str) -> bool:
-    """Return whether a work tree has changes that are not committed. Raises EnvironmentFault if git is missing, or
-    fails."""
+    """Return whether a work tree has changes that are not committed. Raises EnvironmentFault if git fails."""
     # It looks at the commit of a submodule only: else it would start itself there, with the submodule's settings.
     commands = ("status", "--porcelain", "-z", "--ignore-submodules=dirty"), ("ls-files", "-z", "--stage")
     pending = [root]

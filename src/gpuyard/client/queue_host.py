@@ -109,8 +109,7 @@ def known_hosts(folder: str) -> list[QueueHost]:
 
 @contextlib.contextmanager
 def hold_queue(folder: str) -> Iterator[Callable[[], bool]]:
-    """Record that this machine's daemon runs the queue, in this block. Raises QueueElsewhere. Yields a function that
-    returns whether the queue still belongs to this machine."""
+    """Record that this machine runs the queue, or raise QueueElsewhere. Yields whether it is still this machine's."""
     path, before = f"{folder}/{_NAME}", None
     try:
         if not _create(path, _this_host(time.time())):  # never removed: the queue stays this machine's

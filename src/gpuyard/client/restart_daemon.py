@@ -39,9 +39,8 @@ def status_of(path: str) -> Status | None:
 
 
 def replace_daemon(before: Status, reason: str) -> list[str]:
-    """Stop the daemon with this status and start the next. Return notes for the user. Raises EnvironmentFault, and
-    leaves it alone, if the next one could not read its database. `reason` is written to the log of the daemon that
-    ends."""
+    """Stop the daemon with this status (its log gets the reason), start the next, and return notes for the user. Raises
+    EnvironmentFault, and leaves it alone, if the next one could not read its database."""
     from gpuyard.store.database import refuse_schema
 
     refuse_schema(os.path.join(paths.state_folder(), "queue.db"))  # the next daemon would end, and none would run

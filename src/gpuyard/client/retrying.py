@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 class RetryingClient(Closeable):
-    """Sends GET requests, and repeats them for up to 30 s while no daemon answers. It never restarts a daemon of
-    another version; `on_notice` is called with a line about it, as in DaemonConnection."""
+    """Sends GET requests, and repeats them for up to 30 s while no daemon answers. It never restarts a daemon."""
 
     def __init__(self, *, may_start: bool = True, on_notice: "OnNotice | None" = None) -> None:
         # Not kept: this connection would start a daemon again that a user has stopped meanwhile.

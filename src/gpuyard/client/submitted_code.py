@@ -34,8 +34,7 @@ def work_tree(cwd: str) -> str | None:
 
 
 def git_folder(root: str) -> str | None:
-    """Return the folder of the repository of a work tree; None if there is none that counts. In submodules and linked
-    work trees, `.git` is a file that names it."""
+    """Return the folder of the repository of a work tree, which a file `.git` may name; None if none counts."""
     path = f"{root}/.git"
     try:
         found = os.lstat(path)
@@ -93,8 +92,7 @@ def _is_ours(found: os.stat_result, above: str | None = None) -> bool:
 
 def command_words(words: "Sequence[str]", directory: str | None) -> list[str]:
     """Return the arguments of the program. One argument with spaces or shell operators in it is a command line, unless
-    a file or a program on PATH has this name: a shell runs it if it has shell syntax, else it is split into words.
-    directory: where the program starts; None: on a machine whose files are not seen from here."""
+    a file or program has this name. `directory`: where the program starts; None: on a machine not seen from here."""
     is_line = len(words) == 1 and any(char in words[0] for char in " \t\n;&|<>")
     if is_line and directory is not None:
         path = [] if "/" in words[0] else filter(None, os.environ.get("PATH", "").split(os.pathsep))
@@ -174,8 +172,7 @@ def _inherited(cwd: str) -> "tuple[str, dict[str, str]] | None":
 def submission_facts(
     command: "Sequence[str]", directory: str, *, wants_snapshot: bool | None, with_own: bool = False
 ) -> "dict[str, Any]":
-    """Return the fields of a submission that come from this process, its shell, and files. `with_own`: this process
-    itself is one of the submitters, a script."""
+    """Return what comes from this process, its shell, and files. `with_own`: this process is a script that submits."""
     directory, code = record_code(command, directory, wants_snapshot=wants_snapshot)
     return {
         "token": os.urandom(16).hex(),

@@ -34,8 +34,7 @@ Record = TypeVar("Record")
 
 
 class OwnedFiles(Generic[Record]):
-    """The files of one kind in one directory that hold for this user. `decode` returns the record of a content and the
-    uid of its owner."""
+    """The files of one kind that hold for this user. `decode` gets a content and the uid of its owner."""
 
     def __init__(self, folder: Path, decode: Callable[[bytes, int], Record]) -> None:
         self._folder = str(folder)
@@ -51,8 +50,7 @@ class OwnedFiles(Generic[Record]):
         return tuple(record for record in self._known.values() if record is not None)
 
     def _read(self, name: str) -> Record | None:
-        """Return the record; None if the file is gone, is none of ours, or belongs to another user than this one, root
-        and the directory's owner. Raises OSError."""
+        """Return the record; None if the file is not of this user, root or the directory's owner. Raises OSError."""
         try:
             descriptor = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -116,8 +114,7 @@ def remove_drains(folder: Path, device_id: str) -> None:
 
 
 def copy_drains(earlier: Path, folder: Path) -> list[str]:
-    """Copy this user's drains and health marks into another directory. Call it while its mutex is held. Returns the
-    files in `earlier` that are not needed there any more: those that hold for this user alone."""
+    """Copy this user's drains and marks, under the mutex. Returns the earlier ones that hold for this user alone."""
     left = []
     with contextlib.suppress(OSError):  # a drain that cannot be read or written is lost, as with its directory
         status = os.stat(earlier)

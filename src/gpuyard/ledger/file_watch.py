@@ -23,8 +23,7 @@ _SETTLE_S = (0.001, 0.002, 0.01, 0.05, 0.25, 1.0)
 
 
 class FileWatch:
-    """A watch for one waiting thread at a time. `give_back` keeps the inotify descriptor open for the next FileWatch,
-    as the kernel takes 10 ms to end a watch."""
+    """A watch for one waiting thread at a time. `give_back` keeps it open for the next one: to end it takes 10 ms."""
 
     _idle: ClassVar[dict[tuple[int, Path], list[int | None]]] = {}
 
@@ -38,8 +37,7 @@ class FileWatch:
         self._settling = 0
 
     def wait(self, timeout_s: float, pids: Iterable[int] = ()) -> bool:
-        """Return when a file may have been released, when one of the processes has ended, or after `timeout_s`. Return
-        False if nothing has happened for `timeout_s`."""
+        """Return when a file may have been released or a process has ended; False after `timeout_s` without that."""
         if self._descriptor is None:
             time.sleep(max(0.0, min(timeout_s, 0.05)))
             return True

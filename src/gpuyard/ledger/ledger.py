@@ -55,8 +55,7 @@ Decide: TypeAlias = Callable[[tuple[Lease, ...], tuple[Ticket, ...]], Sequence[t
 
 
 class LedgerContents(NamedTuple):
-    """All live leases and tickets, the held files that are ignored, and the drains and health marks that hold for this
-    user."""
+    """All live leases and tickets, held files that are ignored, and what holds for this user."""
 
     leases: tuple[Lease, ...] = ()
     tickets: tuple[Ticket, ...] = ()
@@ -130,9 +129,8 @@ class Ledger:
         timeout_s: float,
         ticket: LockFile | None = None,
     ) -> HeldLease | None:
-        """Grant the claim that `decide` returns for the live leases and tickets, and return the lease. No other process
-        can claim in between. `ticket` is released together with the grant, so that no process sees its holder still
-        waiting."""
+        """Grant the claim that `decide` returns, and return the lease. No other process can claim in between. The
+        `ticket` is released together with the grant, so that no process sees its holder still waiting."""
 
         def decide_all(leases: tuple[Lease, ...], tickets: tuple[Ticket, ...]) -> list[tuple[Holder, Claim]]:
             claim = decide(leases, tickets)
@@ -204,8 +202,7 @@ class Ledger:
             rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: replace_shares(content, claim, label))
 
     def end(self, lease_id: str) -> None:
-        """Remove a lease of this user from the ledger, also if another process of the user holds it. Raises UserError
-        if there is no such lease, or if it is another user's."""
+        """Remove a lease of this user, also if another process holds it. Raises UserError if it is another user's."""
         lease = next((lease for lease in self.leases() if lease.id == lease_id), None)
         if lease is None:
             held = ", ".join(lease.id for lease in self.leases() if lease.holder.uid == os.getuid()) or "none"
@@ -273,8 +270,8 @@ class Ledger:
 
 
 def open_ledger(*, is_queue: bool = False) -> Ledger:
-    """Return the ledger in the directory of GPUYARD_LOCK_DIR or of the configuration; default: this user's own. Unless
-    `is_queue`, claims are refused while this user's queue uses another directory."""
+    """Return the ledger of GPUYARD_LOCK_DIR or of the configuration. Unless `is_queue`, claims are refused while this
+    user's queue uses another directory."""
     folder = lease_dir()
     if is_queue and config_fault() is not None:  # the file may name another
         folder = recorded_directory() or folder

@@ -185,8 +185,7 @@ class MutexTurns:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the mutex for the block. If another process has it: raises LedgerBusy, and WaitedTooLong after a while;
-        `on_turn` is called later."""
+        """Hold the mutex for the block. Raises LedgerBusy, and WaitedTooLong after a while; `on_turn` follows."""
         with DeferInterrupts():
             if self._held is not None:
                 yield

@@ -26,9 +26,8 @@ def remove_dead(folder: Path) -> None:
 
 
 class LedgerScan:
-    """Scans one directory. After each scan `dead` has the names of dead files that this user can remove, `unread` the
-    number of files that were not read, by user, and `unreadable` why, by name; `drains` and `marks` are the inodes of
-    their files, by name."""
+    """Scans one directory. Each scan notes in `dead` the files that this user can remove, in `unread` how many were not
+    read, by user, in `unreadable` why, by name, and in `drains` and `marks` the inodes of those files, by name."""
 
     def __init__(self, folder: Path) -> None:
         self.dead: list[str] = []

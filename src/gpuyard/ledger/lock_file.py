@@ -57,8 +57,7 @@ def is_elsewhere(content: bytes) -> bool:
 
 
 class HeldFile(Struct, frozen=True, kw_only=True):
-    """A file that is held. `uid` is the owner of the file, which the content cannot change. `is_idle`: a ticket whose
-    holder has not shown for a while that it runs."""
+    """A held file of the user `uid`. `is_idle`: a ticket whose holder has not shown for a while that it runs."""
 
     name: str
     uid: int
@@ -80,8 +79,7 @@ class LockFile:
     _not_inherited: ClassVar["weakref.WeakSet[LockFile]"] = weakref.WeakSet()
 
     def __init__(self, path: str | Path, content: bytes, *, is_inherited: bool = True, spare: str = "") -> None:
-        """Make the file and lock it. Without `is_inherited`, forked children close their copy. `spare` is the name of a
-        dead file in the same directory, which is used again if it is this user's."""
+        """Make the file and lock it. Without `is_inherited`, forked children close it. `spare`: a dead file to use."""
         self._folder, self.name = os.path.split(path)
         self._pid = os.getpid()
         if not is_inherited:

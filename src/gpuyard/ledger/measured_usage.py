@@ -66,8 +66,7 @@ class HostMeter:
         return found
 
     def held_by(self, leases: Sequence[Lease]) -> dict[str, float]:
-        """Return the RAM that each lease says it uses, or that its holder's processes hold; of several leases of one
-        holder, all of it for each. What cannot be measured is left out."""
+        """Return the RAM that each lease says it uses, or that its holder's processes hold, as far as it is known."""
         if self._children is None:
             self.read()
         told = {each.id: None if each.host is None else each.host.used_mb for each in leases}
@@ -183,8 +182,8 @@ def measure_loads(snapshot: Snapshot, leases: Sequence[Lease]) -> Measured:
 
 
 def find_foreign_processes(device: Device, leases: Sequence[Lease]) -> Iterator[ForeignProcess]:
-    """Yield the processes on the device that belong to no lease there, except zombies. A process that this system does
-    not know is yielded without a user: it has ended since the device was read, or is in another container."""
+    """Yield the processes on the device that belong to no lease there, except zombies; without a user, if this system
+    does not know the process: it has ended since the device was read, or is in another container."""
     import psutil
 
     finder = LeaseFinder([lease for lease in leases if lease.on(device.id)])
@@ -279,6 +278,5 @@ class ForeignLoadTracker:
         return loads
 
     def _still_runs(self, device: Device, foreign: ForeignProcess) -> bool:
-        """Return whether a process that this system does not know is in another container, and has not just ended: then
-        it was in the previous snapshot as well."""
+        """Return whether an unknown process is in another container: one that has just ended was not unknown before."""
         return self._snapshot is None or (device.id, foreign.process.pid) in self._unknown

@@ -28,8 +28,7 @@ from gpuyard.system.processes import user_name
 
 
 def listening_sockets() -> Iterator[tuple[bytes, int]]:
-    """Yield the names of listening abstract sockets, each with its user. Raises OSError if the kernel does not say.
-    This speaks sock_diag over netlink, see unix_diag.h of Linux."""
+    """Yield the names of listening abstract sockets with their users, by sock_diag of Linux. Raises OSError."""
     header = struct.Struct("=IHHII")  # length, type, flags, number, pid
     # Sockets in the state LISTEN (10); of each its name (UDIAG_SHOW_NAME) and its user (UDIAG_SHOW_UID).
     query = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 1 << 10, 0, 0x01 | 0x40, 0, 0)

@@ -73,8 +73,7 @@ def encode_ticket(holder: Holder, need: Need, priority: int) -> bytes:
 
 
 def replace_shares(content: bytes, claim: Claim, label: str = "") -> bytes:
-    """Return the content of a lease with other shares, and with another share of the host and another label if there is
-    one. Raises MsgspecError if it is not a lease."""
+    """Return a lease with other shares, and another host share or label, if there is one."""
     record = msgspec.json.decode(content, type=LeaseRecord)
     holder = replace(record.holder, label=label or record.holder.label)
     return msgspec.json.encode(replace(record, holder=holder, shares=claim.shares, host=claim.host or record.host))
@@ -97,8 +96,7 @@ def bad_record(name: str, uid: int | None, problem: str) -> BadRecord:
 
 
 def oldest_per_user(tickets: Iterable[Ticket]) -> tuple[tuple[Ticket, ...], list[BadRecord]]:
-    """Return the tickets that count, and those of users who have too many. A stranger with thousands of tickets must
-    not make placement slow for all."""
+    """Return the tickets that count, and those of users who have too many: they must not make placement slow."""
     counts: Counter[int] = Counter()
     kept, bad = [], []
     problem = f"only the oldest {MAX_TICKETS_PER_USER} tickets of a user count"
@@ -215,7 +213,6 @@ def _check_text(name: str, text: str | None) -> None:
 
 
 def active_tickets(tickets: Iterable[Ticket]) -> list[Ticket]:
-    """Return the tickets of processes that run, in the order given. A process that is stopped, as by Ctrl-Z, keeps its
-    ticket, but no device is kept free for it meanwhile. A stopped process of this system is noticed at once; one in
-    another container, or one that hangs, when its ticket is idle."""
+    """Return the tickets of processes that run: for one that is stopped, as by Ctrl-Z, no device is kept free. One
+    of this system is noticed at once; one in another container, or that hangs, when its ticket is idle."""
     return [ticket for ticket in tickets if not ticket.is_idle and not is_stopped(ticket.holder)]

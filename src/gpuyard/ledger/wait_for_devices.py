@@ -59,8 +59,7 @@ def enclosing_lease(ledger: Ledger, need: Need, seen: Snapshot) -> Lease | None:
 
 
 class Acquisition:
-    """One need, from the first snapshot to the lease. `look` reads the machine. `max_foreign_load_percent` is the load
-    by foreign processes from which a device counts as taken (None: no limit)."""
+    """One need, from the first snapshot to the lease. `look` reads the machine."""
 
     def __init__(  # noqa: PLR0913 - a need and how to wait for it
         self,
@@ -95,8 +94,7 @@ class Acquisition:
         poll_interval_s: float,
         on_wait: Callable[[tuple[Reason, ...]], None] = lambda _: None,
     ) -> HeldLease:
-        """Return the lease as soon as it is granted. Raises WaitedTooLong after `max_wait_s`. `on_wait` gets the
-        reasons each time before this process waits, at most `poll_interval_s` at a time."""
+        """Return the lease, or raise WaitedTooLong. `on_wait` gets the reasons, every `poll_interval_s` or earlier."""
         held: HeldLease | None = None
         try:
             if (held := self.attempt()) is not None:

@@ -64,8 +64,7 @@ def plain_text(text: str) -> str:
 
 
 class Level(Struct, frozen=True, kw_only=True):
-    """The last drawing of something that counts, as the number of the drawing. `depth` is the number of rows from which
-    the cursor went back up."""
+    """The last drawing of something that counts. `depth` is the number of rows from which the cursor went back up."""
 
     count: Count
     row: int
@@ -83,8 +82,7 @@ Levels = Mapping[LevelKey, Level]
 
 
 class LogReader(Struct, frozen=True, kw_only=True):
-    """What was read so far. `advance` returns the next one. The last line may go on in the next piece: `shown` has its
-    counts, and `levels` not yet."""
+    """What was read so far. The last line may go on: `shown` has its counts, and `levels` not yet."""
 
     levels: Levels = {}
     shown: Levels = {}

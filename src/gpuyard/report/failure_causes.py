@@ -61,8 +61,7 @@ def group_failures(failures: Iterable[tuple[int, str]]) -> list[FailureGroup]:
 
 
 class CauseTexts:
-    """The causes of very many failures, as keys to count by, with a text for each. After `most` different causes,
-    further ones get no key: a report stays small whatever programs print."""
+    """The causes of very many failures, as keys to count by. After `most` different causes, further ones get no key."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -83,8 +82,7 @@ class CauseTexts:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the text (up to 300 characters) in pieces, each with whether it is the same for all texts of the cause.
-    Figures that were replaced before (`…`) vary too."""
+    """Yield the text (up to 300 characters) in pieces, each with whether it is the same for all texts of the cause."""
     text, at = text[:300], 0
     for found in _FIGURE.finditer(text):
         if found["keep"] is None:
@@ -126,8 +124,7 @@ class FinishedJobs(Struct, frozen=True, kw_only=True):
 
 
 class JobsNow(Struct, frozen=True, kw_only=True):
-    """How many jobs there are now. `waiting` ones start by themselves; `held` ones, and those that are `suspended`, may
-    need a person."""
+    """How many jobs there are. `waiting` ones start by themselves; `held` and `suspended` ones may need a person."""
 
     running: int
     waiting: int

@@ -96,8 +96,7 @@ class MemoryTotals(Struct, frozen=True, kw_only=True):
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """An outcome other than success: number of attempts, and how many of them belong to jobs that succeeded later.
-    `error_line` is the error that failed programs wrote, with `…` in place of figures that differ."""
+    """An outcome other than success. `healed` attempts are of jobs that succeeded later."""
 
     outcome: str
     status: int | None

@@ -157,10 +157,7 @@ def free_memory_mb(threshold_gb: float, devices: Sequence[Device], count: int = 
 
 
 def number_as_process(seen: Snapshot) -> Snapshot:
-    """Return the snapshot with each device's number in this process as its index, in that order.
-
-    Devices that are hidden from this process come last, without an index.
-    """
+    """Return the snapshot with each device's number in this process as its index; hidden devices come last."""
     numbers = process_numbers(seen)
     devices = [replace(device, index=numbers.get(device.id)) for device in seen.devices]
     return replace(seen, devices=tuple(sorted(devices, key=lambda device: numbers.get(device.id, math.inf))))
@@ -186,8 +183,7 @@ def process_vendor(here: Snapshot) -> Vendor | None:
 
 
 def preferred_vendor(here: Snapshot) -> Vendor | None:
-    """Return the vendor that PyTorch is built for, else the configured one. A program that gpuyard started sees GPUs of
-    one vendor, whatever is configured."""
+    """Return the vendor that PyTorch is built for, else, but for a program that gpuyard started, the configured one."""
     built_for = torch_vendor()
     if any(device.vendor is built_for for device in visible_devices(here)):
         return built_for

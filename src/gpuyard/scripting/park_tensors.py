@@ -195,8 +195,7 @@ class ParkListener:
             self._changed.notify_all()
 
     def _wait(self, connection: socket.socket, is_done: Callable[[], bool]) -> None:
-        """Wait until it is done, refused or no longer possible. Raises ConnectionAbortedError if the other side closes
-        the connection."""
+        """Wait until it is done, refused or impossible. Raises ConnectionAbortedError if the other side hangs up."""
         ready = select.poll()  # a program may have more files open than `select` can watch
         for each in (connection, self._wake[0]):
             ready.register(each, select.POLLIN)
@@ -218,8 +217,7 @@ def _read_request(lines: IO[bytes]) -> list[bytes]:
 
 
 class TensorParking:
-    """`things`: modules, optimisers, tensors, and lists, tuples and dicts of them. Their tensors are looked up at each
-    call, since an optimiser makes some in its first step."""
+    """Parks `things`: modules, optimisers, tensors, and containers of them, whose tensors each call looks up."""
 
     def __init__(self, things: Iterable[Any]) -> None:
         self._things = tuple(things)
@@ -386,8 +384,7 @@ class PinnedMemory:
             begin -= len(block)
 
     def storage(self, begin: int, size: int) -> Any:
-        """Return a storage of its own for the `size` bytes from `begin` on. It shares this memory, unless they are in
-        several blocks."""
+        """Return a storage of the bytes from `begin` on. It shares this memory, unless they are in several blocks."""
         torch: Any = importlib.import_module("torch")
         parts, start = list(self.slices(begin, size)), begin
         if len(parts) > 1:

@@ -135,9 +135,8 @@ def is_pod_list(path: Path) -> bool:
 
 
 def read_pods(path: Path, card_mb: float) -> tuple[list[TraceJob], int]:
-    """Return the pods that ran on GPUs, and the number of the others: without a GPU, never started, or of no duration.
-    A pod with a share of a card's time gets the same share of its memory. Its wait in the original cluster is
-    ignored."""
+    """Return the pods that ran on GPUs, and the number of the others. A pod with a share of a card's time gets the same
+    share of its memory. Its wait in the original cluster is ignored."""
     columns = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
     rows = table(path, columns)
     ran = [row for row in rows if row["num_gpu"] != "0" and row["scheduled_time"] and _ran_s(row) > 0]

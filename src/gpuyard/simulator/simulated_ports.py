@@ -98,8 +98,7 @@ class SimulatedLedger:
 
 
 class SimulatedEngine(PlacesNothing):
-    """Implements `ports.Engine`. A job runs the program that the trace has for it. `jobs` are the trace jobs by job id,
-    with their positions in the trace; `over` are the ended runs, in clock times."""
+    """Implements `ports.Engine`. `jobs`: trace jobs with their positions, by job id; `over`: runs that ended."""
 
     def __init__(self, machine: VirtualMachine, ledger: SimulatedLedger) -> None:
         self.jobs: dict[int, tuple[int, TraceJob]] = {}

@@ -192,8 +192,7 @@ class Sharing:
 
 
 def utilization_percent(loads: Iterable[float]) -> float:
-    """Return the load that a device shows under several jobs: it is idle when all of them are idle at once. This
-    formula has the smallest error of those that were tried on the measured pairs."""
+    """Return the load of a device under several jobs, by the formula that fits the measured pairs best."""
     return 100.0 * (1.0 - math.prod(1.0 - load / 100.0 for load in loads))
 
 

@@ -164,8 +164,7 @@ OnMoved: TypeAlias = Callable[[SimulatedProgram], None]
 
 
 class SimulatedCard:
-    """A device and its programs. `busy` is the sum of demand times speed; `memory_mb_s`, `compute_s` are integrals.
-    `reading` is the last reading, until the card changes."""
+    """A device and its programs. `busy` is the sum of demand times speed; `memory_mb_s`, `compute_s` are integrals."""
 
     def __init__(self, device: Device, now: float) -> None:
         self.device = device
@@ -220,8 +219,7 @@ OUT_MB_PER_S, IN_MB_PER_S = 1.6 * 1024, 5.0 * 1024
 
 
 class VirtualMachine:
-    """The whole machine. `changed` are the programs whose memory has changed since the reader last cleared it, and
-    `unsteady` the cards whose smoothed load still changes without an event."""
+    """The whole machine. `changed`: programs with other memory; `unsteady`: cards with a changing smoothed load."""
 
     def __init__(self, devices: Sequence[Device], sharing: Sharing) -> None:
         self.clock = VirtualClock()
@@ -376,8 +374,7 @@ class VirtualMachine:
         self._set_event(program, self.now + _total_mb(program) / OUT_MB_PER_S, self._finish_move)
 
     def resume(self, program: SimulatedProgram) -> bool:
-        """Take the program's device memory now; it runs on when its data has been moved. Return False if too little
-        memory is free."""
+        """Take the program's device memory; it runs on when that has been moved. Return False if too little is free."""
         wanted_mb = program.phases[program.phase].memory_mb
         if not all(card.fits(wanted_mb) for card in self._cards(program)):
             return False
