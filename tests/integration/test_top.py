@@ -17,7 +17,6 @@ from textual.pilot import Pilot
 from gpuyard.client.daemon_liveness import running_pid
 from gpuyard.installation import find_installation
 from gpuyard.ui.tui.app import Top
-from gpuyard.ui.tui.terminal_text import UNICODE
 from tests.integration.queue_fixture import DEADLINE_S, QueueUnderTest, until
 from tests.integration.terminal import Terminal
 
@@ -70,7 +69,7 @@ class Screen:
 
 def watch(scenario: Scenario, size: tuple[int, int] = (100, 30)) -> None:
     async def run() -> None:
-        async with Top(UNICODE).run_test(size=size) as pilot:
+        async with Top(is_unicode=True).run_test(size=size) as pilot:
             await scenario(Screen(pilot))
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gpuyard.model.machine_snapshot import Device, Host, Problem, Process, Snapshot, Vendor
 from gpuyard.probes.devices_and_processes import ProcessInfo
+from gpuyard.ui.cli.text_table import spell
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.machine_tables import snapshot_lines
 
@@ -21,12 +22,11 @@ def shown(
     *devices: Device,
     width: int = 80,
     height: int | None = None,
-    is_unicode: bool = True,
     problems: tuple[Problem, ...] = (),
     **extras: Any,
 ) -> str:
     snapshot = Snapshot(taken_at=0.0, host=HOST, devices=devices, problems=problems)
-    lines = snapshot_lines(snapshot, Frame(width=width, height=height, is_unicode=is_unicode), **extras)
+    lines = snapshot_lines(snapshot, Frame(width=width, height=height), **extras)
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
@@ -67,7 +67,7 @@ def test_a_bar_is_empty_or_full_only_if_the_memory_is() -> None:
 
 
 def test_without_unicode_the_lines_are_ascii() -> None:
-    text = shown(CARD, is_unicode=False, history={"GPU-a": [0.0, 50.0, 100.0]})
+    text = spell(shown(CARD, history={"GPU-a": [0.0, 50.0, 100.0]}), "ascii")
     assert text.isascii()
     assert "#" * 3 in text
 

@@ -4,10 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuyard.ui.cli.jobs.show import draw
+from gpuyard.ui.cli.text_table import spell
 
 
 def picture(points: list[tuple[float, float]], seconds: float, width: int, rows: int = 1) -> list[str]:
-    return draw(points, seconds, width, rows, is_unicode=True)
+    return draw(points, seconds, width, rows)
 
 
 def test_each_column_shows_its_maximum_and_the_highest_is_full() -> None:
@@ -27,7 +28,7 @@ def test_several_rows_are_stacked() -> None:
 
 
 def test_a_terminal_without_block_characters_gets_ascii() -> None:
-    assert draw([(0, 1), (1, 2), (2, 3)], 3, 3, 1, is_unicode=False) == [".:#"]
+    assert spell(draw([(0, 1), (1, 2), (2, 3)], 3, 3, 1)[0], "ascii") == "-+#"
 
 
 POINTS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1, max_size=130).map(sorted)

@@ -10,6 +10,7 @@ import pytest
 from gpuyard.model.machine_snapshot import Device, Vendor
 from gpuyard.report.chart_rows import HOUR_S, TimeWindow
 from gpuyard.report.usage_report import PastAttempt, Reporter
+from gpuyard.ui.cli.text_table import spell
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.report_html import report_page
 from gpuyard.ui.views.report_sentences import group_cells
@@ -50,8 +51,8 @@ def some() -> dict[str, Any]:
     )
 
 
-def shown(report: dict[str, Any], columns: int = 80, *, is_unicode: bool = True) -> str:
-    lines = report_lines(report, Frame(width=columns, is_unicode=is_unicode))
+def shown(report: dict[str, Any], columns: int = 80) -> str:
+    lines = report_lines(report, Frame(width=columns))
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
@@ -107,9 +108,9 @@ def test_hours_with_gpus_in_use_are_drawn() -> None:
     report = some()
     rows = {line[:10]: line[12:60] for line in shown(report).splitlines() if line.endswith(("0", "5"))}
     assert rows["Sat 14 Nov"] == "· · · · · · · · · · ▅ ▅ · · · · · · · · ▅ ▅ · · "
-    plain = shown(report, is_unicode=False)
+    plain = spell(shown(report), "ascii")
     assert plain.isascii()
-    assert "Sat 14 Nov  . . . . . . . . . . * * . ." in plain
+    assert "Sat 14 Nov  . . . . . . . . . . + + . ." in plain
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])

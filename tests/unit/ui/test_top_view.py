@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from gpuyard.ui.cli.jobs.job_text import STATES
+from gpuyard.ui.cli.text_table import spell
 from gpuyard.ui.tui import job_actions as header_view
 from gpuyard.ui.tui import job_pages
 from gpuyard.ui.tui.device_view import COLUMN_S, SparklineSeries, draw, figures, memory_of, sparkline, split
 from gpuyard.ui.tui.job_actions import ActionNotice, describe_result
 from gpuyard.ui.tui.queue_view import Page, RowWindow, choose, move, page_of, settle, wanted
 from gpuyard.ui.tui.screen_state import ScreenState, share_out
-from gpuyard.ui.tui.terminal_text import ASCII, UNICODE, Glyphs, LogText, glyphs_for, has_colour
+from gpuyard.ui.tui.terminal_text import LogText, has_colour, has_unicode
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(0.001, 200_000)), min_size=1, max_size=6)
 NOW = "2026-11-16T02:00:00.000Z"
@@ -47,8 +48,8 @@ def an_answer(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"jobs": list(rows), "counts": {"queued": len(rows)}, "next": None, "total": len(rows), **more}
 
 
-def a_screen(devices: int = 2, glyphs: Glyphs = UNICODE, width: int = 80, height: int = 24) -> ScreenState:
-    screen = ScreenState(glyphs)
+def a_screen(devices: int = 2, width: int = 80, height: int = 24) -> ScreenState:
+    screen = ScreenState()
     screen.status, screen.trouble = {"paused": False, "notices": []}, None
     screen.hear_devices({"taken_at": NOW, "host": {"name": "box"}, "devices": [a_device(at) for at in range(devices)]})
     screen.resize(width, height)
@@ -79,8 +80,8 @@ def test_parts_of_a_bar_are_proportional() -> None:
 def test_the_parts_of_a_bar_differ_without_colour() -> None:
     memory = memory_of(a_device(0))
     assert memory == {"own": 9216, "kept": 3072, "others": 2048, "foreign": 3072, "free": 7168}
-    assert draw(memory, 24, ASCII).plain == "#########===++xxx......."
-    assert set(draw(memory, 24, UNICODE).plain) == set("█▄▒×·")  # noqa: RUF001
+    assert spell(draw(memory, 24).plain, "ascii") == "#########===++xxx......."
+    assert set(draw(memory, 24).plain) == set("█▄▒×·")  # noqa: RUF001
 
 
 def test_unknown_memory_is_not_drawn() -> None:
@@ -90,8 +91,8 @@ def test_unknown_memory_is_not_drawn() -> None:
 
 def test_labels_of_memory_figures_are_abbreviated_if_they_do_not_fit() -> None:
     memory = {"own": 10240.0, "free": 2048.0}
-    assert figures(memory, 30, ASCII).plain == "own 10  free 2 GB"
-    assert figures(memory, 15, ASCII).plain == "#10 .2 GB"
+    assert figures(memory, 30).plain == "own 10  free 2 GB"
+    assert figures(memory, 15).plain == "█10 ·2 GB"
 
 
 # Histories
@@ -102,7 +103,7 @@ def test_a_history_has_a_block_per_interval_and_gaps_for_unknown_values() -> Non
     for at, value in ((0.0, 100.0), (1.0, 0.0), (2 * COLUMN_S, 50.0), (2 * COLUMN_S + 1, None)):
         series.note(at, value)
     assert series.last(4, 2 * COLUMN_S + 2) == [None, 100.0, None, 50.0]
-    assert sparkline(series.last(4, 2 * COLUMN_S), 100.0, UNICODE) == " █ ▅"
+    assert sparkline(series.last(4, 2 * COLUMN_S), 100.0) == " █ ▅"
 
 
 def test_received_history_comes_before_samples_taken_meanwhile() -> None:
@@ -168,13 +169,10 @@ def test_at_80x24_two_gpus_have_two_lines_each_and_eight_have_one() -> None:
     assert eight.log >= 4
 
 
-@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (200, 60), (20, 5), (132, 43)])
 @pytest.mark.parametrize("devices", [0, 1, 2, 8, 16])
-def test_no_panel_exceeds_the_terminal_width_or_its_height(
-    glyphs: Glyphs, width: int, height: int, devices: int
-) -> None:
-    screen = a_screen(devices, glyphs, width, height)
+def test_no_panel_exceeds_the_terminal_width_or_its_height(width: int, height: int, devices: int) -> None:
+    screen = a_screen(devices, width, height)
     rows = [a_row(n, state, reason="GPU 0: 4 GB are free, 10 GB needed") for n, state in enumerate(STATES)]
     screen.hear_jobs(an_answer(*rows), 0)
     screen.log.feed("a line\n" * 50)
@@ -184,22 +182,23 @@ def test_no_panel_exceeds_the_terminal_width_or_its_height(
     ):  # fmt: skip
         assert len(lines) <= max(1, most)
         assert max(line.cell_len for line in lines) <= max(width, 48)
-    if glyphs is ASCII:
-        assert plain([*screen.devices(), *screen.queue(), *screen.keys()]).isascii()
+    shown = plain([*screen.devices(), *screen.queue(), *screen.keys()])
+    assert spell(shown, "ascii").isascii()
+    assert spell(shown, "ascii").count("?") == shown.count("?"), "each sign has its own in ASCII"
 
 
 # Devices
 
 
 def test_a_device_is_shown_with_its_bar_figures_and_history() -> None:
-    screen = a_screen(glyphs=ASCII)
+    screen = a_screen()
     screen.hear_history({"devices": {"GPU-0": {"at": [NOW_S - 5], "utilization_percent": [100.0], "power_w": [700.0]}}})
-    heading, first, second, *_ = screen.devices()
-    assert "# own  = reserved  + others  x foreign  . free" in heading.plain
-    assert first.plain.startswith("0 NVIDIA H200 ####")
-    assert first.plain.endswith("13/24 GB  45%         #=")
-    assert "own 9  reserved 3  others 2  foreign 3  free 7 GB" in second.plain
-    assert second.plain.endswith("61C 350/700 W         #+")
+    heading, first, second, *_ = (spell(line.plain, "ascii") for line in screen.devices())
+    assert "# own  = reserved  + others  x foreign  . free" in heading
+    assert first.startswith("0 NVIDIA H200 ####")
+    assert first.endswith("13/24 GB  45%         #=")
+    assert "own 9  reserved 3  others 2  foreign 3  free 7 GB" in second
+    assert second.endswith("61 C 350/700 W         #+")
 
 
 def test_devices_that_do_not_fit_are_scrolled() -> None:
@@ -226,14 +225,14 @@ def test_an_unhealthy_device_is_shown_with_the_fault() -> None:
 
 
 def test_a_row_shows_its_state_and_reason() -> None:
-    screen = a_screen(glyphs=ASCII, width=120)
+    screen = a_screen(width=120)
     held_up = a_row(17, name="train", index=3, priority=5, reason="every GPU is taken", tag="night")
     screen.hear_jobs(
         an_answer(held_up, a_row(18, "running", gpu_labels=["1"], attempt=1, elapsed_s=5.0, user="bob")), 0
     )
     heading, columns, first, second = screen.queue()
     assert columns.plain.split() == ["ID", "STATE", "JOB", "USER", "GPU", "VRAM", "PRIO", "TIME", "WHY"]
-    assert first.plain.startswith(">  17 queued     train[3]")
+    assert first.plain.startswith("▶  17 ○ queued     train[3]")
     assert first.plain.rstrip().endswith("every GPU is taken")
     assert "1m 5s" in first.plain
     assert "running" in second.plain
@@ -362,7 +361,7 @@ def test_a_command_of_any_length_is_wrapped_completely(text: str) -> None:
 
 
 def test_the_help_names_every_key_of_the_bottom_line() -> None:
-    text = plain(job_pages.help_lines(ASCII))
+    text = plain(job_pages.help_lines())
     for key in (key for keys, _ in header_view.KEYS for key in ([*keys] if keys == "+-" else [keys])):
         assert key in text
 
@@ -385,8 +384,8 @@ def test_the_help_names_every_key_of_the_bottom_line() -> None:
     ],
 )
 def test_a_terminal_gets_only_supported_characters(environment: dict[str, str], is_unicode: bool) -> None:
-    assert glyphs_for(environment, "utf-8").is_unicode == is_unicode
-    assert not glyphs_for(environment, "latin-1").is_unicode
+    assert has_unicode(environment, "utf-8") == is_unicode
+    assert not has_unicode(environment, "latin-1")
 
 
 def test_colour_is_used_only_if_supported_and_not_disabled() -> None:
@@ -396,5 +395,5 @@ def test_colour_is_used_only_if_supported_and_not_disabled() -> None:
 
 
 def test_unsupported_characters_become_question_marks() -> None:
-    assert ASCII.spell("größe █") == "gr??e ?"
-    assert UNICODE.spell("größe █") == "größe █"
+    assert spell("größe █", "ascii") == "gr??e #"
+    assert spell("größe █", "utf-8") == "größe █"

@@ -22,15 +22,6 @@ def is_terminal(stream: "TextIO") -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def is_unicode() -> bool:
-    encoding = getattr(sys.stdout, "encoding", None)  # none where `top` draws on the terminal
-    return (encoding or "utf-8").lower().startswith("utf")
-
-
-def ellipsis() -> str:
-    return "…" if is_unicode() else "~"
-
-
 def paint(text: str, style: str | None) -> str:
     return styled(text, style) if is_terminal(sys.stdout) else text
 
@@ -64,7 +55,11 @@ def say(*lines: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     for line in lines:
         shown = line if line.isprintable() else _without_controls(line)
-        sys.stdout.write(f"{shown.encode(encoding, 'replace').decode(encoding)}\n")
+        if not shown.isascii():
+            from gpuyard.ui.cli.text_table import spell
+
+            shown = spell(shown, encoding)
+        sys.stdout.write(f"{shown}\n")
 
 
 def note(text: str) -> None:
@@ -105,7 +100,7 @@ def table_lines(
     """Return a table for standard output; `styles` as in `lay_out_lines`."""
     from gpuyard.ui.cli.text_table import lay_out_lines
 
-    return list(map(_painted, lay_out_lines(columns, rows, terminal_size()[0], ellipsis(), styles=styles)))
+    return list(map(_painted, lay_out_lines(columns, rows, terminal_size()[0], styles=styles)))
 
 
 def say_lines(lines: "Iterable[Line]") -> None:
@@ -134,7 +129,7 @@ def absolute(path: str) -> str:
 def frame() -> "Frame":
     from gpuyard.ui.views import Frame
 
-    return Frame(width=terminal_size()[0], is_unicode=is_unicode())
+    return Frame(width=terminal_size()[0])
 
 
 def pids_of(snapshot: "Snapshot") -> set[int]:

@@ -28,9 +28,7 @@ def make_columns(
     return [Column(name, is_right=name in right, is_long=name in long, is_spare=name in spare) for name in headings]
 
 
-def lay_out(
-    columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]", width: int | None, ellipsis: str = "…"
-) -> list[list[str]]:
+def lay_out(columns: "Sequence[Column]", rows: "Sequence[Sequence[str]]", width: int | None) -> list[list[str]]:
     """Return the headings and the rows as padded cells. A line is at most `width` columns wide; None: no limit."""
     table = [[column.heading for column in columns], *([clean(cell) for cell in row] for row in rows)]
     widths = [max(cell_width(row[at]) for row in table) for at in range(len(columns))]
@@ -49,22 +47,18 @@ def lay_out(
         for number, at in enumerate(long):
             widths[at] = max(1, min(widths[at], left // (len(long) - number)))
             left -= widths[at]
-    return [
-        [pad(cut(row[at], widths[at], ellipsis), widths[at], is_right=columns[at].is_right) for at in kept]
-        for row in table
-    ]
+    return [[pad(cut(row[at], widths[at]), widths[at], is_right=columns[at].is_right) for at in kept] for row in table]
 
 
 def lay_out_lines(
     columns: "Sequence[Column]",
     rows: "Sequence[Sequence[str]]",
     width: int | None,
-    ellipsis: str = "…",
     *,
     styles: "Sequence[dict[str, str | None]]" = (),
 ) -> list[Line]:
     """Return the headings, which are dim, and the rows. `styles`: for each row, the styles of cells by heading."""
-    heading, *lines = lay_out(columns, rows, width, ellipsis)
+    heading, *lines = lay_out(columns, rows, width)
     names = [cell.strip() for cell in heading]
     table: list[Line] = [((join_cells(heading), "dim"),)]
     for place, cells in enumerate(lines):
@@ -99,6 +93,17 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
 
 
+# What stands for the signs that are drawn here where the encoding or the terminal lacks them; each as wide as its sign.
+_ASCII = str.maketrans("█▉▊▋▌▍▎▏░▒▁▂▃▄▅▆▇·×…─│└▶°●◍◔◐○◌‖✗✓", "#-------.+_:-=+*%.x~-|+> *@ooo.|x+")  # noqa: RUF001
+
+
+def spell(text: str, encoding: str) -> str:
+    """Return the text without characters that the encoding lacks: signs as ASCII, others as question marks."""
+    if not encoding.lower().startswith("utf"):
+        text = text.translate(_ASCII)
+    return text.encode(encoding, "replace").decode(encoding)
+
+
 def cell_width(text: str) -> int:
     """Return the number of terminal columns that the text takes."""
     if text.isascii():
@@ -121,24 +126,24 @@ def cut(text: str, width: int, ellipsis: str = "…") -> str:
     return "".join(kept) + ellipsis[:width]
 
 
-def cut_line(line: Line, width: int, ellipsis: str = "…") -> Line:
+def cut_line(line: Line, width: int) -> Line:
     shown: list[Span] = []
     for text, style in line:
         left = width - sum(cell_width(part) for part, _ in shown)
         if cell_width(text) > left:
-            return (*shown, (cut(text, left, ellipsis), style))
+            return (*shown, (cut(text, left), style))
         shown.append((text, style))
     return tuple(shown)
 
 
-def cut_middle(text: str, width: int, ellipsis: str = "…") -> str:
+def cut_middle(text: str, width: int) -> str:
     """Cut before the last two fifths: names of runs and paths differ there. Narrower texts lose their end."""
     if cell_width(text) <= width or width < 12:
-        return cut(text, width, ellipsis)
+        return cut(text, width)
     end = text[-(width * 2 // 5) :]
     while cell_width(end) > width * 2 // 5:
         end = end[1:]
-    return cut(text, width - cell_width(end), ellipsis) + end
+    return cut(text, width - cell_width(end)) + end
 
 
 def pad(text: str, width: int, *, is_right: bool = False) -> str:

@@ -18,7 +18,7 @@ from textual.worker import Worker
 from gpuyard.client.supply_secrets import merge, second_request
 from gpuyard.errors import GpuyardError
 from gpuyard.ui.cli.jobs.job_text import row_ids
-from gpuyard.ui.cli.text_table import clean
+from gpuyard.ui.cli.text_table import clean, spell
 from gpuyard.ui.tui import job_pages as pages
 from gpuyard.ui.tui.job_actions import (
     ActionNotice,
@@ -32,7 +32,6 @@ from gpuyard.ui.tui.job_actions import (
 from gpuyard.ui.tui.queue_view import Row, RowKey, choose, ids_text, job_title, move
 from gpuyard.ui.tui.screen_state import FINISHED_SHOWN, ScreenState
 from gpuyard.ui.tui.streams import MOST_MARKED, Answer, Subscriptions, Work
-from gpuyard.ui.tui.terminal_text import Glyphs
 from gpuyard.ui.tui.widgets import LinePanel, Question, TextDialog, question_width
 
 _TO_AN_END = 10**9
@@ -78,9 +77,10 @@ class Top(App[None]):
         Binding("ctrl+z", "suspend_process", priority=True),
     ]
 
-    def __init__(self, glyphs: Glyphs) -> None:
+    def __init__(self, *, is_unicode: bool) -> None:
         super().__init__(ansi_color=True)
-        self.screen_state = ScreenState(glyphs)
+        self._spell = partial(spell, encoding="utf-8" if is_unicode else "ascii")
+        self.screen_state = ScreenState()
         self._subscriptions = Subscriptions(
             self.screen_state, self._draw, self._show_notice, partial(self._run, in_place=True)
         )
@@ -90,7 +90,7 @@ class Top(App[None]):
         }  # fmt: skip
         wheels = {"devices": self.action_devices, "queue": self.action_move}
         clicks = {"queue": self._select_line}
-        self._panels = {name: LinePanel(glyphs, name, wheels.get(name), clicks.get(name)) for name in self._made}
+        self._panels = {name: LinePanel(self._spell, name, wheels.get(name), clicks.get(name)) for name in self._made}
         self._acting = asyncio.Lock()
         self._log_reader: TextDialog | None = None
         self._stop_forgetting: Callable[[], None] = lambda: None
@@ -226,13 +226,13 @@ class Top(App[None]):
         return row
 
     async def action_help(self) -> None:
-        reader = TextDialog(lambda: Text("Keys", "bold"), self.screen_state.glyphs)
+        reader = TextDialog(lambda: Text("Keys", "bold"), self._spell)
         await self.push_screen(reader)
-        reader.put(pages.wrap(pages.help_lines(self.screen_state.glyphs), self.size.width))
+        reader.put(pages.wrap(pages.help_lines(), self.size.width))
 
     async def action_log(self) -> None:
         if self._chosen() is not None:
-            self._log_reader = TextDialog(self.screen_state.log_title, self.screen_state.glyphs, is_followed=True)
+            self._log_reader = TextDialog(self.screen_state.log_title, self._spell, is_followed=True)
             await self.push_screen(self._log_reader, lambda _: setattr(self, "_log_reader", None))
             self._draw("log")
 
@@ -249,7 +249,7 @@ class Top(App[None]):
         title, target = f"job {name}", f"/jobs/{job_id}"
         if page == "why":
             title, target = f"why: {title}", f"{target}/why"
-        reader = TextDialog(lambda: Text(clean(title), "bold"), self.screen_state.glyphs)
+        reader = TextDialog(lambda: Text(clean(title), "bold"), self._spell)
 
         def close(_: object) -> None:
             self.workers.cancel_group(self, "page")
@@ -264,7 +264,7 @@ class Top(App[None]):
                         lines = pages.why(answer)
                     else:
                         history = await self._subscriptions.stream.ask("GET", f"/jobs/{job_id}/history")
-                        lines = pages.about(answer, history, self.size.width, self.screen_state.glyphs)
+                        lines = pages.about(answer, history, self.size.width)
                 except GpuyardError as error:  # the daemon has stopped; the next one answers again
                     lines = [Text(clean(str(error)), "red")]
                 reader.put(pages.wrap(lines, self.size.width))
@@ -275,8 +275,8 @@ class Top(App[None]):
             return
         act = partial(self._do, verb, [row_ids(row) for row in rows])
         if verb == "cancel":
-            width, ellipsis = question_width(self.size.width), self.screen_state.glyphs.ellipsis
-            self._ask(f"cancel {name_rows(verb, rows, width - len('cancel ?'), ellipsis)}?", act)
+            width = question_width(self.size.width)
+            self._ask(f"cancel {name_rows(verb, rows, width - len('cancel ?'))}?", act)
         else:
             self._run(act, "acts")
 
@@ -308,11 +308,11 @@ class Top(App[None]):
             else:
                 self._show_notice(ActionNotice("no job changed"))
 
-        self.push_screen(Question(clean(question), self.screen_state.glyphs), answered)
+        self.push_screen(Question(clean(question), self._spell), answered)
 
     async def _do(self, verb: str, keys: Sequence[RowKey], **more: object) -> None:
         text = ids_text(keys)
-        self._show_notice(ActionNotice(f"{verb} {text}{self.screen_state.glyphs.ellipsis}"))
+        self._show_notice(ActionNotice(f"{verb} {text}…"))
         body = {"ids": text, **more}
         is_done = await self._post(f"/jobs/{verb}", body, lambda answer: describe_result(verb, answer, **more))
         if is_done and verb != "priority":  # its keys are pressed several times in a row

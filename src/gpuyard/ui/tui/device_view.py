@@ -9,7 +9,6 @@ from rich.text import Text
 
 from gpuyard.model.units import format_gigabytes
 from gpuyard.ui.cli.text_table import cell_width, clean, cut
-from gpuyard.ui.tui.terminal_text import Glyphs
 from gpuyard.ui.views.machine_tables import figure_text, memory_text, power_text
 
 Device = Mapping[str, Any]
@@ -20,6 +19,8 @@ _KEPT = 240
 _BETWEEN = 3
 _USE, _POWER = 4, 9
 _STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta", "free": "dim"}
+_BLOCKS = {"own": "█", "kept": "▄", "others": "▒", "foreign": "×", "free": "·"}  # noqa: RUF001 - it is a sign
+_LEVELS = "▁▂▃▄▅▆▇█"
 _WORDS = {"own": "own", "kept": "reserved", "others": "others", "foreign": "foreign", "free": "free"}
 
 
@@ -49,11 +50,10 @@ class DevicePast:
         self.use, self.power = SparklineSeries(), SparklineSeries()
 
 
-def sparkline(values: Iterable[float | None], most: float, glyphs: Glyphs) -> str:
-    steps = len(glyphs.levels) - 1
+def sparkline(values: Iterable[float | None], most: float) -> str:
+    steps = len(_LEVELS) - 1
     return "".join(
-        " " if value is None else glyphs.levels[max(0, min(steps, round(value / (most or 1.0) * steps)))]
-        for value in values
+        " " if value is None else _LEVELS[max(0, min(steps, round(value / (most or 1.0) * steps)))] for value in values
     )
 
 
@@ -63,8 +63,8 @@ class DeviceLayout:
     `each` is the number of lines per device; `now` is the daemon's time.
     """
 
-    def __init__(self, devices: Sequence[Device], width: int, each: int, glyphs: Glyphs, now: float) -> None:
-        self.width, self.each, self.glyphs, self.now = width, each, glyphs, now
+    def __init__(self, devices: Sequence[Device], width: int, each: int, now: float) -> None:
+        self.width, self.each, self.now = width, each, now
         self.labels = {device["id"]: device["label"] or "?" for device in devices}
         self.label = max(map(len, self.labels.values()), default=1)
         longest = max((cell_width(_name(device)) for device in devices), default=0)
@@ -83,17 +83,17 @@ def device_lines(device: Device, past: DevicePast, frame: DeviceLayout) -> list[
     line = Text.assemble((frame.labels[device["id"]].rjust(frame.label), "bold"), " ")
     if not device.get("healthy", True):
         fault = clean(f"{_name(device)}: unhealthy: {device.get('fault') or 'no answer'}")
-        line.append(cut(fault, frame.width - line.cell_len, frame.glyphs.ellipsis), "red")
+        line.append(cut(fault, frame.width - line.cell_len), "red")
         return [line, Text()][: frame.each]
-    name = Text(cut(_name(device), frame.name, frame.glyphs.ellipsis))
+    name = Text(cut(_name(device), frame.name))
     line.append_text(_padded(name, frame.name)).append(" ")
     memory = memory_of(device)
-    bar = Text("memory unknown"[: frame.bar]) if memory is None else draw(memory, frame.bar, frame.glyphs)
+    bar = Text("memory unknown"[: frame.bar]) if memory is None else draw(memory, frame.bar)
     line.append_text(_padded(bar, frame.bar))
     line.append(f" {_memory(device):>{frame.memory}}")
     line.append(f" {figure_text(device.get('utilization_percent'), '%'):>{_USE}}")
     if frame.spark:
-        line.append(f" {sparkline(past.use.last(frame.spark, frame.now), 100.0, frame.glyphs)}", "cyan")
+        line.append(f" {sparkline(past.use.last(frame.spark, frame.now), 100.0)}", "cyan")
     if frame.power:
         line.append(" ").append_text(_power(device, past, frame))
     return [line] if frame.each == 1 else [line, _second(device, past, frame)]
@@ -106,11 +106,11 @@ def _padded(text: Text, width: int) -> Text:
 
 def _second(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
     heat, memory = device.get("temperature_c"), memory_of(device)
-    right = Text("" if heat is None else f"{figure_text(heat, frame.glyphs.degree)} ")
+    right = Text("" if heat is None else f"{figure_text(heat, '°C')} ")
     right.append_text(_power(device, past, frame))
     line = Text(" " * (frame.label + 1))
     left = frame.width - line.cell_len - right.cell_len - 1
-    line.append_text(Text() if memory is None else figures(memory, left, frame.glyphs))
+    line.append_text(Text() if memory is None else figures(memory, left))
     return _padded(line, frame.width - right.cell_len).append_text(right)
 
 
@@ -121,7 +121,7 @@ def _power(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
     if frame.spark:
         values = past.power.last(frame.spark, frame.now)
         most = limit_w or max((value for value in values if value is not None), default=1.0)
-        text.append(f" {sparkline(values, most, frame.glyphs)}", "yellow")
+        text.append(f" {sparkline(values, most)}", "yellow")
     return text
 
 
@@ -184,24 +184,24 @@ def split(parts: Sequence[float], width: int) -> list[int]:
     return widths
 
 
-def draw(memory: Memory, width: int, glyphs: Glyphs) -> Text:
+def draw(memory: Memory, width: int) -> Text:
     bar = Text()
     for name, count in zip(memory, split(list(memory.values()), width), strict=True):
-        bar.append(getattr(glyphs, name) * count, _STYLES[name])
+        bar.append(_BLOCKS[name] * count, _STYLES[name])
     return bar
 
 
-def legend(glyphs: Glyphs) -> Text:
+def legend() -> Text:
     text = Text()
     for name, word in _WORDS.items():
-        text.append(getattr(glyphs, name), _STYLES[name]).append(f" {word}  ")
+        text.append(_BLOCKS[name], _STYLES[name]).append(f" {word}  ")
     text.rstrip()
     return text
 
 
-def figures(memory: Memory, width: int, glyphs: Glyphs) -> Text:
+def figures(memory: Memory, width: int) -> Text:
     sizes = [(name, format_gigabytes(size)) for name, size in memory.items() if size > 0]
     by_word = Text("  ").join(Text.assemble((_WORDS[name], _STYLES[name]), f" {size}") for name, size in sizes)
-    by_glyph = Text(" ").join(Text.assemble((getattr(glyphs, name), _STYLES[name]), size) for name, size in sizes)
+    by_glyph = Text(" ").join(Text.assemble((_BLOCKS[name], _STYLES[name]), size) for name, size in sizes)
     text = by_word if by_word.cell_len + 3 <= width else by_glyph
     return text.append(" GB")

@@ -14,7 +14,6 @@ from gpuyard.model.units import UNKNOWN, format_count
 from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text, row_ids
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, cut_middle
 from gpuyard.ui.tui.queue_view import count_jobs, job_title, states_of
-from gpuyard.ui.tui.terminal_text import Glyphs
 from gpuyard.ui.views.machine_tables import host_line
 
 # By verb: what precedes the ids that changed, and what follows the id of a job that did not.
@@ -55,13 +54,13 @@ def count_for(verb: str, rows: Sequence[Mapping[str, Any]]) -> int:
     return count_jobs(rows, APPLIES[verb].__contains__)
 
 
-def name_rows(verb: str, rows: Sequence[Mapping[str, Any]], width: int, ellipsis: str) -> str:
+def name_rows(verb: str, rows: Sequence[Mapping[str, Any]], width: int) -> str:
     """Return the jobs that the action applies to, as far as they fit: `12 train.py, 18-57 lr (40 jobs) and 5 more`."""
     if len(rows) == 1:
-        return ("" if rows[0].get("group") else "job ") + _name_row(verb, rows[0], width - len(" (500 jobs)"), ellipsis)
+        return ("" if rows[0].get("group") else "job ") + _name_row(verb, rows[0], width - len(" (500 jobs)"))
     fitting, most = "", (width - len(" and ")) // min(3, len(rows))
     for shown in range(1, len(rows) + 1):
-        names = [_name_row(verb, row, most, ellipsis) for row in rows[:shown]]
+        names = [_name_row(verb, row, most) for row in rows[:shown]]
         rest = count_for(verb, rows[shown:])
         *names, last = [*names, f"{rest} more"] if rest else names
         text = f"{', '.join(names)} and {last}"
@@ -71,9 +70,9 @@ def name_rows(verb: str, rows: Sequence[Mapping[str, Any]], width: int, ellipsis
     return fitting
 
 
-def _name_row(verb: str, row: Mapping[str, Any], width: int, ellipsis: str) -> str:
+def _name_row(verb: str, row: Mapping[str, Any], width: int) -> str:
     jobs = f" ({format_count(count_for(verb, [row]), 'job')})" if row.get("group") else ""
-    return cut_middle(clean(job_title(row)), width, ellipsis) + jobs
+    return cut_middle(clean(job_title(row)), width) + jobs
 
 
 def describe_refusal(verb: str, rows: Sequence[Mapping[str, Any]]) -> ActionNotice:
@@ -131,9 +130,9 @@ def _queue_status(status: Mapping[str, Any]) -> Text:
     return Text()
 
 
-def rule(title: Text, right: Text, width: int, glyphs: Glyphs) -> Text:
+def rule(title: Text, right: Text, width: int) -> Text:
     """Return a heading such as `── title ───── right ──`; the title is cut if both do not fit."""
-    dash = glyphs.rule
+    dash = "─"
     end = Text.assemble(" ", right, (f" {dash * 2}", "dim")) if right.plain else Text()
     title = title.copy()
     title.truncate(max(0, width - end.cell_len - _RULES))
@@ -143,10 +142,10 @@ def rule(title: Text, right: Text, width: int, glyphs: Glyphs) -> Text:
     return line
 
 
-def notice_line(notice: ActionNotice, notices: Sequence[str], width: int, glyphs: Glyphs) -> Text:
+def notice_line(notice: ActionNotice, notices: Sequence[str], width: int) -> Text:
     if notice.text:
-        return Text(cut(notice.text, width, glyphs.ellipsis), "bold red" if notice.is_bad else "bold")
-    return Text(cut(clean(f"! {notices[0]}"), width, glyphs.ellipsis), "yellow") if notices else Text()
+        return Text(cut(notice.text, width), "bold red" if notice.is_bad else "bold")
+    return Text(cut(clean(f"! {notices[0]}"), width), "yellow") if notices else Text()
 
 
 def keys_line(width: int, verbs: Collection[str] = ACTS) -> Text:

@@ -11,7 +11,6 @@ from gpuyard.ui.cli.jobs.explain import detailed_lines
 from gpuyard.ui.cli.jobs.show import advice_lines, attempt_lines, fact_lines, memory_lines
 from gpuyard.ui.cli.text_table import clean
 from gpuyard.ui.tui.device_view import legend
-from gpuyard.ui.tui.terminal_text import Glyphs
 
 _LAST = "environment:"
 _KEYS = (
@@ -63,15 +62,15 @@ def _pieces(text: str, width: int, lead: int, indent: int) -> Iterator[tuple[int
         begin, available = end + len(text[end : end + width]) - len(text[end : end + width].lstrip()), width - indent
 
 
-def about(job: Mapping[str, Any], history: Mapping[str, Any], width: int, glyphs: Glyphs) -> list[Text]:
+def about(job: Mapping[str, Any], history: Mapping[str, Any], width: int) -> list[Text]:
     """Return the details of a job; its environment, long and rarely needed, comes last."""
     details = dict(job)
     facts = fact_lines(details)
     lines = [_fact(line) for line in facts if not line.startswith(_LAST)]
-    heading, *attempts = attempt_lines(details, width, glyphs.ellipsis)
+    heading, *attempts = attempt_lines(details, width)
     if attempts:
         lines += [Text(), Text(heading, "dim"), *map(Text, attempts)]
-    lines += map(Text, memory_lines(details, width, is_unicode=glyphs.is_unicode))
+    lines += map(Text, memory_lines(details, width))
     lines += map(Text, advice_lines(details))
     lines += [Text(), Text("history", "dim")]
     for event in history["events"]:
@@ -89,9 +88,9 @@ def why(answer: Mapping[str, Any]) -> list[Text]:
     return [Text(first, "bold"), *map(Text, others)]
 
 
-def help_lines(glyphs: Glyphs) -> list[Text]:
+def help_lines() -> list[Text]:
     width = max(len(keys) for keys, _ in _KEYS)
     lines = [Text.assemble((keys.ljust(width), "bold"), f"  {what}") for keys, what in _KEYS]
-    parts = Text("memory: ").append_text(legend(glyphs))
+    parts = Text("memory: ").append_text(legend())
     explained = "own: jobs of this queue; others: other leases; foreign: processes without a lease"
     return [*lines, Text(), parts, Text(explained), Text("each block of a chart is 5 seconds", "dim")]

@@ -15,7 +15,6 @@ from rich.text import Text
 from gpuyard.model.selection import format_ids
 from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, job_cells, job_name, result_text, row_ids
 from gpuyard.ui.cli.text_table import cell_width, clean, cut, cut_middle, pad
-from gpuyard.ui.tui.terminal_text import Glyphs
 
 Row = Mapping[str, Any]
 
@@ -110,7 +109,7 @@ _RIGHT = frozenset({"ID", "VRAM", "PRIO", "TIME"})
 _INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|zsh|julia|Rscript|node|ruby|perl)")
 
 
-def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
+def _fit(page: Page, width: int) -> dict[str, int]:
     """Return column widths by heading, in display order.
 
     Short columns have a fixed width, so that nothing moves as times change; names and reasons share the rest, and
@@ -120,8 +119,7 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     devices = [clean(devices_text(dict(row))) for row in page.rows]
     gpus = max(map(cell_width, devices), default=0)
     widest = 17 if any(":" in each for each in devices) else 10  # nvidia:0,nvidia:1
-    state = 12 if glyphs.is_unicode else 10
-    fixed = {"ID": max(3, ids), "STATE": state, "GPU": min(max(3, gpus), widest), "VRAM": 7, "PRIO": 4, "TIME": 7}
+    fixed = {"ID": max(3, ids), "STATE": 12, "GPU": min(max(3, gpus), widest), "VRAM": 7, "PRIO": 4, "TIME": 7}
     if width >= 110 and len({row["user"] for row in page.rows}) > 1:
         fixed["USER"] = 10
     fixed |= value_widths(page)
@@ -140,16 +138,16 @@ def _fit(page: Page, width: int, glyphs: Glyphs) -> dict[str, int]:
     return {heading: widths[heading] for heading in order if heading in widths}
 
 
-def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen: bool, is_marked: bool) -> Text:
+def _job_line(row: Row, widths: Mapping[str, int], *, is_chosen: bool, is_marked: bool) -> Text:
     name = _name(row, widths)
-    cells = {**row.get("values", {}), **job_cells(row, is_unicode=glyphs.is_unicode), "JOB": _job_text(row, widths)}
+    cells = {**row.get("values", {}), **job_cells(row), "JOB": _job_text(row, widths)}
     if cell_width(clean(cells["JOB"])) > widths["JOB"] < cell_width(clean(name)) + 13:
         cells["JOB"] = name
-    line = Text(glyphs.chosen if is_chosen else " ")
+    line = Text("▶" if is_chosen else " ")
     for place, (heading, width) in enumerate(widths.items()):
         style = STATES[row["state"]][1] if heading == "STATE" and not is_chosen else None
         shorten = cut_middle if heading == "JOB" else cut
-        cell = shorten(clean(cells[heading]), width, glyphs.ellipsis)
+        cell = shorten(clean(cells[heading]), width)
         line.append("*" if is_marked and place == 0 else " ").append(
             pad(cell, width, is_right=heading in _RIGHT), style
         )
@@ -162,20 +160,18 @@ def _job_line(row: Row, widths: Mapping[str, int], glyphs: Glyphs, *, is_chosen:
     return line
 
 
-def queue_lines(
-    page: Page, window: RowWindow, width: int, glyphs: Glyphs, marked: Container[RowKey] = ()
-) -> list[Text]:
+def queue_lines(page: Page, window: RowWindow, width: int, marked: Container[RowKey] = ()) -> list[Text]:
     """Return the column headings and the visible rows; a row that is not loaded yet is blank. `marked` are rows."""
-    widths = _fit(page, width, glyphs)
+    widths = _fit(page, width)
     headings = (pad(heading, each, is_right=heading in _RIGHT) for heading, each in widths.items())
     lines = [Text(" " * _MARK + " ".join(headings), "dim")]
     for at in range(window.top, min(window.top + window.height, page.total)):
         row = page.row(at)
         if row is None:
-            lines.append(Text(f"  {glyphs.ellipsis}", "dim"))
+            lines.append(Text("  …", "dim"))
         else:
             is_marked = row_ids(row) in marked
-            lines.append(_job_line(row, widths, glyphs, is_chosen=at == window.at, is_marked=is_marked))
+            lines.append(_job_line(row, widths, is_chosen=at == window.at, is_marked=is_marked))
     return lines
 
 

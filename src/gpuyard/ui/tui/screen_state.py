@@ -17,7 +17,7 @@ from gpuyard.ui.tui import job_actions as header_view
 from gpuyard.ui.tui.device_view import DevicePast
 from gpuyard.ui.tui.job_actions import APPLIES, ActionNotice, rows_for
 from gpuyard.ui.tui.queue_view import Page, Row, RowKey, RowWindow, count_jobs, page_of, settle, wanted
-from gpuyard.ui.tui.terminal_text import Glyphs, LogText
+from gpuyard.ui.tui.terminal_text import LogText
 
 Answer = Mapping[str, Any]
 FINISHED_SHOWN = ("the last ones", "all", "none")
@@ -44,8 +44,7 @@ def share_out(height: int, device_rows: int) -> Heights:
 
 
 class ScreenState:
-    def __init__(self, glyphs: Glyphs) -> None:
-        self.glyphs = glyphs
+    def __init__(self) -> None:
         self.machine: Answer = {}
         self.status: Answer = {}
         self.trouble: str | None = "connecting"
@@ -159,7 +158,7 @@ class ScreenState:
     def devices(self) -> list[Text]:
         heights, columns = self.heights(), self._device_columns
         width = device_view.column_width(self.width, columns)
-        frame = device_view.DeviceLayout(self._devices, width, heights.each, self.glyphs, self._now())
+        frame = device_view.DeviceLayout(self._devices, width, heights.each, self._now())
         lines = [
             line
             for device in self._devices
@@ -174,7 +173,7 @@ class ScreenState:
         if len(lines) > available:
             last = (start + len(seen)) // heights.each
             title = Text.assemble(title, f" {self.first_device + 1}-{last} of {len(lines) // heights.each}  [ ]")
-        return [header_view.rule(title, device_view.legend(self.glyphs), self.width, self.glyphs), *seen]
+        return [header_view.rule(title, device_view.legend(), self.width), *seen]
 
     def queue(self) -> list[Text]:
         counts = [(state, self.counts[state]) for state in STATES if self.counts.get(state)]
@@ -184,14 +183,14 @@ class ScreenState:
             title.append(f"  {count_jobs(self.marked.values())} marked", "bold yellow")
         if self.only_failed:
             title.append("  failed only", "yellow")
-        title = Text.assemble(title, "  ", Text(f" {self.glyphs.dot} ").join(texts))
+        title = Text.assemble(title, "  ", Text(" · ").join(texts))
         if self.search:
             title.append(f"  only '{clean(self.search)}'", "yellow")
         if self.sweep is not None:
             title.append(f"  only {clean(queue_view.job_title(self.sweep))}; Esc shows all", "yellow")
         top, total, last = self.window.top, self.page.total, self.window.top + self.window.height
         right = f"{top + 1}-{min(last, total)} of {total:,}" if total > self.window.height else ""
-        lines = [header_view.rule(title, Text(right), self.width, self.glyphs)]
+        lines = [header_view.rule(title, Text(right), self.width)]
         if not self.page.rows and not self.page.total:
             if self.trouble or not self.status:
                 return lines
@@ -199,16 +198,16 @@ class ScreenState:
                 return [*lines, Text(f"  no job matches '{clean(self.search)}'; Esc shows all")]
             empty = "The queue is empty. Submit a job: gpuyard submit -- python train.py"
             return [*lines, Text(f"  {'No job failed; Esc shows all' if self.only_failed else empty}")]
-        lines += queue_view.queue_lines(self.page, self.window, self.width, self.glyphs, self.marked)
+        lines += queue_view.queue_lines(self.page, self.window, self.width, self.marked)
         return lines[: max(1, self.heights().queue)]
 
     def log_lines(self) -> list[Text]:
         available = self.heights().log - 1
         title = self.log_title()
         right = Text("l: full log" if title.cell_len + 24 < self.width else "")
-        lines = [header_view.rule(title, right, self.width, self.glyphs)]
+        lines = [header_view.rule(title, right, self.width)]
         if self.log_note and not len(self.log):
-            return [*lines, Text(cut(clean(self.log_note), self.width, self.glyphs.ellipsis), "dim")]
+            return [*lines, Text(cut(clean(self.log_note), self.width), "dim")]
         return [*lines, *self.log[max(0, len(self.log) - available) :]]
 
     def log_title(self) -> Text:
@@ -216,10 +215,10 @@ class ScreenState:
         if row is None:
             return Text("Log", "bold")
         why = f"{row['state']}: {row['reason']}" if row["reason"] else row["state"]
-        return Text.assemble(("Log", "bold"), clean(f"  job {queue_view.job_title(row)}  {self.glyphs.dot} {why}"))
+        return Text.assemble(("Log", "bold"), clean(f"  job {queue_view.job_title(row)}  · {why}"))
 
     def notices(self) -> list[Text]:
-        return [header_view.notice_line(self.notice, self.status.get("notices") or (), self.width, self.glyphs)]
+        return [header_view.notice_line(self.notice, self.status.get("notices") or (), self.width)]
 
     def keys(self) -> list[Text]:
         return [header_view.keys_line(self.width, frozenset(verb for verb in APPLIES if rows_for(verb, self.targets)))]

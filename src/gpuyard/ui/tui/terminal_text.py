@@ -8,7 +8,6 @@ import re
 from collections import deque
 from collections.abc import Mapping
 
-from msgspec import Struct
 from rich.ansi import AnsiDecoder
 from rich.text import Text
 
@@ -16,35 +15,7 @@ from gpuyard.model.terminal_line import shorten_line, shown_line
 from gpuyard.ui.cli.text_table import clean
 
 
-class Glyphs(Struct, frozen=True, kw_only=True):
-    """`own`, `kept` (ours, reserved and not used), `others`, `foreign` and `free` are the parts of a memory bar."""
-
-    own: str = "█"
-    kept: str = "▄"
-    others: str = "▒"
-    foreign: str = "×"  # noqa: RUF001 - it is a sign
-    free: str = "·"
-    levels: str = "▁▂▃▄▅▆▇█"
-    rule: str = "─"
-    dot: str = "·"
-    ellipsis: str = "…"
-    chosen: str = "▶"
-    degree: str = "°C"
-    is_unicode: bool = True
-
-    def spell(self, text: str) -> str:
-        """Replace characters that the terminal lacks with question marks."""
-        return text if self.is_unicode or text.isascii() else text.encode("ascii", "replace").decode()
-
-
-UNICODE = Glyphs()
-ASCII = Glyphs(
-    own="#", kept="=", others="+", foreign="x", free=".", levels="_.-=+*%#", rule="-", dot="|", ellipsis="~",
-    chosen=">", degree="C", is_unicode=False,
-)  # fmt: skip
-
-
-def glyphs_for(environment: Mapping[str, str], encoding: str) -> Glyphs:
+def has_unicode(environment: Mapping[str, str], encoding: str) -> bool:
     """Without a locale, as in containers, trust the encoding: the terminal behind it nearly always has Unicode."""
     # The fonts of these have only some of the block characters, and which ones is unknown.
     is_plain = environment.get("TERM", "").startswith(("linux", "vt", "ansi", "cons25"))
@@ -55,7 +26,7 @@ def glyphs_for(environment: Mapping[str, str], encoding: str) -> Glyphs:
         if value and not is_pythons:
             is_plain = is_plain or "utf" not in value.lower()
             break
-    return ASCII if is_plain or not encoding.lower().startswith("utf") else UNICODE
+    return not is_plain and encoding.lower().startswith("utf")
 
 
 def has_colour(environment: Mapping[str, str]) -> bool:

@@ -15,9 +15,11 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from gpuyard.ui.tui.job_actions import rule
-from gpuyard.ui.tui.terminal_text import Glyphs, LogText
+from gpuyard.ui.tui.terminal_text import LogText
 
 Heard = Callable[[int], None]
+# Makes a text of what the terminal can show.
+Spell = Callable[[str], str]
 
 
 class LinePanel(Widget):
@@ -25,9 +27,9 @@ class LinePanel(Widget):
 
     ALLOW_SELECT = False
 
-    def __init__(self, glyphs: Glyphs, name: str, wheeled: Heard | None, clicked: Heard | None = None) -> None:
+    def __init__(self, spell: Spell, name: str, wheeled: Heard | None, clicked: Heard | None = None) -> None:
         super().__init__(id=name)
-        self._glyphs, self._wheeled, self._clicked = glyphs, wheeled, clicked
+        self._spell, self._wheeled, self._clicked = spell, wheeled, clicked
         self._lines: list[Text] = []
 
     def show(self, lines: list[Text]) -> None:
@@ -43,7 +45,7 @@ class LinePanel(Widget):
             return Strip.blank(width, style)
         line = self._lines[y]
         drawn = Segment.apply_style(line.render(console), style + console.get_style(line.style))
-        spelled = [Segment(self._glyphs.spell(segment.text), segment.style) for segment in drawn]
+        spelled = [Segment(self._spell(segment.text), segment.style) for segment in drawn]
         return Strip(spelled).adjust_cell_length(width, style)
 
     def on_click(self, event: events.Click) -> None:
@@ -77,11 +79,11 @@ class TextDialog(ModalScreen[None]):
         Binding("escape,q,enter,l,w,question_mark", "dismiss"),
     ]
 
-    def __init__(self, title: Callable[[], Text], glyphs: Glyphs, *, is_followed: bool = False) -> None:
+    def __init__(self, title: Callable[[], Text], spell: Spell, *, is_followed: bool = False) -> None:
         super().__init__()
-        self._title, self._glyphs = title, glyphs
+        self._title, self._spell = title, spell
         self._can_follow = self._is_followed = is_followed
-        self._page = LinePanel(glyphs, "page", lambda by: self.action_scroll(3 * by))
+        self._page = LinePanel(spell, "page", lambda by: self.action_scroll(3 * by))
         self._text: list[Text] | LogText = []
         self._top = self._left = 0
 
@@ -103,7 +105,7 @@ class TextDialog(ModalScreen[None]):
         self._top = most if self._is_followed else max(0, min(self._top, most))
         shown = self._text[self._top : self._top + self._text_height]
         seen = f"{self._top + 1}-{self._top + len(shown)} of {len(self._text)}  " if most else ""
-        heading = rule(self._title(), Text(f"{seen}Esc: back"), self.size.width, self._glyphs)
+        heading = rule(self._title(), Text(f"{seen}Esc: back"), self.size.width)
         self._page.show([heading, *(line[self._left :] if self._left else line for line in shown)])
 
     def action_scroll(self, by: int) -> None:
@@ -138,13 +140,13 @@ class Question(ModalScreen[bool]):
     Question Static { width: auto; max-width: 90%; height: auto; padding: 0 2; }
     """
 
-    def __init__(self, text: str, glyphs: Glyphs) -> None:
+    def __init__(self, text: str, spell: Spell) -> None:
         super().__init__()
-        self._text, self._glyphs = text, glyphs
+        self._text, self._spell = text, spell
 
     def compose(self) -> ComposeResult:
-        box = Static(Text.assemble((self._glyphs.spell(self._text), "bold"), "\n\n", "y: yes   n: no"))
-        box.styles.border = ("round" if self._glyphs.is_unicode else "ascii", "ansi_yellow")
+        box = Static(Text.assemble((self._spell(self._text), "bold"), "\n\n", "y: yes   n: no"))
+        box.styles.border = ("round" if self._spell("─") == "─" else "ascii", "ansi_yellow")
         yield box
 
     def action_answer(self, is_yes: bool) -> None:  # noqa: FBT001 - it comes from a binding

@@ -10,21 +10,15 @@ class Frame(Struct, frozen=True, kw_only=True):
 
     width: int | None = None
     height: int | None = None
-    is_unicode: bool = True
     has_symbols: bool = True
 
     @property
     def columns(self) -> int:
         return sys.maxsize if self.width is None else self.width
 
-    @property
-    def ellipsis(self) -> str:
-        return "…" if self.is_unicode else "~"
 
-
-def bar(share: float, width: int, frame: Frame) -> tuple[str, str]:
+def bar(share: float, width: int) -> tuple[str, str]:
     """Return the full and the empty part of a bar. It is empty or full only if the share is 0 or 1."""
     share = min(1.0, max(0.0, share))
     filled = min(width - (share < 1), max(share > 0, round(share * width)))
-    full, empty = ("█", "░") if frame.is_unicode else ("#", ".")
-    return full * filled, empty * (width - filled)
+    return "█" * filled, "░" * (width - filled)

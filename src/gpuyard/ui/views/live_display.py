@@ -12,7 +12,7 @@ from typing import Any, Self, TextIO
 
 from gpuyard.model.units import format_duration
 from gpuyard.ui.cli.terminal import is_terminal, note, styled, window_size
-from gpuyard.ui.cli.text_table import Line, clean, cut_line
+from gpuyard.ui.cli.text_table import Line, clean, cut_line, spell
 from gpuyard.ui.views import Frame, bar
 
 
@@ -38,12 +38,11 @@ class LiveDisplay:
 
     def frame(self) -> Frame:
         columns, lines = window_size(self._stream)
-        is_unicode = (self._stream.encoding or "utf-8").lower().startswith("utf")
-        return Frame(width=columns, height=lines, is_unicode=is_unicode)
+        return Frame(width=columns, height=lines)
 
     def draw(self, lines: Iterable[Line]) -> None:
         frame = self.frame()
-        shown = [cut_line(line, frame.columns, frame.ellipsis) for line in lines]
+        shown = [cut_line(line, frame.columns) for line in lines]
         self._write(["".join(styled(text, style) for text, style in line) for line in shown])
 
     def show(self, picture: Callable[[Frame], Iterable[Line]], _line: str, _facts: object = None) -> None:
@@ -68,8 +67,7 @@ class LiveDisplay:
             self._print(f"\r{up}\x1b[J" + "\n".join(lines))
 
     def _print(self, text: str) -> None:
-        encoding = self._stream.encoding or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._stream.write(spell(text, self._stream.encoding or "utf-8"))
         self._stream.flush()
 
 
@@ -133,9 +131,9 @@ def progress_display(first_s: float, every_s: float) -> LiveDisplay | PlainDispl
 
 
 def progress_head(name: str, share: float, text: str, style: str, frame: Frame) -> Line:
-    shown = cut_line(((name, "bold"), ("  ", None)), 24, frame.ellipsis) if name else ()
+    shown = cut_line(((name, "bold"), ("  ", None)), 24) if name else ()
     taken = sum(len(part) for part, _ in shown) + len(text) + 3
-    full, empty = bar(share, max(1, frame.columns - taken), frame)
+    full, empty = bar(share, max(1, frame.columns - taken))
     return (*shown, (full, style), (empty, "dim"), (f"  {text}", None))
 
 

@@ -105,7 +105,7 @@ def power_text(draw_w: float | None, limit_w: float | None) -> str:
 def _device_table(
     shown: Sequence[Device], snapshot: Snapshot, frame: Frame, history: Mapping[str, list[float | None]] | None
 ) -> list[Line]:
-    rows = [_device_texts(device, snapshot, frame) for device in shown]
+    rows = [_device_texts(device, snapshot) for device in shown]
     columns = list(_DEVICE_COLUMNS)
     if history is None:
         del columns[_SPARKLINE]
@@ -115,18 +115,18 @@ def _device_table(
     spare = (frame.columns - used - len(GAP) * (len(columns) - 1)) // charts
     width = max(4, min(24, spare))
     for device, row in zip(shown, rows, strict=True):
-        row.insert(_BAR, _bar(device, width, frame))
+        row.insert(_BAR, _bar(device, width))
         if history is not None:
-            row.insert(_SPARKLINE, _sparkline(history.get(device.id, []), width, frame))
+            row.insert(_SPARKLINE, _sparkline(history.get(device.id, []), width))
     styles: list[dict[str, str | None]] = []
     for device in shown:
         share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)
         by_use: dict[str, str | None] = {"memory": "green" if share < 0.7 else "yellow" if share < 0.9 else "red"}
         styles.append(by_use if device.healthy else {column.heading: "red" for column in columns})
-    return lay_out_lines(columns, rows, frame.width, frame.ellipsis, styles=styles)
+    return lay_out_lines(columns, rows, frame.width, styles=styles)
 
 
-def _device_texts(device: Device, snapshot: Snapshot, frame: Frame) -> list[str]:
+def _device_texts(device: Device, snapshot: Snapshot) -> list[str]:
     name = ("  " if device.parent else "") + (device.name or device.id)
     return [
         snapshot.labels.get(device.id, "?"),
@@ -134,7 +134,7 @@ def _device_texts(device: Device, snapshot: Snapshot, frame: Frame) -> list[str]
         memory_text(device.memory_used_mb, device.memory_total_mb, device.memory_used_at_least_mb),
         figure_text(device.utilization_percent, "%"),
         power_text(device.power_draw_w, device.power_limit_w),
-        figure_text(device.temperature_c, "°C" if frame.is_unicode else "C"),
+        figure_text(device.temperature_c, "°C"),
         UNKNOWN if device.processes is None else str(len(device.processes)),
     ]
 
@@ -159,7 +159,7 @@ def _process_table(
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], frame: Frame) -> list[Line]:
-    return lay_out_lines(columns, rows, frame.width, frame.ellipsis)
+    return lay_out_lines(columns, rows, frame.width)
 
 
 def _first(rows: Sequence[T], height: int | None) -> tuple[Sequence[T], int]:
@@ -175,14 +175,14 @@ def _more_line(more: int, what: str) -> list[Line]:
     return [((f"and {more} more {what}{plural}: enlarge the window to see them", "dim"),)] if more else []
 
 
-def _bar(device: Device, width: int, frame: Frame) -> str:
+def _bar(device: Device, width: int) -> str:
     if device.memory_used_mb is None or not device.memory_total_mb:
         return UNKNOWN
-    return "".join(bar(device.memory_used_mb / device.memory_total_mb, width, frame))
+    return "".join(bar(device.memory_used_mb / device.memory_total_mb, width))
 
 
-def _sparkline(values: Sequence[float | None], width: int, frame: Frame) -> str:
-    blocks = "▁▂▃▄▅▆▇█" if frame.is_unicode else "__..::||"
+def _sparkline(values: Sequence[float | None], width: int) -> str:
+    blocks = "▁▂▃▄▅▆▇█"
     steps = len(blocks) - 1
     latest = [" " if value is None else blocks[min(steps, round(value / 100 * steps))] for value in values[-width:]]
     return "".join(latest).rjust(width)

@@ -135,7 +135,7 @@ def _memory_lines(status: RenderStatus, frame: Frame) -> list[Line]:
     width = max(1, min(_BAR_WIDTH, frame.columns - 1 - whole))
     lines: list[Line] = []
     for name, tier, used, text in tiers:
-        full, empty = bar(used / max(1, tier.budget), width, frame)
+        full, empty = bar(used / max(1, tier.budget), width)
         lines.append(((f"{name:4}{GAP}", None), (full, "cyan"), (empty, "dim"), (f"{GAP}{text}", None)))
     is_wide = 2 * (whole + _BAR_WIDTH) + len(GAP) < frame.columns
     return [(*lines[0], (GAP, None), *lines[1])] if is_wide else lines

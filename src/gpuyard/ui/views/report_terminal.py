@@ -43,7 +43,7 @@ def _groups(report: Answer, frame: Frame) -> list[Line]:
     rows = []
     for group in groups:
         name, *figures = texts.group_cells(group)
-        rows.append([cut(name, 40, frame.ellipsis), *figures, _bar(group["gpu_hours"], most, frame)])
+        rows.append([cut(name, 40), *figures, _bar(group["gpu_hours"], most)])
     figures = ["GPU-HOURS", "ENERGY", "IDLE", "JOBS", "RUNS", "WAIT", "WASTE", "FAILED"]
     columns = make_columns(by, *figures, "", right=figures, long=(by,), spare=("RUNS", "", "IDLE", "ENERGY"))
     styles: list[dict[str, str | None]] = [
@@ -64,7 +64,7 @@ def _devices(report: Answer, frame: Frame) -> list[Line]:
     rows = []
     for device in report["devices"]:
         name, *figures = texts.device_cells(device)
-        rows.append([cut(name, 28, frame.ellipsis), _bar(device["busy_percent"] or 0.0, 100.0, frame), *figures])
+        rows.append([cut(name, 28), _bar(device["busy_percent"] or 0.0, 100.0), *figures])
     return _table(columns, rows, [{"IN USE": "green"}] * len(rows), 16, frame)
 
 
@@ -78,13 +78,13 @@ def _table(
     """Return the first rows, and how many more there are; no lines without a row."""
     if not rows:
         return []
-    table = lay_out_lines(columns, rows[:most], frame.width, frame.ellipsis, styles=styles[:most])
+    table = lay_out_lines(columns, rows[:most], frame.width, styles=styles[:most])
     return [*table, ((f"and {len(rows) - most:,} more", "dim"),)] if len(rows) > most else table
 
 
-def _bar(value: float, most: float, frame: Frame) -> str:
+def _bar(value: float, most: float) -> str:
     length = round(12 * value / most) if most else 0
-    return ("█" if frame.is_unicode else "#") * (length or int(value > 0))
+    return "█" * (length or int(value > 0))
 
 
 def _chart(report: Answer, frame: Frame) -> list[Line]:
@@ -92,7 +92,7 @@ def _chart(report: Answer, frame: Frame) -> list[Line]:
     if not report["box"]["devices"]:
         return []
     has_sums, picture = (frame.width or _PIPE_WIDTH) >= 78, report["picture"]
-    none, levels = ("·", "▁▂▃▄▅▆▇█") if frame.is_unicode else (".", ":-=+*%#@")
+    none, levels = "·", "▁▂▃▄▅▆▇█"
     hours = "".join(f"{hour:<6}" for hour in range(0, 24, 3))
     lines: list[Line] = [
         ((texts.picture_text(report).upper().replace("GPUS", "GPUs"), "dim"),),
@@ -113,7 +113,7 @@ def summary_lines(summary: Answer, frame: Frame) -> Iterator[Line]:
     where = f"{clean(summary['host'])}, since " if summary["host"] else "Since "
     took = format_duration((until - since).total_seconds())
     yield ((f"{where}{since:%a} {since.day} {since:%b %H:%M} ({took})", "bold"),)
-    yield ((_counts(summary, frame), None),)
+    yield ((_counts(summary), None),)
     if summary["causes"]:
         yield ()
         yield from _failures(summary["causes"], frame)
@@ -134,12 +134,12 @@ def summary_lines(summary: Answer, frame: Frame) -> Iterator[Line]:
     yield ((f"Used: {', '.join(figures)}", None),)
 
 
-def _counts(summary: Answer, frame: Frame) -> str:
+def _counts(summary: Answer) -> str:
     ended = {state: summary[state] for state in ("succeeded", "failed", "rejected", "cancelled")}
     now = {"running now": summary["now"]["running"]}
     now |= {state: summary["now"][state] for state in ("waiting", "held", "suspended")}
     facts = [f"{count:,} {word}" for word, count in {**ended, **now}.items() if count]
-    return (" · " if frame.is_unicode else ", ").join(facts) or "No job has ended since then, and none runs or waits."
+    return " · ".join(facts) or "No job has ended since then, and none runs or waits."
 
 
 def _failures(causes: Sequence[Answer], frame: Frame) -> Iterator[Line]:
@@ -147,6 +147,6 @@ def _failures(causes: Sequence[Answer], frame: Frame) -> Iterator[Line]:
     columns = make_columns("", "FAILED", "JOBS", right=("",), long=("FAILED", "JOBS"))
     rows = [(f"{each['count']:,} x", each["text"] or "other causes", each["ids"]) for each in causes[:most]]
     styles: list[dict[str, str | None]] = [{"": "red", "JOBS": "dim"}] * len(rows)
-    yield from lay_out_lines(columns, rows, frame.width, frame.ellipsis, styles=styles)
+    yield from lay_out_lines(columns, rows, frame.width, styles=styles)
     if left := causes[most:]:
         yield ((f"and {sum(each['count'] for each in left):,} jobs for {len(left):,} more causes (--json)", "dim"),)

@@ -52,11 +52,11 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 def picture_of(status: SweepStatus, frame: Frame) -> list[Line]:
-    name = cut(clean(status.task_name), frame.columns, frame.ellipsis)
+    name = cut(clean(status.task_name), frame.columns)
     left = frame.columns - cell_width(name) - 2
-    folder = cut_middle(clean(status.workspace), left, frame.ellipsis)
+    folder = cut_middle(clean(status.workspace), left)
     head: list[Line] = [((name, "bold"), *((("  ", None), (folder, "dim")) if left >= 2 else ()))]
-    tail: list[Line] = [(), _bar(status, frame), *_flow(_facts(status), _dot(frame), frame)] if status.rows else []
+    tail: list[Line] = [(), _bar(status, frame), *_flow(_facts(status), " · ", frame)] if status.rows else []
     for text, style in _remarks(status):
         tail += _wrapped(text, style, frame)
     if not status.rows:
@@ -66,14 +66,14 @@ def picture_of(status: SweepStatus, frame: Frame) -> list[Line]:
     shown, others = _most_important(status.rows, most)
     if others:
         counts = ", ".join(f"{count:,} {state}" for state, count in Counter(row.state for row in others).items())
-        tail = [((cut(f"and {counts}", frame.columns, frame.ellipsis), "dim"),), *tail]
+        tail = [((cut(f"and {counts}", frame.columns), "dim"),), *tail]
     styles = [{"STATE": _STATES[row.state][1]} for row in shown]
     cells = [_cells(row, frame) for row in shown]
-    return [*head, *lay_out_lines(_COLUMNS, cells, frame.width, frame.ellipsis, styles=styles), *tail]
+    return [*head, *lay_out_lines(_COLUMNS, cells, frame.width, styles=styles), *tail]
 
 
-def summary_of(status: SweepStatus, frame: Frame) -> str:
-    return _dot(frame).join(text for text, _ in _facts(status))
+def summary_of(status: SweepStatus) -> str:
+    return " · ".join(text for text, _ in _facts(status))
 
 
 def changes_of(before: SweepStatus, now: SweepStatus) -> list[str]:
@@ -152,7 +152,7 @@ def _first_names(configs: Sequence[str]) -> str:
 def _bar(status: SweepStatus, frame: Frame) -> Line:
     percent = f"{100 * status.completed // status.total}%"
     width = min(60, frame.columns - len("  100%"))
-    done, running, failed, rest = ("█", "▒", "✗", "░") if frame.is_unicode else ("#", "=", "x", ".")
+    done, running, failed, rest = "█", "▒", "✗", "░"
     parts = ((status.completed, done, "green"), (status.failed, failed, "red"), (status.running, running, "green"))
     spans, drawn, counted = list[Span](), 0, 0
     for count, block, style in parts:
@@ -175,22 +175,18 @@ def _most_important(
 
 
 def _cells(row: ConfigStatus, frame: Frame) -> list[str]:
-    symbol = f"{_STATES[row.state][0]} " if frame.has_symbols and frame.is_unicode else ""
+    symbol = f"{_STATES[row.state][0]} " if frame.has_symbols else ""
     written = _ESCAPES.sub("", row.last_line or "").strip()
     return [
-        cut_middle(clean(row.config), max(16, frame.columns // 3), frame.ellipsis),
+        cut_middle(clean(row.config), max(16, frame.columns // 3)),
         f"{symbol}{row.state}",
         row.gpu or UNKNOWN,
         format_duration(row.seconds),
         format_size(row.memory_mb),
         str(row.attempt) if row.attempt else UNKNOWN,
         row.session or UNKNOWN,
-        _dot(frame).join(clean(text) for text in (row.note, written) if text),
+        " · ".join(clean(text) for text in (row.note, written) if text),
     ]
-
-
-def _dot(frame: Frame) -> str:
-    return " · " if frame.is_unicode else ", "
 
 
 def _wrapped(text: str, style: str | None, frame: Frame) -> list[Line]:

@@ -6,7 +6,7 @@ import sys
 
 from gpuyard.model.units import UNKNOWN, format_count, format_duration, format_size
 from gpuyard.ui.cli.command_grammar import Answer
-from gpuyard.ui.cli.terminal import is_terminal, is_unicode, paint, say, table_lines
+from gpuyard.ui.cli.terminal import is_terminal, paint, say, table_lines
 from gpuyard.ui.cli.text_table import clean, make_columns
 
 TYPE_CHECKING = False
@@ -50,9 +50,9 @@ def row_ids(row: "Mapping[str, Any]") -> "int | str":
     return ids
 
 
-def job_cells(job: "Mapping[str, Any]", *, is_unicode: bool, has_symbols: bool = True) -> "dict[str, str]":
+def job_cells(job: "Mapping[str, Any]", *, has_symbols: bool = True) -> "dict[str, str]":
     """Return a row of the queue by its headings, as `queue` and `top` show it."""
-    symbol = f"{STATES[job['state']][0]} " if is_unicode and has_symbols else ""
+    symbol = f"{STATES[job['state']][0]} " if has_symbols else ""
     return {
         "ID": str(row_ids(job)),
         "STATE": f"{symbol}{job['state']}",
@@ -63,7 +63,7 @@ def job_cells(job: "Mapping[str, Any]", *, is_unicode: bool, has_symbols: bool =
         "VRAM": memory_text(job),
         "PRIO": str(job["priority"]),
         "TIME": format_duration(job["waited_s"] if job["elapsed_s"] is None else job["elapsed_s"]),
-        "WHY": running_text(job, is_unicode=is_unicode) or result_text(job),
+        "WHY": running_text(job) or result_text(job),
     }
 
 
@@ -122,23 +122,23 @@ def result_text(job: "Mapping[str, Any]") -> str:
 # Progress and figures
 
 
-def running_text(job: "Mapping[str, Any]", *, is_unicode: bool, most_figures: int = 2) -> str:
+def running_text(job: "Mapping[str, Any]", *, most_figures: int = 2) -> str:
     """Return the bar, the amount, the time left and the first figures of a job that has not ended; else an empty
     text."""
     if job["ended_at"] is not None or job["waited_s"] is not None or job["reason"]:
         return ""
     figures = list(job.get("figures", {}).items())[:most_figures]
-    words = [progress_text(job, is_unicode=is_unicode), *(f"{name} {_last(each)}" for name, each in figures)]
+    words = [progress_text(job), *(f"{name} {_last(each)}" for name, each in figures)]
     return " ".join(filter(None, words))
 
 
-def progress_text(job: "Mapping[str, Any]", *, is_unicode: bool) -> str:
+def progress_text(job: "Mapping[str, Any]") -> str:
     """Return `████▌      45% epoch 4.5/10, 3m left`; an empty text if nothing is known."""
     progress = job.get("progress")
     if progress is None:
         return ""
     percent, left_s = progress["percent"], progress["left_s"]
-    bar = "" if percent is None else f"{_bar_text(percent, is_unicode=is_unicode)} {int(percent):>3}%"
+    bar = "" if percent is None else f"{_bar_text(percent)} {int(percent):>3}%"
     amount = ""  # where the percentage says the same
     if progress["unit"] != "%":  # `epoch 4.5/10`, `120/4000`
         total = "" if progress["total"] is None else f"/{_number(progress['total'])}"
@@ -147,11 +147,9 @@ def progress_text(job: "Mapping[str, Any]", *, is_unicode: bool) -> str:
     return " ".join(filter(None, (bar, ", ".join(filter(None, (amount, left))))))
 
 
-def _bar_text(percent: float, *, is_unicode: bool) -> str:
+def _bar_text(percent: float) -> str:
     """Return a bar of 10 characters; the last one by eighths."""
     tenths = min(100.0, max(0.0, percent)) / 10
-    if not is_unicode:
-        return "#" * int(tenths) + "-" * (10 - int(tenths))
     full, part = divmod(int(tenths * 8), 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")).ljust(10, "░")
 
@@ -183,7 +181,7 @@ _COLUMNS = make_columns(
 
 
 def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
-    dot = " · " if is_unicode() else ", "
+    dot = " · "
     facts = [f"{answer['counts'][state]} {state}" for state in STATES if answer["counts"].get(state)]
     if not facts:
         facts = ["The queue is empty. Submit a job: gpuyard submit -- python train.py"]
@@ -196,7 +194,7 @@ def say_page(answer: Answer, query: "dict[str, str] | None" = None) -> None:
         say(paint("Draining: running jobs finish, no new ones start. `gpuyard unpause` ends it.", "yellow"))
     say(*(paint(f"! {clean(notice)}", "yellow") for notice in answer.get("notices", ())))
     if jobs := answer["jobs"]:
-        rows = [job_cells(job, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout)) for job in jobs]
+        rows = [job_cells(job, has_symbols=is_terminal(sys.stdout)) for job in jobs]
         cells = [[row[column.heading] for column in _COLUMNS] for row in rows]
         say(*table_lines(_COLUMNS, cells, [{"STATE": STATES[job["state"]][1]} for job in jobs]))
     if is_terminal(sys.stdout) and any(job.get("group") for job in answer["jobs"]):

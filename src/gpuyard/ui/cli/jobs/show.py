@@ -15,7 +15,7 @@ from gpuyard.model.units import (
 from gpuyard.ui.cli.ask_daemon import show_each
 from gpuyard.ui.cli.command_grammar import IDS_HELP, JSON, SEVERAL, Answer, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import figures_text, gpu_text, progress_text, result_text, where_text
-from gpuyard.ui.cli.terminal import ellipsis, is_unicode, paint, terminal_size
+from gpuyard.ui.cli.terminal import paint, terminal_size
 from gpuyard.ui.cli.text_table import clean, join_cells, lay_out, make_columns
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ def run(typed: Typed) -> int:
 def _lines(job: Answer) -> "Iterator[str]":
     width = terminal_size()[0]
     yield from fact_lines(job)
-    heading, *attempts = attempt_lines(job, width, ellipsis())
+    heading, *attempts = attempt_lines(job, width)
     if attempts:
         yield from ("", paint(heading, "dim"), *attempts)
     for attempt in job["attempts"]:
@@ -52,11 +52,11 @@ def _lines(job: Answer) -> "Iterator[str]":
             yield f"attempt {attempt['number']} was sent to {attempt['engine']} as: {clean(attempt['request']['text'])}"
             for name, origin in attempt["request"]["origins"].items():
                 yield f"  {name}: {clean(origin)}"
-    yield from memory_lines(job, width, is_unicode=is_unicode())
+    yield from memory_lines(job, width)
     yield from advice_lines(job)
 
 
-def attempt_lines(job: Answer, width: int | None, ellipsis: str) -> list[str]:
+def attempt_lines(job: Answer, width: int | None) -> list[str]:
     cells = [
         (
             str(attempt["number"]),
@@ -72,7 +72,7 @@ def attempt_lines(job: Answer, width: int | None, ellipsis: str) -> list[str]:
         )
         for attempt in job["attempts"]
     ]
-    return [join_cells(line) for line in lay_out(_ATTEMPTS, cells, width, ellipsis)]
+    return [join_cells(line) for line in lay_out(_ATTEMPTS, cells, width)]
 
 
 def advice_lines(job: Answer) -> "Iterator[str]":
@@ -116,7 +116,7 @@ def fact_lines(job: Answer) -> list[str]:
         "started": job["started_at"] and format_time(job["started_at"]),
         "ended": job["ended_at"] and format_time(job["ended_at"]),
         "elapsed": None if job["elapsed_s"] is None else format_duration(job["elapsed_s"]),
-        "progress": progress_text(job, is_unicode=is_unicode()),
+        "progress": progress_text(job),
         "figures": figures_text(job),
         "energy": _energy(job.get("energy")),
         "signal before it is stopped": job["signal"],
@@ -212,14 +212,14 @@ def _container(container: Answer | None) -> str | None:
 _ROWS, _MARGIN = 3, 2
 
 
-def memory_lines(job: Answer, width: int | None, *, is_unicode: bool) -> "Iterator[str]":
+def memory_lines(job: Answer, width: int | None) -> "Iterator[str]":
     for attempt in job["attempts"]:
         figures = list(_figures(attempt, job))
         if not figures and attempt["lack"] is None:
             continue
         yield ""
         yield f"attempt {attempt['number']}: {', '.join(figures)}"
-        for line in _chart(attempt, width or 80, is_unicode=is_unicode):
+        for line in _chart(attempt, width or 80):
             yield f"{' ' * _MARGIN}{line}".rstrip()
         if attempt["lack"] is not None:
             is_last = attempt is job["attempts"][-1]
@@ -267,31 +267,30 @@ def _energy(energy: Answer | None) -> str | None:
     return f"{energy_text(energy)}{power}{idle}{bases[energy['basis']]}"
 
 
-def _chart(attempt: Answer, width: int, *, is_unicode: bool) -> list[str]:
+def _chart(attempt: Answer, width: int) -> list[str]:
     """Return the curve with its axes; no lines if it has fewer than two points or no memory was used."""
     points = attempt["curve"]
     if len(points) < 2 or not any(used for _, used in points):
         return []
     labels = [format_size(max(used for _, used in points)), *[""] * (_ROWS - 1)]
     label_width = len(labels[0])
-    upright, corner, flat = ("│", "└", "─") if is_unicode else ("|", "+", "-")
     columns = min(120, width - label_width - _MARGIN - 2)  # the daemon keeps at most 120 points of a curve
     if columns < 10:
         return []
-    rows = draw(points, attempt["ran_s"], columns, _ROWS, is_unicode=is_unicode)
-    lines = [f"{label:>{label_width}} {upright}{row}" for label, row in zip(labels, rows, strict=True)]
+    rows = draw(points, attempt["ran_s"], columns, _ROWS)
+    lines = [f"{label:>{label_width}} │{row}" for label, row in zip(labels, rows, strict=True)]
     end = format_duration(max(attempt["ran_s"], points[-1][0]))
-    lines.append(f"{'0':>{label_width}} {corner}{flat * columns}")
+    lines.append(f"{'0':>{label_width}} └{'─' * columns}")
     lines.append(f"{'':>{label_width}}  0s{end:>{columns - 2}}")
     return lines
 
 
-def draw(points: "Sequence[Sequence[float]]", seconds: float, width: int, rows: int, *, is_unicode: bool) -> list[str]:
+def draw(points: "Sequence[Sequence[float]]", seconds: float, width: int, rows: int) -> list[str]:
     """Return `rows` lines of `width` characters, the top one first. `points` are pairs of seconds and MB.
 
     Each column shows the maximum of its interval; an interval without a measurement repeats the value before it.
     """
-    levels = " ▁▂▃▄▅▆▇█" if is_unicode else " .:#"
+    levels = " ▁▂▃▄▅▆▇█"
     steps, seconds = len(levels) - 1, max(seconds, points[-1][0])
     intervals: list[list[float]] = [[] for _ in range(width)]
     for at, used in points:

@@ -7,7 +7,7 @@ from gpuyard.model.units import UNKNOWN, format_count, format_duration
 from gpuyard.ui.cli.command_grammar import Answer, Typed
 from gpuyard.ui.cli.jobs.job_text import STATES, devices_text, result_text, running_text, value_text
 from gpuyard.ui.cli.jobs.queue import read_rows
-from gpuyard.ui.cli.terminal import is_terminal, is_unicode, note, paint, say, say_json, table_lines
+from gpuyard.ui.cli.terminal import is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean
 
 
@@ -36,7 +36,7 @@ def show_sweep(typed: Typed, limit: int) -> int:
     if typed.flag("json"):
         say_json(answer)
         return 0
-    say(*_sweep_lines(answer, has_symbols=is_terminal(sys.stdout) and is_unicode()))
+    say(*_sweep_lines(answer, has_symbols=is_terminal(sys.stdout)))
     more = answer["total"] - len(answer["jobs"])
     if more > 0:
         say(paint(f"and {more:,} more: --limit {10 * len(answer['jobs'])} shows more", "dim"))
@@ -59,7 +59,7 @@ def _sweep_lines(answer: Answer, *, has_symbols: bool) -> list[str]:
         if has_symbols:
             at = next(at for at, column in enumerate(answer["columns"]) if column["name"] == "state")
             cells[at] = f"{STATES[job['state']][0]} {cells[at]}"
-        why = running_text(job, is_unicode=is_unicode(), most_figures=0) or result_text(job)
+        why = running_text(job, most_figures=0) or result_text(job)
         rows.append([str(job["id"]), *cells, devices_text(job), why])
     styles = [{state: STATES[job["state"]][1]} for job in answer["jobs"]]
     return [

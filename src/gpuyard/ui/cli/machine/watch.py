@@ -125,12 +125,12 @@ def _run_top(_: Typed) -> int:
             "`gpuyard top` needs textual, which gpuyard's extra `top` installs",
             hint=f"install it with: {find_installation().with_extra('top')}",
         ) from error
-    from gpuyard.ui.tui.terminal_text import glyphs_for, has_colour
+    from gpuyard.ui.tui.terminal_text import has_colour, has_unicode
 
     request("GET", "/status")  # restarts or reports an older daemon before the screen opens
     if not has_colour(os.environ):
         os.environ["NO_COLOR"] = "1"
-    Top(glyphs_for(os.environ, sys.stdout.encoding or "")).run()
+    Top(is_unicode=has_unicode(os.environ, sys.stdout.encoding or "")).run()
     return 0
 
 

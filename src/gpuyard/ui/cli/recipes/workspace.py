@@ -26,7 +26,6 @@ from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.terminal import (
     absolute,
     is_terminal,
-    is_unicode,
     note,
     paint,
     say,
@@ -308,15 +307,15 @@ def _print_changes(statuses: Iterator[SweepStatus]) -> SweepStatus:
         changes = [] if before is None else changes_of(before, status)
         if before is None or changes or (status.is_over and not before.is_over):
             details = f": {', '.join(changes)}" if changes else ""
-            say(f"{summary_of(status, _frame())}{details}")
+            say(f"{summary_of(status)}{details}")
             sys.stdout.flush()
         before = status
     assert before is not None
     return before
 
 
-def _frame(width: int | None = None) -> Frame:
-    return Frame(width=width, is_unicode=is_unicode(), has_symbols=is_terminal(sys.stdout))
+def _frame(width: int | None) -> Frame:
+    return Frame(width=width, has_symbols=is_terminal(sys.stdout))
 
 
 def _config(typed: Typed) -> int:
