@@ -29,11 +29,11 @@ from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.engines.suspend.suspender import LocalSuspender
 from gpuyard.ledger.ledger import open_ledger
 from gpuyard.ledger.queue_ledger import QueueLedger
+from gpuyard.model.submit_options import COMMAND_LINE_OPTIONS
 from gpuyard.schema.operations import EVENTS, OPERATIONS, describe, document
 from gpuyard.store.database import open_database
 from gpuyard.system.clock import SystemClock
 from gpuyard.system.processes import this_process
-from gpuyard.ui.cli.jobs import submit
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.unix_session import DAEMON, session  # noqa: F401 - a fixture is found where it is named
 
@@ -75,17 +75,7 @@ def test_every_operation_has_a_unique_name() -> None:
 
 
 def test_every_option_of_submit_is_described() -> None:
-    sent = {option.name for option in submit.VERB.options} - {
-        "from",
-        "cwd",
-        "dry-run",
-        "json",
-        "in",
-        "wait",
-        "follow",
-        "snapshot",
-        "no-snapshot",
-    }
+    sent = {name for name, option in COMMAND_LINE_OPTIONS.items() if option.is_sent}
     described = json.loads(document())["components"]["schemas"]["SubmissionBody"]["properties"]["options"]
     assert sent <= set(described["properties"])
 

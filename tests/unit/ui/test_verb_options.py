@@ -200,7 +200,9 @@ def test_a_request_is_sent_before_further_modules_are_imported(
 
 def test_the_help_of_submit_has_twelve_common_options_first_and_each_other_one_under_a_heading() -> None:
     verb = import_verb("submit")
-    headings = {heading: names.split() for heading, names in verb.VERB.headings.items()}
+    headings: dict[str, list[str]] = {}
+    for option in verb.VERB.options:
+        headings.setdefault(option.heading, []).append(option.name)
     assert next(iter(headings)) == "Common options"
     assert len(headings["Common options"]) == 12
     listed = [name for names in headings.values() for name in names]

@@ -49,22 +49,22 @@ class Arguments:
 
 class Verb:
     """`text` is the help; its first line is the summary. `options`: or a function that returns them, which is called if
-    an option is typed, or for the help: a long table takes as long as the rest of a command. `headings`: the names of
-    the options under each heading of the help, separated by spaces. `commands`: verbs below this one, by name."""
+    an option is typed, or for the help: a long table takes as long as the rest of a command. `commands`: verbs below
+    this one, by name. `has_headings`: the help has the options under their headings. `write_help` replaces the help
+    that is made from the table."""
 
     def __init__(  # noqa: PLR0913 - the parts of a verb
         self,
         text: str,
         options: "Sequence[Option] | Callable[[], Sequence[Option]]" = (),
         arguments: Arguments | None = None,
-        headings: "Mapping[str, str]" = {},  # noqa: B006 - never changed
         *,
-        commands: "Mapping[str, Command]" = {},  # noqa: B006
+        commands: "Mapping[str, Command]" = {},  # noqa: B006 - never changed
+        has_headings: bool = False,
         write_help: "Callable[[Typed], str] | None" = None,
     ) -> None:
-        """`write_help` replaces the help that is made from the table."""
-        self.text, self.arguments, self.headings = text, arguments, headings
-        self.commands, self.write_help = commands, write_help
+        self.text, self.arguments, self.commands = text, arguments, commands
+        self.has_headings, self.write_help = has_headings, write_help
         self._options = options
 
     @property

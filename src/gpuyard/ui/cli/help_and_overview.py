@@ -103,22 +103,19 @@ def _overview() -> str:
 
 def _sections(verb: Verb) -> "Iterator[tuple[str, list[tuple[str, str]]]]":
     """Yield the headings with their rows; options without a heading come last, as `--help` does."""
-    rows = {each.name: _row(each) for each in (*verb.options, HELP) if not each.is_hidden}
-    for heading, names in verb.headings.items():
-        yield heading, [rows.pop(name) for name in names.split() if name in rows]
-    yield "Other options" if verb.headings else "Options", list(rows.values())
-    below = ((name, _summary(each.VERB)) for name, each in verb.commands.items())
-    yield "Commands", sorted(below)
-
-
-def _row(option: Option) -> tuple[str, str]:
-    short = f"-{option.short}, " if option.short else ""
-    return f"{short}--{option.name} {option.metavar or ''}".rstrip(), option.help_with_default
-
-
-def _summary(verb: Verb) -> str:
-    paragraph = inspect.cleandoc(verb.text).partition("\n\n")[0]
-    return re.split(r"(?<=\.)\s", paragraph, maxsplit=1)[0].replace("\n", " ")
+    shown: dict[str, list[tuple[str, str]]] = {}
+    for option in (*verb.options, HELP):
+        if not option.is_hidden:
+            short = f"-{option.short}, " if option.short else ""
+            row = f"{short}--{option.name} {option.metavar or ''}".rstrip(), option.help_with_default
+            shown.setdefault(option.heading if verb.has_headings else "", []).append(row)
+    others = shown.pop("")
+    yield from shown.items()
+    yield "Other options" if shown else "Options", others
+    below = sorted(
+        (name, inspect.cleandoc(each.VERB.text).partition("\n\n")[0]) for name, each in verb.commands.items()
+    )
+    yield "Commands", [(name, re.split(r"(?<=\.)\s", text, maxsplit=1)[0].replace("\n", " ")) for name, text in below]
 
 
 def _page(

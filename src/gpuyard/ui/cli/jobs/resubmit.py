@@ -5,36 +5,33 @@ import os
 from gpuyard.client.fast_http import connect
 from gpuyard.errors import UserError
 from gpuyard.model.option import Option
-from gpuyard.model.submit_options import NOT_EDITED, SUBMIT_OPTIONS
+from gpuyard.model.submit_options import COMMAND_LINE_OPTIONS, NOT_EDITED, SUBMIT_OPTIONS
 from gpuyard.system.submitting_shell import starting_processes
 from gpuyard.ui.cli.ask_daemon import say_answer, select, selection_text
-from gpuyard.ui.cli.command_grammar import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Command, Typed, Verb
+from gpuyard.ui.cli.command_grammar import IDS, IDS_HELP, SEVERAL, Answer, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.jobs.change_verbs import change
-from gpuyard.ui.cli.jobs.submit import HEADINGS, read_command, sent_options
+from gpuyard.ui.cli.jobs.submit import read_command, sent_options
 from gpuyard.ui.cli.terminal import note
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
 
-_MANY_JOBS = ("stagger",)
-_UNSET = Option("unset", "texts", "OPTION", "Leave out an option that the job has, such as vram.")
-_IN = Option("in", "text", "TIME", "Start no earlier than after this time, such as 2h30m.")
-_OWN = ("unset", "in", "json", "allow-missing")
-
 
 def _options_besides(others: "Container[str]" = ()) -> "tuple[Option, ...]":
+    """Return the options of `submit` that one job has, `--in`, `--json` and `--unset`."""
     table = [
         each.but(default=None, note=None)
-        for each in SUBMIT_OPTIONS.values()
-        if not each.is_for_batch and not each.makes_many and each.name not in _MANY_JOBS and each.name not in others
+        for each in COMMAND_LINE_OPTIONS.values()
+        if each.name in ("in", "json")
+        or (each.is_sent and not each.makes_many and each.name != "stagger" and each.name not in others)
     ]
-    return (*table, _IN, _UNSET)
+    return (*table, Option("unset", "texts", "OPTION", "Leave out an option that the job has, such as vram."))
 
 
 def _changed_options(typed: Typed) -> "dict[str, object]":
     """Return the changes to send; an option that is left out is None."""
-    changes: dict[str, object] = dict(sent_options(typed, _OWN))
+    changes: dict[str, object] = dict(sent_options(typed))
     for name in typed.texts("unset"):
         bare = name.lstrip("-")
         if bare not in SUBMIT_OPTIONS:
@@ -50,9 +47,9 @@ EDIT = Verb(
     "They keep their ids, their commands and all other options, and wait at the place that the new ones give them. A "
     "job that has started is not changed: `gpuyard resubmit` makes a new one.\n\n"
     f"{IDS_HELP} Exit status 1 if no job changed.",
-    (*_options_besides(NOT_EDITED), JSON),
+    _options_besides(NOT_EDITED),
     SEVERAL,
-    HEADINGS,
+    has_headings=True,
 )
 
 
@@ -86,10 +83,9 @@ RESUBMIT = Verb(
     (
         *_options_besides(),
         Option("allow-missing", "flag", None, "Submit even if this shell lacks secret variables that were dropped."),
-        JSON,
     ),
     Arguments("IDS... [-- CMD...]", is_many=True, takes_program=True),
-    HEADINGS,
+    has_headings=True,
 )
 
 
@@ -102,11 +98,16 @@ def _run_resubmit(typed: Typed) -> int:
     with connect(start=True) as daemon:
         for job_id in select(daemon.request, typed.arguments):
             job = daemon.request("GET", f"/jobs/{job_id}")
-            body: dict[str, object] = {
-                "token": os.urandom(16).hex(),
-                "submitters": submitters,
-                "options": _with_secrets(options, job["dropped"], allow_missing=typed.flag("allow-missing")),
-            }
+            variables = [*typed.texts("env")]
+            known = {text.partition("=")[0] for text in variables}
+            # Add the variables whose values were dropped when the job had ended, from this shell.
+            variables += [
+                f"{name}={os.environ.get(name, '')}"
+                for name in job["dropped"]
+                if name not in known and (name in os.environ or typed.flag("allow-missing"))
+            ]
+            changes = {**options, "env": variables} if variables else options
+            body: dict[str, object] = {"token": os.urandom(16).hex(), "submitters": submitters, "options": changes}
             if typed.program:
                 body["command"] = read_command(typed.program, job["cwd"])
             answer = daemon.request("POST", f"/jobs/{job_id}/resubmit", None, body, is_repeatable=True)
@@ -117,17 +118,6 @@ def _run_resubmit(typed: Typed) -> int:
 
     ids = format_ids(answer["first"] for answer in answers)
     return say_answer(typed, answers[0] if len(answers) == 1 else answers, ids)
-
-
-def _with_secrets(options: "dict[str, object]", dropped: list[str], *, allow_missing: bool) -> "dict[str, object]":
-    """Add the variables whose values were dropped when the job had ended, from this shell."""
-    given = options.get("env")
-    texts = list(given) if isinstance(given, list) else []
-    known = {str(text).partition("=")[0] for text in texts}
-    for name in dropped:
-        if name not in known and (name in os.environ or allow_missing):
-            texts.append(f"{name}={os.environ.get(name, '')}")
-    return {**options, "env": texts} if texts else options
 
 
 COMMANDS = {"edit": Command(EDIT, _run_edit), "resubmit": Command(RESUBMIT, _run_resubmit)}

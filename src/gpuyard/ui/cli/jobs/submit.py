@@ -8,7 +8,7 @@ from gpuyard.client.submitted_code import RemovedIfRefused, command_words, submi
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.option import Option
 from gpuyard.ui.cli import EXIT_USAGE
-from gpuyard.ui.cli.command_grammar import JSON, Answer, Arguments, Typed, Verb
+from gpuyard.ui.cli.command_grammar import Answer, Arguments, Typed, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,46 +16,11 @@ if TYPE_CHECKING:
 
 
 def _options() -> "Sequence[Option]":
-    from gpuyard.model.submit_options import SUBMIT_OPTIONS
+    from gpuyard.model.submit_options import COMMAND_LINE_OPTIONS
 
-    return (
-        *(each for each in SUBMIT_OPTIONS.values() if not each.is_for_batch),
-        Option(
-            "from", "text", "FILE", "A command per line; with a command, a CSV file whose columns fill in its {NAMES}."
-        ),
-        Option("cwd", "text", "DIR", "Working directory. [this one]"),
-        Option("dry-run", "flag", None, "Check it and print what would be submitted; submit nothing."),
-        Option("in", "text", "TIME", "Start no earlier than after this time, such as 2h30m."),
-        Option("wait", "flag", None, "Wait until it has finished; the exit status is that of the job."),
-        Option(
-            "follow", "flag", None, "Print its output until it has finished; exit status as with --wait.", short="f"
-        ),
-        Option(
-            "snapshot", "flag", None, "Run the code as it is now: copy the Git work tree, or the folder without Git."
-        ),
-        Option(
-            "no-snapshot",
-            "flag",
-            None,
-            "Run the code as it is when the job starts. [if the configuration says nothing]",
-        ),
-        JSON,
-    )
+    return tuple(COMMAND_LINE_OPTIONS.values())
 
 
-# The options of the help, also of `edit` and `resubmit`.
-HEADINGS = {
-    "Common options": "gpus vram time-limit name priority after retries array sweep from follow dry-run",
-    "Memory, CPUs and disks": "exclusive ram cpus min-free-mem-mb min-free-disk max-cpu",
-    "Which GPUs": "device vendor gpu-name linked same-node max-gpu max-gpu-mem-mb max-power-w",
-    "Order and preemption": "after-any after-failed after-each hold tag preempt on-preempt",
-    "Time and retries": "at in duration grace signal retry-on retry-delay on-reboot",
-    "Output and notifications": "wait output error split-stderr timestamps log-cap notify json",
-    "Arrays and sweeps": "sample seed stagger",
-    "Environment and code": "env cwd stdin snapshot no-snapshot",
-    "Containers": "image mount container-option",
-    "Clusters": "engine engine-option",
-}
 VERB = Verb(
     """Put a program into the queue; it starts when a GPU has enough free memory.
 
@@ -74,15 +39,13 @@ VERB = Verb(
     """,
     _options,
     Arguments("-- CMD...", is_program=True),
-    HEADINGS,
+    has_headings=True,
 )
 # A "program" of this name is probably the unit of the value before it, as in `--time-limit 5 min`.
 _UNITS = (
     "ms", "s", "sec", "seconds", "m", "min", "mins", "minutes", "h", "hr", "hour", "hours", "d", "day", "days",
     "k", "kb", "mb", "mib", "g", "gb", "gib", "t", "tb", "tib",
 )  # fmt: skip
-# Options of the command line alone, which are not sent.
-_OWN = ("from", "cwd", "dry-run", "json", "in", "wait", "follow", "snapshot", "no-snapshot")
 
 
 def run(typed: Typed) -> int:
@@ -106,7 +69,14 @@ def run(typed: Typed) -> int:
 
         refuse_unit(typed, directory)
     with connect_early() as daemon:
-        body = _make_body(typed, text, directory)
+        command, options = read_command(typed.arguments, directory), sent_options(typed)
+        snapshot = typed.flag("snapshot")
+        if snapshot and typed.flag("no-snapshot"):
+            raise UserError("--snapshot and --no-snapshot do not go together", hint="leave out one of them")
+        # None: the configuration decides.
+        wants = False if typed.flag("dry-run") or typed.flag("no-snapshot") else True if snapshot else None
+        facts = submission_facts(command, directory, wants_snapshot=wants)
+        body = {**facts, "table": text if command else None, "list": None if command else text, "options": options}
         if typed.flag("dry-run"):
             answer = daemon.request("POST", "/submissions/preview", body=body, is_repeatable=True)
         else:
@@ -127,13 +97,6 @@ def run(typed: Typed) -> int:
     return await_submission.stay(typed, answer) if stays else 0
 
 
-def _make_body(typed: Typed, text: str | None, directory: str) -> Answer:
-    command, options = read_command(typed.arguments, directory), sent_options(typed, _OWN)
-    wants_snapshot = False if typed.flag("dry-run") else _wants_snapshot(typed)
-    facts = submission_facts(command, directory, wants_snapshot=wants_snapshot)
-    return {**facts, "table": text if command else None, "list": None if command else text, "options": options}
-
-
 def _import_text() -> None:
     """Import what prints the answer, while the daemon works on it."""
     import gpuyard.model.printable_text
@@ -143,30 +106,21 @@ def _import_text() -> None:
 
 
 def _say_submitted(typed: Typed, answer: Answer) -> None:
+    """Print a sentence on a terminal. Scripts read the ids alone."""
     from gpuyard.ui.cli.ask_daemon import say_answer
     from gpuyard.ui.cli.terminal import note
 
+    ids = answer["ids"]
     for line in answer["notes"]:
         note(f"gpuyard: {line}")
     if typed.flag("follow"):
-        note(f"gpuyard: job {answer['ids']}")
+        note(f"gpuyard: job {ids}")
+    elif not sys.stdout.isatty():
+        say_answer(typed, answer, ids)
+    elif answer["count"] == 1:
+        say_answer(typed, answer, f"job {ids} submitted; follow it with: gpuyard logs -f {ids}")
     else:
-        say_answer(typed, answer, _submitted_text(answer) if sys.stdout.isatty() else answer["ids"])
-
-
-def _submitted_text(answer: Answer) -> str:
-    """Return the line for a person. Scripts read the ids alone."""
-    ids = answer["ids"]
-    if answer["count"] == 1:
-        return f"job {ids} submitted; follow it with: gpuyard logs -f {ids}"
-    return f"jobs {ids} submitted; watch them with: gpuyard queue {ids}"
-
-
-def _wants_snapshot(typed: Typed) -> bool | None:
-    """Return whether the user asked for a snapshot, or for none; None if the configuration decides."""
-    if typed.flag("snapshot") and typed.flag("no-snapshot"):
-        raise UserError("--snapshot and --no-snapshot do not go together", hint="leave out one of them")
-    return True if typed.flag("snapshot") else False if typed.flag("no-snapshot") else None
+        say_answer(typed, answer, f"jobs {ids} submitted; watch them with: gpuyard queue {ids}")
 
 
 def read_command(words: list[str], directory: str) -> list[str]:
@@ -181,10 +135,14 @@ def read_command(words: list[str], directory: str) -> list[str]:
     return command
 
 
-def sent_options(typed: Typed, own: "tuple[str, ...]") -> "dict[str, str | bool | list[str]]":
-    """Return the options to send, all but the verb's `own`. The daemon may have another time zone, and has another
-    working directory: --at gets an offset, and --stdin and the sources of --mount become absolute paths."""
-    options = {name: value for name, value in typed.options.items() if name not in own}
+def sent_options(typed: Typed) -> "dict[str, str | bool | list[str]]":
+    """Return the options to send. The daemon may have another time zone, and has another working directory: --at gets
+    an offset, and --stdin and the sources of --mount become absolute paths."""
+    if not typed.options:
+        return {}  # the table takes as long as the rest
+    from gpuyard.model.submit_options import SUBMIT_OPTIONS
+
+    options = {name: value for name, value in typed.options.items() if name in SUBMIT_OPTIONS}
     if "at" in typed.options or "in" in typed.options:
         from gpuyard.ui.cli.local_time import start_option
 

@@ -24,14 +24,15 @@ VERB = Verb(
     own). MEMORY is what the next run gets, PEAK the highest recent use, OFF the error of the last prediction.
     """,
     (
-        Option("limit", "text", "N", "At most N estimates. [what fits the terminal; 50 in a pipe]"),
-        Option("all", "flag", None, "Delete all estimates."),
-        Option("replace", "flag", None, "Replace estimates that were learned here."),
-        JSON,
+        Option("limit", "text", "N", "At most N estimates. [what fits the terminal; 50 in a pipe]",
+               heading="Common options"),
+        JSON.but(heading="Common options"),
+        Option("all", "flag", None, "Delete all estimates.", heading="With forget"),
+        Option("replace", "flag", None, "Replace estimates that were learned here.", heading="With import"),
     ),
     Arguments("[forget ID...|TEXT | export FILE | import FILE]", is_many=True),
-    {"Common options": "limit json", "With forget": "all", "With import": "replace"},
-)
+    has_headings=True,
+)  # fmt: skip
 _FORMAT = "gpuyard estimates 1"
 
 
