@@ -1,22 +1,17 @@
 """The environment variables that select devices for a program, and the numbers of devices in this process.
 
-On a machine with devices of several vendors, a program sees its own devices, and none of another vendor: its lease
-does not cover them. On a machine with one vendor only that vendor's variables are set, and no others.
+On a machine with devices of several vendors, a program sees its own devices, and none of another vendor. On a machine
+with one vendor only that vendor's variables are set.
 
-CUDA, by NVIDIA's documents and by measurements of others:
 - An integer in CUDA_VISIBLE_DEVICES is a position in the driver's own list, which includes banned, leased and unhealthy
   cards. With CUDA_DEVICE_ORDER=PCI_BUS_ID the list is in the order of the PCI bus, as in NVML. It lacks cards that this
-  user may not open; split cards (MIG) come after all others.
+  user may not open; split cards (MIG) come after all others. Parts of a split card have no integer, only a UUID.
 - A variable that is set again is read from scratch: an outer CUDA_VISIBLE_DEVICES changes no number in it.
-- Parts of a split card have no integer, only a UUID.
-
-ROCm: ROCR_VISIBLE_DEVICES takes ROCm's own ids (`GPU-…`), or positions in the kernel's topology; HIP_VISIBLE_DEVICES
-numbers the devices that ROCR_VISIBLE_DEVICES has left, and so does GPU_DEVICE_ORDINAL for OpenCL. HIP reads
-CUDA_VISIBLE_DEVICES instead if HIP_VISIBLE_DEVICES is empty or not set.
-
-Only CUDA knows for sure how it numbers devices in this process. If PyTorch has initialized it, PyTorch is asked.
-Otherwise a short-lived child process asks the driver: CUDA initialized in this process would not survive a later fork.
-"""
+- ROCR_VISIBLE_DEVICES takes ROCm's own ids (`GPU-…`), or positions in the kernel's topology; HIP_VISIBLE_DEVICES
+  numbers the devices that it has left, and so does GPU_DEVICE_ORDINAL for OpenCL. HIP reads CUDA_VISIBLE_DEVICES
+  instead if HIP_VISIBLE_DEVICES is empty or not set.
+- Only CUDA knows for sure how it numbers devices in this process. If PyTorch has initialized it, PyTorch is asked, else
+  a short-lived child process the driver: CUDA initialized in this process would not survive a later fork."""
 
 import os
 import subprocess

@@ -1,8 +1,7 @@
 """How devices are linked: read once, and again when the set of healthy devices changes; never with each sample.
 
 The kernel's tree of PCI devices is read for all vendors: two devices below a common bridge share a PCIe switch, below
-the same root only, a host bridge. Then a vendor's own source is read, which is preferred where both know a link:
-
+the same root only, a host bridge. A vendor's own source is preferred where both know a link:
 - NVML counts NVLinks. A link to another card counts for this pair. Links to an NVSwitch join all cards that have some:
   such a pair has as many as the card with fewer, unless the driver denies that the two reach each other.
 - `amd-smi topology --json`, or `rocm-smi --showtopo` where it is not installed, says which pairs XGMI joins. Their

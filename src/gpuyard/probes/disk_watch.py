@@ -1,8 +1,6 @@
-"""Read how much space disks have free, without ever waiting for one.
-
-`statvfs` takes microseconds, and may hang for ever on a network disk whose server is gone. So each reading is made in a
-thread of its own. Readings are kept: a disk is read every 5 s, and only while its figure is asked for. A disk that is
-nearly full is read four times a second: jobs that start one after the other may fill it meanwhile."""
+"""Read how much space disks have free, without ever waiting for one: `statvfs` may hang for ever on a network disk
+whose server is gone, so each reading is made in a thread of its own. A disk is read every 5 s while its figure is
+asked for; one that is nearly full four times a second: jobs that start one after the other may fill it meanwhile."""
 
 import os
 import threading

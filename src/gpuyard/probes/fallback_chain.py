@@ -50,16 +50,9 @@ def _printable(each: _S, *fields: str) -> _S:
 class Probe(Protocol):
     """Reads the devices of one vendor through one tool or library, such as NVML or `nvidia-smi`."""
 
-    @property
-    def name(self) -> str:
-        """Name of the tool or library, as problems and `gpuyard doctor` show it."""
-
-    @property
-    def vendor(self) -> Vendor: ...
-
-    @property
-    def may_hang(self) -> bool:
-        """Whether `read` may exceed its timeout, like a call into a driver, and so needs its own thread."""
+    name: str  # of the tool or library, as problems and `gpuyard doctor` show it
+    vendor: Vendor
+    may_hang: bool  # `read` may exceed its timeout, like a call into a driver, and so needs its own thread
 
     def read(self, timeout_s: float) -> Reading:
         """Read all devices. Raises ProbeError, and no other exception, when that fails."""
@@ -99,23 +92,17 @@ class ChainStep:
             hint = "the driver may hang: see dmesg"
             self._fail(ProbeTimeout(self.name, "an earlier call has not returned", hint=hint))
             return None
-        self._asked_at = time.monotonic()
-        try:
-            return self._note_result(lambda: self._worker.finish(timeout_s))
-        except NoAnswerYet:
-            self.is_late = True
-            return None
+        self._asked_at, self.is_late = time.monotonic(), True
+        return self._note_result(lambda: self._worker.finish(timeout_s))
 
     def wait(self, timeout_s: float) -> Reading | None:
         """Return the reading of a late probe, or None with `problem` set if it is still not there."""
-        self.is_late = False
-        try:
-            return self._note_result(lambda: self._worker.finish(timeout_s))
-        except NoAnswerYet:
+        reading = self._note_result(lambda: self._worker.finish(timeout_s))
+        if self.is_late:
             waited = time.monotonic() - self._asked_at
             hint = "the driver may be waking up or stuck: try a longer --deadline, see dmesg"
             self._fail(ProbeTimeout(self.name, f"no answer within {waited:.1f} s", hint=hint))
-            return None
+        return reading
 
     def read_memory(self, devices: Sequence[Device], timeout_s: float) -> Sequence[Device]:
         """Return the devices with new memory figures, as far as the probe reads them cheaply and answers in time. A
@@ -134,7 +121,7 @@ class ChainStep:
         try:
             reading = answer()
         except NoAnswerYet:
-            raise
+            return None
         except ProbeError as error:
             self._fail(error)
             return None
@@ -143,11 +130,12 @@ class ChainStep:
             self._fail(ProbeCrashed(self.name, f"unexpected {bug[:200]}", hint="please report this"))
             return None
         self._backoff.succeed()
-        self.problem = None
+        self.problem, self.is_late = None, False
         return printable_reading(reading)
 
     def _fail(self, error: ProbeError) -> None:
         """Record the failure. A failure of the same kind keeps the first problem, so that it is reported once."""
+        self.is_late = False
         self._backoff.fail(error.kind, self._clock.monotonic())
         if self.problem is None or self.problem.kind != error.kind:
             self.problem = _printable(as_problem(error, self._probe.vendor), "message", "hint")

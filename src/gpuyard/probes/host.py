@@ -1,10 +1,8 @@
-"""The host: CPU, memory and load, within the limits of the container we run in.
+"""The host: CPU, memory and load, within the limits of the container we run in. A figure that cannot be read is None.
 
-Rules:
-- Never raises: a figure that cannot be read is None.
 - A limit may be set at any level from the top of the cgroup tree down to our own group; the tightest one applies. Both
-  cgroup versions are read, also side by side. A missing or unreadable file sets no limit.
-- Limits rarely change, and finding them costs more than all other figures: they are read every 10 s.
+  cgroup versions are read, also side by side. A missing or unreadable file sets no limit. Finding limits costs more
+  than all other figures: they are read every 10 s.
 - CPU load is the difference of two readings. Under a CPU quota it is the fraction of the quota that the group uses."""
 
 import os

@@ -216,32 +216,9 @@ def problem_beside(error: ProbeError, vendor: Vendor, about: str | None = None) 
     return Problem(source=error.source, kind=error.kind, message=message, hint=error.hint, vendor=vendor)
 
 
-class OptionalCall:
-    """An optional call of a reading. While it backs off after a failure, it returns the same problem again."""
-
-    def __init__(self, source: str, vendor: Vendor, about: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._source = source
-        self._vendor = vendor
-        self._about = about
-        self._clock = clock
-        self._backoff = Backoff()
-        self._failed = Reading()
-
-    def ask(self, call: Callable[[], Reading], deadline: Deadline) -> Reading:
-        """Return the reading of `call`, or a reading that has only the problem with it."""
-        if self._backoff.is_resting(self._clock()):
-            return self._failed
-        if deadline.is_over():
-            # The other calls used up the time. Backing off here would retry it in step with them.
-            return self._without(ProbeTimeout(self._source, "no time was left for it"))
-        try:
-            answer = call()
-        except ProbeError as error:
-            self._backoff.fail(error.kind, self._clock())
-            self._failed = self._without(error)
-            return self._failed
-        self._backoff.succeed()
-        return answer
-
-    def _without(self, error: ProbeError) -> Reading:
-        return Reading(problems=(problem_beside(error, self._vendor, self._about),))
+def optional(call: Callable[[], Reading], vendor: Vendor, about: str) -> Reading:
+    """Return the reading of a call that a reading can do without, or a reading that has only the problem with it."""
+    try:
+        return call()
+    except ProbeError as error:
+        return Reading(problems=(problem_beside(error, vendor, about),))

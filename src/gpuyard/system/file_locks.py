@@ -2,16 +2,14 @@
 `systemd-tmpfiles` from emptying a folder in /var/tmp.
 
 - A lock belongs to the open file, not to the process: it lasts until the last copy of the descriptor is closed, also in
-  forked children. Open files with O_CLOEXEC, so that started programs do not keep their locks.
-- `unlock` before closing: a thread may just have forked, and closing alone would leave the lock with the child.
+  forked children. Open files with O_CLOEXEC, and `unlock` before closing: a thread may just have forked.
 - A lock counts only while its file has a name: a process that waited may have locked a file that was removed meanwhile.
 
-Owner locks are open-file-description locks on Linux (F_OFD_SETLK):
+Owner locks are open-file-description locks on Linux (F_OFD_SETLK); elsewhere flock, which any reader can hold:
 - A write lock needs a descriptor that is open for writing. So only users who may write to the file, its owner and root,
   can hold one. The test (`is_held`) takes no lock, and read locks of others do not count.
 - Byte 0 is the lock. A holder that shows that it is not stopped (`beat`) also locks the byte of the present second; a
-  lock changes neither the file nor its times, and wakes up no process that watches the directory.
-- Elsewhere flock is used. There any user who can read the file can hold it, and there are no beats."""
+  lock changes neither the file nor its times, and wakes up no process that watches the directory."""
 
 import contextlib
 import errno

@@ -1,9 +1,9 @@
 """Which process this is, and on which machine: pids are used again, but not a pid with its start time and the boot id.
 And commands that run a module of this package in a new process.
 
-A machine has an id (`/etc/machine-id`), a boot id, which the kernel makes at each start, and a name. None of them is
-enough. Containers often have no machine id, nodes that were installed from one image have the same id, a boot id lasts
-until the machine is restarted, and several containers on one kernel have the same boot id."""
+A machine has an id (`/etc/machine-id`), a boot id, which the kernel makes at each start, and a name. None is enough:
+containers often have no machine id, nodes installed from one image have the same, a boot id lasts until the machine is
+restarted, and several containers on one kernel have the same one."""
 
 import contextlib
 import os

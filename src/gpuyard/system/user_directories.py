@@ -6,11 +6,9 @@ on an unknown one (such as FUSE) that fails a test of locks and of SQLite, a fol
     /var/lib/gpuyard/UID/NAME       if an administrator made /var/lib/gpuyard with mode 1777
     /var/tmp/gpuyard-UID/NAME       which all systems have, and which is kept when the machine restarts
 
-NAME is a digest of the path that it stands for. The name of the machine is no part of it: a machine that is renamed
-would get a second queue for the same GPUs. A folder that exists is used before a new one is made, so a queue stays
-where it is. Other users can write to the folders above, so all of it is checked (`private_files`). An unknown file
-system is tested once for each machine; the result is kept in the folder. A test that succeeds does not show that no
-other machine sees the folder: `client/queue_host.py` guards against that."""
+NAME is a digest of the path that it stands for, without the machine's name, which may change. A folder that exists is
+used before a new one is made. Other users can write to the folders above, so all of it is checked (`private_files`). A
+test that succeeds does not show that no other machine sees the folder: `client/queue_host.py` guards against that."""
 
 import os
 import sys

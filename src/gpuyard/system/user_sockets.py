@@ -1,10 +1,8 @@
 """Unix sockets between processes of one user. All connections to daemons, keepers and tasks are made here.
 
-- Before we connect, the socket's folder must be this user's (`private_files.check_folder`). Before a byte is sent, the
-  kernel says which user listens: it must be this user or root.
-- A socket that we make can be opened by this user only. A process that accepts a connection calls `is_same_user`.
-
-It imports little, because every command imports it."""
+Before we connect, the socket's folder must be this user's. Before a byte is sent, the kernel says which user listens:
+it must be this user or root. A socket that we make can be opened by this user only; a process that accepts a connection
+calls `is_same_user`. It imports little, because every command imports it."""
 
 import _socket
 import os

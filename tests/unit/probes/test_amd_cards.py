@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuyard.probes.amd import card_fields
+from gpuyard.probes.amd import amd_smi
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from gpuyard.probes.amd import card_fields
     ],
 )
 def test_a_unique_id_is_sixteen_digits_or_none(printed: object, digits: str | None) -> None:
-    assert card_fields.unique_id(printed) == digits
+    assert amd_smi.unique_id(printed) == digits
 
 
 @pytest.mark.parametrize(
@@ -45,26 +45,26 @@ def test_a_unique_id_is_sixteen_digits_or_none(printed: object, digits: str | No
     ],
 )
 def test_the_unique_id_is_read_out_of_the_uuid(printed: object, digits: str | None) -> None:
-    assert card_fields.unique_id_in_uuid(printed) == digits
+    assert amd_smi.unique_id_in_uuid(printed) == digits
 
 
 def test_a_card_gets_the_best_available_id() -> None:
-    assert card_fields.device_id("00000000000000ab", "0000:01:00.0", 3) == "GPU-00000000000000ab"
-    assert card_fields.device_id(None, "0000:01:00.0", 3) == "0000:01:00.0"
-    assert card_fields.device_id(None, None, 3) == "amd-3"
+    assert amd_smi.device_id("00000000000000ab", "0000:01:00.0", 3) == "GPU-00000000000000ab"
+    assert amd_smi.device_id(None, "0000:01:00.0", 3) == "0000:01:00.0"
+    assert amd_smi.device_id(None, None, 3) == "amd-3"
 
 
 def test_a_hexadecimal_number_is_not_a_name() -> None:
-    assert card_fields.card_name("0x1002", "N/A", None, "Navi 31") == "Navi 31"
-    assert card_fields.card_name("0x1002") is None
+    assert amd_smi.card_name("0x1002", "N/A", None, "Navi 31") == "Navi 31"
+    assert amd_smi.card_name("0x1002") is None
 
 
 def test_free_memory_is_total_minus_used_and_a_total_of_zero_is_unknown() -> None:
-    assert card_fields.memory(100.0, 30.0)["memory_free_mb"] == 70.0
-    assert card_fields.memory(100.0, 30.0, 69.0)["memory_free_mb"] == 69.0
-    assert card_fields.memory(100.0, 130.0)["memory_free_mb"] == 0.0
-    assert card_fields.memory(100.0, None)["memory_free_mb"] is None
-    assert set(card_fields.memory(0.0, 0.0, 0.0).values()) == {None}
+    assert amd_smi.memory(100.0, 30.0)["memory_free_mb"] == 70.0
+    assert amd_smi.memory(100.0, 30.0, 69.0)["memory_free_mb"] == 69.0
+    assert amd_smi.memory(100.0, 130.0)["memory_free_mb"] == 0.0
+    assert amd_smi.memory(100.0, None)["memory_free_mb"] is None
+    assert set(amd_smi.memory(0.0, 0.0, 0.0).values()) == {None}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_free_memory_is_total_minus_used_and_a_total_of_zero_is_unknown() -> Non
     ],
 )
 def test_the_memory_of_a_process_is_its_vram(parts: object, whole: object, memory_mb: float | None) -> None:
-    assert card_fields.process_memory(parts, whole) == memory_mb
+    assert amd_smi.process_memory(parts, whole) == memory_mb
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1.5, "N/A", None, 2**31, 1e300])
 def test_an_invalid_pid_is_not_a_process(pid: object) -> None:
-    assert card_fields.process(pid, "python", 1.0) is None
+    assert amd_smi.process(pid, "python", 1.0) is None

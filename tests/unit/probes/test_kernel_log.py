@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.probes.nvidia.lost_cards import KernelLog, find_xids
+from gpuyard.probes.nvidia.nvml_health_and_energy import KernelLog, find_xids
 
 NEW = "4,1234,99,-;NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python, GPU has fallen off the bus.\n"
 OLD = "NVRM: Xid (0000:03:00): 14, Channel 00000001\n"

@@ -5,8 +5,8 @@ import pytest
 
 from gpuyard.errors import ProbeCrashed
 from gpuyard.model.machine_snapshot import Process
-from gpuyard.probes.nvidia.lost_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.nvidia_smi import NvidiaSmi
+from gpuyard.probes.nvidia.nvml_health_and_energy import KernelCard, list_kernel_cards
 from tests.unit.probes.samples_nvidia import LOST_LINE, XML
 
 Tools = Callable[[str, str], Path]
@@ -40,34 +40,6 @@ def test_an_unreachable_driver_is_a_crash_with_the_message_of_the_tool(tools: To
         NvidiaSmi().read(10)
 
 
-def test_a_lost_card_does_not_hide_the_others(tools: Tools, tmp_path: Path) -> None:
-    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Test One")
-    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-22222222-0000-0000-0000-000000000002", "NVIDIA Test Two")
-    well = f"<nvidia_smi_log>{XML[XML.rindex('<gpu ') :]}"
-    tools(
-        "nvidia-smi",
-        f"import sys\nprint({well!r} if sys.argv[-2:] == ['-i', '0000:86:00.0'] else {LOST_LINE!r}, end='')",
-    )
-    lost, other = NvidiaSmi(tmp_path).read(10).devices
-    assert (lost.id, lost.name, lost.index, lost.healthy) == ("GPU-lost", "NVIDIA Test One", 0, False)
-    assert (other.name, other.index, other.healthy) == ("NVIDIA Test Two", 1, True)
-
-
-def test_a_lost_card_is_reported_even_if_the_other_cards_cannot_be_queried(tools: Tools, tmp_path: Path) -> None:
-    put_in_kernel(tmp_path, "0000:3b:00.0", "GPU-lost", "NVIDIA Test One")
-    put_in_kernel(tmp_path, "0000:86:00.0", "GPU-other", "NVIDIA Test Two")
-    tools(
-        "nvidia-smi",
-        f"import sys\nif '-i' in sys.argv: sys.exit('it is all wrong')\nprint({LOST_LINE!r}, end='')",
-    )
-    reading = NvidiaSmi(tmp_path).read(10)
-    assert [(device.id, device.healthy) for device in reading.devices] == [("GPU-lost", False)]
-    (problem,) = reading.problems
-    assert (problem.kind, problem.vendor) == ("crashed", "nvidia")
-    assert problem.message.startswith("the other GPUs: ")
-    assert "it is all wrong" in problem.message
-
-
 def test_cards_listed_before_a_failure_are_reported_with_the_failure(tools: Tools) -> None:
     put_smi(tools, xml=XML, status=14)
     reading = NvidiaSmi().read(10)
@@ -82,9 +54,9 @@ def test_the_error_status_due_to_a_lost_card_is_not_another_problem(tools: Tools
     assert reading.problems == ()
 
 
-def test_a_single_lost_card_is_an_unhealthy_device_and_not_an_empty_machine(tools: Tools, tmp_path: Path) -> None:
+def test_a_single_lost_card_is_an_unhealthy_device_and_not_an_empty_machine(tools: Tools) -> None:
     put_smi(tools, xml=LOST_LINE, status=15)
-    (lost,) = NvidiaSmi(tmp_path).read(10).devices
+    (lost,) = NvidiaSmi().read(10).devices
     assert (lost.id, lost.healthy) == ("0000:3b:00.0", False)
 
 

@@ -1,32 +1,199 @@
-"""`amd-smi`, AMD's tool since ROCm 5.6: the JSON of its commands `list`, `static`, `metric` and `process`.
+"""AMD's cards as AMD SMI describes them, the tool (since ROCm 5.6) and the library, and fields that all AMD probes fill
+in the same way, so that a card keeps its id with every probe.
 
-- A section that a release leaves out stays unknown; an output without any known section is rejected.
-- "MB" are of 1,048,576 bytes.
-- A read costs two calls, `metric` and `process`. Ids, names and power limits are read once, and again when the card
-  numbers change: a card that falls off the bus renumbers those after it.
-- A reading without names or processes is still a reading: a problem says what is missing."""
+- An id is "GPU-" and the 16 hexadecimal digits of the card's unique id, as ROCR_VISIBLE_DEVICES accepts it; without a
+  unique id (APUs, many consumer cards), the PCI bus id; if that is unknown too, "amd-" and the card's number.
+- Partitions of one card (CPX, DPX) share its unique id under most drivers. ROCr accepts only their index, so each
+  partition, including the first, gets the id with "#0", "#1", ... appended, in list order. They have no `parent`: a
+  partitioned card is not listed as a whole.
+- A section that a release leaves out stays unknown; an output without any known section is rejected. AMD's tools print
+  JSON among warnings, and exit with misleading codes. "MB" are of 1,048,576 bytes.
+- A read of the tool costs two calls, `metric` and `process`. Ids, names and power limits are read once, and again when
+  the card numbers change: a card that falls off the bus renumbers those after it. Without names or processes it is
+  still a reading: a problem says what is missing."""
 
-import time
-from collections.abc import Callable
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
 
 from msgspec.structs import replace
 
 from gpuyard.errors import ProbeCrashed, ProbeGarbled
-from gpuyard.model.machine_snapshot import Process, Reading, Vendor
-from gpuyard.probes.amd.card_fields import (
-    SECTIONS,
-    Record,
-    device_of,
-    garbled,
-    json_documents,
-    parse_output,
-    process_of,
-    without_repeated_memory,
-)
-from gpuyard.probes.devices_and_processes import with_distinct_ids
-from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
+from gpuyard.model.machine_snapshot import Device, HealthFigures, Process, Reading, Vendor
+from gpuyard.probes import parse_numbers
+from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
+from gpuyard.probes.run_tool import Deadline, ToolOutput, optional, run_until
 
 NAME = "amd-smi"
+# A card as AMD SMI's JSON describes it.
+Record = dict[str, Any]
+
+# The sections of a record, each with the keys that releases have used, the best first. MI300 has no edge sensor.
+SECTIONS = {
+    "asic": ("market_name", "asic_serial"),
+    "board": ("product_name",),
+    "bus": ("bdf",),
+    "limit": ("ppt0", "socket_power", "current_power", "max_power", "power"),
+    "mem_usage": ("total_vram", "used_vram", "free_vram"),
+    "power": ("socket_power", "current_socket_power", "average_socket_power"),
+    "temperature": ("edge", "hotspot", "junction"),
+    "usage": ("gfx_activity", "gfx_usage"),
+    "vram": ("size", "vram_size", "vram_size_mb"),
+}
+_UNIQUE_ID = re.compile(r"(?:0x([0-9a-f]{1,16})|(?:GPU-)?([0-9a-f]{16}))", re.IGNORECASE)
+_UUID = re.compile(r"([0-9a-f]{2})[0-9a-f]{6}-0000-1000-80([0-9a-f]{2})-([0-9a-f]{12})", re.IGNORECASE)
+
+
+def device_of(number: int, record: Record) -> Device:
+    """Return the card of a record without its processes; `number` is its place in the list."""
+    asic, limit = section(record, "asic"), section(record, "limit")
+    index = parse_numbers.device_index(record.get("gpu"))
+    pci = pci_bus_id(record.get("bdf")) or pci_bus_id(section(record, "bus").get("bdf"))
+    unique = unique_id_in_uuid(record.get("uuid")) or unique_id(asic.get("asic_serial"))
+    usage = section(record, "mem_usage")
+    total, used, free = (parse_numbers.megabytes(usage.get(key)) for key in SECTIONS["mem_usage"])
+    # ROCm 7 has a section per limit; PPT0 is the socket's. First the caps in force, then the highest that may be set.
+    caps = ((section(limit, "ppt0"), "socket_power_limit"), (limit, "socket_power"), (limit, "current_power"))
+    highest = ((section(limit, "ppt0"), "max_power_limit"), (limit, "max_power"), (limit, "power"))
+    limits_w = (parse_numbers.watts(part.get(key)) for part, key in (*caps, *highest))
+    errors = parse_numbers.whole(section(record, "ecc").get("total_uncorrectable_count"))
+    return Device(
+        id=device_id(unique, pci, number if index is None else index),
+        vendor=Vendor.AMD,
+        index=index,
+        name=card_name(asic.get("market_name"), section(record, "board").get("product_name")),
+        pci_bus_id=pci,
+        **memory(_first(parse_numbers.megabytes, record, "vram") if total is None else total, used, free),
+        utilization_percent=_first(parse_numbers.percent, record, "usage"),
+        power_draw_w=_first(parse_numbers.watts, record, "power"),
+        power_limit_w=next((limit_w for limit_w in limits_w if limit_w), None),  # releases print 0 W for no cap
+        temperature_c=_first(parse_numbers.celsius, record, "temperature"),
+        # `throttle_status` is no sign of heat: the tool also prints THROTTLED for a card at its power limit.
+        health=None if errors is None else HealthFigures(ecc_uncorrected=errors),
+    )
+
+
+def section(record: Any, name: str) -> Record:
+    """Return a section of a record, or {} for the "N/A" that a release prints in its place."""
+    part = record.get(name) if isinstance(record, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
+def _first(read: Callable[[Any], float | None], record: Record, name: str) -> float | None:
+    part = section(record, name)
+    return next((value for key in SECTIONS[name] if (value := read(part.get(key))) is not None), None)
+
+
+def unique_id(raw: Any) -> str | None:
+    """Return the 16 digits of an id such as "0x2150e7d042a1124", or None for zero, which means no id."""
+    match = _UNIQUE_ID.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if match is None:
+        return None
+    digits = (match[1] or match[2]).lower().zfill(16)
+    return None if set(digits) in ({"0"}, {"f"}) else digits
+
+
+def unique_id_in_uuid(raw: Any) -> str | None:
+    """Return the unique id in AMD SMI's UUID: "af......-0000-1000-8054-e92b0a5d57c8" contains "af54e92b0a5d57c8".
+    Values below 2**32 are no ids: under WSL the library fills in the PCI address."""
+    match = _UUID.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    digits = unique_id(match[1] + match[2] + match[3]) if match else None
+    return digits if digits and not digits.startswith("0" * 8) else None
+
+
+def card_name(*candidates: Any) -> str | None:
+    """Return the first real name; tools print a bare "0x1002" if the PCI id database lacks the card."""
+    names = (parse_numbers.words(raw) for raw in candidates)
+    return next((name for name in names if name and not re.fullmatch(r"0x[0-9a-f]+", name, re.IGNORECASE)), None)
+
+
+def device_id(unique: str | None, pci: str | None, number: int) -> str:
+    return f"GPU-{unique}" if unique else pci or f"amd-{number}"
+
+
+def memory(total: float | None, used: float | None, free: float | None = None) -> dict[str, Any]:
+    """Return the memory fields of a Device; a total of zero means that none of them was read."""
+    if total == 0:
+        total = used = free = None
+    if free is None and total is not None and used is not None:
+        free = round(max(0.0, total - used), 2)
+    return {"memory_total_mb": total, "memory_used_mb": used, "memory_free_mb": free}
+
+
+def process(pid: Any, name: Any, memory_mb: float | None) -> Process | None:
+    number = parse_numbers.process_id(pid)
+    return None if number is None else Process(pid=number, memory_mb=memory_mb, name=parse_numbers.words(name))
+
+
+def process_of(info: Record) -> Process | None:
+    """Return the process that AMD SMI describes; releases before 6.0 call its memory `mem`."""
+    memory_mb = process_memory(info.get("memory_usage"), info.get("mem", info.get("mem_usage")))
+    return process(info.get("pid"), info.get("name"), memory_mb)
+
+
+def process_memory(usage: Any, whole: Any) -> float | None:
+    """Return VRAM in MB, from AMD SMI's `memory_usage` in parts and its total `whole`, both in bytes. The parts come
+    from /proc/PID/fdinfo, which is unreadable for another user's process: then they are zero, and the total from the
+    driver is the VRAM, unless it is at most the parts outside the card. All zero means that nothing was `read`: a
+    process on a card holds some memory."""
+    parts = usage if isinstance(usage, dict) else {}
+    vram, gtt, cpu = (parse_numbers.megabytes(parts.get(key), "B") for key in ("vram_mem", "gtt_mem", "cpu_mem"))
+    outside = (gtt or 0.0) + (cpu or 0.0)
+    everything = parse_numbers.megabytes(whole, "B") or 0.0
+    if vram or not outside:
+        return vram or everything or None
+    return everything if everything > outside else vram
+
+
+def without_repeated_memory(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Return the devices, with unknown memory for a process that several cards list with the same figure. Some releases
+    of AMD SMI (seen with ROCm 7.2) list every process on every card with its total memory."""
+    listed = tuple(devices)
+    entries = ({(process.pid, process.memory_mb) for process in device.processes or ()} for device in listed)
+    times = Counter(chain.from_iterable(entries))
+    found = []
+    for device in listed:
+        processes = [
+            replace(process, memory_mb=None) if times[process.pid, process.memory_mb] > 1 else process
+            for process in device.processes or ()
+        ]
+        found.append(replace(device, processes=tuple(processes)) if processes else device)
+    return tuple(found)
+
+
+def json_documents(text: str) -> Iterator[Any]:
+    """Return the JSON arrays and objects in `text`, which may have warnings before, between and after them."""
+    # Only at the start of a line: indented text belongs to a document, and a part of a truncated one is no answer.
+    starts = re.finditer(r"(?:\A\s*|^)(?=[\[{])", text, re.MULTILINE)
+    decoder, end = json.JSONDecoder(), 0
+    for start in islice((match.end() for match in starts), 64):
+        if start >= end:
+            with contextlib.suppress(ValueError, RecursionError):
+                value, end = decoder.raw_decode(text, start)
+                yield value
+
+
+def garbled(source: str, text: str) -> ProbeGarbled:
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    said = f"no cards in its output: {first[:100]!r}" if first else "it printed nothing"
+    return ProbeGarbled(source, said, hint=f"run `{source}` yourself to see why")
+
+
+def parse_output(output: ToolOutput, parse: Callable[[str], Reading]) -> Reading:
+    """Parse the output even if the tool failed: AMD's tools fail if a single figure is not supported."""
+    try:
+        return parse(output.stdout)
+    except ProbeGarbled:
+        if output.status not in (0, None):
+            raise output.failure() from None
+        raise
+
+
+# The tool
 
 
 def parse(text: str) -> Reading:
@@ -71,12 +238,10 @@ def merge(first: Reading, *others: Reading) -> Reading:
 
 
 class AmdSmi:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._listed: Reading | None = None
         self._static: Reading | None = None
         self._indexes: set[int | None] = set()
-        self._ask_static = OptionalCall(NAME, Vendor.AMD, f"`{NAME} static`", clock)
-        self._ask_process = OptionalCall(NAME, Vendor.AMD, f"`{NAME} process`", clock)
 
     def read(self, timeout_s: float) -> Reading:
         deadline = Deadline(timeout_s)
@@ -92,8 +257,8 @@ class AmdSmi:
         indexes = {device.index for device in metric.devices}
         if known and indexes != self._indexes:
             listed = self._list(deadline)
-        static = self._static or self._ask_static.ask(lambda: _call("static", deadline=deadline), deadline)
-        processes = self._ask_process.ask(lambda: _call("process", deadline=deadline), deadline)
+        static = self._static or optional(lambda: _call("static", deadline=deadline), Vendor.AMD, f"`{NAME} static`")
+        processes = optional(lambda: _call("process", deadline=deadline), Vendor.AMD, f"`{NAME} process`")
         self._indexes, self._static = indexes, None if static.problems else static
         return merge(metric, listed, static, processes)
 

@@ -1,13 +1,12 @@
 """The `amdsmi` Python library that ROCm installs: the cheapest probe, which can hang in the driver; and kernel files
 for memory that is read often, some microseconds for each.
 
-- It is imported at the first read: the import loads libamd_smi.so, and fails in many ways if that is missing. It stays
-  initialised between reads, and is initialised again after a failure.
-- A figure that a card, a release or our permissions do not provide is unknown; only a missing card list is an error.
-- The library's list of processes is never read often: it looks through the open files of every process on the machine.
-  What a program holds is `/sys/class/kfd/kfd/proc/PID/vram_GPU` of the compute driver, for programs of all users. Its
-  pids are those of the first pid namespace, so in a container they are not used. Processes that do not compute, such as
-  a desktop's, keep the figure of the last full reading while they live.
+- It is imported at the first read, and stays initialised until it fails. A figure that a card, a release or our
+  permissions do not provide is unknown; only a missing card list is an error.
+- Its list of processes is never read often: it looks through the open files of every process on the machine. What a
+  program holds is `/sys/class/kfd/kfd/proc/PID/vram_GPU` of the compute driver, for programs of all users. Its pids are
+  those of the first pid namespace, so in a container they are not used. Processes that do not compute, such as a
+  desktop's, keep the figure of the last full reading while they live.
 - Partitions of a card share the kernel's files: their memory is unknown there."""
 
 import contextlib
@@ -26,7 +25,7 @@ from msgspec.structs import replace
 from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
-from gpuyard.probes.amd.card_fields import Record, device_of, memory, process_of, without_repeated_memory
+from gpuyard.probes.amd.amd_smi import Record, device_of, memory, process_of, without_repeated_memory
 from gpuyard.probes.devices_and_processes import with_distinct_ids, without_number
 from gpuyard.probes.kernel_files import cards_of_compute_driver, names_in, read_text, sees_all_processes
 

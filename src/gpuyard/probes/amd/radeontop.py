@@ -1,17 +1,14 @@
 """`radeontop -d - -l 1`, for cards without ROCm: one card's load and video memory, after about a second of sampling.
 
-Rules:
-- The bus is hexadecimal, and a card sits on it as device 0, function 0.
-- The size of the memory is not printed. It is computed from the used share, which has two decimals, if that is
-  precise to 1%.
-- A share of zero means that the usage could not be read: a card in use always uses some memory."""
+The bus is hexadecimal, and a card sits on it as device 0, function 0. The size of the memory is computed from the used
+share, if that is precise to 1%. A share of zero means that it could not be read: a card in use always uses some."""
 
 import re
 
 from gpuyard.model.machine_snapshot import Device, Reading, Vendor
 from gpuyard.probes import parse_numbers
-from gpuyard.probes.amd import card_fields
-from gpuyard.probes.amd.card_fields import garbled
+from gpuyard.probes.amd import amd_smi
+from gpuyard.probes.amd.amd_smi import garbled
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
 from gpuyard.probes.run_tool import run_tool
 
@@ -45,9 +42,9 @@ def _device(number: int, match: re.Match[str]) -> Device:
     elif share <= 100 and 0.005 / share + 0.005 / used <= 0.01:  # both are rounded to two decimals
         total = round(used * 100 / share, 2)
     return Device(
-        id=card_fields.device_id(None, pci, number),
+        id=amd_smi.device_id(None, pci, number),
         vendor=Vendor.AMD,
         pci_bus_id=pci,
-        **card_fields.memory(total, used),
+        **amd_smi.memory(total, used),
         utilization_percent=parse_numbers.percent(match[2]),
     )

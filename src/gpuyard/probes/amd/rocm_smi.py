@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from gpuyard.errors import ProbeGarbled
 from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
-from gpuyard.probes.amd import card_fields
-from gpuyard.probes.amd.card_fields import garbled, json_documents, parse_output
+from gpuyard.probes.amd import amd_smi
+from gpuyard.probes.amd.amd_smi import garbled, json_documents, parse_output
 from gpuyard.probes.devices_and_processes import pci_bus_id, with_distinct_ids
 from gpuyard.probes.run_tool import Deadline, run_until
 
@@ -67,7 +67,7 @@ def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:
         for key, card in document.items()
         if (match := _CARD.fullmatch(key)) and isinstance(card, dict)
     }
-    processes = _processes({**document, **card_fields.section(document, "system")}) if len(found) == 1 else None
+    processes = _processes({**document, **amd_smi.section(document, "system")}) if len(found) == 1 else None
     names_cards = any(_CARD.fullmatch(key) for key in document)
     keys = {key for card in found.values() for key in card}
     if names_cards and not processes and not any(known.fullmatch(key) for key in keys for known in _KEYS.values()):
@@ -78,14 +78,14 @@ def _devices_of_document(document: dict[str, Any]) -> list[Device] | None:
 def _device(index: int, said: dict[str, Any]) -> Device:
     pci = pci_bus_id(said.get("pci bus"))
     edge = _matching(parse_numbers.celsius, said, "edge")
-    unique = card_fields.unique_id(said.get("unique id"))
+    unique = amd_smi.unique_id(said.get("unique id"))
     return Device(
-        id=card_fields.device_id(unique, pci, index),
+        id=amd_smi.device_id(unique, pci, index),
         vendor=Vendor.AMD,
         index=index,
-        name=card_fields.card_name(said.get("card series"), said.get("device name"), said.get("card model")),
+        name=amd_smi.card_name(said.get("card series"), said.get("device name"), said.get("card model")),
         pci_bus_id=pci,
-        **card_fields.memory(_matching(_from_bytes, said, "total"), _matching(_from_bytes, said, "used")),
+        **amd_smi.memory(_matching(_from_bytes, said, "total"), _matching(_from_bytes, said, "used")),
         utilization_percent=_matching(parse_numbers.percent, said, "busy"),
         power_draw_w=_matching(parse_numbers.watts, said, "draw"),
         power_limit_w=_matching(parse_numbers.watts, said, "limit") or None,  # releases print 0 W for no cap
@@ -105,6 +105,6 @@ def _processes(said: dict[str, Any]) -> tuple[Process, ...] | None:
         match = re.fullmatch(r"PID(\d{1,10})", key, re.IGNORECASE)
         if match and isinstance(value, str):
             name, card_count, vram, *_ = [*value.rsplit(",", 4), "", "", ""]
-            process = card_fields.process(match[1], name, parse_numbers.megabytes(vram, "B"))
+            process = amd_smi.process(match[1], name, parse_numbers.megabytes(vram, "B"))
             found += [process] if process and parse_numbers.whole(card_count) != 0 else []
     return tuple(found) or None

@@ -1,15 +1,12 @@
 """`intel_gpu_top -J`: utilisation, power and clients of one card that the i915 driver runs.
 
-Rules:
-- The output is an endless array of samples that may lack its brackets, its commas, or its end. The complete
-  members of a truncated sample count, but any complete sample is better.
-- The last usable sample counts. The first one spans microseconds and measures nothing: if it is the only
-  one, rates are unknown. The processes are no rate, and are taken even from such a sample.
-- A device is as busy as the busiest of its engines.
+- The output is an endless array of samples that may lack its brackets, its commas, or its end. The last complete sample
+  counts, else the complete members of a truncated one. The first one spans microseconds and measures nothing: if it is
+  the only one, rates are unknown, and only the processes are taken. A device is as busy as its busiest engine.
 - Used memory stays unknown: buffers that clients share are counted with each, and other users' clients may be hidden.
   What the clients hold for themselves, with the most that any of them shares, is a lower bound.
-- The output does not name its card, so the live reading takes that from the kernel. The tool
-  does not see cards of the xe driver: with such a card this probe fails, so that a later one lists all cards."""
+- The output does not name its card, so the live reading takes that from the kernel. The tool does not see cards of the
+  xe driver: with such a card this probe fails, so that a later one lists all cards."""
 
 import contextlib
 import json
@@ -38,7 +35,7 @@ class IntelGpuTop:
         deadline = Deadline(timeout_s)
         find_tool(NAME)
         cards = list_cards(self._root)
-        unseen = [card.bus_id or card.name for card in cards if card.driver != "i915"]
+        unseen = [card.bus_id or card.identity["name"] for card in cards if card.driver != "i915"]
         if unseen:
             raise ProbeError(NAME, f"it does not support {', '.join(unseen)}: only cards of the i915 driver")
         if len(cards) > 1:
@@ -158,8 +155,8 @@ def _read_each(cards: Sequence[IntelCard], deadline: Deadline) -> Reading:
         try:
             device = _sample(deadline, card, max(100, 250 // len(cards)))
         except ProbeError as error:
-            errors[card.id] = error
-            device = Device(id=card.id, vendor=Vendor.INTEL)
+            errors[card.identity["id"]] = error
+            device = Device(id="", vendor=Vendor.INTEL)
         devices.append(structs.replace(device, **card.identity))
     if len(errors) == len(cards):
         raise next(iter(errors.values()))

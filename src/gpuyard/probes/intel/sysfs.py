@@ -72,24 +72,13 @@ def processes_of(clients: Iterable[Process]) -> tuple[Process, ...]:
 
 
 class IntelCard(Struct, frozen=True, kw_only=True):
-    """An Intel card. `folder` is its directory in the tree of PCI devices."""
+    """An Intel card. `folder` is its directory in the tree of PCI devices, `identity` the fields of a Device that the
+    kernel knows."""
 
     folder: Path
     driver: str
-    name: str
-    index: int = 0
-    bus_id: str | None = None
-    memory_total_mb: float | None = None
-
-    @property
-    def id(self) -> str:
-        return device_id(self.index, None, self.bus_id)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The fields of a Device that the kernel knows."""
-        known = {"id": self.id, "index": self.index, "name": self.name}
-        return {**known, "pci_bus_id": self.bus_id, "memory_total_mb": self.memory_total_mb}
+    bus_id: str | None
+    identity: dict[str, Any]
 
 
 def list_cards(root: Path = Path("/")) -> tuple[IntelCard, ...]:
@@ -97,7 +86,11 @@ def list_cards(root: Path = Path("/")) -> tuple[IntelCard, ...]:
     nodes = (node for node in find_files(root / "sys/class/drm", "card*") if node.name[4:].isdecimal())
     found = {card.folder: card for card in map(_card, nodes) if card is not None}
     ordered = sorted(found.values(), key=lambda card: (card.bus_id is None, card.bus_id or "", card.folder))
-    return tuple(structs.replace(card, index=index) for index, card in enumerate(ordered))
+    numbered = (
+        {**card.identity, "id": device_id(index, None, card.bus_id), "index": index}
+        for index, card in enumerate(ordered)
+    )
+    return tuple(structs.replace(card, identity=identity) for card, identity in zip(ordered, numbered, strict=True))
 
 
 def find_files(folder: Path, pattern: str) -> list[Path]:
@@ -123,8 +116,8 @@ def _card(node: Path) -> IntelCard | None:
         sizes = [parse_numbers.megabytes(read_text(file), "B") or 0.0 for file in files]
         if total_mb is None and sizes and all(sizes) and place != "0000:00:02.0":
             total_mb = round(sum(sizes), 2)
-    name = _NAMES.get(model, f"Intel Graphics [{model}]")
-    return IntelCard(folder=folder, driver=driver, name=name, bus_id=place, memory_total_mb=total_mb)
+    identity = {"name": _NAMES.get(model, f"Intel Graphics [{model}]"), "memory_total_mb": total_mb}
+    return IntelCard(folder=folder, driver=driver, bus_id=place, identity={**identity, "pci_bus_id": place})
 
 
 # The probe
@@ -175,9 +168,9 @@ class IntelSysfs:
         cards = list_cards(self._root)
         if not cards:
             raise ProbeMissing(NAME, "there is no Intel GPU under /sys/class/drm")
-        sensors = {card.id: _read_sensors(card, self._clock()) for card in cards}
+        sensors = {card.identity["id"]: _read_sensors(card, self._clock()) for card in cards}
         view = _scan_clients(self._root, deadline, self._clock())
-        devices = [self._device(card, sensors[card.id], view, is_only=len(cards) == 1) for card in cards]
+        devices = [self._device(card, sensors[card.identity["id"]], view, is_only=len(cards) == 1) for card in cards]
         self._view, self._sensors = view, sensors
         return Reading(devices=with_distinct_ids(devices))
 
@@ -190,7 +183,7 @@ class IntelSysfs:
             vendor=Vendor.INTEL,
             **card.identity,
             utilization_percent=_utilization(self._view, view, clients) if self._view else None,
-            power_draw_w=_power(self._sensors.get(card.id), sensors),
+            power_draw_w=_power(self._sensors.get(card.identity["id"]), sensors),
             power_limit_w=sensors.power_limit_w,
             temperature_c=sensors.temperature_c,
             processes=processes if processes or view.is_whole else None,

@@ -11,7 +11,6 @@
 import csv
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from gpuyard.model.machine_snapshot import Device, Process, Reading, Vendor
 from gpuyard.probes import parse_numbers
 from gpuyard.probes.devices_and_processes import pci_bus_id
 from gpuyard.probes.intel.sysfs import device_id, processes_of, without_shared_uuids
-from gpuyard.probes.run_tool import Deadline, OptionalCall, run_until
+from gpuyard.probes.run_tool import Deadline, optional, run_until
 
 NAME = "xpu-smi"
 # By their numbers in `xpu-smi dump -h`: utilisation, power, core temperature, used memory. Every release knows them.
@@ -48,11 +47,10 @@ _COLUMNS: tuple[tuple[re.Pattern[str], str, Callable[[Any], float | None]], ...]
 
 
 class XpuSmi:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._known: tuple[Device, ...] = ()
         self._is_sized = False
         self._dumps = _DUMPS
-        self._ask_users = OptionalCall(NAME, Vendor.INTEL, "who uses the devices is unknown", clock)
 
     def read(self, timeout_s: float) -> Reading:
         deadline = Deadline(timeout_s)
@@ -64,7 +62,8 @@ class XpuSmi:
         except ProbeError:
             self._known, self._is_sized, self._dumps = (), False, _DUMPS
             raise
-        users = self._ask_users.ask(lambda: _ask([NAME, "ps", "-j"], deadline), deadline)
+        about = "who uses the devices is unknown"
+        users = optional(lambda: _ask([NAME, "ps", "-j"], deadline), Vendor.INTEL, about)
         listed = {device.index: device.processes or () for device in users.devices}
         devices = []
         for device in known:

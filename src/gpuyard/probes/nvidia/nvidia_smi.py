@@ -1,46 +1,34 @@
 """NVIDIA devices through `nvidia-smi`, for machines where NVML fails; and saved outputs of it, also as CSV.
 
 One call for the XML returns everything; sections were renamed over the years, so each figure has a list of paths, the
-newest first. A truncated document yields its complete cards, and a problem that says so. If a lost card keeps the tool
-from listing the others, they are queried by bus id. Xids are in no output: they come from the kernel's log."""
+newest first. A truncated document yields its complete cards, and a problem that says so."""
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
 from msgspec.structs import replace
 
-from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled
-from gpuyard.model.machine_snapshot import Device, HealthFigures, Process, Reading, Throttle, Vendor, XidEvent
+from gpuyard.errors import ProbeCrashed, ProbeGarbled
+from gpuyard.model.machine_snapshot import Device, HealthFigures, Process, Reading, Throttle, Vendor
 from gpuyard.policy.numbers import IDLE_PERCENT
 from gpuyard.probes.devices_and_processes import one_per_pid, pci_bus_id, with_distinct_ids
-from gpuyard.probes.nvidia.lost_cards import MOST_REMEMBERED, KernelCard, KernelLog, list_kernel_cards
 from gpuyard.probes.parse_numbers import celsius, megabytes, percent, watts, whole, words
-from gpuyard.probes.run_tool import Deadline, ToolOutput, as_problem, problem_beside, run_until
+from gpuyard.probes.run_tool import as_problem, problem_beside, run_tool
 
 # What the tool prints about cards that do not answer
-
-_HANDLE = re.compile(r"unable to determine the device handle for (.*)", re.IGNORECASE)
-_BUS_ID = re.compile(r"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4}):[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
-_GONE = re.compile(r"gpu is lost|fallen off the bus|gpu requires re(?:set|start)|reboot the system", re.IGNORECASE)
-_REFUSAL = re.compile(
-    r"^.*(?:nvidia-smi has failed|failed to initialize nvml|couldn't communicate with the nvidia driver).*$",
-    re.IGNORECASE | re.MULTILINE,
-)
-_NO_DEVICES = re.compile(r"^\s*no devices were found\s*$", re.IGNORECASE | re.MULTILINE)
 
 
 def lost_devices(text: str) -> tuple[Device, ...]:
     """Return the cards that lines of `text` report as lost, by bus id."""
     lost = []
     for line in text.splitlines():
-        said = _HANDLE.search(line)
-        bus = said and _BUS_ID.search(said[1])
-        bus_id = pci_bus_id(bus[0]) if bus else None
-        if said and bus and bus_id:
+        said = re.search(r"unable to determine the device handle for (.*)", line, re.IGNORECASE)
+        bus = said and re.search(
+            r"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{4})(?::[0-9A-Fa-f]{2}){2}\.[0-7]", said[1]
+        )
+        if said and bus and (bus_id := pci_bus_id(bus[0])):
             fault = said[1][bus.end() :].strip(" :") or line.strip()
             lost.append(Device(id=bus_id, vendor=Vendor.NVIDIA, pci_bus_id=bus_id, fault=fault))
     return with_distinct_ids(lost)
@@ -48,7 +36,8 @@ def lost_devices(text: str) -> tuple[Device, ...]:
 
 def fault_in(fields: Iterable[str | None]) -> str | None:
     """Return the first field that says the card is lost, or None. The driver prints it in place of any figure."""
-    return next((field.strip(" []") for field in fields if field and _GONE.search(field)), None)
+    gone = re.compile(r"gpu is lost|fallen off the bus|gpu requires re(?:set|start)|reboot the system", re.IGNORECASE)
+    return next((field.strip(" []") for field in fields if field and gone.search(field)), None)
 
 
 def own_words(field: str | None) -> str | None:
@@ -58,11 +47,11 @@ def own_words(field: str | None) -> str | None:
 
 def only_lost_devices(text: str, expected: str) -> Reading:
     """Return the reading of an output that lists no cards; raise if it is neither lost cards nor none at all."""
-    lost = lost_devices(text)
-    refusal = _REFUSAL.search(text)
-    if refusal:
+    failures = "nvidia-smi has failed|failed to initialize nvml|couldn't communicate with the nvidia driver"
+    if refusal := re.search(rf"^.*(?:{failures}).*$", text, re.IGNORECASE | re.MULTILINE):
         raise ProbeCrashed("nvidia-smi", refusal[0].strip()[:200], hint="see dmesg for what the driver says")
-    if lost or _NO_DEVICES.search(text):
+    lost = lost_devices(text)
+    if lost or re.search(r"^\s*no devices were found\s*$", text, re.IGNORECASE | re.MULTILINE):
         return Reading(devices=lost)
     raise ProbeGarbled("nvidia-smi", f"this is not the {expected} prints")
 
@@ -205,66 +194,19 @@ def _processes(card: Element, instance: tuple[str | None, str | None] | None) ->
     return one_per_pid(found)
 
 
-_XML = ("nvidia-smi", "-q", "-x")
-
-
 class NvidiaSmi:
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
-        self._kernel_log = KernelLog(root)
-        self._xids: dict[str, tuple[XidEvent, ...]] = {}
-
     def read(self, timeout_s: float) -> Reading:
-        for bus_id, code in self._kernel_log.new_xids():
-            events = (*self._xids.get(bus_id, ()), XidEvent(code=code, at=time.time()))
-            self._xids[bus_id] = events[-MOST_REMEMBERED:]
-        deadline = Deadline(timeout_s)
-        reading = _read_xml(run_until(_XML, deadline))
-        if reading.devices and not any(device.healthy for device in reading.devices):
-            reading = self._read_around(reading, deadline)
-        devices = []
-        for device in reading.devices:
-            events = self._xids.get(device.pci_bus_id or "", ()) if device.parent is None else ()
-            health = replace(device.health or HealthFigures(), xids=events) if events else device.health
-            devices.append(replace(device, health=health) if events else device)
-        return replace(reading, devices=tuple(devices))
-
-    def _read_around(self, lost: Reading, deadline: Deadline) -> Reading:
-        """Read the other cards by bus id, and number all cards as the kernel does."""
-        places = {card.pci_bus_id: (index, card) for index, card in enumerate(list_kernel_cards(self._root))}
-        unknown = (None, KernelCard(pci_bus_id=None))
-        gone, well = [], []
-        for device in lost.devices:
-            index, card = places.get(device.pci_bus_id, unknown)
-            gone.append(replace(device, id=card.uuid or device.id, name=device.name or card.name, index=index))
-        lost_at = {device.pci_bus_id for device in gone}
-        others = [bus_id for bus_id in places if bus_id and bus_id not in lost_at]
-        found = Reading()
-        if others:
-            try:
-                found = _read_xml(run_until([*_XML, "-i", ",".join(others)], deadline))
-            except ProbeError as error:
-                found = Reading(problems=(problem_beside(error, Vendor.NVIDIA, "the other GPUs"),))
-        for device in found.devices:
-            index, _ = unknown if device.parent else places.get(device.pci_bus_id, unknown)
-            well.append(device if index is None else replace(device, index=index))
-        return Reading(
-            devices=tuple(sorted([*well, *gone], key=lambda device: (device.index is None, device.index))),
-            problems=(*lost.problems, *found.problems),
-        )
-
-
-def _read_xml(output: ToolOutput) -> Reading:
-    """Parse the XML. If the tool failed after listing some cards, more may exist: a lost card is why it failed."""
-    try:
-        reading = parse_xml(output.stdout)
-    except ProbeGarbled:
-        if output.status != 0:
-            raise output.failure() from None
-        raise
-    if output.status == 0 or any(not device.healthy for device in reading.devices):
-        return reading
-    return replace(reading, problems=(*reading.problems, problem_beside(output.failure(), Vendor.NVIDIA)))
+        """Parse the XML. If the tool failed after listing some cards, more may exist: a lost card is why it failed."""
+        output = run_tool(("nvidia-smi", "-q", "-x"), timeout_s)
+        try:
+            reading = parse_xml(output.stdout)
+        except ProbeGarbled:
+            if output.status != 0:
+                raise output.failure() from None
+            raise
+        if output.status == 0 or any(not device.healthy for device in reading.devices):
+            return reading
+        return replace(reading, problems=(*reading.problems, problem_beside(output.failure(), Vendor.NVIDIA)))
 
 
 # CSV of `--query-gpu=…` and `--query-compute-apps=…`, with any columns below a header line

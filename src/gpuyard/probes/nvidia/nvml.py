@@ -1,16 +1,13 @@
 """NVIDIA devices through NVML, the driver's own library: the cheapest and most complete probe.
 
-Rules:
 - A figure that the driver does not report is unknown; only the errors for a lost card make it unhealthy. A card that
   supports no figures at all (a Jetson) is healthy; a card where all figures fail for another reason is not.
 - A card that this user may not use is not listed: a problem says how many there are. The others keep their numbers.
 - Used memory leaves out what the driver keeps for itself, as `nvidia-smi` shows it.
-- Whether a card is split into MIG instances is queried only now and then: on an H200 the call takes 160 us, more than
-  all figures together. The load per process takes 2 ms, and is queried only for a busy card. The energy counter takes
-  3 ms, and is queried every 10 s (`EnergyCounters`).
+- On an H200 it takes 160 us to ask whether a card is split into MIG instances, more than all figures together, and 2 ms
+  for the load per process: the first is asked every 10 s, the second only for a busy card.
 - The library is initialised once, and again after a fork, after it reports that it was closed, and from time to time
-  while a card is unhealthy, because only a new initialisation sees a card that came back.
-- Health, energy and the load of each process are in `nvml_health_and_energy.py`."""
+  while a card is unhealthy, because only a new initialisation sees a card that came back."""
 
 import contextlib
 import ctypes
@@ -29,11 +26,12 @@ from gpuyard.errors import ProbeCrashed, ProbeDenied, ProbeError, ProbeMissing
 from gpuyard.model.machine_snapshot import Device, Problem, Process, Reading, Vendor
 from gpuyard.policy.numbers import IDLE_PERCENT
 from gpuyard.probes.devices_and_processes import one_per_pid, pci_bus_id
-from gpuyard.probes.nvidia.lost_cards import KernelCard, list_kernel_cards
 from gpuyard.probes.nvidia.nvml_health_and_energy import (
     ASK_RARELY_S,
     EnergyCounters,
+    KernelCard,
     NvmlHealth,
+    list_kernel_cards,
     window_start,
     with_loads,
 )
@@ -98,13 +96,11 @@ class Nvml:
         return Reading(devices=devices, problems=self._problems)
 
     def _with_health(self, driver: "_Driver", card: _NvmlCard, devices: list[Device]) -> list[Device]:
-        if not devices:
-            return []
         health = self._health.lost(card.device.id)
         if card.handle is not None:
             with contextlib.suppress(_LostError):
                 health = self._health.read(driver, card.handle, devices[0])
-        return [replace(devices[0], health=health), *devices[1:]]
+        return [replace(each, health=health) if each.id == card.device.id else each for each in devices]
 
     def read_memory(self, devices: Sequence[Device]) -> list[Device]:
         """Read a few devices without setting up again what `read` takes care of."""

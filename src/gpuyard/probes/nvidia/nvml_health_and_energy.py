@@ -1,20 +1,21 @@
 """What NVML reports about an NVIDIA card beside its present figures: health, energy, and the load of each process.
 
-- Most figures of health change seldom and may take long to read: they are asked for every 10 s, and at once after an
-  event; reasons for throttling every 2 s. Events are collected at each reading, without waiting and without a thread
-  that a stuck driver could keep from ending. The kernel's log replaces events that the driver does not send.
+- Figures of health that change seldom, or take long to read, are asked for every 10 s, and at once after an event.
+  Events are collected at each reading, without waiting and without a thread that a stuck driver could keep from ending.
 - A PCIe link counts as narrow only while the card is busy. Memory counts as unreleased when it was in use for 10 s
   without any process; nothing is concluded in a PID namespace, where the driver hides processes.
-- The driver of an H200 takes 3 ms to answer for the energy counter, so the card's power continues it for 10 s. A
-  reading never falls, unless the counter itself has started again.
+- The energy counter of an H200 takes 3 ms, so the card's power continues it for 10 s. A reading never falls, unless the
+  counter itself has started again.
 - The load of a process is that of its newest sample; without one in the last two seconds it was idle. Samples are
   compared with each other and never with our clock. If no sample belongs to a listed process, all loads are unknown: in
   a container pids differ, and the first samples of a process come late."""
 
 import contextlib
 import ctypes
+import os
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -24,8 +25,79 @@ from msgspec.structs import replace
 
 from gpuyard.model.machine_snapshot import UNEXPLAINED_MB, Device, HealthFigures, Process, Throttle, XidEvent
 from gpuyard.policy.numbers import IDLE_PERCENT
-from gpuyard.probes.kernel_files import sees_all_processes
-from gpuyard.probes.nvidia.lost_cards import MOST_REMEMBERED, KernelLog
+from gpuyard.probes.devices_and_processes import pci_bus_id
+from gpuyard.probes.kernel_files import names_in, read_text, sees_all_processes
+from gpuyard.probes.parse_numbers import words
+
+# What Linux knows without a call of the driver: the cards under /proc, and Xids in the kernel's log. Only Xids written
+# after the first call count: an earlier one may have been repaired since.
+
+
+class KernelCard(Struct, frozen=True, kw_only=True):
+    pci_bus_id: str | None
+    uuid: str | None = None
+    name: str | None = None
+
+
+def list_kernel_cards(root: Path = Path("/")) -> tuple[KernelCard, ...]:
+    """Return the cards in PCI bus order, which is NVIDIA's numbering."""
+    folder, found = root / "proc/driver/nvidia/gpus", []
+    for name in names_in(folder):
+        lines = (read_text(folder / name / "information") or "").splitlines()
+        facts = {key.strip(): words(value) for key, _, value in (line.partition(":") for line in lines)}
+        uuid = facts.get("GPU UUID")
+        # A card that was never initialised has question marks in its UUID.
+        own = uuid if uuid and "?" not in uuid else None
+        found.append(KernelCard(pci_bus_id=pci_bus_id(name), uuid=own, name=facts.get("Model")))
+    return tuple(found)
+
+
+# `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.`; older drivers leave out `PCI:`.
+_XID_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\): (\d{1,4})\b")
+# Xids of one card.
+MOST_REMEMBERED = 32
+
+
+def find_xids(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the PCI bus id of the card and the number of each Xid in a text of the kernel's log."""
+    for found in _XID_LINE.finditer(text):
+        bus_id = pci_bus_id(f"{found[1]}.0")
+        if bus_id is not None:
+            yield bus_id, int(found[2])
+
+
+class KernelLog:
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._path = root / "dev/kmsg"
+        self._descriptor: int | None = None
+        self._is_open = False
+
+    def new_xids(self) -> list[tuple[str, int]]:
+        """Return the cards and Xids of messages since the last call; none at the first call. Never blocks."""
+        if not self._is_open:
+            self._is_open = True
+            with contextlib.suppress(OSError):  # not on this system, or not for this user
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._descriptor, 0, os.SEEK_END)
+        elif self._descriptor is not None:
+            return list(find_xids("\n".join(_records(self._descriptor))))
+        return []
+
+
+def _records(descriptor: int) -> Iterator[str]:
+    for _ in range(1000):  # the rest at the next call, so that a flood of messages does not delay a reading
+        try:
+            record = os.read(descriptor, 8192)
+        except BrokenPipeError:  # messages were overwritten before we read them: the next call gets the oldest
+            continue
+        except OSError:  # nothing more
+            return
+        if not record:
+            return
+        yield record.decode("utf-8", "replace")
+
+
+# Energy
 
 # Figures that the driver takes long to answer for, or that change seldom.
 ASK_RARELY_S = 10.0
@@ -73,8 +145,7 @@ _THROTTLES = {Throttle.SW_THERMAL: 32, Throttle.HW_THERMAL: 64, Throttle.POWER_B
 class AsksDriver(Protocol):
     """The part of the NVML probe that calls the driver: None where a device does not support the call."""
 
-    @property
-    def nvml(self) -> ModuleType: ...
+    nvml: ModuleType
 
     def ask(self, function: str, *arguments: Any) -> Any: ...
 
