@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         id="daemon-strangers-use-up-connections",
-        file="src/gpuyard/daemon/server/client_admission.py",
+        file="src/gpuyard/daemon/server/connection.py",
         old="        if len(self._network_of) >= self._most:\n",
         new="        if False:\n",
         breaks="Clients without the token hold any number of the daemon's connections.",

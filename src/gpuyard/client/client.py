@@ -20,7 +20,6 @@ from gpuyard.client.supply_secrets import decided, merge, second_request
 from gpuyard.client.transports import SocketTransport, WebTransport
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.units import parse_duration
-from gpuyard.schema import estimates as learned
 from gpuyard.schema import jobs, machine
 from gpuyard.schema import queue as answers
 from gpuyard.schema.requests import JobOrder, SubmitKwargs
@@ -363,34 +362,34 @@ class Client(Closeable):
             "/clean", {} if older_than is None else {"older_than_s": _seconds(older_than)}, answers.CleanResult
         )
 
-    def estimates(self, limit: int = 50) -> learned.EstimateList:
+    def estimates(self, limit: int = 50) -> answers.EstimateList:
         """Return estimates learned from past runs, the latest first."""
-        return self._get("/estimates", learned.EstimateList, {"limit": limit})
+        return self._get("/estimates", answers.EstimateList, {"limit": limit})
 
-    def forget_estimates(self, *words: str, all: bool = False) -> learned.ForgetResult:  # noqa: A002 - as on the command line
+    def forget_estimates(self, *words: str, all: bool = False) -> answers.ForgetResult:  # noqa: A002 - as on the command line
         """Forget estimates, by their fingerprints or by a part of the command; or `all=True`."""
-        return self._post("/estimates/forget", {"words": list(words), "all": all}, learned.ForgetResult)
+        return self._post("/estimates/forget", {"words": list(words), "all": all}, answers.ForgetResult)
 
-    def export_estimates(self) -> list[learned.LearnedProfile]:
+    def export_estimates(self) -> list[answers.LearnedProfile]:
         """Return all estimates, to import them on another machine."""
         found, after = [], None
         while True:
-            page = self._get("/estimates/export", learned.ProfilePage, {"after": after})
+            page = self._get("/estimates/export", answers.ProfilePage, {"after": after})
             found += page.estimates
             if (after := page.next) is None:
                 return found
 
     def import_estimates(
-        self, estimates: Iterable[learned.LearnedProfile], *, overwrite: bool = False
-    ) -> learned.ImportResult:
+        self, estimates: Iterable[answers.LearnedProfile], *, overwrite: bool = False
+    ) -> answers.ImportResult:
         """Add estimates of another machine. Those that were learned here stay; not with `overwrite`."""
         left, imported, kept = list(estimates), 0, 0
         while left:
             piece, left = left[:500], left[500:]
             body = {"estimates": msgspec.to_builtins(piece), "replace": overwrite}
-            result = self._post("/estimates/import", body, learned.ImportResult)
+            result = self._post("/estimates/import", body, answers.ImportResult)
             imported, kept = imported + result.imported, kept + result.kept
-        return learned.ImportResult(imported=imported, kept=kept)
+        return answers.ImportResult(imported=imported, kept=kept)
 
     def stop(self) -> answers.StopResult:
         """Stop the daemon, and return when it has ended. Jobs keep running; the next daemon takes them over."""

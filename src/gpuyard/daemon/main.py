@@ -229,7 +229,8 @@ async def _serve(database: Database, notice: str | None, home: HomeWatch, open_f
     scheduler.fatal_fault.add_done_callback(lambda _: end(Shutdown(status=1)))
     publisher = EventPublisher(scheduler, ledger.leases)
     routes.health.on_fault.append(publisher.publish_fault)
-    await routes.open_page_as_configured()
+    if load_config().page.enabled:
+        await routes.web.open_as_configured(scheduler.notices.append)
     scheduler.sampling.request()  # the first sample takes longest: take it before the first submission
     _log.info("the daemon is running, version %s, pid %d, on %s", __version__, os.getpid(), paths.socket_path())
     gc.freeze()  # objects made so far live as long as the daemon: keep the collector from scanning them

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gpuyard.schema import estimates, jobs, machine, queue, requests
+from gpuyard.schema import jobs, machine, queue, requests
 from gpuyard.schema.queue import ErrorBody
 from gpuyard.version import API, __version__
 
@@ -99,13 +99,13 @@ _BATCHES = (
          requests.TagQuery),
     _post("stop_tag", "/tags/stop", "Start no more jobs of a tag.", queue.TagState, requests.TagRequest),
     _post("go_tag", "/tags/go", "Start jobs of a tag again.", queue.TagState, requests.TagRequest),
-    _get("estimates", "/estimates", "Estimates learned from past runs, the latest first.", estimates.EstimateList,
+    _get("estimates", "/estimates", "Estimates learned from past runs, the latest first.", queue.EstimateList,
          requests.EstimatesQuery),
     _get("export_estimates", "/estimates/export", "Estimates to import on another machine, a page at a time.",
-         estimates.ProfilePage, requests.ProfilesQuery),
-    _post("import_estimates", "/estimates/import", "Add estimates of another machine.", estimates.ImportResult,
+         queue.ProfilePage, requests.ProfilesQuery),
+    _post("import_estimates", "/estimates/import", "Add estimates of another machine.", queue.ImportResult,
           requests.ImportRequest),
-    _post("forget_estimates", "/estimates/forget", "Forget estimates.", estimates.ForgetResult, requests.ForgetRequest),
+    _post("forget_estimates", "/estimates/forget", "Forget estimates.", queue.ForgetResult, requests.ForgetRequest),
 )  # fmt: skip
 
 _MACHINE = (

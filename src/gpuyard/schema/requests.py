@@ -15,7 +15,7 @@ from gpuyard.model.shell_environment import Submitters
 from gpuyard.model.submission import SubmissionRequest
 from gpuyard.model.submit_options import MAX_PRIORITY, SUBMIT_OPTIONS
 from gpuyard.report.usage_report import GroupBy
-from gpuyard.schema.estimates import LearnedProfile
+from gpuyard.schema.queue import LearnedProfile
 
 _STATE = "|".join(JobState)
 _JOBS = r"\d{1,18}(-\d{1,18})?|(name|tag|user|state|since)=[^\s,]+(,[^\s,=]+)*|all"

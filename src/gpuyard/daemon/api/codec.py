@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct
 
 from gpuyard.daemon.loop import SchedulerLoop
-from gpuyard.daemon.server.http_messages import Request
 from gpuyard.errors import UserError
 from gpuyard.model.machine_snapshot import iso_time
 
@@ -42,13 +41,8 @@ def copy_fields(source: object, kind: type[T], /, **others: Any) -> T:
     return kind(**same, **others)
 
 
-def decode_query(request: Request, kind: type[T]) -> T:
-    """Decode the query. UserError says which key is wrong."""
-    return _convert(request.query, kind, "query")
-
-
 def decode_body(body: bytes, kind: type[T], *, may_hold_bytes: bool = False) -> T:
-    """Decode a body. UserError says which key is wrong.
+    """Decode a body.
 
     Lone UTF-16 surrogates are rejected, which SQLite cannot store; with `may_hold_bytes`, those that stand for bytes
     that are not UTF-8 are accepted, as in variables.
@@ -61,10 +55,11 @@ def decode_body(body: bytes, kind: type[T], *, may_hold_bytes: bool = False) -> 
         raise UserError("the request's body has a lone surrogate in it", hint="send it as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"the request's body is not JSON: {error}") from error
-    return _convert(content, kind, "body")
+    return decode(content, kind, "body")
 
 
-def _convert(content: Any, kind: type[T], what: str) -> T:
+def decode(content: Any, kind: type[T], what: str) -> T:
+    """Decode a query or a parsed body. UserError says which key is wrong."""
     try:
         decoded = msgspec.convert(content, kind, strict=False)
     except msgspec.ValidationError as error:

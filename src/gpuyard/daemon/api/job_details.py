@@ -241,16 +241,12 @@ def make_details(scheduler: SchedulerLoop, job: Job, code: JobCode, *, with_envi
     )
 
 
-def gpu_label(scheduler: SchedulerLoop, device_id: str) -> str | None:
-    return scheduler.sampling.latest.snapshot.labels.get(device_id)
-
-
 def gpu_labels(scheduler: SchedulerLoop, attempt: Attempt | None) -> list[str | None]:
-    return [gpu_label(scheduler, device_id) for device_id in attempt.devices] if attempt is not None else []
+    return list(labels_by_id(scheduler, attempt.devices).values()) if attempt is not None else []
 
 
 def labels_by_id(scheduler: SchedulerLoop, device_ids: Iterable[str]) -> dict[str, str | None]:
-    return {device_id: gpu_label(scheduler, device_id) for device_id in device_ids}
+    return {device_id: scheduler.sampling.latest.snapshot.labels.get(device_id) for device_id in device_ids}
 
 
 def all_attempts(scheduler: SchedulerLoop, job: Job) -> list[Attempt]:

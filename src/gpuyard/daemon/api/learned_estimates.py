@@ -10,7 +10,7 @@ from gpuyard.errors import UserError
 from gpuyard.model.printable_text import printable
 from gpuyard.policy.estimates import Moments, Profile, kind_of_profile, memory_estimate, prediction_error
 from gpuyard.policy.sizing import learned_cpus
-from gpuyard.schema.estimates import EstimateList, EstimateRow, ForgetResult, ImportResult, LearnedProfile, ProfilePage
+from gpuyard.schema.queue import EstimateList, EstimateRow, ForgetResult, ImportResult, LearnedProfile, ProfilePage
 from gpuyard.schema.requests import EstimatesQuery, ForgetRequest, ImportRequest, ProfilesQuery
 
 

@@ -18,8 +18,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gpuyard.client import paths
-from gpuyard.config import load_config
-from gpuyard.daemon.api.codec import decode_body, decode_query, encode, wall_time
+from gpuyard.daemon.api.codec import decode, decode_body, encode, wall_time
 from gpuyard.daemon.api.jobs import JobHandler, queue_state
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.api.submit import EditHandler, SubmissionHandler
@@ -33,8 +32,7 @@ from gpuyard.daemon.monitor.usage_history import UsageHistory
 from gpuyard.daemon.retention import Retention
 from gpuyard.daemon.server.connection import HttpAnswer
 from gpuyard.daemon.server.event_stream import EventStreams
-from gpuyard.daemon.server.http_messages import HttpError, Request, Response
-from gpuyard.daemon.server.router import EVENTS, Route, RouteKey, Router
+from gpuyard.daemon.server.http_messages import EVENTS, HttpError, Request, Response, Route, RouteKey, Router
 from gpuyard.engines.open_cluster_engine import log_folders
 from gpuyard.errors import StoreFault, UserError
 from gpuyard.model.job import SuspendedBy
@@ -200,11 +198,6 @@ class Routes:
 
         return Timeline(self._scheduler, self._reader)
 
-    async def open_page_as_configured(self) -> None:
-        """Open the page at the start of the daemon, if it is enabled."""
-        if load_config().page.enabled:
-            await self.web.open_as_configured(self._scheduler.notices.append)
-
     def close(self) -> None:
         """Close the page and the connections that only read; the database itself stays open."""
         made = vars(self)
@@ -232,7 +225,7 @@ class Routes:
             if key in _UNDECODED:
                 given.append(request)
             elif operation.query is not None:
-                given.append(decode_query(request, operation.query))
+                given.append(decode(request.query, operation.query, "query"))
             elif operation.body is not None:
                 given.append(decode_body(request.body, operation.body))
             is_post = key[0] != "GET"

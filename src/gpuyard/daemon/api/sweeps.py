@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 
 from gpuyard.daemon.api.codec import MOST_LISTED, MOST_ROWS, ROWS_AT_ONCE, wall_time
 from gpuyard.daemon.api.explain_wait import explain_briefly
-from gpuyard.daemon.api.job_details import figures_of, gpu_label, gpu_labels, last_attempt, make_row, summarise
+from gpuyard.daemon.api.job_details import figures_of, gpu_labels, last_attempt, make_row, summarise
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_messages import HttpError
@@ -221,7 +221,7 @@ class BatchHandler:
             gate=gate,
             held_by=None if reason is None else reason.text,
             device=device_id,
-            device_label=None if device_id is None else gpu_label(scheduler, device_id),
+            device_label=None if device_id is None else scheduler.sampling.latest.snapshot.labels.get(device_id),
             waits_s={gate: round(seconds, 3) for gate, seconds in batch.waits_s.items()},
             unknown=batch.unknown,
             silent=batch.silent,

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from gpuyard.daemon.api.codec import MOST_LISTED
-from gpuyard.daemon.api.select_jobs import SelectionReader
+from gpuyard.daemon.api.jobs import SelectionReader
 from gpuyard.daemon.api.slow_requests import ThreadedReader
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.model.dependencies import MOST_NAMED, awaited

@@ -8,7 +8,7 @@
 
 import asyncio
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -53,7 +53,7 @@ class HistorySpan:
 
     def __init__(self, span_s: int) -> None:
         self.span_s, self.step_s = span_s, span_s / MAX_POINTS
-        self._complete: dict[str, deque[Point]] = {}
+        self._complete = defaultdict[str, deque[Point]](lambda: deque(maxlen=MAX_POINTS))
         self._steps: dict[str, tuple[float, list[Values]]] = {}  # the step that has begun: when, and its rows
 
     def add(self, at: float, rows: Mapping[str, Values]) -> None:
@@ -66,7 +66,7 @@ class HistorySpan:
                 before[1].append(row)
                 continue
             if before is not None:
-                self._points_of(name).append(_mean(*before))
+                self._complete[name].append(_mean(*before))
             self._steps[name] = start, [row]
 
     def points(self) -> dict[str, list[Point]]:
@@ -80,7 +80,7 @@ class HistorySpan:
         """Begin with what was stored, as far as it is of this span and has our columns."""
         for name, points in list(stored.items())[: _MOST_DEVICES + 1]:
             _, *columns = (HostSeries if name == HOST else DeviceSeries).__struct_fields__
-            self._points_of(name).extend(
+            self._complete[name].extend(
                 each for each in points if now - self.span_s < each[0] <= now and len(each[1]) == len(columns)
             )
 
@@ -96,9 +96,6 @@ class HistorySpan:
             if points
         }
         return DeviceHistory(span_s=self.span_s, step_s=self.step_s, devices=devices, host=HostSeries(**host))
-
-    def _points_of(self, name: str) -> deque[Point]:
-        return self._complete.setdefault(name, deque(maxlen=MAX_POINTS))
 
 
 def _mean(start: float, rows: list[Values]) -> Point:

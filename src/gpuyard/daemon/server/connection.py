@@ -5,41 +5,119 @@
   disconnected after a time limit.
 - A client that closes its side has gone: the handler of its request is cancelled.
 - A rejected client does not count towards the connection limit, nor does one that has not sent its token yet: strangers
-  have a small limit of their own, and little time (`client_admission.py`).
+  have a small limit of their own, and little time.
 - A client that falls behind in reading a stream is disconnected, and can connect again.
 - An exception of a handler becomes a response: `UserError` 400, `EnvironmentFault` and limits of the system 503, any
   other one 500 with a traceback in the log.
+- The unix socket is a file that only its user can open. Responses on it carry the daemon's version, and a request may
+  demand a minimum version.
 - The caller of `serve` holds the daemon's lock, so an existing socket file was left by a dead daemon.
 """
 
 import asyncio
+import ipaddress
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuyard.client.fast_http import AT_LEAST_FIELD, TOO_OLD, VERSION_FIELD
 from gpuyard.daemon.server import http_messages as http
-from gpuyard.daemon.server.client_admission import (
-    COMMON_HEADERS,
-    StrangerLimit,
-    bind,
-    file_identity,
-    network_of,
-    refuse_if_too_old,
-    refuse_other_users,
-)
 from gpuyard.daemon.server.http_messages import failure
+from gpuyard.errors import EnvironmentFault
+from gpuyard.model.version_order import is_newer
+from gpuyard.system import user_sockets
+from gpuyard.system.private_files import make_folder
 from gpuyard.system.system_limits import open_files_limit
+from gpuyard.version import __version__
 
+T = TypeVar("T")
 HttpAnswer = http.Response | http.ResponseStream
 Handler = Callable[[http.Request], Awaitable[HttpAnswer]]
 # Return why this client is refused, or None to accept it.
 PeerCheck = Callable[[socket.socket], str | None]
 # Raise HttpError to refuse a request before its body is read. Return whether it proves that its client has access.
 HeadCheck = Callable[[http.Request], bool]
+COMMON_HEADERS: http.Headers = ((VERSION_FIELD, __version__),)
+
+
+def refuse_if_too_old(request: http.Request) -> bool:
+    """Refuse a request that demands a newer daemon than this one, before anything is done. Otherwise return True."""
+    wanted = request.headers.get(AT_LEAST_FIELD.lower(), __version__)
+    if wanted != __version__ and is_newer(wanted, __version__):
+        raise http.HttpError(
+            TOO_OLD,
+            f"the daemon is version {__version__}, but the request needs at least {wanted[:100]}",
+            hint="`gpuyard daemon restart` (running jobs go on)",
+        )
+    return True
+
+
+def refuse_other_users(connection: socket.socket) -> str | None:
+    """Return why the client is refused, or None."""
+    return None if user_sockets.is_same_user(connection) else "this daemon belongs to another user"
+
+
+def bind(path: Path) -> socket.socket:
+    try:
+        make_folder(str(path.parent))
+        return user_sockets.bind(str(path))
+    except OSError as error:
+        raise EnvironmentFault(
+            f"the daemon's socket {path} cannot be created: {error.strerror or error}",
+            hint="set GPUYARD_HOME to another directory",
+        ) from error
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of a file, or None if it is gone."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class StrangerLimit(Generic[T]):
+    """At most so many strangers, who may never send a token. There is always room for one more: the oldest of the
+    network with the most strangers is dropped for it. So a client that sends its token at once gets in."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._network_of: dict[T, str] = {}  # the oldest first
+
+    def __len__(self) -> int:
+        return len(self._network_of)
+
+    def all(self) -> list[T]:
+        return list(self._network_of)
+
+    def add(self, stranger: T, network: str) -> T | None:
+        """Add a stranger. Return the one that has to go for it, or None."""
+        dropped = None
+        if len(self._network_of) >= self._most:
+            ((largest, _),) = Counter(self._network_of.values()).most_common(1)
+            dropped = next(each for each, its in self._network_of.items() if its == largest)
+            self.discard(dropped)
+        self._network_of[stranger] = network
+        return dropped
+
+    def discard(self, stranger: T) -> None:
+        self._network_of.pop(stranger, None)
+
+
+def network_of(peer: object) -> str:
+    """Return the network of a peer's socket address: an IPv4 address, or the first 64 bits of an IPv6 address."""
+    if not isinstance(peer, tuple):  # None: the client has gone
+        return ""
+    found = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+        return str(ipaddress.ip_network((found, 64), strict=False))  # one customer usually has that many addresses
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.connection import Handler, HttpAnswer, answer_of
-from gpuyard.daemon.server.http_messages import Request, ResponseStream, StreamClient, failure
-from gpuyard.daemon.server.router import target_request, watched_targets
+from gpuyard.daemon.server.http_messages import Request, ResponseStream, StreamClient, failure, target_request
 from gpuyard.errors import UserError
 from gpuyard.queue.step import Step
 
@@ -36,10 +35,10 @@ class EventStreams:
 
     @property
     def viewers(self) -> int:
-        return len(self._all_clients())
+        return len(set[StreamClient]().union(*self._clients.values()))
 
     def stream(self, request: Request) -> ResponseStream:
-        targets = watched_targets(request)
+        targets = request.query.get("watch", "").split()
         if not 1 <= len(targets) <= 16:
             message = f"1 to 16 targets can be watched at once, not {len(targets)}"
             raise UserError(message, hint="for example watch=/status /jobs?state=running")
@@ -119,9 +118,6 @@ class EventStreams:
         self._beats += 1
         self._scheduler.sampling.request()
         if self._beats % HEARTBEAT_S == 0:
-            for client in self._all_clients():
+            for client in set[StreamClient]().union(*self._clients.values()):
                 client.send(HEARTBEAT)
         self._beat_timer = asyncio.get_running_loop().call_later(1.0, self._beat)
-
-    def _all_clients(self) -> set[StreamClient]:
-        return {client for clients in self._clients.values() for client in clients}

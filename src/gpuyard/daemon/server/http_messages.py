@@ -1,4 +1,5 @@
-"""HTTP/1.1 messages: requests as h11 parses them, and responses, also to a request whose handler raised an exception.
+"""HTTP/1.1 messages: requests as h11 parses them and the routes that they ask for; responses, also to a request whose
+handler raised an exception.
 
 - Every rejection is answered in JSON, `{"error": …, "hint": …}`, as all errors of the daemon are.
 - A head has at most 64 KiB; a body has at most 64 MiB, or the smaller limit given to the reader.
@@ -7,7 +8,8 @@
 """
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote
@@ -19,6 +21,7 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema.queue import ErrorBody
 from gpuyard.system.system_limits import passing_limit, remedy_of
+from gpuyard.version import API
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -215,3 +218,43 @@ def failure(request: Request, error: BaseException) -> Response:
     _log.error("%s %s failed", request.method, request.path, exc_info=error)
     message = f"the daemon failed at {request.method} {request.path}: {type(error).__name__}: {error}"
     return error_response(500, message, "this is a bug in gpuyard; see daemon.log")
+
+
+EVENTS = "/events"
+# A method, and a path that may contain numbers, as in `/jobs/{id}/why`.
+RouteKey = tuple[str, str]
+# Called with the numbers in the path, then with the decoded query or body if the operation has one.
+Route = Callable[..., Struct | Awaitable[Struct]]
+_NUMBER = r"([1-9][0-9]{0,17})"
+
+
+class Router:
+    def __init__(self, routes: Iterable[RouteKey]) -> None:
+        self._routes = set(routes)
+        paths = {path for _, path in self._routes if "{" in path}
+        self._patterns = {path: re.compile(re.sub(r"\{\w+\}", _NUMBER, path)) for path in paths}
+
+    def find(self, request: Request) -> tuple[RouteKey, list[int]]:
+        """Return the route and the numbers in the path. Raise 404 for an unknown path, 405 for another method."""
+        method, path = "GET" if request.method == "HEAD" else request.method, request.path
+        if (method, path) in self._routes:
+            return (method, path), []
+        for template, pattern in self._patterns.items():
+            if (match := pattern.fullmatch(path)) is not None:
+                path = template
+                if (method, path) in self._routes:
+                    return (method, path), [int(number) for number in match.groups()]
+                break
+        hint = "see /openapi.json"
+        if known := sorted(method for method, known in self._routes if known == path):
+            message = f"{request.path} takes {' and '.join(known)}, not {request.method}"
+            raise HttpError(405, message, hint=hint, headers=(("Allow", ", ".join(known)),))
+        raise HttpError(404, f"there is no {request.method} {request.path}", hint=hint)
+
+
+def target_request(target: str) -> Request:
+    """Return the GET request that a target of `/events` stands for, such as `/jobs?state=running`."""
+    path, _, query = target.partition("?")
+    if not path.startswith("/") or path == EVENTS:
+        raise HttpError(400, f"'{target[:60]}' cannot be watched", hint="name routes that answer GET")
+    return Request(method="GET", path=API + unquote(path), query=dict(parse_qsl(query, keep_blank_values=True)))

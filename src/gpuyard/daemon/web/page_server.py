@@ -27,8 +27,7 @@ from msgspec import Struct
 
 from gpuyard.daemon.server import http_messages as http
 from gpuyard.daemon.server.connection import Handler, HttpAnswer
-from gpuyard.daemon.server.http_messages import HttpError, Request
-from gpuyard.daemon.server.router import EVENTS, target_request, watched_targets
+from gpuyard.daemon.server.http_messages import EVENTS, HttpError, Request, target_request
 from gpuyard.schema.machine import PageSession
 from gpuyard.system.processes import user_name
 from gpuyard.version import API
@@ -93,7 +92,7 @@ def check_rights(request: Request, credential: Credential, rules: AccessRules) -
         raise HttpError(401, "this page needs its token", hint=_OPEN_HINT, headers=(("WWW-Authenticate", "Bearer"),))
     _check_right(request, rules)
     if request.path == API + EVENTS:
-        for target in watched_targets(request):
+        for target in request.query.get("watch", "").split():
             _check_right(target_request(target), rules)
     if request.method != "POST":
         return

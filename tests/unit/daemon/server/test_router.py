@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpuyard.daemon.server.http_messages import HttpError, Request
-from gpuyard.daemon.server.router import RouteKey, Router
+from gpuyard.daemon.server.http_messages import HttpError, Request, RouteKey, Router
 
 ROUTER = Router(
     [("GET", "/jobs"), ("POST", "/jobs/cancel"), ("GET", "/jobs/{id}"), ("GET", "/jobs/{id}/log/live")],

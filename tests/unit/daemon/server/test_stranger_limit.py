@@ -1,6 +1,6 @@
 """Connections without a token: how many there may be, and which one has to go for a new one."""
 
-from gpuyard.daemon.server.client_admission import StrangerLimit, network_of
+from gpuyard.daemon.server.connection import StrangerLimit, network_of
 
 
 def test_the_oldest_connection_of_the_largest_network_goes() -> None:
