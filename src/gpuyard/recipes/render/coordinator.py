@@ -204,7 +204,8 @@ class RenderRun:
     def _work_on(self, units: Sequence[Unit], render: Render, workers: int) -> None:
         keys = sorted({key for unit in units for key in keys_of(unit)})
         copies = {key: Copies(self._assets[key], self._sources[key], self._memory, self._pool) for key in keys}
-        tiers = Tiers(self._memory, self._settings.budgets, copies, Future(units), rounded=self._pool.rounded)
+        budgets, rounded, counts = self._settings.budgets, self._pool.rounded, self.status.counts
+        tiers = Tiers(self._memory, budgets, copies, Future(units), rounded=rounded, counts=counts)
         writers = OutputWriters()
         shared = (tiers, self._pool, render, self._outputs, writers, self._results)
         all_workers = [Worker(number, *shared) for number in range(workers)]

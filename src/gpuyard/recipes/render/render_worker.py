@@ -64,14 +64,14 @@ class LabelResults:
 
 
 class RunStatus:
-    """A run may have several tiers one after the other: their counts are added up."""
+    """A run may have several tiers one after the other, which share the counts."""
 
     def __init__(self, budgets: Budgets, memory: DeviceMemory, results: LabelResults) -> None:
         self._budgets, self._memory, self._results = budgets, memory, results
         self._lock = threading.Lock()
         self._tiers: Tiers | None = None
         self._workers: Sequence[Worker] = ()
-        self._earlier_counts = TransferCounts()
+        self.counts = TransferCounts()
         self._state = "running"
         self._started, self._started_at = time.monotonic(), _now()
         self._is_stopped = False
@@ -84,7 +84,7 @@ class RunStatus:
 
     def close_tiers(self) -> None:
         with self._lock:
-            self._earlier_counts, self._tiers = self._sum_counts(), None
+            self._tiers = None
 
     def stop(self) -> None:
         with self._lock:
@@ -95,12 +95,9 @@ class RunStatus:
     def end(self) -> None:
         self._state = "interrupted" if self._is_stopped else "finished"
 
-    def _sum_counts(self) -> TransferCounts:
-        return self._earlier_counts if self._tiers is None else self._earlier_counts.with_more(self._tiers.counts)
-
     def read(self) -> RenderStatus:
         with self._lock:
-            tiers, counts = self._tiers, self._sum_counts()
+            tiers, counts = self._tiers, self.counts
             in_vram, in_ram = (0, 0) if tiers is None else (tiers.vram_nbytes(), tiers.ram_nbytes())
             raw = [worker.status for worker in self._workers]
             workers = tuple(map(self._worker, raw))
@@ -145,7 +142,7 @@ class RunStatus:
             ),
             moved=msgspec.convert(counts, status_file.MovedStatus, from_attributes=True),
             counts=msgspec.convert(counts, status_file.CountsStatus, from_attributes=True),
-            stalls_s={cause: round(seconds, 3) for cause, seconds in counts.stalls_s.items()},
+            stalls_s={cause: round(seconds, 3) for cause, seconds in counts.stalls_s.copy().items()},
             workers=workers,
             device=self._memory.name,
         )
@@ -210,9 +207,9 @@ class Worker:
                     del left[0]
         except (DeviceFull, TooLarge) as error:
             kind = "too-large" if isinstance(error, TooLarge) else "out-of-memory"
-            self._results.postpone(unit, left, self._reason(unit, kind, error.message))
+            self._results.postpone(unit, left, self._tiers.reason(unit, kind, error.message))
         except AssetError as error:
-            self._results.skip(unit, left, self._reason(unit, "asset", error.message))
+            self._results.skip(unit, left, self._tiers.reason(unit, "asset", error.message))
         finally:
             self._tiers.withdraw(number)
         self._set_status(doing="idle", scene=None, actor=None, label=None)
@@ -223,15 +220,15 @@ class Worker:
         try:
             folder = retry_with_less(self._tiers, lambda: self._render_output(label, scene, frames, lane))
         except DeviceFull as error:
-            self._results.postpone(unit, [label], self._reason(unit, "out-of-memory", error.message))
+            self._results.postpone(unit, [label], self._tiers.reason(unit, "out-of-memory", error.message))
         except RendererError as error:
-            self._results.skip(unit, [label], self._reason(unit, "renderer", str(error), error.traceback))
+            self._results.skip(unit, [label], self._tiers.reason(unit, "renderer", str(error), error.traceback))
         except (AssetError, TooLarge):
             raise
         except EnvironmentFault as error:
-            self._results.skip(unit, [label], self._reason(unit, "output", error.message))
+            self._results.skip(unit, [label], self._tiers.reason(unit, "output", error.message))
         else:
-            self._tiers.learn_working()
+            self._tiers.reserve_working()
             self._writers.write(partial(self._commit, unit, label, folder))
         self._set_status(labels_done=self.status.labels_done + 1)
 
@@ -250,7 +247,7 @@ class Worker:
         try:
             self._outputs.commit(label, folder)
         except EnvironmentFault as error:
-            self._results.skip(unit, [label], self._reason(unit, "output", error.message))
+            self._results.skip(unit, [label], self._tiers.reason(unit, "output", error.message))
         else:
             with self._results.lock:
                 self._results.rendered += 1
@@ -265,10 +262,6 @@ class Worker:
                 return error
             return as_device_full(error) or RendererError(error)
         return None
-
-    def _reason(self, unit: Unit, kind: str, reason: str, traceback: str | None = None) -> SkipReason:
-        sizes, state = self._tiers.sizes(unit), self._tiers.memory_state()
-        return SkipReason(kind=kind, reason=reason, traceback=traceback, sizes=sizes, state=state)
 
     def _set_status(self, **changes: Any) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)

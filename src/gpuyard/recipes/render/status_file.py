@@ -4,8 +4,6 @@ import json
 
 import msgspec
 
-from gpuyard.recipes.render.planning.assets_and_units import StallCause
-
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`doing` is idle, waiting (for `waits_for`: disk, upload, slot, vram or ram), rendering or finished."""
@@ -57,11 +55,8 @@ class CountsStatus(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: int
 
 
-_SUMS = (*MovedStatus.__struct_fields__, *CountsStatus.__struct_fields__)
-
-
 class TransferCounts(msgspec.Struct):
-    """The counts of the tiers: those of MovedStatus and CountsStatus, and the stalls by cause."""
+    """The counts of a run: those of MovedStatus and CountsStatus, and the stalls by cause."""
 
     read_from_disk: int = 0
     uploaded: int = 0
@@ -75,12 +70,6 @@ class TransferCounts(msgspec.Struct):
     peak_vram: int = 0
     peak_ram: int = 0
     stalls_s: dict[str, float] = {}
-
-    def with_more(self, other: "TransferCounts") -> "TransferCounts":
-        stalls = {cause: self.stalls_s.get(cause, 0.0) + other.stalls_s.get(cause, 0.0) for cause in StallCause}
-        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
-        peaks = {name: max(getattr(self, name), getattr(other, name)) for name in ("peak_vram", "peak_ram")}
-        return TransferCounts(**sums, **peaks, stalls_s={str(cause): total for cause, total in stalls.items() if total})
 
 
 class RenderStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -238,7 +238,7 @@ def test_other_workers_do_not_wait_while_the_renderers_memory_is_measured(
             return 0
 
         monkeypatch.setattr(tiers.memory, "peak", peak)
-        tiers.learn_working()
+        tiers.reserve_working()
         assert answers == [0]
 
 
@@ -247,12 +247,12 @@ def test_memory_that_the_renderer_used_is_kept_free_for_it(asset_files: AssetFil
     with tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
         loan = take_scene(tiers)
         own = tiers.memory.allocate(100_000)
-        tiers.learn_working()
+        tiers.reserve_working()
         tiers.memory.free(own)
         assert 0 < tiers.budgets.working <= 100_000
         largest = max(map(asset_files.nbytes, asset_files.scenes[:2]))
         too_much = tiers.memory.allocate(ROOM - tiers.memory.used())
-        tiers.learn_working()
+        tiers.reserve_working()
         tiers.memory.free(too_much)
         assert tiers.budgets.vram_for_assets >= largest
         tiers.give_back(loan)

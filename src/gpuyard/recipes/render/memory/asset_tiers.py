@@ -40,7 +40,7 @@ from gpuyard.recipes.render.planning.assets_and_units import (
     limits_of,
 )
 from gpuyard.recipes.render.planning.transfer_plan import PlanState, TransferPlan, plan
-from gpuyard.recipes.render.status_file import TransferCounts
+from gpuyard.recipes.render.status_file import SkipReason, TransferCounts
 
 
 class Tiers:
@@ -55,6 +55,7 @@ class Tiers:
         *,
         rounded: Callable[[int], int] = int,
         readers: int = 4,
+        counts: TransferCounts | None = None,
     ) -> None:
         self.memory, self.budgets = memory, budgets
         self._copies, self._future, self._rounded = copies, future, rounded
@@ -70,7 +71,7 @@ class Tiers:
         self._pools = [ThreadPoolExecutor(count, f"gpuyard-{name}") for name, count in threads.items()]
         self._parts = PartReaders(readers)
         self._set_limits()
-        self.counts = TransferCounts()
+        self.counts = TransferCounts() if counts is None else counts
         self.waits: dict[str, StallCause] = {}
 
     def next_unit(self) -> tuple[int, Unit] | None:
@@ -97,7 +98,7 @@ class Tiers:
                 cause, started = self.waits.get(key, StallCause.UPLOAD), time.monotonic()
                 self._changed.wait()
                 stalls = self.counts.stalls_s
-                stalls[cause] = stalls.get(cause, 0.0) + time.monotonic() - started
+                stalls[str(cause)] = stalls.get(cause, 0.0) + time.monotonic() - started
             self._users.lend(loan, key, number)
             self.counts.streams += loan.is_streamed
             self._update_peaks()
@@ -183,11 +184,9 @@ class Tiers:
         with self._changed:
             return sum(self._rounded(self._assets[key].nbytes) for key in self._ram) + self._users.stream_ram
 
-    def sizes(self, unit: Unit) -> dict[str, int]:
-        return {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
-
-    def memory_state(self) -> dict[str, int]:
-        return {
+    def reason(self, unit: Unit, kind: str, reason: str, traceback: str | None = None) -> SkipReason:
+        """Return why labels of a unit are skipped, with the sizes of its assets and the memory at this moment."""
+        state = {
             "vram_budget": self.budgets.vram,
             "vram_working": self.budgets.working,
             "vram_assets": self.vram_nbytes(),
@@ -195,6 +194,8 @@ class Tiers:
             "ram_budget": self.budgets.ram,
             "ram_assets": self.ram_nbytes(),
         }
+        sizes = {str(self._assets[key].kind): self._assets[key].nbytes for key in keys_of(unit)}
+        return SkipReason(kind=kind, reason=reason, traceback=traceback, sizes=sizes, state=state)
 
     def coming_uses(self) -> dict[str, int]:
         """Return the number of coming units that need each asset in VRAM or in RAM, by its key."""
@@ -348,22 +349,18 @@ class Tiers:
             self._changed.notify_all()
         self.memory.empty_cache()
 
-    def reserve_more(self) -> None:
-        """Reserve more VRAM for the renderer, after dropping assets has helped, so that it need not happen again."""
-        with self._changed:
-            self._reserve(max(self.budgets.working * 3 // 2, self.budgets.vram // 32))
-
-    def learn_working(self) -> None:
+    def reserve_working(self, *, is_full: bool = False) -> None:
+        """Reserve the VRAM that the renderer was measured to use, but not what the largest scene needs. `is_full`:
+        reserve more, after dropping assets has helped, so that it need not happen again."""
         peak = self.memory.peak()  # before the lock, for which other workers wait
         with self._changed:
-            self._reserve(peak - self.counts.peak_vram)
-
-    def _reserve(self, nbytes: int) -> None:
-        largest = max((asset.nbytes for asset in self._assets.values() if asset.kind is Kind.SCENE), default=0)
-        working = min(nbytes, self.budgets.vram - largest - self._limits.stream)
-        if working > self.budgets.working:
-            self.budgets = msgspec.structs.replace(self.budgets, working=working)
-            self._change_limits()
+            more = max(self.budgets.working * 3 // 2, self.budgets.vram // 32)
+            largest = max((asset.nbytes for asset in self._assets.values() if asset.kind is Kind.SCENE), default=0)
+            most = self.budgets.vram - largest - self._limits.stream
+            working = min(more if is_full else peak - self.counts.peak_vram, most)
+            if working > self.budgets.working:
+                self.budgets = msgspec.structs.replace(self.budgets, working=working)
+                self._change_limits()
 
     def stop(self) -> None:
         with self._changed:

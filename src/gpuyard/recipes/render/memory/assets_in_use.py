@@ -85,7 +85,7 @@ def retry_with_less(tiers: Tiers, act: Callable[[], T]) -> T:
             tiers.drop_idle(kind, most)
             full, result = _try(act)
             if full is None:
-                tiers.reserve_more()
+                tiers.reserve_working(is_full=True)
                 return result[0]
     raise full
 
