@@ -76,15 +76,15 @@ FAULTS = (
     Fault(
         id="recipes-move-not-recorded-first",
         file="src/gpuyard/recipes/batch/prune_empty_runs.py",
-        old="            self.note(moved)\n            try:\n",
-        new="            try:\n",
+        old="        note(target)\n        try:\n",
+        new="        try:\n",
         breaks="A run that was moved just before a crash cannot be found.",
         near=("tests/unit/recipes/batch/test_prune_empty_runs_crashes.py",),
     ),
     Fault(
         id="recipes-move-over-another-run",
         file="src/gpuyard/recipes/batch/prune_empty_runs.py",
-        old="                os.mkdir(target, 0)\n",
+        old="            os.mkdir(target, 0)\n",
         new="",
         breaks="Two batches that prune to one root at the same time overwrite each other's runs.",
         near=("tests/unit/recipes/batch/test_prune_empty_runs_moves.py",),
@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         id="recipes-record-line-not-synced",
         file="src/gpuyard/recipes/batch/prune_empty_runs.py",
-        old="            text = text[os.write(descriptor, text) :]\n        os.fsync(descriptor)\n",
-        new="            text = text[os.write(descriptor, text) :]\n",
+        old="                text = text[os.write(descriptor, text) :]\n            os.fsync(descriptor)\n",
+        new="                text = text[os.write(descriptor, text) :]\n",
         breaks="After a power failure, runs are moved that are missing from the record.",
         near=("tests/unit/recipes/batch/test_prune_empty_runs_moves.py",),
     ),
@@ -165,7 +165,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-status-file-half-written",
-        file="src/gpuyard/recipes/render/follow_run.py",
+        file="src/gpuyard/recipes/render/status_file.py",
         old="self._temporary.write_bytes(content)\n            self._temporary.replace(self._path)\n",
         new="self._path.write_bytes(content)\n",
         breaks="A program that reads the status of a render sometimes finds half of it.",
@@ -173,7 +173,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-status-only-where-it-was-asked-for",
-        file="src/gpuyard/recipes/render/follow_run.py",
+        file="src/gpuyard/recipes/render/status_file.py",
         old="        if status.elapsed_s < self._after_s:\n",
         new="        if self._after_s:\n",
         breaks="A long render that was started without --status shows no progress in any file.",
@@ -181,7 +181,7 @@ FAULTS = (
     ),
     Fault(
         id="recipes-stop-before-the-first-label-is-lost",
-        file="src/gpuyard/recipes/render/follow_run.py",
+        file="src/gpuyard/recipes/render/status_file.py",
         old="max(self._phase, self._next_request())",
         new="self._next_request()",
         breaks="Ctrl-C is ignored while a render waits for its lease.",

@@ -13,8 +13,8 @@ from gpuyard.engines.session.task_files import append_event, open_log
 from gpuyard.errors import EnvironmentFault
 from gpuyard.recipes.batch.plan import RECORD, read_record
 from gpuyard.recipes.batch.prune_empty_runs import PrunedRun, prune
-from gpuyard.recipes.render.follow_run import StatusFile
 from gpuyard.recipes.render.planning.assets_and_units import Label
+from gpuyard.recipes.render.status_file import StatusFile
 from gpuyard.recipes.render.write_outputs import Outputs
 from gpuyard.recipes.uninstall import InstalledFiles, remove
 from gpuyard.system import folder_tree

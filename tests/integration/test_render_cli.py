@@ -240,7 +240,7 @@ def test_the_status_file_is_always_complete_and_lists_the_workers() -> None:
 
 
 LONG = """
-from gpuyard.recipes.render import follow_run as following
+from gpuyard.recipes.render import status_file as following
 from gpuyard.ui.cli import main
 following.DEFAULT_AFTER_S = 0.001
 main()

@@ -14,8 +14,7 @@ import pytest
 
 from gpuyard.client.daemon_liveness import running_pid
 from gpuyard.client.fast_http import connect
-from gpuyard.recipes.workspace.create_workspace import init
-from gpuyard.recipes.workspace.workspace_files import workspace_tag
+from gpuyard.recipes.workspace.workspace_files import init, workspace_tag
 from tests.fakes.queue_command import GPUYARD, run, run_here, run_on_terminal
 from tests.integration.queue_fixture import end_leftovers, until
 

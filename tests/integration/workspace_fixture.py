@@ -20,8 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from gpuyard.recipes.workspace.create_workspace import init
-from gpuyard.recipes.workspace.workspace_files import workspace_tag
+from gpuyard.recipes.workspace.workspace_files import init, workspace_tag
 from tests.fakes import train
 from tests.integration.queue_fixture import QueueUnderTest, is_gone
 from tests.integration.session_fixture import OwnTmux

@@ -14,12 +14,12 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct, convert, to_builtins
-from msgspec.structs import asdict
 
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.system.folder_tree import Entry, FolderTree, raise_it
@@ -29,17 +29,13 @@ from gpuyard.system.write_files import sync
 ANY_FILE = "*"
 
 
-class PrunedRun(Struct, frozen=True, kw_only=True):
+class PrunedRun(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A move. `left` is the reason that the run was not moved; `to` is then None."""
 
     run: str
     to: str | None
     why: str
     left: str | None = None
-
-
-class _PruneRecord(PrunedRun, frozen=True, kw_only=True, omit_defaults=True):
-    at: str
 
 
 def make_roots(output: Path, pruned: Path | None, *, is_mover: bool = True) -> None:
@@ -82,85 +78,70 @@ def prune(  # noqa: PLR0913 - the facts of a move
     run: Path, pruned: Path, record: Path, *, why: str, at: str, is_new: bool = False
 ) -> PrunedRun:
     """Move the run into the prune root, or leave it with a reason; the record gets a line in both cases."""
-    pruning = _Pruning(run=run.absolute(), pruned=pruned.absolute(), record=record, why=why, at=at)
+    run, pruned = run.absolute(), pruned.absolute()
+    moved = partial(PrunedRun, run=run.name, why=why)
     try:
-        return (None if is_new else pruning.complete_earlier_move()) or pruning.move()
+        if is_new or (target := _complete_earlier_move(run, pruned, record)) is None:
+            target = _move(run, pruned, lambda to: _append(record, moved(to=str(to)), at))
+        return moved(to=str(target))
     except (OSError, PrivateFileError) as error:
-        moved = pruning.moved(None, _describe(error) if isinstance(error, OSError) else error.message)
+        left = moved(to=None, left=_describe(error) if isinstance(error, OSError) else error.message)
         with contextlib.suppress(OSError):
-            pruning.note(moved)
-        return moved
+            _append(record, left, at)
+        return left
 
 
 def read_record(record: Path) -> dict[str, PrunedRun]:
     """Return the last line of each run, by its name. A line that a crash cut off is skipped."""
     try:
-        return {line.run: convert(line, PrunedRun, from_attributes=True) for line in _lines(record)}
+        return {line.run: line for line in _lines(record)}
     except (OSError, PrivateFileError) as error:
         why = error.strerror if isinstance(error, OSError) else error.message
         raise EnvironmentFault(f"cannot read the record {record}: {why}", hint="check its permissions") from error
 
 
-class _Pruning(Struct, frozen=True, kw_only=True):
-    run: Path
-    pruned: Path
-    record: Path
-    why: str
-    at: str
-
-    def complete_earlier_move(self) -> PrunedRun | None:
-        """Complete the move of an earlier call that was killed. Return None if the run must be moved again."""
-        lines = [line for line in _lines(self.record, self.run.name) if line.run == self.run.name and line.to]
-        if not lines or os.path.realpath(os.path.dirname(lines[-1].to or "")) != os.path.realpath(self.pruned):
-            return None
-        target = Path(lines[-1].to or "")
-        if not os.path.lexists(self.run):
-            return self.moved(target) if os.path.lexists(target) else None
-        with contextlib.suppress(OSError):
-            mode = os.lstat(target).st_mode
-            # It is reserved. Only the permissions count: in a setgid folder, a new folder inherits that bit.
-            if stat.S_ISDIR(mode) and not mode & 0o777:
-                os.rmdir(target)
+def _complete_earlier_move(run: Path, pruned: Path, record: Path) -> Path | None:
+    """Complete the move of an earlier call that was killed. Return None if the run must be moved again."""
+    lines = [line for line in _lines(record, run.name) if line.run == run.name and line.to]
+    target = Path(lines[-1].to or "") if lines else None
+    if target is None or os.path.realpath(target.parent) != os.path.realpath(pruned):
         return None
+    if not os.path.lexists(run):
+        return target if os.path.lexists(target) else None
+    with contextlib.suppress(OSError):
+        mode = os.lstat(target).st_mode
+        # It is reserved. Only the permissions count: in a setgid folder, a new folder inherits that bit.
+        if stat.S_ISDIR(mode) and not mode & 0o777:
+            os.rmdir(target)
+    return None
 
-    def move(self) -> PrunedRun:
-        """Rename the run to an unused name in the prune root."""
-        if not self.pruned.is_dir():
-            raise OSError(errno.ENOENT, f"the prune root {self.pruned} is missing")
-        if not stat.S_ISDIR(os.lstat(self.run).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.run))
-        with FolderTree(self.run) as run:
-            run.paths()  # raises Mounted if something is mounted in it
-        for number in itertools.count(1):
-            target = self.pruned / (self.run.name if number == 1 else f"{self.run.name}.{number}")
-            if os.path.lexists(target):
-                continue
-            moved = self.moved(target)
-            self.note(moved)
-            try:
-                os.mkdir(target, 0)
-                os.rename(self.run, target)
-            except FileExistsError:
-                continue
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    os.rmdir(target)
-                if error.errno != errno.ENOTEMPTY:
-                    raise
-            else:
-                break
-        return moved
 
-    def moved(self, to: Path | None, left: str | None = None) -> PrunedRun:
-        return PrunedRun(run=self.run.name, to=None if to is None else str(to), why=self.why, left=left)
-
-    def note(self, moved: PrunedRun) -> None:
+def _move(run: Path, pruned: Path, note: Callable[[Path], None]) -> Path:
+    """Rename the run to an unused name in the prune root, after `note` was called with it."""
+    if not pruned.is_dir():
+        raise OSError(errno.ENOENT, f"the prune root {pruned} is missing")
+    if not stat.S_ISDIR(os.lstat(run).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(run))
+    with FolderTree(run) as tree:
+        tree.paths()  # raises Mounted if something is mounted in it
+    for number in itertools.count(1):
+        target = pruned / (run.name if number == 1 else f"{run.name}.{number}")
+        if os.path.lexists(target):
+            continue
+        note(target)
         try:
-            _append(self.record, _PruneRecord(at=self.at, **asdict(moved)))
+            os.mkdir(target, 0)
+            os.rename(run, target)
+        except FileExistsError:
+            continue
         except OSError as error:
-            raise OSError(error.errno, f"the record cannot be written: {error.strerror}", str(self.record)) from error
-        except PrivateFileError as error:
-            raise OSError(errno.EPERM, error.message) from error
+            with contextlib.suppress(OSError):
+                os.rmdir(target)
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            break
+    return target
 
 
 def _make_root(role: str, root: Path, option: str) -> None:
@@ -194,25 +175,30 @@ def _matches(parts: tuple[str, ...], globs: tuple[str, ...]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
 
 
-def _append(record: Path, line: _PruneRecord) -> None:
-    """Append a line and sync it to disk. Ends a line that a crash cut off first."""
-    text = json.dumps(to_builtins(line)).encode() + b"\n"
+def _append(record: Path, moved: PrunedRun, at: str) -> None:
+    """Append a line and sync it to disk. Ends a line that a crash cut off first. Raises only OSError."""
+    text = json.dumps({**to_builtins(moved), "at": at}).encode() + b"\n"
     is_new = not record.exists()
-    descriptor = open_to_append(str(record), 0o644)
     try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            text = b"\n" + text
-        while text:
-            text = text[os.write(descriptor, text) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if is_new:
-        sync(record.parent)
+        descriptor = open_to_append(str(record), 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                text = b"\n" + text
+            while text:
+                text = text[os.write(descriptor, text) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if is_new:
+            sync(record.parent)
+    except OSError as error:
+        raise OSError(error.errno, f"the record cannot be written: {error.strerror}", str(record)) from error
+    except PrivateFileError as error:
+        raise OSError(errno.EPERM, error.message) from error
 
 
-def _lines(record: Path, name: str = "") -> Iterator[_PruneRecord]:
+def _lines(record: Path, name: str = "") -> Iterator[PrunedRun]:
     """Yield the lines that contain the name. Uses `json`, because msgspec rejects paths that are not UTF-8."""
     needle = json.dumps(name)[1:-1].encode()
     try:
@@ -222,7 +208,7 @@ def _lines(record: Path, name: str = "") -> Iterator[_PruneRecord]:
     for line in lines:
         if needle in line:
             with contextlib.suppress(ValueError):  # cut off, or not a line of gpuyard
-                yield convert(json.loads(line), _PruneRecord)
+                yield convert(json.loads(line), PrunedRun)
 
 
 def _describe(error: OSError) -> str:

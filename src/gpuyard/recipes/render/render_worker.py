@@ -198,10 +198,7 @@ class Worker:
         left = list(unit.labels)
         self._set_status(doing="waiting", scene=unit.scene, actor=unit.actor)
         try:
-            with (
-                self._scenes.hold(unit.scene, number) as scene,
-                self._actors.hold(unit.actor, number, lane) as frames,
-            ):
+            with self._scenes.hold(unit.scene, number) as scene, self._actors.hold(unit.actor, number, lane) as frames:
                 while left and not self._tiers.is_stopped:
                     self._render_label(unit, left[0], scene, frames, lane)
                     del left[0]

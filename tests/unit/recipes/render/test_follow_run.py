@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.render import follow_run
-from gpuyard.recipes.render.follow_run import Follower, StatusFile
-from gpuyard.recipes.render.status_file import RenderStatus
+from gpuyard.recipes.render import status_file as follow_run
+from gpuyard.recipes.render.status_file import Follower, RenderStatus, StatusFile
 from tests.integration.queue_fixture import until
 from tests.unit.recipes.render.example_status import STATUS, status
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.recipes.workspace.create_workspace import CONFIG_TEMPLATE, WRAPPER_TEMPLATE, CreatedWorkspace, init
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, SETTING_TYPES, load
+from gpuyard.recipes.workspace.workspace_files import CONFIG_TEMPLATE, WRAPPER_TEMPLATE, CreatedWorkspace, init
 from tests.unit.recipes.workspace.test_settings import LEGACY
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.recipes.workspace.create_workspace import init, scheduler_script
+from gpuyard.recipes.workspace.workspace_files import init, scheduler_script
 from tests.executables import write_executable
 
 # Prints its arguments, each terminated by NUL, with the workspace's real path.

@@ -137,10 +137,7 @@ class _Tiers:
 
     def release(self, unit: Unit, scene_next: float, actor_next: float, now: int) -> None:
         """Release a unit's assets, unless a later unit before `now` holds them too."""
-        for key, next_use, tier in (
-            (unit.scene, scene_next, self._scenes),
-            (unit.actor, actor_next, self._actors),
-        ):
+        for key, next_use, tier in ((unit.scene, scene_next, self._scenes), (unit.actor, actor_next, self._actors)):
             if key is not None and next_use >= now:
                 self._next_use[key] = next_use
                 # A streamed actor is only in RAM.

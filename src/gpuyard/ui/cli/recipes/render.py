@@ -21,12 +21,11 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.option import Option
 from gpuyard.model.option_values import Options
 from gpuyard.model.units import UNKNOWN, format_bytes
-from gpuyard.recipes.render.follow_run import Follower, StatusFile
 from gpuyard.recipes.render.load_function import LOADER, RENDERER, find_function
 from gpuyard.recipes.render.manifest import Manifest, read
 from gpuyard.recipes.render.memory.leased_memory import Budget, choose_ram, choose_vram, missing_gpu_advice, need_numpy
 from gpuyard.recipes.render.planning.assets_and_units import DEFAULT_WORKERS
-from gpuyard.recipes.render.status_file import RenderReport
+from gpuyard.recipes.render.status_file import Follower, RenderReport, StatusFile
 from gpuyard.recipes.render.write_outputs import SkipsUnwritten, check_outputs
 from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb

@@ -135,7 +135,7 @@ def run(typed: Typed) -> int:
 
 
 def _init(typed: Typed) -> int:
-    from gpuyard.recipes.workspace.create_workspace import init
+    from gpuyard.recipes.workspace.workspace_files import init
 
     folder = Path(absolute(typed.arguments[0]))
     was_workspace = (folder / CONFIG_FILE).exists()
