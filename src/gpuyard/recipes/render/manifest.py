@@ -251,24 +251,22 @@ class _UnitBuilder:
                 self.mistakes.append(ManifestMistake(place=f"{self._noun} {number}{which}", reason=error.message))
 
     def _group(self, entry: dict[str, Any]) -> _LabelGroup:
-        scene, actor = (self._path(key, entry.get(key)) for key in ("scene", "actor"))
+        for key in ("scene", "actor"):
+            path = entry.get(key)
+            if path is None:
+                continue
+            if type(path) is not str:
+                raise UserError(f"its {key} is not a path but {_KINDS[type(path)]}")
+            if not path or "\0" in path:
+                raise UserError(f"its {key} is not a path")
+            if path not in self._paths:
+                self._paths[path] = str(self._folder / path)
+        scene, actor = (self._paths.get(entry.get(key, "")) for key in ("scene", "actor"))
         if scene is None and actor is None:
             raise UserError("it names neither a scene nor an actor")
         found = self._pairs.get((scene, actor))
         if found is None:
             found = self._pairs[scene, actor] = _LabelGroup(entry.get("scene"), entry.get("actor"))
-        return found
-
-    def _path(self, key: str, path: Any) -> str | None:
-        if path is None:
-            return None
-        if type(path) is not str:
-            raise UserError(f"its {key} is not a path but {_KINDS[type(path)]}")
-        if not path or "\0" in path:
-            raise UserError(f"its {key} is not a path")
-        found = self._paths.get(path)
-        if found is None:
-            found = self._paths[path] = str(self._folder / path)
         return found
 
 

@@ -116,20 +116,12 @@ class RunStatus:
             rendered=results.rendered,
             already=results.already,
             skipped=len(results.skips),
-            vram=status_file.TierStatus(
-                budget=self._budgets.vram,
-                left=max(0, self._budgets.vram - max(in_vram, used)),
-                assets=in_vram,
-                peak_assets=max(counts.peak_vram, in_vram),  # in_vram was read a moment later
+            vram=msgspec.structs.replace(
+                _tier(self._budgets.vram, in_vram, counts.peak_vram, max(in_vram, used)),
                 allocator=used,
                 peak_allocator=self._memory.peak(),
             ),
-            ram=status_file.TierStatus(
-                budget=self._budgets.ram,
-                left=max(0, self._budgets.ram - in_ram),
-                assets=in_ram,
-                peak_assets=max(counts.peak_ram, in_ram),
-            ),
+            ram=_tier(self._budgets.ram, in_ram, counts.peak_ram, in_ram),
             scene_slots=self._budgets.scene_slots,
             scenes=() if tiers is None else tiers.paths_in(Kind.SCENE),
             actors=() if tiers is None else tiers.paths_in(Kind.ACTOR),
@@ -155,6 +147,13 @@ class RunStatus:
         return msgspec.structs.replace(
             status, scene=path_of(status.scene), actor=path_of(status.actor), waits_for=cause
         )
+
+
+def _tier(budget: int, assets: int, peak: int, taken: int) -> status_file.TierStatus:
+    # The assets were read a moment after the peak.
+    return status_file.TierStatus(
+        budget=budget, left=max(0, budget - taken), assets=assets, peak_assets=max(peak, assets)
+    )
 
 
 def _now() -> str:

@@ -149,7 +149,6 @@ class FollowedRun(Protocol):
     """The run to follow: a coordinator. `status` is None before the run starts, and `stop` does nothing then."""
 
     def status(self) -> RenderStatus | None: ...
-
     def stop(self) -> None: ...
 
 

@@ -16,48 +16,34 @@ NUMBER_TYPES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", 
 
 
 class TransferLane(Protocol):
-    """A worker's own queue of work on the device."""
+    """A worker's own queue of work on the device. `finish` waits until all of it is done."""
 
     def mark(self) -> Mark: ...
-
-    def finish(self) -> None:
-        """Wait until all work queued here is done."""
+    def finish(self) -> None: ...
 
 
 class DeviceMemory(Protocol):
+    """`page` returns writable host memory, valid until `close`. `allocate` raises DeviceFull if there is too little
+    free memory. `upload` copies into the buffer, from its start, after the mark `after` has passed, and waits for that;
+    calls of threads overlap. `view` returns an array on the device: `offset` in bytes, `strides` in items. `clone`
+    returns a copy that belongs to the caller, `lane` a lane for the calling thread. `used` and its `peak` are in bytes,
+    as the allocator counts them."""
+
     name: str
 
-    def page(self, nbytes: int) -> memoryview:
-        """Return writable host memory, valid until `close`."""
-
-    def allocate(self, nbytes: int) -> Buffer:
-        """Raises DeviceFull if the device has too little free memory."""
-
+    def page(self, nbytes: int) -> memoryview: ...
+    def allocate(self, nbytes: int) -> Buffer: ...
     def free(self, buffer: Buffer) -> None: ...
-
-    def upload(self, views: Sequence[memoryview], buffer: Buffer, *, after: Mark = None) -> None:
-        """Copy into the buffer, from its start, after the mark `after` has passed; wait for that. Threads' calls
-        overlap."""
-
+    def upload(self, views: Sequence[memoryview], buffer: Buffer, *, after: Mark = None) -> None: ...
     def download(self, buffer: Buffer, views: Sequence[memoryview]) -> None: ...
-
-    def view(self, buffer: Buffer, *, dtype: str, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]) -> Any:
-        """Return an array on the device; `offset` is in bytes, `strides` in items."""
-
-    def clone(self, array: Any) -> Any:
-        """Return a copy on the device that belongs to the caller."""
-
-    def lane(self) -> AbstractContextManager[TransferLane]:
-        """Return a lane for the calling thread, valid inside the `with` block."""
-
-    def used(self) -> int:
-        """Return the used bytes as the allocator counts them."""
-
-    def peak(self) -> int:
-        """Return the peak of `used`."""
-
+    def view(
+        self, buffer: Buffer, *, dtype: str, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]
+    ) -> Any: ...
+    def clone(self, array: Any) -> Any: ...
+    def lane(self) -> AbstractContextManager[TransferLane]: ...
+    def used(self) -> int: ...
+    def peak(self) -> int: ...
     def empty_cache(self) -> None: ...
-
     def close(self) -> None: ...
 
 

@@ -50,12 +50,14 @@ class HostMemory:
             self._used -= buffer.nbytes
 
     def upload(self, views: Sequence[memoryview], buffer: Bytes, *, after: Mark = None) -> None:  # noqa: ARG002
-        for view, part in zip(views, _parts(buffer, views), strict=True):
-            part[:] = np.frombuffer(view, np.uint8)
+        start = 0
+        for view in views:
+            buffer[start : (start := start + view.nbytes)] = np.frombuffer(view, np.uint8)
 
     def download(self, buffer: Bytes, views: Sequence[memoryview]) -> None:
-        for view, part in zip(views, _parts(buffer, views), strict=True):
-            np.frombuffer(view, np.uint8)[:] = part
+        start = 0
+        for view in views:
+            np.frombuffer(view, np.uint8)[:] = buffer[start : (start := start + view.nbytes)]
 
     def view(
         self, buffer: Bytes, *, dtype: str, shape: tuple[int, ...], offset: int, strides: tuple[int, ...]
@@ -81,10 +83,3 @@ class HostMemory:
 
     def close(self) -> None:
         return None
-
-
-def _parts(buffer: Bytes, views: Sequence[memoryview]) -> Iterator[Bytes]:
-    start = 0
-    for view in views:
-        yield buffer[start : start + view.nbytes]
-        start += view.nbytes

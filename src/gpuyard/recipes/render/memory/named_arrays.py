@@ -58,11 +58,9 @@ def unreadable(path: str, error: OSError | ValueError) -> AssetError:
 
 
 class Sink(Protocol):
-    """A sequence of bytes, possibly in several parts of memory."""
+    """A sequence of bytes, possibly in several parts of memory: `views` in order, `nbytes` bytes in total."""
 
-    def views(self, offset: int, nbytes: int) -> list[memoryview]:
-        """Return writable views in order, `nbytes` bytes in total."""
-        ...
+    def views(self, offset: int, nbytes: int) -> list[memoryview]: ...
 
 
 def write_array(sink: Sink, offset: int, array: np.ndarray[Any, Any]) -> None:

@@ -247,9 +247,8 @@ class TransferPlan:
 
     def _can_demote(self, victims: list[str]) -> bool:
         """Whether they fit into RAM without dropping the only copy of another asset."""
-        doubles = (key for key in self._spare_in_ram(NEVER, None) if self._is_double(key))
-        available = self._ram_free + sum(map(self._in_ram, doubles))
-        return sum(self._in_ram(key) for key in victims if key not in self._ram) <= available
+        doubles = sum(self._in_ram(key) for key in self._spare_in_ram(NEVER, None) if self._is_double(key))
+        return sum(self._in_ram(key) for key in victims if key not in self._ram) <= self._ram_free + doubles
 
     def _promote(self, asset: Asset, victims: list[str]) -> bool:
         """Evict the victims and promote the asset. Return False if it must wait until the victims have left."""
@@ -339,8 +338,16 @@ class TransferPlan:
 
     def _spare_in_ram(self, after: float, keep: str | None) -> Iterator[str]:
         """Return the copies in RAM that are not in use, and that are also in VRAM or needed only after `after`."""
+
+        def rank(key: str) -> int:  # by rule 5; soon are the next eight units, of two places each
+            if self._is_double(key):
+                return 0
+            if self._state.assets[key].kind is Kind.SCENE:
+                return 2
+            return 1 if self._state.need_at(key) > self._state.now + 16 else 3
+
         if self._spare is None:
-            self._spare = sorted(self._ram, key=lambda key: (self._ram_class(key), *self._worth_keeping(key)))
+            self._spare = sorted(self._ram, key=lambda key: (rank(key), *self._worth_keeping(key)))
         return (
             key
             for key in self._spare
@@ -355,14 +362,6 @@ class TransferPlan:
     def _is_double(self, key: str) -> bool:
         return self._vram.get(key) is Stage.THERE
 
-    def _ram_class(self, key: str) -> int:
-        """Return the rank for rule 5; lower is dropped first. Soon are the next eight units, of two places each."""
-        if self._is_double(key):
-            return 0
-        if self._state.assets[key].kind is Kind.SCENE:
-            return 2
-        return 1 if self._state.need_at(key) > self._state.now + 16 else 3
-
     def _drop_ram(self, key: str) -> None:
         self.steps.append(PlanStep(Action.DROP_RAM, key))
         self._ram_free += self._in_ram(key)
@@ -371,12 +370,11 @@ class TransferPlan:
     def drop_unneeded(self) -> None:
         """Drop assets that are never needed again."""
         state = self._state
-        for key in sorted(state.ram.keys() - state.needed.keys() - state.requested.keys()):
-            if self._ram[key] is Stage.THERE and key not in state.held_ram:
-                self._drop_ram(key)
-        for key in sorted(state.vram.keys() - state.needed.keys() - state.requested.keys()):
-            if self._vram[key] is Stage.THERE and key not in state.held:
-                self._drop_vram(key)
+        in_ram, in_vram = (self._ram, state.held_ram, self._drop_ram), (self._vram, state.held, self._drop_vram)
+        for tier, held, drop in (in_ram, in_vram):
+            for key in sorted(tier.keys() - state.needed.keys() - state.requested.keys() - held):
+                if tier[key] is Stage.THERE:
+                    drop(key)
 
     def evict_excess(self) -> None:
         """Evict assets that exceed the limits, which may have become lower."""
