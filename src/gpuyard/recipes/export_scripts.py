@@ -80,14 +80,6 @@ def _split(jobs: Sequence[ExportedJob]) -> Iterator[JobGroup]:
             yield JobGroup(jobs=tuple(some), numbers=tuple(range(len(some))) if len(some) > 1 else ())
 
 
-def positions(groups: Iterable[JobGroup]) -> Positions:
-    return {
-        job.id: (group, group.numbers[place] if group.numbers else None)
-        for group in groups
-        for place, job in enumerate(group.jobs)
-    }
-
-
 def missing_dependencies(job: ExportedJob, ids: Collection[int]) -> list[int]:
     """Return the unmet dependencies of a job that are not in `ids`."""
     return [each.job_id for each in job.after if not each.is_met and each.job_id not in ids]
@@ -227,7 +219,11 @@ def slurm_script(jobs: Sequence[ExportedJob], settings: SlurmConfig, tags: Colle
 
     notes = loss_notes(jobs, _SLURM, tags, find_losses)
     lines = [*script_head("Slurm", jobs, _SLURM_HOW, notes), *_SLURM_SUBMIT.splitlines()]
-    by_id = positions(groups)
+    by_id: Positions = {
+        job.id: (group, group.numbers[place] if group.numbers else None)
+        for group in groups
+        for place, job in enumerate(group.jobs)
+    }
     for group in groups:
         lines += ["", *_slurm_submission(group, by_id, settings)]
     return Script(text="\n".join(lines) + "\n", notes=notes)
@@ -359,21 +355,15 @@ def ray_script(jobs: Sequence[ExportedJob], settings: RayConfig, tags: Collectio
     return Script(text="\n".join([*lines, "", *_ray_submissions(groups, ids, settings)]) + "\n", notes=notes)
 
 
-def _run_in_ray(group: JobGroup) -> Iterator[str]:
+def _run_in_ray(group: JobGroup) -> list[str]:
     first = group.first
     limit_s = first.terms.limit_s
     limit = "" if limit_s is None else f"timeout -k {first.grace_s:g} {limit_s:g} "
     command = f'{limit}"$@"{redirect_input(group)}'
     if not first.retries:
-        yield f"exec {command}"
-        return
-    yield f"tries={first.retries + 1}"
-    yield 'while [ "$tries" -gt 0 ]; do'
-    yield f"    {command} && exit"
-    yield "    status=$?"
-    yield "    tries=$((tries - 1))"
-    yield "done"
-    yield 'exit "$status"'
+        return [f"exec {command}"]
+    loop = [f"    {command} && exit", "    status=$?", "    tries=$((tries - 1))", "done", 'exit "$status"']
+    return [f"tries={first.retries + 1}", 'while [ "$tries" -gt 0 ]; do', *loop]
 
 
 def _ray_submissions(groups: Sequence[JobGroup], ids: Collection[int], settings: RayConfig) -> Iterator[str]:
@@ -400,7 +390,7 @@ def _ray_submissions(groups: Sequence[JobGroup], ids: Collection[int], settings:
         not_submitted.update(job.id for job in group.jobs)
 
 
-def _ray_submission(group: JobGroup, condition: str, options: Iterable[str]) -> Iterator[str]:
+def _ray_submission(group: JobGroup, condition: str, options: Iterable[str]) -> list[str]:
     arguments = [*options, "--", "sh", f"{group.first.id}.sh"]
     numbers = [[str(number)] for number in group.numbers] or [[]]
     lines = [
@@ -408,14 +398,10 @@ def _ray_submission(group: JobGroup, condition: str, options: Iterable[str]) -> 
         for job, number in zip(group.jobs, numbers, strict=True)
     ]
     if not condition:
-        yield from lines
-        return
+        return lines
     ids = format_ids(job.id for job in group.jobs)
-    yield f"if {condition}; then"
-    yield from (f"    {line}" for line in lines)
-    yield "else"
-    yield f"    echo '{ids}: not submitted: a dependency did not end as required' >&2"
-    yield "fi"
+    otherwise = ["else", f"    echo '{ids}: not submitted: a dependency did not end as required' >&2", "fi"]
+    return [f"if {condition}; then", *(f"    {line}" for line in lines), *otherwise]
 
 
 def _condition(job: ExportedJob, ids: Collection[int]) -> str:

@@ -140,15 +140,10 @@ def keys_in(path: Path) -> tuple[list[str], list[str]]:
 
 def _fill_in(values: dict[str, Any], folder: Path) -> dict[str, str]:
     """Fill in defaults that depend on other values and make all paths absolute. Return the sources of the former."""
-    sources = {}
-    for key, value, origin in (
-        ("task_name", default_task_name(folder), "the folder's name"),
-        ("worker_prefix", values.get("task_name") or default_task_name(folder), "task_name"),
-        ("work_dir", ".", "the workspace"),
-    ):
-        if key not in values:
-            values[key] = value
-            sources[key] = f"{DEFAULT}, from {origin}"
+    origins = {"task_name": "the folder's name", "worker_prefix": "task_name", "work_dir": "the workspace"}
+    sources = {key: f"{DEFAULT}, from {origin}" for key, origin in origins.items() if key not in values}
+    values.setdefault("task_name", default_task_name(folder))
+    values.setdefault("worker_prefix", values["task_name"])
     for key, default in (("work_dir", "."), ("config_dir", "configs"), ("output_dir", "out")):
         values[key] = _absolute(values.get(key, default), folder)
     if values.get("mounts"):

@@ -123,8 +123,11 @@ class AssetUsers:
             places[key] = min(place, places.get(key, place))
         return places
 
-    def withdraw(self, number: int) -> None:
+    def withdraw(self, number: int) -> bool:
+        """Remove the waiting requests of a unit. Return whether there were any."""
+        before = len(self._requests)
         self._requests = {request: place for request, place in self._requests.items() if request[1] != number}
+        return len(self._requests) < before
 
     def lend(self, loan: Loan, key: str, number: int) -> None:
         """Record a loan. The unit's other requests now go before all others."""

@@ -130,8 +130,8 @@ class Tiers:
 
     def withdraw(self, number: int) -> None:
         with self._changed:
-            self._users.withdraw(number)
-            self._changed.notify_all()
+            if self._users.withdraw(number):
+                self._changed.notify_all()
 
     def count_streamed(self, nbytes: int, *, is_from_disk: bool) -> None:
         with self._changed:
