@@ -191,12 +191,6 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SlurmConfig(ClusterConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
-    options: more arguments for every `sbatch`.
-    shard_mb: the memory that a shard stands for; if given, jobs that share a GPU request shards.
-    nice_base: the nice value of a job with priority 0; only root may use values below 0.
-    """
-
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -217,13 +211,8 @@ class ContainersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HostConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of the whole machine, and how its RAM and CPUs are used.
-
-    keep_free: RAM that no reservation may take, such as "4G"; below it the host guard acts. "0": none.
-    max_cpu_load: how many percent of the CPUs jobs may reserve together. Where it is not set, 100 for the CPUs that
-        users declare, and no limit for those that were learned.
-    enforce_ram: jobs are limited to the RAM that they declared.
-    pin_cpus: jobs get CPUs of their own."""
+    """Limits of the whole machine, and how its RAM and CPUs are used. Where
+    `max_cpu_load` is not set, it is 100% for the CPUs that users declare, and no limit for those that were learned."""
 
     min_free_disk: str | int = "1G"
     max_gpu_power_w: Annotated[float, Meta(gt=0)] | None = None

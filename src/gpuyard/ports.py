@@ -1,7 +1,4 @@
-"""Interfaces between the code that decides and the code that touches the system, as Protocols.
-
-What engines have in common that run attempts at once, on the devices claimed for them.
-"""
+"""Interfaces between the code that decides and the code that touches the system, as Protocols."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -126,15 +123,11 @@ class SiteStatus(Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """Runs attempts that outlive the daemon that started them.
-
-    An engine either runs attempts at once, on the devices claimed for them here, or places them itself by their terms
-    and reports in `site_changes` where they are.
+    """Runs attempts that outlive the daemon that started them: at once, on the devices claimed for them here, or it
+    places them itself by their terms and reports in `site_changes` where they are.
 
     `prepare` makes everything ready; `start_prepared` starts all prepared attempts, under a keeper that outlives the
-    daemon. A daemon that dies between the two calls leaves nothing behind: the next daemon gets the outcome
-    NEVER_STARTED.
-    """
+    daemon. If a daemon dies between the two calls, the next one gets the outcome NEVER_STARTED."""
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
         """Raise EnvironmentFault if the system cannot create another process."""
@@ -327,13 +320,10 @@ class DiskSpace(Protocol):
     """The free space of disks, read in the background."""
 
     def figure(self, folder: str, least_mb: float) -> DiskFigure | None:
-        """Return the figure of the folder's disk, to compare with `least_mb`; None while it is being read. Never
-        waits."""
-        ...
+        """Return the figure of the folder's disk, to compare with `least_mb`; None while it is read. Never waits."""
 
     def known(self) -> dict[str, DiskFigure]:
         """Return the last figure of each folder that was asked for."""
-        ...
 
 
 class PlacesNothing:

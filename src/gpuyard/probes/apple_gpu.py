@@ -110,7 +110,7 @@ class AppleProbe:
         with ThreadPoolExecutor(max_workers=3) as pool:
             # After a refusal powermetrics is not run again, because a process does not become root later.
             asked = None if self._denied else pool.submit(_attempt, read_powermetrics, timeout_s)
-            registry = pool.submit(_attempt, _read_ioreg, timeout_s)
+            registry = pool.submit(_attempt, read_ioreg, timeout_s)
             limit = pool.submit(unified_memory_limit_mb, timeout_s)
         power = asked.result() if asked else self._denied
         self._denied = power if isinstance(power, ProbeDenied) else None
@@ -130,7 +130,7 @@ def read_powermetrics(timeout_s: float) -> Reading:
         raise ProbeDenied(error.source, error.message, hint=hint) from error
 
 
-def _read_ioreg(timeout_s: float) -> Reading:
+def read_ioreg(timeout_s: float) -> Reading:
     command = (IOREG, "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
     return parse_ioreg(run_tool(command, timeout_s).require_success())
 

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import Struct
 
 from gpuyard.errors import ProbeCrashed, ProbeError, ProbeGarbled, ProbeMissing
 from gpuyard.model.machine_snapshot import Device, Vendor
@@ -113,7 +112,7 @@ def _path(device: Device, root: Path) -> tuple[str, ...] | None:
 # NVML
 
 
-class _LinkedCard(Struct, frozen=True, kw_only=True):
+class _LinkedCard(NamedTuple):
     """`to_cards` is the number of NVLinks by the bus id of the card at the other end."""
 
     device: Device
@@ -154,7 +153,7 @@ def _read_card(nvml: ModuleType, device: Device) -> _LinkedCard | None:
         elif (remote := _ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)) is not None:
             bus_id = remote.busId
             to_cards[pci_bus_id(bus_id.decode("utf-8", "replace") if isinstance(bus_id, bytes) else bus_id)] += 1
-    return _LinkedCard(device=device, handle=handle, to_cards=to_cards, to_switches=to_switches)
+    return _LinkedCard(device, handle, to_cards, to_switches)
 
 
 def _nvml_links(nvml: ModuleType, cards: Sequence[_LinkedCard]) -> Iterator[Link]:

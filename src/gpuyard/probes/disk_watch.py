@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gpuyard.model.units import MB
 from gpuyard.policy.disk_and_system_limits import DiskFigure
+from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread
 
 # A figure is read again after FRESH_S, and used until it is STALE_S old. One within NEAR_MB of the limit: for NEAR_S.
 FRESH_S, STALE_S = 5.0, 30.0
@@ -47,11 +48,12 @@ def read_disk(folder: str) -> DiskFigure:
 
 def read_disk_in_time(folder: str, timeout_s: float = SILENT_S) -> DiskFigure:
     """Return the free space, or a figure without one if the disk does not answer in time."""
-    found: list[DiskFigure] = []
-    thread = threading.Thread(target=lambda: found.append(read_disk(folder)), name="gpuyard-disk", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return found[0] if found else DiskFigure(folder=folder, silent_s=timeout_s)
+    worker: WorkerThread[DiskFigure] = WorkerThread("gpuyard-disk")
+    worker.start(lambda: read_disk(folder))
+    try:
+        return worker.finish(timeout_s)
+    except NoAnswerYet:
+        return DiskFigure(folder=folder, silent_s=timeout_s)
 
 
 class DiskWatch:

@@ -11,7 +11,7 @@
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -48,23 +48,17 @@ def _printable(each: _S, *fields: str) -> _S:
 
 
 class Probe(Protocol):
-    """Reads the devices of one vendor through one tool or library, such as NVML or `nvidia-smi`."""
+    """Reads the devices of one vendor through one tool or library, such as NVML or `nvidia-smi`.
+
+    One that can read single devices in less than a millisecond also has `read_memory(devices)`: the memory and the
+    processes of these devices of an earlier reading, as far as they could be read; all other figures may be missing."""
 
     name: str  # of the tool or library, as problems and `gpuyard doctor` show it
     vendor: Vendor
     may_hang: bool  # `read` may exceed its timeout, like a call into a driver, and so needs its own thread
 
     def read(self, timeout_s: float) -> Reading:
-        """Read all devices. Raises ProbeError, and no other exception, when that fails."""
-
-
-@runtime_checkable
-class MemoryProbe(Probe, Protocol):
-    """A probe that can read the memory of single devices in less than a millisecond."""
-
-    def read_memory(self, devices: Sequence[Device]) -> Sequence[Device]:
-        """Read the memory and the processes of these devices of an earlier reading. Returns those that could be read;
-        all other figures may be missing. Raises ProbeError, and no other exception, when that fails."""
+        """Read all devices. Raises ProbeError, and no other exception, when that fails; so does `read_memory`."""
 
 
 class ChainStep:
@@ -73,8 +67,7 @@ class ChainStep:
     def __init__(self, probe: Probe, clock: "Clock") -> None:
         self.name = probe.name
         self.may_hang = probe.may_hang
-        self._probe = probe
-        self._clock = clock
+        self._probe, self._clock = probe, clock
         self._worker: WorkerThread[Reading] = WorkerThread(f"gpuyard-{probe.name}")
         self._backoff = Backoff()
         self._asked_at = 0.0
@@ -107,10 +100,8 @@ class ChainStep:
     def read_memory(self, devices: Sequence[Device], timeout_s: float) -> Sequence[Device]:
         """Return the devices with new memory figures, as far as the probe reads them cheaply and answers in time. A
         failure is left to the next `ask`."""
-        probe = self._probe
-        if not isinstance(probe, MemoryProbe) or self.is_late:
-            return ()
-        if not self._worker.start(lambda: Reading(devices=tuple(probe.read_memory(devices)))):
+        read = getattr(self._probe, "read_memory", None)
+        if read is None or self.is_late or not self._worker.start(lambda: Reading(devices=tuple(read(devices)))):
             return ()
         try:
             return printable_reading(self._worker.finish(timeout_s)).devices
@@ -189,9 +180,8 @@ class FallbackChain:
     def overdue(self) -> Reading:
         """Return the reading to use when `read` itself has not returned in time."""
         source, hint = ", ".join(step.name for step in self._steps), "try a longer --deadline"
-        message = "no answer within the deadline"
-        problem = Problem(source=source, kind="timeout", message=message, hint=hint, vendor=self.vendor)
-        return Reading(devices=self._all_unknown(), problems=(problem,))
+        late = ProbeTimeout(source, "no answer within the deadline", hint=hint)
+        return Reading(devices=self._all_unknown(), problems=(as_problem(late, self.vendor),))
 
     def _share(self, position: int) -> float:
         """Return the fraction of the time that a probe may use before the next one is started."""
@@ -273,11 +263,6 @@ def _check(probe: Probe, timeout_s: float) -> Checkup:
     reading = step.ask(timeout_s)
     if step.is_late:
         reading = step.wait(0.0)
-    noted = reading.problems if reading else ()
-    return Checkup(
-        vendor=probe.vendor,
-        probe=probe.name,
-        devices=None if reading is None else reading.devices,
-        problems=noted if step.problem is None else (step.problem, *noted),
-        seconds=time.monotonic() - started,
-    )
+    problems = (*([step.problem] if step.problem else []), *(reading.problems if reading else ()))
+    devices, seconds = reading.devices if reading else None, time.monotonic() - started
+    return Checkup(vendor=probe.vendor, probe=probe.name, devices=devices, problems=problems, seconds=seconds)

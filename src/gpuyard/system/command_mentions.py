@@ -7,9 +7,10 @@ import re
 import shlex
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Iterator, Sequence
+
+from gpuyard.system.worker_threads import NoAnswerYet, WorkerThread
 
 _OPERATORS = "();<>|&\n"
 _hung: dict[str, float] = {}  # working folders, and until when
@@ -23,16 +24,14 @@ def mentions(word: str, command: Sequence[str], cwd: str, search_path: str | Non
         return True
     if time.monotonic() < _hung.get(cwd, 0.0):
         return None
-    found: list[bool | None] = []
-    reader = threading.Thread(target=lambda: found.append(_search(word, command, cwd, search_path)), daemon=True)
-    try:
-        reader.start()
-    except RuntimeError:  # no more threads
+    worker: WorkerThread[bool | None] = WorkerThread("gpuyard-mentions")
+    if not worker.start(lambda: _search(word, command, cwd, search_path)):
         return None
-    reader.join(5.0)
-    if not found:  # a network disk may hang: nothing is read for a minute for commands of that working folder
+    try:
+        return worker.finish(5.0)
+    except NoAnswerYet:  # a network disk may hang: nothing is read for a minute for commands of that working folder
         _hung[cwd] = time.monotonic() + 60.0
-    return found[0] if found else None
+        return None
 
 
 def _search(word: str, command: Sequence[str], cwd: str, search_path: str | None) -> bool | None:

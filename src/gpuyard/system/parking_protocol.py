@@ -52,7 +52,7 @@ def own_attempt(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 def registered(queue: str, attempt: str) -> list[Registration]:
     """Return the processes of an attempt that have registered, and have not ended."""
-    return [each for key, each in _sockets(queue) if key == attempt and _exists(each.pid)]
+    return [each for each in _sockets(queue, f"{attempt}.") if os.path.exists(f"/proc/{each.pid}")]
 
 
 def why_incomplete(registrations: Sequence[Registration]) -> str | None:
@@ -65,14 +65,13 @@ def why_incomplete(registrations: Sequence[Registration]) -> str | None:
 
 def remove_dead(queue: str) -> None:
     """Remove the sockets of processes that have ended without doing so."""
-    for _, each in _sockets(queue):
-        if not _exists(each.pid):
+    for each in _sockets(queue):
+        if not os.path.exists(f"/proc/{each.pid}"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(each.path)
 
 
-def _sockets(queue: str) -> list[tuple[str, Registration]]:
-    """Return all registrations, each with the key of its attempt."""
+def _sockets(queue: str, prefix: str = "") -> list[Registration]:
     try:
         names = sorted(os.listdir(f"{queue}/{_FOLDER}"))
     except OSError:
@@ -80,12 +79,6 @@ def _sockets(queue: str) -> list[tuple[str, Registration]]:
     found = []
     for name in names:
         parts = name.removesuffix(_END).split(".")
-        if name.endswith(_END) and len(parts) == 4 and all(map(str.isdecimal, parts)):
-            job, attempt, pid, world_size = parts
-            path = f"{queue}/{_FOLDER}/{name}"
-            found.append((f"{job}.{attempt}", Registration(path, int(pid), int(world_size))))
+        if name.startswith(prefix) and name.endswith(_END) and len(parts) == 4 and all(map(str.isdecimal, parts)):
+            found.append(Registration(f"{queue}/{_FOLDER}/{name}", int(parts[2]), int(parts[3])))
     return found
-
-
-def _exists(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")

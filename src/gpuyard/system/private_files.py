@@ -35,9 +35,6 @@ class PrivateFileError(EnvironmentFault):
     """Why a file or folder cannot be used as this user's own."""
 
 
-# Folders of this user
-
-
 def check_folder(path: str, instead: str = _OTHER_HOME) -> os.stat_result | None:
     """Return the status of this user's folder, or None if it does not exist. Raises PrivateFileError if others can
     change it, or what its path leads to; `instead` is the advice for those who cannot mend it."""
@@ -232,9 +229,6 @@ def _named(uid: int) -> str:
         return f"the user {pwd.getpwuid(uid).pw_name}"
     except KeyError:
         return f"the user {uid}"
-
-
-# Files
 
 
 def open_private(path: str) -> int:

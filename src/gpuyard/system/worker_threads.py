@@ -67,32 +67,30 @@ class NoAnswerYet(Exception):
 
 
 class WorkerThread(Generic[T]):
+    """Makes one call at a time, each in a thread of its own."""
+
     def __init__(self, name: str) -> None:
         self._name = name
-        self._reset()
-
-    def _reset(self) -> None:
-        """Forget the thread; also needed after a fork, which threads do not survive."""
-        self._calls: SimpleQueue[Callable[[], T]] = SimpleQueue()
         self._answers: SimpleQueue[T | BaseException] = SimpleQueue()
-        self._is_waiting = False
-        self._pid: int | None = None
+        self._asked_by: int | None = None  # the process whose call is not finished; threads do not survive a fork
 
     def start(self, call: Callable[[], T]) -> bool:
         """Start the call. Return False if the previous call has not returned, or no thread can be started."""
-        if self._pid != os.getpid():
-            self._reset()
-            try:
-                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-            except RuntimeError:  # the system's limit on threads
-                return False
-            self._pid = os.getpid()
-        if self._is_waiting and self._answers.empty():
+        if self._asked_by == os.getpid() and self._answers.empty():
             return False
-        if self._is_waiting:
-            self._answers.get()
-        self._is_waiting = True
-        self._calls.put(call)
+        answers: SimpleQueue[T | BaseException] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                answers.put(call())
+            except BaseException as error:  # noqa: BLE001 - `finish` raises it again
+                answers.put(error)
+
+        try:
+            threading.Thread(target=work, name=self._name, daemon=True).start()
+        except RuntimeError:  # the system's limit on threads
+            return False
+        self._answers, self._asked_by = answers, os.getpid()
         return True
 
     def finish(self, timeout_s: float) -> T:
@@ -101,16 +99,7 @@ class WorkerThread(Generic[T]):
             answer = self._answers.get(timeout=max(0.0, timeout_s))
         except Empty:
             raise NoAnswerYet from None
-        self._is_waiting = False
+        self._asked_by = None
         if isinstance(answer, BaseException):
             raise answer
         return answer
-
-    def _serve(self) -> None:
-        calls, answers = self._calls, self._answers
-        while True:
-            call = calls.get()
-            try:
-                answers.put(call())
-            except BaseException as error:  # noqa: BLE001 - `finish` raises it again
-                answers.put(error)
