@@ -63,10 +63,6 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     visible: Literal["index", "uuid"] = "index"
     vendor: Vendor | None = None
 
-    @property
-    def shows_uuids(self) -> bool:
-        return self.visible == "uuid"
-
     def banned_ids(self, snapshot: Snapshot) -> tuple[str, ...]:
         """Return the ids of the devices in this snapshot on which nothing starts."""
         return banned_ids(self.banned, self.banned_names, snapshot)

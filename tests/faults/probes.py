@@ -70,7 +70,7 @@ FAULTS = (
     Fault(
         id="probes-amd-memory-from-two-sources",
         file="src/gpuyard/probes/amd/amdsmi_library.py",
-        old="Reading(devices=tuple(self._kernel.with_processes(without_repeated_memory(devices))))",
+        old="Reading(devices=tuple(self._with_processes(without_repeated_memory(devices))))",
         new="Reading(devices=without_repeated_memory(devices))",
         breaks="On AMD, a job seems to grow each second by the difference of two sources, and is suspended.",
         near=("tests/unit/probes/test_amd_kernel_memory.py",),

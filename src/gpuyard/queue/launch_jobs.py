@@ -90,7 +90,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     own = _own_variables(job, number)
     engine_selects = terms is not None and terms.need.devices > 0
     selects_devices = not (job.spec.sees_all_devices or engine_selects)
-    by_uuid = rules.devices.shows_uuids
+    by_uuid = rules.devices.visible == "uuid"
     visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
     unbuffered = {_UNBUFFERED: "1"} if rules.unbuffers_python else {}
     growing = growth_variables(submitted) if rules.stops_preallocation and job.spec.need.devices else {}

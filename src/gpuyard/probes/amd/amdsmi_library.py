@@ -30,63 +30,6 @@ from gpuyard.probes.devices_and_processes import with_distinct_ids, without_numb
 from gpuyard.probes.kernel_files import cards_of_compute_driver, names_in, read_text, sees_all_processes
 
 
-class KernelMemory:
-    """`find_cards` belongs to each full reading: it finds the number that the compute driver gives to each card."""
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
-        self._kfd = root / "sys/class/kfd/kfd"
-        self._numbers: Mapping[str, int] = {}  # by PCI bus id
-
-    def find_cards(self) -> None:
-        cards = cards_of_compute_driver(self._kfd / "topology/nodes") if sees_all_processes(self._root) else []
-        times = Counter(bus_id for _, bus_id in cards)
-        self._numbers = {bus_id: number for number, bus_id in cards if times[bus_id] == 1}  # no partitions
-
-    def used_mb(self, device: Device) -> tuple[float, float] | None:
-        """Return the memory of the card and how much of it is used, or None if the kernel does not say."""
-        if device.pci_bus_id is None or _is_partition(device):
-            return None
-        folder = self._root / "sys/bus/pci/devices" / device.pci_bus_id
-        texts = (read_text(folder / f"mem_info_vram_{each}") for each in ("total", "used"))
-        total, used = (parse_numbers.megabytes(text, "B") for text in texts)
-        return (total, used) if total and used is not None else None
-
-    def with_processes(self, devices: Sequence[Device]) -> list[Device]:
-        """Return the devices with what each computing process holds now, as far as the kernel says."""
-        numbers = {
-            each.id: number
-            for each in devices
-            if not _is_partition(each) and (number := self._numbers.get(each.pci_bus_id or "")) is not None
-        }
-        held_mb: dict[int, dict[int, float]] = {number: {} for number in numbers.values()}  # by card and pid
-        for name in names_in(self._kfd / "proc") if numbers else ():
-            pid = parse_numbers.process_id(name)
-            for number in held_mb if pid is not None else ():
-                held = parse_numbers.megabytes(read_text(self._kfd / "proc" / name / f"vram_{number}"), "B")
-                if held is not None and pid is not None:
-                    held_mb[number][pid] = held
-        return [
-            replace(each, processes=self._processes(each, held_mb[numbers[each.id]])) if each.id in numbers else each
-            for each in devices
-        ]
-
-    def _processes(self, device: Device, held_mb: Mapping[int, float]) -> tuple[Process, ...] | None:
-        proc = self._root / "proc"
-        known = {process.pid: process for process in device.processes or ()}
-        processes = [
-            replace(process, memory_mb=held_mb.get(pid, process.memory_mb))
-            for pid, process in known.items()
-            if pid in held_mb or (proc / str(pid)).exists()
-        ]
-        for pid, held in held_mb.items():
-            if held and pid not in known:
-                name = parse_numbers.words(read_text(proc / str(pid) / "comm"))
-                processes.append(Process(pid=pid, memory_mb=held, name=name))
-        # Programs that do not compute are unknown here: none of the others does not mean that there is none.
-        return tuple(processes) if processes or device.processes is not None else None
-
-
 def _is_partition(device: Device) -> bool:
     return without_number(device.id) != device.id
 
@@ -107,22 +50,31 @@ class AmdSmiLibrary:
     def __init__(self, root: Path = Path("/")) -> None:
         self._session: _LibrarySession | None = None
         self._handles: dict[str, Any] = {}
-        self._kernel = KernelMemory(root)
+        self._root = root
+        self._kfd = root / "sys/class/kfd/kfd"
+        self._numbers: Mapping[str, int] = {}  # of the compute driver for each card, by PCI bus id
 
     def read(self, timeout_s: float) -> Reading:  # noqa: ARG002 - a driver call cannot be interrupted
         session, self._session = self._session or _LibrarySession(_import_amdsmi()), None
         handles = session.handles()
         devices = with_distinct_ids(_device(session, index, handle) for index, handle in enumerate(handles))
         self._session, self._handles = session, {device.id: handles[number] for number, device in enumerate(devices)}
-        self._kernel.find_cards()
-        return Reading(devices=tuple(self._kernel.with_processes(without_repeated_memory(devices))))
+        cards = cards_of_compute_driver(self._kfd / "topology/nodes") if sees_all_processes(self._root) else []
+        times = Counter(bus_id for _, bus_id in cards)
+        self._numbers = {bus_id: number for number, bus_id in cards if times[bus_id] == 1}  # no partitions
+        return Reading(devices=tuple(self._with_processes(without_repeated_memory(devices))))
 
     def read_memory(self, devices: Sequence[Device]) -> list[Device]:
         """Read how much of each card is used, by files of the kernel, or a call that reads one of them; and what each
-        computing process holds (`KernelMemory`)."""
+        computing process holds."""
         found = []
         for device in devices:
-            figures = self._kernel.used_mb(device)
+            figures = None
+            if device.pci_bus_id is not None and not _is_partition(device):
+                folder = self._root / "sys/bus/pci/devices" / device.pci_bus_id
+                texts = (read_text(folder / f"mem_info_vram_{each}") for each in ("total", "used"))
+                total_mb, used_mb = (parse_numbers.megabytes(text, "B") for text in texts)
+                figures = (total_mb, used_mb) if total_mb and used_mb is not None else None
             session, handle = self._session, self._handles.get(device.id)
             if figures is None and session is not None and handle is not None and device.memory_total_mb is not None:
                 vram = session.constant("AmdSmiMemoryType", "VRAM")
@@ -130,7 +82,41 @@ class AmdSmiLibrary:
                 figures = None if used is None else (device.memory_total_mb, used)
             if figures is not None:
                 found.append(replace(device, **memory(*figures)))
-        return self._kernel.with_processes(found)
+        return self._with_processes(found)
+
+    def _with_processes(self, devices: Sequence[Device]) -> list[Device]:
+        """Return the devices with what each computing process holds now, as far as the kernel says."""
+        numbers = {
+            each.id: number
+            for each in devices
+            if not _is_partition(each) and (number := self._numbers.get(each.pci_bus_id or "")) is not None
+        }
+        held_mb: dict[int, dict[int, float]] = {number: {} for number in numbers.values()}  # by card and pid
+        for name in names_in(self._kfd / "proc") if numbers else ():
+            pid = parse_numbers.process_id(name)
+            for number in held_mb if pid is not None else ():
+                held = parse_numbers.megabytes(read_text(self._kfd / "proc" / name / f"vram_{number}"), "B")
+                if held is not None and pid is not None:
+                    held_mb[number][pid] = held
+        return [
+            replace(each, processes=self._joined(each, held_mb[numbers[each.id]])) if each.id in numbers else each
+            for each in devices
+        ]
+
+    def _joined(self, device: Device, held_mb: Mapping[int, float]) -> tuple[Process, ...] | None:
+        proc = self._root / "proc"
+        known = {process.pid: process for process in device.processes or ()}
+        processes = [
+            replace(process, memory_mb=held_mb.get(pid, process.memory_mb))
+            for pid, process in known.items()
+            if pid in held_mb or (proc / str(pid)).exists()
+        ]
+        for pid, held in held_mb.items():
+            if held and pid not in known:
+                name = parse_numbers.words(read_text(proc / str(pid) / "comm"))
+                processes.append(Process(pid=pid, memory_mb=held, name=name))
+        # Programs that do not compute are unknown here: none of the others does not mean that there is none.
+        return tuple(processes) if processes or device.processes is not None else None
 
 
 class _LibrarySession:

@@ -92,7 +92,7 @@ def run(command: Typed) -> int:
 def _environment(lease: Lease, seen: Snapshot, cpus: int | None) -> dict[str, str]:
     devices = [device for share in lease.shares if (device := seen.device(share.device_id))]
     config = load_config()
-    visible = visible_variables(devices, seen, by_uuid=config.devices.shows_uuids)
+    visible = visible_variables(devices, seen, by_uuid=config.devices.visible == "uuid")
     is_shared = any(not share.is_exclusive for share in lease.shares)
     growing = growth_variables(os.environ) if is_shared and config.packing.preallocation == "off" else {}
     own = {**visible, **thread_variables(cpus, os.environ), LEASE_VARIABLE: lease.id}
