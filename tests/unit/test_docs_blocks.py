@@ -15,7 +15,7 @@ import yaml
 
 from gpuyard.config import parse_config
 from gpuyard.recipes.workspace.settings import TaskOptions, load, load_task_options
-from gpuyard.ui.cli import ALIASES, VERBS, import_verb
+from gpuyard.ui.cli import VERBS, import_verb
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -108,8 +108,7 @@ def gpuyard_commands(code: str) -> Iterator[list[str]]:
 @cache
 def options_of(verb: str) -> set[str]:
     """Return the options of a verb and of its subcommands. An unknown verb is an error."""
-    name = ALIASES.get(verb, verb)
-    assert name in VERBS, f"there is no command gpuyard {verb}"
-    top = import_verb(name).VERB
+    assert verb in VERBS, f"there is no command gpuyard {verb}"
+    top = import_verb(verb).VERB
     verbs = (top, *(below.VERB for below in top.commands.values()))
     return {"--help", *(f"--{option.name}" for each in verbs for option in each.options)}

@@ -8,13 +8,11 @@ if TYPE_CHECKING:
 
 
 class Option:
-    """One option: `--name METAVAR`, or a flag where the kind is "flag"; `short` is its one-letter form.
-
-    `kind` says how the value is parsed (`model/option_values.py`); `least` and `most` bound numbers and times, and a
-    size may be 0 if `least` is. `default` is the value as a user would type it, and `note` describes the default where
-    it is not a single value. "texts" and "ids" may be given several times. `heading` is that of the help; options with
-    `is_hidden` are not in the help.
-    """
+    """One option: `--name METAVAR`, or a flag where the kind is "flag"; `short` is its one-letter form. `kind` says how
+    the value is parsed (`model/option_values.py`); `least` and `most` bound numbers and times, and a size may be 0 if
+    `least` is. `default` is the value as a user would type it, and `note` describes the default where it is not a
+    single value. "texts" and "ids" may be given several times. `heading` is that of the help; options with `is_hidden`
+    are not in the help."""
 
     def __init__(  # noqa: PLR0913 - the columns of the table
         self,

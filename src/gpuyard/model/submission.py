@@ -40,14 +40,13 @@ _FIELD_TYPES = {"vendor": Vendor, "on_preempt": OnPreempt, "on_reboot": OnReboot
 
 
 class SubmissionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A submission as it is sent: a `command`, or a `list`, the text of a file with one command per line.
-
-    A `table`, the text of a CSV file, fills in the command's {NAMES}. A `token` makes the submission count once,
-    however often it is sent. `configuration` is a digest of the configuration files that the command names: estimates
-    are learned separately for each. `framework` is what its script imports. `shell` is what the job takes from the
-    shell that submits it; a wait without ids finds the jobs by their `submitters`. Default of `cwd`, `environment` and
-    `shell`: the user's home, and those of the daemon. An option `concurrency` makes it a batch. A workspace sends a
-    `task`, and `tag_sharing`, the rule by which jobs of its tag share GPUs. `code` is what was recorded of the code."""
+    """A submission as it is sent: a `command`, or a `list`, the text of a file with one command per line. A `table`,
+    the text of a CSV file, fills in the command's {NAMES}. A `token` makes the submission count once, however often it
+    is sent. `configuration` is a digest of the configuration files that the command names: estimates are learned
+    separately for each. `framework` is what its script imports. `shell` is what the job takes from the shell that
+    submits it; a wait without ids finds the jobs by their `submitters`. Default of `cwd`, `environment` and `shell`:
+    the user's home, and those of the daemon. An option `concurrency` makes it a batch. A workspace sends a `task`, and
+    `tag_sharing`, the rule by which jobs of its tag share GPUs. `code` is what was recorded of the code."""
 
     cwd: str = ""
     environment: dict[str, str] | None = None

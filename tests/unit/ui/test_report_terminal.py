@@ -13,8 +13,7 @@ from gpuyard.report.usage_report import PastAttempt, Reporter
 from gpuyard.ui.cli.text_table import spell
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.report_html import report_page
-from gpuyard.ui.views.report_sentences import group_cells
-from gpuyard.ui.views.report_terminal import report_lines
+from gpuyard.ui.views.report_text import group_cells, report_lines
 
 UNTIL = datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp()
 DAYS = ("Mon  9", "Tue 10", "Wed 11", "Thu 12", "Fri 13", "Sat 14", "Sun 15", "Mon 16")

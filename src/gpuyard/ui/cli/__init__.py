@@ -94,13 +94,10 @@ _MODULES = {
     "completion": "complete",
 }
 VERBS = {verb: text for verbs in PACKAGES.values() for verb, text in verbs.items()}
-# Older names, which still work and are not in the help.
-ALIASES = {"story": "history"}
 
 
 def import_verb(verb: str) -> "Command":
-    """Return a verb and what runs it: an entry in the COMMANDS of its module, or the module. The caller resolves
-    aliases."""
+    """Return a verb and what runs it: an entry in the COMMANDS of its module, or the module."""
     package = next(name for name, verbs in PACKAGES.items() if verb in verbs)
     own = f"{package}.{verb.replace('-', '_')}"
     name = f"gpuyard.ui.cli.{_MODULES.get(verb, own)}"
@@ -157,7 +154,7 @@ def _run_where_queue_is(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
+    name = arguments[0] if arguments else ""
     if name in VERBS:
         if name in JOB_VERBS:
             gc.set_threshold(20_000)  # new objects; most commands make fewer, and end

@@ -22,11 +22,9 @@ else:
 
 class Arguments:
     """The positional arguments: `most` of them, or from `least` to `most`; with `is_many` any number from `least` on.
-    Each is one of `choices` if there are any.
-
-    `is_program`: a program with all arguments that follow. `takes_program`: a program may follow them after `--`.
-    `is_data`: what is not exactly an option is an argument, also if it starts with a dash.
-    """
+    Each is one of `choices` if there are any. `is_program`: a program with all arguments that follow. `takes_program`:
+    a program may follow them after `--`. `is_data`: what is not exactly an option is an argument, also if it starts
+    with a dash."""
 
     def __init__(  # noqa: PLR0913 - the parts of a grammar
         self,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gpuyard.client.fast_http import connect
 from gpuyard.errors import GpuyardError
 from gpuyard.model.option import Option
-from gpuyard.ui.cli import ALIASES, VERBS, import_verb
+from gpuyard.ui.cli import VERBS, import_verb
 from gpuyard.ui.cli.command_grammar import HELP, Arguments, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import STATES, job_name
 
@@ -120,8 +120,7 @@ def _complete(before: list[str], incomplete: str) -> list[Completion]:
         if incomplete.startswith("-"):
             return _words(("--version", "--help"), incomplete)
         return [Completion(verb, VERBS[verb]) for verb in sorted(VERBS) if verb.startswith(incomplete)]
-    name = ALIASES.get(before[0], before[0])
-    return _complete_verb(import_verb(name).VERB, before[1:], incomplete) if name in VERBS else []
+    return _complete_verb(import_verb(before[0]).VERB, before[1:], incomplete) if before[0] in VERBS else []
 
 
 def _complete_verb(verb: Verb, before: list[str], incomplete: str) -> list[Completion]:

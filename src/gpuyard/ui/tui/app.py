@@ -22,7 +22,6 @@ from gpuyard.ui.cli.text_table import clean, spell
 from gpuyard.ui.tui import job_pages as pages
 from gpuyard.ui.tui.job_actions import (
     ActionNotice,
-    describe_pause,
     describe_refusal,
     describe_result,
     failed,
@@ -299,7 +298,13 @@ class Top(App[None]):
         question, path = "pause the queue? Running jobs continue, no new ones start.", "/pause"
         if self.screen_state.status.get("paused"):
             question, path = "let jobs start again?", "/unpause"
-        self._ask(question, partial(self._post, path, None, describe_pause))
+
+        def describe(answer: Answer) -> ActionNotice:
+            return ActionNotice(
+                f"paused: {answer['running']} still running" if answer["paused"] else "jobs start again"
+            )
+
+        self._ask(question, partial(self._post, path, None, describe))
 
     def _ask(self, question: str, act: Work) -> None:
         def answered(is_yes: bool | None) -> None:  # noqa: FBT001 - as a screen hands it back

@@ -16,7 +16,7 @@ Memory = Mapping[str, float]
 # Each block of a chart covers a fixed interval, so that it keeps its height while it moves left.
 COLUMN_S = 5.0
 _KEPT = 240
-_BETWEEN = 3
+BETWEEN = 3
 _USE, _POWER = 4, 9
 _STYLES = {"own": "green", "kept": "green", "others": "cyan", "foreign": "magenta", "free": "dim"}
 _BLOCKS = {"own": "█", "kept": "▄", "others": "▒", "foreign": "×", "free": "·"}  # noqa: RUF001 - it is a sign
@@ -58,10 +58,8 @@ def sparkline(values: Iterable[float | None], most: float) -> str:
 
 
 class DeviceLayout:
-    """Column widths, the same for all devices so that bars can be compared; 0 for a column that does not fit.
-
-    `each` is the number of lines per device; `now` is the daemon's time.
-    """
+    """Column widths, the same for all devices so that bars can be compared; 0 for a column that does not fit. `each` is
+    the number of lines per device; `now` is the daemon's time."""
 
     def __init__(self, devices: Sequence[Device], width: int, each: int, now: float) -> None:
         self.width, self.each, self.now = width, each, now
@@ -96,22 +94,19 @@ def device_lines(device: Device, past: DevicePast, frame: DeviceLayout) -> list[
         line.append(f" {sparkline(past.use.last(frame.spark, frame.now), 100.0)}", "cyan")
     if frame.power:
         line.append(" ").append_text(_power(device, past, frame))
-    return [line] if frame.each == 1 else [line, _second(device, past, frame)]
+    if frame.each == 1:
+        return [line]
+    heat = device.get("temperature_c")
+    right = Text("" if heat is None else f"{figure_text(heat, '°C')} ").append_text(_power(device, past, frame))
+    second = Text(" " * (frame.label + 1))
+    left = frame.width - second.cell_len - right.cell_len - 1
+    second.append_text(Text() if memory is None else figures(memory, left))
+    return [line, _padded(second, frame.width - right.cell_len).append_text(right)]
 
 
 def _padded(text: Text, width: int) -> Text:
     text.pad_right(max(0, width - text.cell_len))
     return text
-
-
-def _second(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
-    heat, memory = device.get("temperature_c"), memory_of(device)
-    right = Text("" if heat is None else f"{figure_text(heat, '°C')} ")
-    right.append_text(_power(device, past, frame))
-    line = Text(" " * (frame.label + 1))
-    left = frame.width - line.cell_len - right.cell_len - 1
-    line.append_text(Text() if memory is None else figures(memory, left))
-    return _padded(line, frame.width - right.cell_len).append_text(right)
 
 
 def _power(device: Device, past: DevicePast, frame: DeviceLayout) -> Text:
@@ -143,23 +138,14 @@ def beside(lines: Sequence[Text], columns: int, each: int, width: int) -> list[T
     rows = []
     for one, other in zip_longest(lines[:half], lines[half:], fillvalue=Text()):
         line = one.copy()
-        line.pad_right(max(0, width - line.cell_len) + _BETWEEN)
+        line.pad_right(max(0, width - line.cell_len) + BETWEEN)
         rows.append(line.append_text(other))
     return rows
 
 
-def column_width(width: int, columns: int) -> int:
-    return (width - _BETWEEN * (columns - 1)) // columns
-
-
-# The bar of a device's memory
-
-
 def memory_of(device: Device) -> Memory | None:
-    """Return the parts of a device's memory in MB, in the order of the bar; None if it is unknown.
-
-    `kept` is reserved for jobs of this queue, and not in use yet.
-    """
+    """Return the parts of a device's memory in MB, in the order of the bar; None if it is unknown. `kept` is reserved
+    for jobs of this queue, and not in use yet."""
     memory = device.get("memory") or {}
     if memory.get("capacity_mb"):
         charged = memory.get("own_mb") or 0.0

@@ -12,7 +12,7 @@ from gpuyard.errors import GpuyardError
 from gpuyard.model.machine_snapshot import Host
 from gpuyard.model.units import UNKNOWN, format_count
 from gpuyard.ui.cli.jobs.job_text import FINISHED, UNFINISHED, revived_text, row_ids
-from gpuyard.ui.cli.text_table import cell_width, clean, cut, cut_middle
+from gpuyard.ui.cli.text_table import cell_width, clean, cut_middle
 from gpuyard.ui.tui.queue_view import count_jobs, job_title, states_of
 from gpuyard.ui.views.machine_tables import host_line
 
@@ -95,10 +95,6 @@ def describe_result(verb: str, answer: Mapping[str, Any], **more: object) -> Act
     return ActionNotice(clean(f"{first['id']} {not_done}: {first['reason']}"), is_bad=True)
 
 
-def describe_pause(answer: Mapping[str, Any]) -> ActionNotice:
-    return ActionNotice(f"paused: {answer['running']} still running" if answer["paused"] else "jobs start again")
-
-
 def failed(error: GpuyardError) -> ActionNotice:
     return ActionNotice(clean(f"{error}{f' ({error.hint})' if error.hint else ''}"), is_bad=True)
 
@@ -108,51 +104,35 @@ KEYS = (
     ("r", "release"), ("F", "failed"), ("/", "filter"), ("+-", "priority"), ("s", "suspend"), ("u", "resume"),
     ("f", "finished"), ("a", "mark all"), ("p", "pause"),
 )  # fmt: skip
-_LAST_KEYS = (("?", "help"), ("q", "quit"))
-_GAP = 2
-_RULES = 5
 
 
 def head_line(host: Mapping[str, Any], status: Mapping[str, Any], trouble: str | None, width: int) -> Text:
-    right = Text(f" {clean(trouble)} ", "bold reverse") if trouble else _queue_status(status)
+    paused = "paused: no new jobs start" if status.get("paused") else ""
+    right = trouble or ("draining: running jobs finish" if status.get("draining") else paused)
+    end = Text(f" {clean(right)} ", "bold reverse") if right else Text()
     known = convert({**host, "limited_by": None}, Host)
     left = Text.assemble(("gpuyard", "bold"), "  ", clean(host_line(known)) if host else UNKNOWN)
-    left.truncate(max(0, width - right.cell_len - 1))
-    left.pad_right(max(0, width - left.cell_len - right.cell_len))
-    return left.append_text(right)
-
-
-def _queue_status(status: Mapping[str, Any]) -> Text:
-    if status.get("draining"):
-        return Text(" draining: running jobs finish ", "bold reverse")
-    if status.get("paused"):
-        return Text(" paused: no new jobs start ", "bold reverse")
-    return Text()
+    left.truncate(max(0, width - end.cell_len - 1))
+    left.pad_right(max(0, width - left.cell_len - end.cell_len))
+    return left.append_text(end)
 
 
 def rule(title: Text, right: Text, width: int) -> Text:
     """Return a heading such as `── title ───── right ──`; the title is cut if both do not fit."""
-    dash = "─"
-    end = Text.assemble(" ", right, (f" {dash * 2}", "dim")) if right.plain else Text()
+    end = Text.assemble(" ", right, (" ──", "dim")) if right.plain else Text()
     title = title.copy()
-    title.truncate(max(0, width - end.cell_len - _RULES))
-    line = Text.assemble((dash * 2 + " ", "dim"), title, " ")
-    line.append(dash * max(0, width - line.cell_len - end.cell_len), "dim").append_text(end)
+    title.truncate(max(0, width - end.cell_len - 5))
+    line = Text.assemble(("── ", "dim"), title, " ")
+    line.append("─" * max(0, width - line.cell_len - end.cell_len), "dim").append_text(end)
     line.truncate(width)
     return line
 
 
-def notice_line(notice: ActionNotice, notices: Sequence[str], width: int) -> Text:
-    if notice.text:
-        return Text(cut(notice.text, width), "bold red" if notice.is_bad else "bold")
-    return Text(cut(clean(f"! {notices[0]}"), width), "yellow") if notices else Text()
-
-
 def keys_line(width: int, verbs: Collection[str] = ACTS) -> Text:
     """Return as many keys as fit, without actions that are not among `verbs`; help and quit are always shown."""
-    last = _keys_text(_LAST_KEYS)
+    last = _keys_text((("?", "help"), ("q", "quit")))
     shown = [(key, what) for key, what in KEYS if what not in ACTS or what in verbs]
-    while shown and _keys_text(shown).cell_len + _GAP + last.cell_len > width:
+    while shown and _keys_text(shown).cell_len + 2 + last.cell_len > width:
         shown.pop()
     return Text("  ").join([_keys_text(shown), last]) if shown else last
 

@@ -35,10 +35,8 @@ class Page(Struct, frozen=True, kw_only=True):
 
 
 class RowWindow(Struct, frozen=True, kw_only=True):
-    """`top` is the first visible row, `at` the selected one, `height` the number of visible rows.
-
-    A job that the user selected stays selected when it moves; before that, the first row is selected.
-    """
+    """`top` is the first visible row, `at` the selected one, `height` the number of visible rows. A job that the user
+    selected stays selected when it moves; before that, the first row is selected."""
 
     top: int = 0
     at: int = 0
@@ -110,11 +108,9 @@ _INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|zsh|julia|Rscript|node|r
 
 
 def _fit(page: Page, width: int) -> dict[str, int]:
-    """Return column widths by heading, in display order.
-
-    Short columns have a fixed width, so that nothing moves as times change; names and reasons share the rest, and
-    arguments get what reasons do not need. Wide terminals show users if there are several, and tags if there are any.
-    """
+    """Return column widths by heading, in display order. Short columns have a fixed width, so that nothing moves as
+    times change; names and reasons share the rest, and arguments get what reasons do not need. Wide terminals show
+    users if there are several, and tags if there are any."""
     ids = max((len(str(row_ids(row))) for row in page.rows), default=0)
     devices = [clean(devices_text(dict(row))) for row in page.rows]
     gpus = max(map(cell_width, devices), default=0)
@@ -204,10 +200,8 @@ def _job_text(row: Row, columns: Mapping[str, int]) -> str:
 
 
 def arguments_text(command: str) -> str:
-    """Return the command without its program and, for an interpreter, without its script or module.
-
-    `python -u train.py --lr 0.1` becomes `--lr 0.1`.
-    """
+    """Return the command without its program and, for an interpreter, without its script or module. `python -u train.py
+    --lr 0.1` becomes `--lr 0.1`."""
     program, _, rest = command.strip().partition(" ")
     words = rest.split()
     if _INTERPRETER.fullmatch(program):

@@ -157,7 +157,7 @@ class ScreenState:
 
     def devices(self) -> list[Text]:
         heights, columns = self.heights(), self._device_columns
-        width = device_view.column_width(self.width, columns)
+        width = (self.width - device_view.BETWEEN * (columns - 1)) // columns
         frame = device_view.DeviceLayout(self._devices, width, heights.each, self._now())
         lines = [
             line
@@ -218,7 +218,10 @@ class ScreenState:
         return Text.assemble(("Log", "bold"), clean(f"  job {queue_view.job_title(row)}  · {why}"))
 
     def notices(self) -> list[Text]:
-        return [header_view.notice_line(self.notice, self.status.get("notices") or (), self.width)]
+        if self.notice.text:
+            return [Text(cut(self.notice.text, self.width), "bold red" if self.notice.is_bad else "bold")]
+        first = [f"! {notice}" for notice in self.status.get("notices") or ()][:1]
+        return [Text(cut(clean(text), self.width), "yellow") for text in first] or [Text()]
 
     def keys(self) -> list[Text]:
         return [header_view.keys_line(self.width, frozenset(verb for verb in APPLIES if rows_for(verb, self.targets)))]

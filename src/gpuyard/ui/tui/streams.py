@@ -63,8 +63,11 @@ class DaemonStream:
                 async with self._open("GET", path, query, None) as (reader, _):
                     self._on_connection(None)
                     yield None
-                    async for event in _events(reader):
-                        yield event
+                    while True:
+                        event = await asyncio.wait_for(reader.readuntil(b"\n\n"), _SILENT_S)
+                        data = b"".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
+                        if data:
+                            yield json.loads(data)
             except EnvironmentFault as error:
                 self._on_connection(str(error))
             except TimeoutError:
@@ -117,14 +120,6 @@ def _dial() -> socket.socket:
     made = socket.socket(fileno=connection.detach())
     made.settimeout(0.0)
     return made
-
-
-async def _events(reader: asyncio.StreamReader) -> AsyncIterator[Answer]:
-    while True:
-        event = await asyncio.wait_for(reader.readuntil(b"\n\n"), _SILENT_S)
-        data = b"".join(line[5:] for line in event.splitlines() if line.startswith(b"data:"))
-        if data:
-            yield json.loads(data)
 
 
 # Runs work in the background, and cancels earlier work of the same name.

@@ -37,11 +37,9 @@ def snapshot_lines(
     history: Mapping[str, list[float | None]] | None = None,
     processes: Mapping[int, ProcessInfo] | None = None,
 ) -> list[Line]:
-    """Return the lines; rows beyond the frame's height are only counted.
-
-    `expected` are the vendors of the GPUs on the PCI bus, `history` is each device's recent utilisation, and
-    `processes` describes processes by pid; None shows no process table.
-    """
+    """Return the lines; rows beyond the frame's height are only counted. `expected` are the vendors of the GPUs on the
+    PCI bus, `history` is each device's recent utilisation, and `processes` describes processes by pid; None shows no
+    process table."""
     problems = relevant_problems(snapshot, expected)
     lines: list[Line] = [((host_line(snapshot.host), "bold"),)] if snapshot.host.name else []
     lines += [(("! ", "yellow"), (str(problem), None)) for problem in problems]
@@ -105,7 +103,18 @@ def power_text(draw_w: float | None, limit_w: float | None) -> str:
 def _device_table(
     shown: Sequence[Device], snapshot: Snapshot, frame: Frame, history: Mapping[str, list[float | None]] | None
 ) -> list[Line]:
-    rows = [_device_texts(device, snapshot) for device in shown]
+    rows = [
+        [
+            snapshot.labels.get(device.id, "?"),
+            ("" if device.healthy else "unhealthy: ") + ("  " if device.parent else "") + (device.name or device.id),
+            memory_text(device.memory_used_mb, device.memory_total_mb, device.memory_used_at_least_mb),
+            figure_text(device.utilization_percent, "%"),
+            power_text(device.power_draw_w, device.power_limit_w),
+            figure_text(device.temperature_c, "°C"),
+            UNKNOWN if device.processes is None else str(len(device.processes)),
+        ]
+        for device in shown
+    ]
     columns = list(_DEVICE_COLUMNS)
     if history is None:
         del columns[_SPARKLINE]
@@ -114,29 +123,16 @@ def _device_table(
     used = sum(max(map(cell_width, texts)) for texts in zip(headings, *rows, strict=True))
     spare = (frame.columns - used - len(GAP) * (len(columns) - 1)) // charts
     width = max(4, min(24, spare))
+    styles: list[dict[str, str | None]] = []
     for device, row in zip(shown, rows, strict=True):
-        row.insert(_BAR, _bar(device, width))
+        share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)
+        is_known = device.memory_used_mb is not None and device.memory_total_mb
+        row.insert(_BAR, "".join(bar(share, width)) if is_known else UNKNOWN)
         if history is not None:
             row.insert(_SPARKLINE, _sparkline(history.get(device.id, []), width))
-    styles: list[dict[str, str | None]] = []
-    for device in shown:
-        share = (device.memory_used_mb or 0.0) / (device.memory_total_mb or 1.0)
         by_use: dict[str, str | None] = {"memory": "green" if share < 0.7 else "yellow" if share < 0.9 else "red"}
         styles.append(by_use if device.healthy else {column.heading: "red" for column in columns})
     return lay_out_lines(columns, rows, frame.width, styles=styles)
-
-
-def _device_texts(device: Device, snapshot: Snapshot) -> list[str]:
-    name = ("  " if device.parent else "") + (device.name or device.id)
-    return [
-        snapshot.labels.get(device.id, "?"),
-        name if device.healthy else f"unhealthy: {name}",
-        memory_text(device.memory_used_mb, device.memory_total_mb, device.memory_used_at_least_mb),
-        figure_text(device.utilization_percent, "%"),
-        power_text(device.power_draw_w, device.power_limit_w),
-        figure_text(device.temperature_c, "°C"),
-        UNKNOWN if device.processes is None else str(len(device.processes)),
-    ]
 
 
 def _process_table(
@@ -173,12 +169,6 @@ def _first(rows: Sequence[T], height: int | None) -> tuple[Sequence[T], int]:
 def _more_line(more: int, what: str) -> list[Line]:
     plural = "" if more == 1 else "es" if what.endswith("s") else "s"
     return [((f"and {more} more {what}{plural}: enlarge the window to see them", "dim"),)] if more else []
-
-
-def _bar(device: Device, width: int) -> str:
-    if device.memory_used_mb is None or not device.memory_total_mb:
-        return UNKNOWN
-    return "".join(bar(device.memory_used_mb / device.memory_total_mb, width))
 
 
 def _sparkline(values: Sequence[float | None], width: int) -> str:

@@ -6,8 +6,8 @@ Light or dark as the system of the reader. Every text is escaped: names of jobs 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from gpuyard.ui.views import report_sentences as texts
-from gpuyard.ui.views.report_sentences import Answer
+from gpuyard.ui.views import report_text as texts
+from gpuyard.ui.views.report_text import Answer
 
 # The picture: width and height of an hour, and what is left, above and right of the hours.
 _CELL, _ROW, _LEFT, _TOP, _RIGHT = 28, 24, 96, 22, 84

@@ -107,14 +107,6 @@ class _WatchedLog:
             raise UserError(text, hint=f"`gpuyard show {self.id}` says more")
         return attempt
 
-    def unstarted(self, attempt: Answer) -> UserError:
-        """Return the error for an attempt that its engine has not started, and so has no output."""
-        if attempt["ended_at"] is not None:
-            text = f"attempt {attempt['number']} of job {self.id} has no output: it never started"
-        else:
-            text = f"job {self.id} is {self.state} on {attempt['engine']} and has no output: it has not started there"
-        return UserError(text, hint=f"`gpuyard why {self.id}` says what it waits for")
-
     def attempt(self, number: int | None) -> Answer | None:
         """Return that attempt, or the last one for None; None if it has not started."""
         found = [attempt for attempt in self._job["attempts"] if number in (None, attempt["number"])]
@@ -144,8 +136,12 @@ class _LogPrinter:
         files, number = self._files_of(attempt), attempt["number"]
         for path in files:
             if not os.path.exists(path):
-                if attempt["started_at"] is None:
-                    raise self._watched.unstarted(attempt)
+                if attempt["started_at"] is None:  # its engine has not started it
+                    job_id, state, hint = self._watched.id, self._watched.state, "says what it waits for"
+                    text = f"job {job_id} is {state} on {attempt['engine']} and has no output: it has not started there"
+                    if attempt["ended_at"] is not None:
+                        text = f"attempt {number} of job {job_id} has no output: it never started"
+                    raise UserError(text, hint=f"`gpuyard why {job_id}` {hint}")
                 raise EnvironmentFault(
                     f"the log of attempt {number} of job {self._watched.id} is missing: {path}",
                     hint="[keep] in config.toml says how long logs are kept, and how many",

@@ -31,9 +31,7 @@ def run(typed: Typed) -> int:
     # Besides the rows: counts, a notice, headings, how to open a sweep, the number of further jobs, the next prompt.
     limit = read_limit(typed, "jobs", other_lines=6)
     if typed.text("sweep") is not None:
-        from gpuyard.ui.cli.jobs.sweep_text import show_sweep
-
-        return show_sweep(typed, limit)
+        return _show_sweep(typed, limit)
     if typed.text("sort") is not None:
         raise UserError("--sort goes with --sweep", hint="such as `gpuyard queue --sweep 17 --sort lr`")
     ids = ""
@@ -53,6 +51,28 @@ def run(typed: Typed) -> int:
     from gpuyard.ui.cli.jobs.job_text import say_page
 
     say_page(answer, query)
+    return 0
+
+
+def _show_sweep(typed: Typed, limit: int) -> int:
+    job_id = typed.text("sweep") or ""
+    if not job_id.isascii() or not job_id.isdigit():
+        raise UserError(f"--sweep '{job_id}' is not the id of a job", hint="give the id of any of its jobs, such as 17")
+    if typed.arguments:
+        raise UserError("--sweep and IDS do not go together", hint="give one of them")
+    from gpuyard.ui.cli.terminal import is_terminal, paint, say, say_json
+
+    query = {"sort": typed.text("sort") or "", "state": typed.text("state") or ""}
+    answer = read_rows(f"/sweeps/{job_id}", query, limit)
+    if typed.flag("json"):
+        say_json(answer)
+        return 0
+    from gpuyard.ui.cli.jobs.job_text import sweep_lines
+
+    say(*sweep_lines(answer, has_symbols=is_terminal(sys.stdout)))
+    more = answer["total"] - len(answer["jobs"])
+    if more > 0:
+        say(paint(f"and {more:,} more: --limit {10 * len(answer['jobs'])} shows more", "dim"))
     return 0
 
 

@@ -286,10 +286,8 @@ def _chart(attempt: Answer, width: int) -> list[str]:
 
 
 def draw(points: "Sequence[Sequence[float]]", seconds: float, width: int, rows: int) -> list[str]:
-    """Return `rows` lines of `width` characters, the top one first. `points` are pairs of seconds and MB.
-
-    Each column shows the maximum of its interval; an interval without a measurement repeats the value before it.
-    """
+    """Return `rows` lines of `width` characters, the top one first. `points` are pairs of seconds and MB. Each column
+    shows the maximum of its interval; an interval without a measurement repeats the value before it."""
     levels = " ▁▂▃▄▅▆▇█"
     steps, seconds = len(levels) - 1, max(seconds, points[-1][0])
     intervals: list[list[float]] = [[] for _ in range(width)]

@@ -86,7 +86,7 @@ def run(typed: Typed) -> int:
 
     mistake = find_mistake(typed, body, directory)
     if typed.flag("dry-run"):
-        from gpuyard.ui.cli.jobs.sweep_text import say_preview
+        from gpuyard.ui.cli.jobs.job_text import say_preview
 
         answer["notes"] += [mistake] if mistake else []
         say_preview(typed, answer)

@@ -24,10 +24,8 @@ def discard(descriptor: int) -> None:
 
 
 class _Errors(io.FileIO):
-    """Standard error that discards output once a write fails: reader or terminal gone, or disk full.
-
-    It then discards standard output too if that is the same file: renderers that print would fail their labels.
-    """
+    """Standard error that discards output once a write fails: reader or terminal gone, or disk full. It then discards
+    standard output too if that is the same file: renderers that print would fail their labels."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
@@ -56,10 +54,8 @@ def forgiving_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reserve_stdout(*, as_json: bool) -> Iterator[None]:
-    """With `as_json`, send what is printed inside the block to standard error.
-
-    Output of C code and child processes goes there afterwards too: the C library may flush it at exit.
-    """
+    """With `as_json`, send what is printed inside the block to standard error. Output of C code and child processes
+    goes there afterwards too: the C library may flush it at exit."""
     if not as_json:
         yield
         return

@@ -38,7 +38,7 @@ def _run_report(typed: Typed) -> int:
     if path is not None or typed.flag("json"):
         return say_answer(typed, answer, f"wrote {path}")
     from gpuyard.ui.cli.terminal import frame
-    from gpuyard.ui.views.report_terminal import report_lines
+    from gpuyard.ui.views.report_text import report_lines
 
     say_lines(report_lines(answer, frame()))
     return 0
@@ -65,7 +65,7 @@ def _run_summary(typed: Typed) -> int:
         say_json(answer)
         return 0
     from gpuyard.ui.cli.terminal import frame
-    from gpuyard.ui.views.report_terminal import summary_lines
+    from gpuyard.ui.views.report_text import summary_lines
 
     say_lines(summary_lines(answer, frame()))
     return 0
