@@ -21,7 +21,7 @@ from gpuyard.model.job import OutcomeKind, PublishedEventKind
 from gpuyard.model.lifecycle import JobEvent, JobState
 from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.schema.operations import document
-from gpuyard.ui.cli import VERBS
+from gpuyard.ui.cli.verbs import VERBS
 
 _WORDS = (JobState, JobEvent, PublishedEventKind, OutcomeKind, ReasonKind)
 _TRACES, _CARDS = (

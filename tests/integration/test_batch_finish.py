@@ -180,8 +180,8 @@ def test_an_interrupt_while_submitting_still_submits_the_whole_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from gpuyard.recipes.batch import plan as recipe
-    from gpuyard.ui.cli import import_verb
     from gpuyard.ui.cli.command_grammar import run_verb
+    from gpuyard.ui.cli.verbs import import_verb
 
     real = recipe._post
 

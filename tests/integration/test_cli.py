@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.ui.cli import EVERYDAY, VERBS
+from gpuyard.ui.cli.verbs import EVERYDAY, VERBS
 from tests.fakes.queue_command import run_here
 from tests.unit.probes.samples_nvidia import MIG_XML, XML
 

@@ -15,7 +15,7 @@ from gpuyard import Client
 from gpuyard.client.fast_http import NoDaemon, NotThere
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.schema.queue import StopResult
-from gpuyard.ui.cli import JOB_VERBS, SERVICE_VERBS
+from gpuyard.ui.cli.verbs import JOB_VERBS, SERVICE_VERBS
 from tests.executables import write_executable
 from tests.integration.queue_fixture import QueueUnderTest, end_leftovers
 

@@ -86,7 +86,7 @@ def end_queue() -> None:
 
 
 def test_the_reference_names_every_command_and_option() -> None:
-    from gpuyard.ui.cli import VERBS, import_verb
+    from gpuyard.ui.cli.verbs import VERBS, import_verb
 
     page = (ROOT / "docs/reference/commands.md").read_text()
     for verb in VERBS:

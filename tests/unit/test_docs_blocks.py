@@ -15,7 +15,7 @@ import yaml
 
 from gpuyard.config import parse_config
 from gpuyard.recipes.workspace.settings import TaskOptions, load, load_task_options
-from gpuyard.ui.cli import VERBS, import_verb
+from gpuyard.ui.cli.verbs import VERBS, import_verb
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]

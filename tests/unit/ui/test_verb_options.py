@@ -9,9 +9,9 @@ import pytest
 
 from gpuyard.errors import UserError
 from gpuyard.model.option import Option
-from gpuyard.ui.cli import JOB_VERBS, SERVICE_VERBS, VERBS, import_verb
 from gpuyard.ui.cli.command_grammar import Arguments, Command, Typed, Verb, parse, run_verb
 from gpuyard.ui.cli.help_and_overview import verb_help
+from gpuyard.ui.cli.verbs import JOB_VERBS, SERVICE_VERBS, VERBS, import_verb
 
 TABLE = (
     Option("flag", "flag", None, "A flag.", short="f"),
@@ -38,6 +38,7 @@ TO_CONNECT = {
     "gpuyard.system.private_files",
     "gpuyard.system.user_sockets",
     "gpuyard.ui.cli.command_grammar",
+    "gpuyard.ui.cli.verbs",
     "gpuyard.version",
 }
 TO_SUBMIT = {

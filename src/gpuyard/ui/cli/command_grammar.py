@@ -117,7 +117,13 @@ IDS_HELP = f"IDS are {IDS}. A job has one of the ids and meets each condition: 1
 SEVERAL = Arguments("IDS...", is_many=True)
 
 
-def run_verb(name: str, command: Command, argv: "Sequence[str]", outer: Typed | None = None) -> int:
+def run_verb(
+    name: str,
+    command: Command,
+    argv: "Sequence[str]",
+    say_help: "Callable[[str, Verb, Typed], int] | None" = None,
+    outer: Typed | None = None,
+) -> int:
     """Parse the command line of a verb, run it or a command below it, or print the help. `outer` is what was typed
     before the name of a command below a verb: its options are options of the command too."""
     verb = command.VERB
@@ -126,10 +132,8 @@ def run_verb(name: str, command: Command, argv: "Sequence[str]", outer: Typed | 
         typed = Typed({**outer.options, **typed.options}, typed.arguments, typed.program, (*outer.verbs, verb))
     below = verb.commands.get(typed.arguments[0]) if typed.arguments else None
     if below is not None:
-        return run_verb(f"{name} {typed.arguments[0]}", below, typed.arguments[1:], typed)
-    if typed.flag("help"):
-        from gpuyard.ui.cli.help_and_overview import say_help
-
+        return run_verb(f"{name} {typed.arguments[0]}", below, typed.arguments[1:], say_help, typed)
+    if say_help is not None and typed.flag("help"):
         return say_help(name, verb, typed)
     _check_arguments(name, verb, typed.arguments)
     return command.run(typed)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from gpuyard.client.fast_http import connect
 from gpuyard.errors import GpuyardError
 from gpuyard.model.option import Option
-from gpuyard.ui.cli import VERBS, import_verb
 from gpuyard.ui.cli.command_grammar import HELP, Arguments, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import STATES, job_name
+from gpuyard.ui.cli.verbs import VERBS, import_verb
 
 _KEYS = {"state": STATES, "tag": None, "name": None, "user": None, "since": ("10m", "1h", "12h", "1d", "7d")}
 _FILES = {"from": "file", "stdin": "file", "output": "file", "error": "file", "cwd": "dir", "mount": "file"}

@@ -13,11 +13,20 @@ from gpuyard.client.fast_http import NoDaemon, connect
 from gpuyard.errors import UserError
 from gpuyard.model.option import Option
 from gpuyard.model.units import UNKNOWN, format_gigabytes
-from gpuyard.ui.cli import EVERYDAY, EXIT_USAGE, JOB_VERBS, MACHINE_VERBS, RECIPES, SERVICE_VERBS, VERBS, import_verb
-from gpuyard.ui.cli.command_grammar import HELP, Answer, Typed, Verb, run_verb, unknown_word
+from gpuyard.ui.cli.command_grammar import HELP, Answer, Verb, run_verb, unknown_word
 from gpuyard.ui.cli.jobs.job_text import say_page
 from gpuyard.ui.cli.terminal import paint, say, table_lines, terminal_size
 from gpuyard.ui.cli.text_table import make_columns
+from gpuyard.ui.cli.verbs import (
+    EVERYDAY,
+    EXIT_USAGE,
+    JOB_VERBS,
+    MACHINE_VERBS,
+    RECIPES,
+    SERVICE_VERBS,
+    VERBS,
+    import_verb,
+)
 from gpuyard.version import __version__
 
 # What is typed in place of a command below a verb.
@@ -73,11 +82,6 @@ def run_without_verb(words: Sequence[str]) -> int:
         near = [lower] if lower in known else difflib.get_close_matches(lower, known, n=1, cutoff=0.7)
         hint = f"did you mean `gpuyard {known[near[0]]}`?" if near else "see `gpuyard --help`"
         raise UserError(f"there is no command '{word}'", hint=hint)
-    return 0
-
-
-def say_help(name: str, verb: Verb, typed: Typed) -> int:
-    sys.stdout.write(verb_help(name, verb) if verb.write_help is None else f"{verb.write_help(typed)}\n")
     return 0
 
 

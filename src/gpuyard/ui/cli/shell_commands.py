@@ -5,7 +5,8 @@ Each is another name for `gpuyard workspace`, with the same errors and exit stat
 
 import sys
 
-from gpuyard.ui.cli import EXIT_USAGE, main
+from gpuyard.ui.cli import main
+from gpuyard.ui.cli.verbs import EXIT_USAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from gpuyard.client.supply_secrets import VERBS, decided, merge, second_request
 from gpuyard.errors import UserError
 from gpuyard.model.option import Option
 from gpuyard.model.units import format_count
-from gpuyard.ui.cli import JOB_VERBS
 from gpuyard.ui.cli.ask_daemon import request, say_answer, selection_text
 from gpuyard.ui.cli.command_grammar import IDS, IDS_HELP, JSON, SEVERAL, Answer, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.jobs.job_text import FINISHED, revived_text
 from gpuyard.ui.cli.terminal import note
+from gpuyard.ui.cli.verbs import JOB_VERBS
 
 _ALLOW_MISSING = Option(
     "allow-missing", "flag", None, "Run jobs even if this shell lacks secret variables that were dropped."

@@ -7,8 +7,8 @@ from gpuyard.client.fast_http import connect_early
 from gpuyard.client.submitted_code import RemovedIfRefused, command_words, submission_facts
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.option import Option
-from gpuyard.ui.cli import EXIT_USAGE
 from gpuyard.ui.cli.command_grammar import Answer, Arguments, Typed, Verb
+from gpuyard.ui.cli.verbs import EXIT_USAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from gpuyard.errors import UserError
 from gpuyard.model.option import Option
 from gpuyard.model.units import format_count, parse_duration
 from gpuyard.system.submitting_shell import starting_processes
-from gpuyard.ui.cli import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_STUCK, EXIT_TIMED_OUT
 from gpuyard.ui.cli.ask_daemon import request, selection_text
 from gpuyard.ui.cli.command_grammar import IDS_HELP, JSON, Answer, Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import is_terminal, note, say_json
+from gpuyard.ui.cli.verbs import EXIT_JOB_CANCELLED, EXIT_JOB_FAILED, EXIT_STUCK, EXIT_TIMED_OUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

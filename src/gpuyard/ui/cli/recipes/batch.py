@@ -35,10 +35,10 @@ from gpuyard.recipes.batch.plan import (
     start_batch,
 )
 from gpuyard.recipes.batch.prune_empty_runs import ANY_FILE
-from gpuyard.ui.cli import EXIT_FAULT, EXIT_INTERRUPTED
 from gpuyard.ui.cli.ask_daemon import request
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Typed, Verb
 from gpuyard.ui.cli.terminal import absolute, is_terminal, note, paint, say, say_json
+from gpuyard.ui.cli.verbs import EXIT_FAULT, EXIT_INTERRUPTED
 
 
 def batch_options(*, stagger: str, name: str) -> tuple[Option, ...]:

@@ -27,11 +27,11 @@ from gpuyard.recipes.render.memory.leased_memory import Budget, choose_ram, choo
 from gpuyard.recipes.render.planning.assets_and_units import DEFAULT_WORKERS
 from gpuyard.recipes.render.status_file import Follower, RenderReport, StatusFile
 from gpuyard.recipes.render.write_outputs import SkipsUnwritten, check_outputs
-from gpuyard.ui.cli import EXIT_FAULT
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.recipes.redirect_output import discard, forgiving_errors, reserve_stdout
 from gpuyard.ui.cli.terminal import absolute, is_terminal, note, paint, say, say_json, table_lines
 from gpuyard.ui.cli.text_table import Column, clean, make_columns
+from gpuyard.ui.cli.verbs import EXIT_FAULT
 
 if TYPE_CHECKING:
     from gpuyard.recipes.render.coordinator import Coordinator

@@ -21,7 +21,6 @@ from gpuyard.model.option import Option
 from gpuyard.model.units import format_count
 from gpuyard.recipes.workspace.settings import CONFIG_FILE, LoadedSettings, WorkspaceSettings, field_name, keys_in, load
 from gpuyard.recipes.workspace.sweep_status import SweepStatus, read_sweep_status
-from gpuyard.ui.cli import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.cli.command_grammar import JSON, Arguments, Command, Typed, Verb
 from gpuyard.ui.cli.terminal import (
     absolute,
@@ -34,6 +33,7 @@ from gpuyard.ui.cli.terminal import (
     terminal_size,
 )
 from gpuyard.ui.cli.text_table import Column, cell_width, clean, join_cells, lay_out, pad
+from gpuyard.ui.cli.verbs import EXIT_FAULT, EXIT_USAGE
 from gpuyard.ui.views import Frame
 from gpuyard.ui.views.workspace_table import changes_of, describe_logs, picture_of, summary_of
 
