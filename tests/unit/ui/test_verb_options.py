@@ -9,6 +9,7 @@ import pytest
 
 from gpuyard.errors import UserError
 from gpuyard.model.option import Option
+from gpuyard.ui.cli import say_help
 from gpuyard.ui.cli.command_grammar import Arguments, Command, Typed, Verb, parse, run_verb
 from gpuyard.ui.cli.help_and_overview import verb_help
 from gpuyard.ui.cli.verbs import JOB_VERBS, SERVICE_VERBS, VERBS, import_verb
@@ -143,7 +144,7 @@ def test_values_are_parsed_by_their_kind_with_their_bounds() -> None:
 
 
 def test_help_is_shown_whatever_else_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_verb("verb", Command(SINGLE, lambda _: 1), ["-f", "-h"]) == 0
+    assert run_verb("verb", Command(SINGLE, lambda _: 1), ["-f", "-h"], say_help) == 0
     assert capsys.readouterr().out.startswith("Usage: gpuyard verb [OPTIONS] ID\n\n  One word.\n\nOptions:\n")
 
 

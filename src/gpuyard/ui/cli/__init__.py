@@ -83,7 +83,7 @@ def _run(arguments: list[str]) -> int:
             gc.set_threshold(20_000)  # new objects; most commands make fewer, and end
         from gpuyard.ui.cli.command_grammar import run_verb
 
-        return run_verb(name, import_verb(name), arguments[1:], _say_help)
+        return run_verb(name, import_verb(name), arguments[1:], say_help)
     if not arguments and "_GPUYARD_COMPLETE" in os.environ:
         from gpuyard.ui.cli.complete import answer_shell
 
@@ -98,7 +98,7 @@ def _run(arguments: list[str]) -> int:
     return run_without_verb(arguments)
 
 
-def _say_help(name: str, verb: "Verb", typed: "Typed") -> int:
+def say_help(name: str, verb: "Verb", typed: "Typed") -> int:
     from gpuyard.ui.cli.help_and_overview import verb_help
 
     sys.stdout.write(verb_help(name, verb) if verb.write_help is None else f"{verb.write_help(typed)}\n")
