@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, convert
 
@@ -44,7 +44,7 @@ from gpuyard.system.folder_tree import remove_tree
 from gpuyard.system.worker_threads import BackgroundThread
 
 _log = logging.getLogger(__name__)
-_READ_WITHIN_S = 1.0
+T = TypeVar("T")
 _NAME = re.compile(r"[0-9a-f]{16}")
 Work = Callable[[InPieces[float | None]], Awaitable[float | None]]
 
@@ -83,21 +83,19 @@ class CodeWatch:
 
     async def record(self, command: Sequence[str], cwd: str) -> CodeRecord:
         """Return what is to be recorded of the code of a submission that the daemon makes itself."""
-        try:
-            found = await asyncio.wait_for(self._scripts.run(partial(code_of, command, cwd)), _READ_WITHIN_S)
-        except TimeoutError:
-            return CodeRecord()
-        return convert(found, CodeRecord)
+        return convert(await self._in_time(partial(code_of, command, cwd)) or {}, CodeRecord)
 
     async def is_changed(self, code: CodeRecord) -> bool | None:
         """Return whether the script is another one now than at submission; None if that cannot be told."""
         if code.script is None or code.digest is None:
             return None
-        try:
-            digest = await asyncio.wait_for(self._scripts.run(partial(script_digest, code.script)), _READ_WITHIN_S)
-        except TimeoutError:
-            return None
+        digest = await self._in_time(partial(script_digest, code.script))
         return None if digest is None else digest != code.digest
+
+    async def _in_time(self, read: Callable[[], T]) -> T | None:
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self._scripts.run(read), 1.0)
+        return None
 
     def _after_step(self, step: Step) -> None:
         for event in step.events:

@@ -18,7 +18,7 @@ from gpuyard.model.container import without_values
 from gpuyard.model.dependencies import DependencyOutlook, outlook
 from gpuyard.model.energy import EnergyFigures, EnergyUse, add_energy, energy_figures
 from gpuyard.model.job import Attempt, Job, MemoryLack, Usage
-from gpuyard.model.job_progress import Figure, FigureCurves, JobProgress, time_left
+from gpuyard.model.job_progress import Figure, FigureCurves, time_left
 from gpuyard.model.job_spec import changed_script_text, commit_text
 from gpuyard.model.lease import FixedMemory, Need, PartOfDevice, WholeDevice
 from gpuyard.model.lifecycle import LIVE, WAITING, JobState
@@ -100,7 +100,7 @@ def _takes_all(scheduler: SchedulerLoop, job: Job, attempt: Attempt) -> str | No
 
 
 def progress_row(scheduler: SchedulerLoop, attempt: Attempt | None) -> ProgressRow | None:
-    progress = _progress_of(attempt)
+    progress = None if attempt is None or attempt.usage is None else attempt.usage.progress
     if attempt is None or progress is None or progress.amount is None:
         return None
     amount, fraction = progress.amount, progress.fraction
@@ -117,12 +117,8 @@ def progress_row(scheduler: SchedulerLoop, attempt: Attempt | None) -> ProgressR
 
 
 def figures_of(attempt: Attempt | None) -> dict[str, Figure]:
-    progress = _progress_of(attempt)
+    progress = None if attempt is None or attempt.usage is None else attempt.usage.progress
     return {} if progress is None else progress.figures
-
-
-def _progress_of(attempt: Attempt | None) -> JobProgress | None:
-    return None if attempt is None or attempt.usage is None else attempt.usage.progress
 
 
 async def code_of(scheduler: SchedulerLoop, watch: CodeWatch, job: Job) -> JobCode:

@@ -8,7 +8,7 @@ report. Answers are cached for ten times their CPU time: a viewer who polls them
 import asyncio
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -154,19 +154,14 @@ class Timeline:
         return self._cached[key][1]
 
     async def _between(self, since: float, until: float) -> Response:
-        snapshot = self._scheduler.sampling.latest.snapshot
-        running = [entry for each in self._running() for entry in _entries(*each, snapshot)]
-        to_wall = self._scheduler.clock.to_wall
-        body = await self._reader.read(lambda past: _render(past, running, snapshot, (since, until), to_wall))
-        return Response(body=body)
-
-    def _running(self) -> Iterator[tuple[TimelineRun, Attempt]]:
-        for live in self._scheduler.controller.transitions.live.values():
+        scheduler, running = self._scheduler, list[TimelineEntry]()
+        snapshot, to_wall = scheduler.sampling.latest.snapshot, scheduler.clock.to_wall
+        for live in scheduler.controller.transitions.live.values():
             job, attempt = live.job, live.attempt
             if attempt.started is None:
                 continue
             was_suspended = attempt.suspended_at is not None or attempt.suspended_s
-            events = self._scheduler.queries.events(job.id) if was_suspended else []
+            events = scheduler.queries.events(job.id) if was_suspended else []
             row = TimelineRun(
                 job=job.id,
                 attempt=attempt.number,
@@ -180,7 +175,9 @@ class Timeline:
                 suspended=suspensions([(at, kind) for at, kind, _ in events], attempt.since, None),
                 reserved_mb=attempt.reserved_mb,
             )
-            yield row, attempt
+            running += _entries(row, attempt, snapshot)
+        body = await self._reader.read(lambda past: _render(past, running, snapshot, (since, until), to_wall))
+        return Response(body=body)
 
 
 def _render(

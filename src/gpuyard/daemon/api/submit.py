@@ -328,13 +328,12 @@ class EditHandler:
     def _fit(self, submission: Submission, snapshot: Snapshot) -> Submission:
         """Fit an edited job to this machine, as a submission. UserError if it could never run."""
         check_name(submission.spec.engine or LOCAL)
-        submission = with_container_tool(submission)
-        config = load_config()
+        submission, config = with_container_tool(submission), load_config()
         if submission.spec.need.host is not None and not submission.spec.engine:
             check_host(submission.spec.need, snapshot.host, config.host.limits)
         if submission.spec.need.devices:
-            devices = config.devices
-            submission = fit_to_machine(submission, snapshot, devices.banned_ids(snapshot), devices.vendor)
+            banned = config.devices.banned_ids(snapshot)
+            submission = fit_to_machine(submission, snapshot, banned, config.devices.vendor)
         spec = submission.spec
         names = secret_variables(spec.environment, self._scheduler.controller.rules.secret_names)
         return replace(submission, spec=replace(spec, secrets=names))

@@ -27,12 +27,11 @@ COLUMNS = GateSample.__struct_fields__
 
 
 class SamplingThread:
-    """Hold the latest sample and take a new one on request. Requests made while one is being taken share it.
+    """Hold the latest sample and take a new one on request; requests made meanwhile share it. A driver that hangs never
+    blocks the daemon's loop.
 
     In between, the memory of `watched` devices is read often, the RAM of the host as `host_watch` says, and `on_memory`
-    is called with each reading. Such a reading makes the latest sample no younger: other figures in it are as old as
-    before.
-    A driver that hangs never blocks the daemon's loop.
+    is called. That makes the latest sample no younger: other figures in it are as old as before.
     """
 
     def __init__(  # noqa: PLR0913 - what is read, and who hears of it
@@ -45,17 +44,13 @@ class SamplingThread:
         on_memory: Callable[[], None] = lambda: None,
         measure_cpu_s: Callable[[], Mapping[tuple[int, int], float]] = dict,
     ) -> None:
-        self.latest = Sample(snapshot=Snapshot(taken_at=None, host=Host()))
+        self.latest, self._arrived_at = Sample(snapshot=Snapshot(taken_at=None, host=Host())), float("-inf")
         self.watched: frozenset[str] = frozenset()
         self.host_watch: HostWatch | None = None
-        self._on_memory = on_memory
-        self._is_reading_arriving = False
-        self._sampler, self._clock, self._on_sample = sampler, clock, on_sample
+        self._is_reading_arriving = self._is_closed = False
+        self._sampler, self._clock, self._on_sample, self._on_memory = sampler, clock, on_sample, on_memory
         self._measure_ram, self._measure_cpu_s = measure_ram, measure_cpu_s
-        self._arrived_at: float | None = None
-        self._is_woken = threading.Event()
-        self._is_closed = False
-        self._loop = asyncio.get_running_loop()
+        self._is_woken, self._loop = threading.Event(), asyncio.get_running_loop()
         self._pending: asyncio.Future[Sample] | None = None
         threading.Thread(target=self._run, name="gpuyard-sampling", daemon=True).start()
 
@@ -65,7 +60,7 @@ class SamplingThread:
     def age(self) -> float:
         """Return the seconds since the latest sample arrived. The time it took does not count: where a sample takes
         longer than it may be old, no job would ever start."""
-        return float("inf") if self._arrived_at is None else self._clock.monotonic() - self._arrived_at
+        return self._clock.monotonic() - self._arrived_at
 
     def request(self) -> "asyncio.Future[Sample]":
         """Return the future of a new sample, or of the one being taken. `on_sample` is called when it arrives."""
@@ -99,11 +94,10 @@ class SamplingThread:
                 self._read_memory()
                 continue
             self._is_woken.clear()
-            if self._pending is None:  # only the pause has changed
-                continue
-            sample = self._take_sample()
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._arrive, sample)
+            if self._pending is not None:  # else only the pause has changed
+                sample = self._take_sample()
+                if not self._loop.is_closed():
+                    self._loop.call_soon_threadsafe(self._arrive, sample)
 
     def _pause_s(self) -> float | None:
         """Return when memory is read next; None: not before the next sample."""
@@ -152,10 +146,8 @@ class SamplingThread:
 
 
 class SampleLogs:
-    """Logs of the values that the gates of batches saw, at each sample and each launch.
-
-    A log that cannot be written is reported once and retried at the next sample. No run waits for it.
-    """
+    """Logs of the values that the gates of batches saw, at each sample and each launch. One that cannot be written is
+    reported once and retried at the next sample; no run waits for it."""
 
     def __init__(self) -> None:
         self._logs: dict[str, RowLog] = {}

@@ -26,9 +26,8 @@ class EventStreams:
         self._clients: dict[str, set[StreamClient]] = {}  # by target
         self._sent: dict[str, bytes] = {}  # the last event of each target
         self._awaited: dict[str, asyncio.Future[HttpAnswer]] = {}
-        self._update_timer: asyncio.TimerHandle | None = None
         self._update_task: asyncio.Task[None] | None = None
-        self._updated_at = 0.0
+        self._is_due, self._updated_at = False, 0.0
         self._beat_timer: asyncio.TimerHandle | None = None
         self._beats = 0
         scheduler.listeners.append(self._schedule_update)
@@ -69,21 +68,15 @@ class EventStreams:
             self._beat_timer = None
 
     def _schedule_update(self, _: Step) -> None:
-        if self._clients and self._update_timer is None:
-            loop = asyncio.get_running_loop()
-            due = max(loop.time(), self._updated_at + _EVERY_S)
-            self._update_timer = loop.call_at(due, self._start_update)
-
-    def _start_update(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._update_task is not None and not self._update_task.done():
-            self._update_timer = loop.call_later(_EVERY_S, self._start_update)
-            return
-        self._update_timer, self._updated_at = None, loop.time()
-        self._update_task = loop.create_task(self._update_all())
+        if self._clients and not self._is_due:
+            self._is_due = True
+            self._update_task = asyncio.get_running_loop().create_task(self._update_all())
 
     async def _update_all(self) -> None:
-        """Other requests are served between two targets."""
+        """Evaluate all targets, half a second after the last time. Other requests are served between two of them."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._updated_at + _EVERY_S - loop.time())
+        self._is_due, self._updated_at = False, loop.time()
         for target in list(self._clients):
             if target in self._clients:
                 self._update(target)
