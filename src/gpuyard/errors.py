@@ -41,6 +41,11 @@ class GpuyardError(Exception):
         if code is not None:
             self.code = code
 
+    @property
+    def with_hint(self) -> str:
+        """The message and the hint in one line."""
+        return f"{self} ({self.hint})" if self.hint else str(self)
+
     def __reduce__(self) -> "tuple[Any, ...]":
         """Copy and pickle without `__init__`, whose parameters differ from class to class."""
         import copyreg

@@ -205,8 +205,6 @@ class HostEngine(Protocol):
     def withdraw(self, attempt: Attempt) -> None:
         """Do as `Engine.withdraw`, for an attempt whose turn in a slice has not come."""
 
-    def close(self) -> None: ...
-
 
 class HeldClaim(Protocol):
     """A lease that this process holds until an attempt has inherited it."""

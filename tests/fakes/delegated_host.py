@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuyard.daemon.main import run_daemon
-from gpuyard.engines.local import launch_builder
+from gpuyard.engines.local import engine
 from gpuyard.engines.local.job_cgroups import JobCgroups
 
 COMMAND = (sys.executable, "-P", str(Path(__file__).resolve()))
@@ -24,5 +24,5 @@ def make_tree(root: Path, base: Path) -> None:
 
 if __name__ == "__main__":
     root = Path(os.environ["GPUYARD_TEST_CGROUP_ROOT"])
-    vars(launch_builder)["JobCgroups"] = partial(JobCgroups, root=root)
+    vars(engine)["JobCgroups"] = partial(JobCgroups, root=root)
     sys.exit(run_daemon())

@@ -14,7 +14,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-container-of-a-killed-client-stays",
-        file="src/gpuyard/engines/containers/started_containers.py",
+        file="src/gpuyard/engines/containers.py",
         old="if status is not None and status < TOOL_FAILED:",
         new="if status is not None:",
         breaks="A container goes on, with its GPU, after the client of docker that started it was killed.",
@@ -30,7 +30,7 @@ FAULTS = (
     ),
     Fault(
         id="engines-secrets-on-the-command-line-of-containers",
-        file="src/gpuyard/engines/containers/started_containers.py",
+        file="src/gpuyard/engines/containers.py",
         old="variables=tuple(variables_to_pass(environment)),",
         new='variables=tuple(f"{name}={environment[name]}" for name in variables_to_pass(environment)),',
         breaks="All users of the machine can read the environment of jobs in containers with `ps`.",
@@ -160,8 +160,8 @@ FAULTS = (
     Fault(
         id="engines-cut-log-shows-zero-bytes",
         file="src/gpuyard/engines/common/job_logs.py",
-        old="        return data[: max(0, start - at)]\n",
-        new="        return data\n",
+        old="return data if at >= end else data[: max(0, start - at)]",
+        new="return data",
         breaks="`gpuyard logs` shows millions of zero bytes where the middle of a log was cut out.",
         near=("tests/integration/test_job_logs.py",),
     ),
@@ -392,15 +392,15 @@ FAULTS = (
     ),
     Fault(
         id="engines-container-without-a-gpu-gets-all",
-        file="src/gpuyard/engines/containers/container_commands.py",
-        old="        return list(_NO_MORE_NVIDIA)\n",
-        new="        return []\n",
+        file="src/gpuyard/engines/containers.py",
+        old='        first = ("--env", "NVIDIA_VISIBLE_DEVICES=void")\n',
+        new="        first = ()\n",
         breaks="A container for a job without a GPU sees all GPUs if its image asks for them.",
         near=("tests/unit/engines/containers/test_device_options.py",),
     ),
     Fault(
         id="engines-containers-of-a-dead-daemon-stay",
-        file="src/gpuyard/engines/containers/started_containers.py",
+        file="src/gpuyard/engines/containers.py",
         old="        for name in [name for name in self._records if _key(name) not in live]:\n",
         new="        for name in []:\n",
         breaks="A container whose end no daemon saw goes on for ever with a GPU that other jobs get.",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.common.unbegun_words import is_unbegun
+from gpuyard.engines.common.spawn_program import is_unbegun
 from gpuyard.engines.local.keeper_connection import parse_journal
 from gpuyard.model.selection import format_ids
 from tests.fakes.queue_command import run

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from gpuyard.engines.local import attempt_processes as process_tree
-from gpuyard.engines.local import system_processes
+from gpuyard.engines.local import attempt_processes as system_processes
+from gpuyard.engines.local.attempt_processes import TrackedProcess
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.engines.local.system_processes import TrackedProcess
 from tests.integration.engine_fixture import is_gone, outcomes, started, wait_for, wait_until_gone
 
 # Prints its pid once it is in the state that the test needs, then waits for the signal.
@@ -190,7 +190,7 @@ import select, signal
 from pathlib import Path
 from gpuyard.model.job import Attempt, Started
 from gpuyard.engines.local.engine import LocalEngine
-from gpuyard.engines.local.system_processes import TrackedProcess
+from gpuyard.engines.local.attempt_processes import TrackedProcess
 from gpuyard.ports import Launch
 engine = LocalEngine(Path({str(tmp_path / "queue")!r}))
 engine.prepare(Launch(job_id=2, attempt=1, command=("sleep", "0.01"), cwd="/", environment={{}}), None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.local import keeper_connection, keeper_set, system_processes
+from gpuyard.engines.local import attempt_processes, keeper_connection
 from gpuyard.engines.local.engine import LocalEngine
 from gpuyard.errors import EnvironmentFault
 from gpuyard.model.job import OutcomeKind
@@ -54,7 +54,7 @@ def children_of(pid: int) -> list[int]:
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: system_processes.is_stopped(pid), "its stop")
+    wait_for(lambda: attempt_processes.is_stopped(pid), "its stop")
 
 
 # The journal cannot be written
@@ -222,7 +222,7 @@ def test_many_ends_before_an_adopting_daemon_reads_are_all_reported_and_no_other
 def test_a_stopped_keeper_is_sent_nothing_more_and_starts_what_it_received_when_resumed(
     engine: LocalEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_connection, "_SEND_TIMEOUT_MS", 100)
+    monkeypatch.setattr(keeper_connection, "_TIMEOUT_MS", 100)
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     count = 300
@@ -250,7 +250,7 @@ def test_new_jobs_start_with_another_keeper_while_one_is_stopped_and_wait_when_m
     stopped = [attempt.keeper_pid]
     stop(stopped[0])
     try:
-        while len(stopped) < keeper_set._MOST_SILENT + 1:
+        while len(stopped) < keeper_connection._MOST_SILENT + 1:
             keeper = started(engine, 2, "true").keeper_pid
             assert keeper not in stopped
             assert outcomes(engine)[2].status == 0

@@ -18,7 +18,7 @@ from gpuyard.client.daemon_liveness import SilentDaemon, running_pid
 from gpuyard.client.fast_http import connect, dial
 from gpuyard.client.retrying import RetryingClient
 from gpuyard.client.transports import SocketTransport
-from gpuyard.engines.local.system_processes import is_stopped
+from gpuyard.engines.local.attempt_processes import is_stopped
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system import user_sockets
 from gpuyard.version import __version__

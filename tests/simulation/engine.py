@@ -13,7 +13,7 @@ from itertools import chain, takewhile
 from msgspec.structs import replace
 
 from gpuyard.engines.common.program_outcome import StartContext, limit_of, outcome_of
-from gpuyard.engines.common.unbegun_words import is_unbegun
+from gpuyard.engines.common.spawn_program import is_unbegun
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.job import Attempt
 from gpuyard.model.out_of_memory import Shortage

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuyard.engines.common.unbegun_words import RETURNED
+from gpuyard.engines.common.spawn_program import RETURNED
 from tests.simulation.programs import Program
 
 if TYPE_CHECKING:

@@ -1,12 +1,10 @@
 """Programs for a cluster node without a daemon.
 
 `meter PID FILE` samples the devices and all processes of a program (its session and its descendants) until it has
-ended. FILE holds the usage so far, a `Usage` as JSON, and is always complete. It is written when a peak has grown by
-2%, and otherwise when the run has become a tenth longer: a run of days does not write every second. The meter uses at
-most a fiftieth of a core. Only SIGKILL ends it before the program has ended.
+ended. FILE holds the usage so far, a `Usage` as JSON, and is always complete. The meter uses at most a fiftieth of a
+core, and only SIGKILL ends it earlier.
 
-`report FOLDER` prints what the node has, and whether it sees the folder, for `gpuyard doctor --engine`.
-"""
+`report FOLDER` prints what the node has, and whether it sees the folder, for `gpuyard doctor --engine`."""
 
 import contextlib
 import os
@@ -28,58 +26,7 @@ from gpuyard.probes.sampler import SnapshotSource
 from gpuyard.system.write_files import write_atomically
 
 _FIRST_S, _FIRST_EVERY_S, _EVERY_S = 2.0, 0.25, 1.0
-_REST_FOR_WORK = 50
 _LONGER, _GREW = 1.1, 1.02
-_PROBES_WITHIN_S = 5.0
-_IGNORED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
-
-
-class Meter:
-    def __init__(self, program: psutil.Process, path: str, machine: SnapshotSource) -> None:
-        self._program = program
-        self._path = path
-        self._machine = machine
-        self._started = time.monotonic()
-        # The start times are known to the second only, but their difference is exact.
-        self._age_s = psutil.Process().create_time() - program.create_time()
-        self._usage = Usage()
-        self._written = Usage()
-        self._written_at_s = 0.0
-
-    def run(self) -> None:
-        while self._runs():
-            used_before = time.process_time()
-            self._measure()
-            every_s = _FIRST_EVERY_S if time.monotonic() < self._started + _FIRST_S else _EVERY_S
-            time.sleep(max(every_s, (time.process_time() - used_before) * _REST_FOR_WORK))
-        self._write(self._ran_s())
-
-    def _runs(self) -> bool:
-        try:
-            return self._program.is_running() and self._program.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    def _measure(self) -> None:
-        processes = _processes_of(self._program)
-        memory = memory_of({process.pid for process in processes}, self._machine.snapshot())
-        ram_mb = []
-        for process in processes:  # memory shared between processes counts for each of them
-            with contextlib.suppress(psutil.Error):
-                ram_mb.append(process.memory_info().rss / MB)
-        ran_s = self._ran_s()
-        self._usage = add_sample(self._usage, ran_s, memory, ram_mb=sum(ram_mb) if ram_mb else None)
-        if _has_grown(self._written, self._usage) or ran_s > self._written_at_s * _LONGER:
-            self._write(ran_s)
-
-    def _ran_s(self) -> float:
-        return self._age_s + time.monotonic() - self._started
-
-    def _write(self, ran_s: float) -> None:
-        """A failed write is repeated with the next measurement."""
-        with contextlib.suppress(OSError):
-            write_atomically(self._path, msgspec.json.encode(self._usage), mode=0o600, is_synced=False)
-            self._written, self._written_at_s = self._usage, ran_s
 
 
 def _has_grown(before: Usage, now: Usage) -> bool:
@@ -99,26 +46,58 @@ def memory_of(pids: Collection[int], snapshot: Snapshot) -> dict[str, float | No
     return found
 
 
-def _processes_of(program: psutil.Process) -> list[psutil.Process]:
-    found: dict[int, psutil.Process] = {}
-    with contextlib.suppress(psutil.Error):
-        found = {process.pid: process for process in (program, *program.children(recursive=True))}
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError, psutil.Error):
-            if pid not in found and os.getsid(pid) == program.pid:
-                found[pid] = psutil.Process(pid)
-    return list(found.values())
-
-
 def meter(pid: int, path: str) -> None:
-    for signum in _IGNORED:
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)
     with contextlib.suppress(psutil.NoSuchProcess):
-        Meter(psutil.Process(pid), path, local_machine()).run()
+        _measure(psutil.Process(pid), path, local_machine())
+
+
+def _measure(program: psutil.Process, path: str, machine: SnapshotSource) -> None:
+    started = time.monotonic()
+    # The start times are known to the second only, but their difference is exact.
+    age_s = psutil.Process().create_time() - program.create_time()
+    usage = written = Usage()
+    written_at_s = 0.0
+
+    def write(ran_s: float) -> None:
+        nonlocal written, written_at_s
+        with contextlib.suppress(OSError):  # repeated with the next measurement
+            write_atomically(path, msgspec.json.encode(usage), mode=0o600, is_synced=False)
+            written, written_at_s = usage, ran_s
+
+    while _runs(program):
+        used_before = time.process_time()
+        found: dict[int, psutil.Process] = {}
+        with contextlib.suppress(psutil.Error):
+            found = {process.pid: process for process in (program, *program.children(recursive=True))}
+        for pid in psutil.pids():
+            with contextlib.suppress(OSError, psutil.Error):
+                if pid not in found and os.getsid(pid) == program.pid:
+                    found[pid] = psutil.Process(pid)
+        processes = list(found.values())
+        memory = memory_of({process.pid for process in processes}, machine.snapshot())
+        ram_mb = []
+        for process in processes:  # memory shared between processes counts for each of them
+            with contextlib.suppress(psutil.Error):
+                ram_mb.append(process.memory_info().rss / MB)
+        ran_s = age_s + time.monotonic() - started
+        usage = add_sample(usage, ran_s, memory, ram_mb=sum(ram_mb) if ram_mb else None)
+        if _has_grown(written, usage) or ran_s > written_at_s * _LONGER:
+            write(ran_s)
+        every_s = _FIRST_EVERY_S if time.monotonic() < started + _FIRST_S else _EVERY_S
+        time.sleep(max(every_s, (time.process_time() - used_before) * 50))
+    write(age_s + time.monotonic() - started)
+
+
+def _runs(program: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return program.is_running() and program.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def report(folder: str) -> None:
-    found = check_probes(local_probes(), _PROBES_WITHIN_S)
+    found = check_probes(local_probes(), 5.0)
     devices = {device.id: device for each in found for device in each.devices or ()}
     cards_mb = [device.memory_total_mb for device in devices.values() if device.memory_total_mb is not None]
     content = {"at": time.time(), "has_cwd": os.path.isdir(folder), "cards_mb": cards_mb}

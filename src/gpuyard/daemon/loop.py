@@ -131,6 +131,7 @@ class SchedulerLoop:
         self.sampling.close()
         self._suspender.close()
         self.controller.engines.close()
+        self._engine.close()
 
     def wake(self) -> None:
         """Schedule a step; calls before it runs share that step."""

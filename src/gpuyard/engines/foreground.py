@@ -43,21 +43,15 @@ _BLOCKED_IN_HELPERS = {*_FORWARDED, signal.SIGTTIN, signal.SIGTTOU}
 _UNDONE_BY: dict[int, int] = {signal.SIGCONT: signal.SIGTSTP, signal.SIGTSTP: signal.SIGCONT}
 # Python ignores these two from the start, and the program must not inherit that.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-_SET_CHILD_SUBREAPER = 36
-_MEANWHILE_MS = 1000
 
 
 class ForegroundProgram(Struct, frozen=True, kw_only=True):
-    """`arguments` start with the program's name."""
-
     path: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
 
 
 class _SignalSettings(Struct, frozen=True, kw_only=True):
-    """The caller's signal settings, which the program inherits."""
-
     ignored: frozenset[signal.Signals]
     mask: frozenset[int]
 
@@ -79,12 +73,9 @@ def run_program(
     meanwhile: Callable[[], None] | None = None,
 ) -> int:
     """Run the program and return its exit status, 128 + the number for a signal. Closes the lease's descriptor.
-
-    `meanwhile` is called about every second until the program ends.
-
-    Raises EnvironmentFault if a limit of the system keeps the program from starting; its lease has ended then. Only for
-    the main thread, and for a process that ends soon after.
-    """
+    `meanwhile` is called about every second until the program ends. Raises EnvironmentFault if a limit of the system
+    keeps the program from starting; its lease has ended then. Only for the main thread, and for a process that ends
+    soon after."""
     try:
         return _run(program, lease, descriptor, meanwhile)
     except OSError as error:
@@ -133,19 +124,25 @@ def _caught_signals() -> Iterator[tuple[int, _SignalSettings]]:
 
 
 def _read_signals(signal_pipe: int) -> bytes:
-    try:
+    with contextlib.suppress(BlockingIOError):
         return os.read(signal_pipe, 64)
-    except BlockingIOError:
-        return b""
+    return b""
 
 
 def _write_to_pipe_only(*_: object) -> None:
     """Do nothing: Python writes the number of a caught signal to the pipe."""
 
 
-def _fork(body: Callable[[], int]) -> int:
-    """Fork a child that runs `body` and nothing else: it runs no exit handlers of the caller and flushes no buffers."""
-    pid = os.fork()
+def _fork(body: Callable[[], int], front: socket.socket | None = None) -> int:
+    """Fork a child that runs `body` alone. If that fails in a process behind the `front`, tell it and exit."""
+    try:
+        pid = os.fork()
+    except OSError as error:
+        if front is None:
+            raise
+        with contextlib.suppress(OSError):
+            front.sendall(b"unbegun %d\n" % (error.errno or 0))
+        os._exit(CANNOT_EXECUTE)
     if pid:
         return pid
     status = 1
@@ -155,15 +152,11 @@ def _fork(body: Callable[[], int]) -> int:
         os._exit(status)
 
 
-# The front
-
-
 def _wait_for_end(helpers: socket.socket, signal_pipe: int, keeper: int, meanwhile: Callable[[], None] | None) -> int:
-    """Forward signals and stop with the program, until it ends. Return its status."""
     poll = _poll(helpers.fileno(), signal_pipe)
     unread = b""
     while True:
-        ready = {descriptor for descriptor, _ in poll.poll(None if meanwhile is None else _MEANWHILE_MS)}
+        ready = {descriptor for descriptor, _ in poll.poll(None if meanwhile is None else 1000)}
         if meanwhile is not None and not ready:
             meanwhile()
         # Always: the event that stopped the program, which is read below, may have signalled us since the poll.
@@ -183,7 +176,6 @@ def _wait_for_end(helpers: socket.socket, signal_pipe: int, keeper: int, meanwhi
 
 
 def _handle_reports(lines: list[bytes], keeper: int) -> int | None:
-    """Stop when the program has stopped. Return its status if it has ended."""
     for line in lines:
         word, number = line.split()
         if word == b"stopped":
@@ -203,17 +195,12 @@ def _handle_reports(lines: list[bytes], keeper: int) -> int | None:
     return None
 
 
-# The keeper
-
-
 def _keep(
     program: ForegroundProgram, settings: _SignalSettings, lease: Path, descriptor: int, front: socket.socket
 ) -> int:
-    adopts = sys.platform == "linux" and ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-    try:
-        starter = _fork(lambda: _supervise(program, settings, descriptor, front))
-    except OSError as error:
-        return _report_failed_start(front, error)
+    # 36: PR_SET_CHILD_SUBREAPER
+    adopts = sys.platform == "linux" and ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
+    starter = _fork(lambda: _supervise(program, settings, descriptor, front), front)
     os.setsid()
     os.chdir("/")  # do not keep a folder in use
     _close_all_but(descriptor, front.fileno())
@@ -234,40 +221,26 @@ def _keep(
     return 0
 
 
-def _report_failed_start(front: socket.socket, error: OSError) -> int:
-    with contextlib.suppress(OSError):
-        front.sendall(b"unbegun %d\n" % (error.errno or 0))
-    return CANNOT_EXECUTE
-
-
 def _has_children() -> bool:
-    try:
+    with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _release(lease: Path, descriptor: int, *, is_only_holder: bool) -> None:
-    """Remove the file before the lock is released, so that it is never found unlocked. Keep the file if other processes
-    may still hold it."""
+    """Remove the file, unless other processes may hold it, before the lock is released: it is never found unlocked."""
     if is_only_holder:
         with contextlib.suppress(OSError):
             lease.unlink()
     os.close(descriptor)
 
 
-# The starter
-
-
 def _supervise(program: ForegroundProgram, settings: _SignalSettings, descriptor: int, front: socket.socket) -> int:
     reading, writing = open_signal_pipe()
     signal.signal(signal.SIGCHLD, _write_to_pipe_only)
-    try:
-        pid = _fork(lambda: _become(program, settings, descriptor))
-    except OSError as error:
-        return _report_failed_start(front, error)
+    pid = _fork(lambda: _become(program, settings, descriptor), front)
     _close_all_but(front.fileno(), reading, writing)
     poll = _poll(front.fileno(), reading)
     while True:
@@ -300,18 +273,12 @@ def _take_pending(signum: int) -> bool:
 
 
 def _check_program(pid: int, front: socket.socket) -> int | None:
-    """Report a stop to the front. Return the program's status if it has ended."""
     changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-    if not changed:
-        return None
-    if os.WIFSTOPPED(status):
+    if changed and os.WIFSTOPPED(status):
         with contextlib.suppress(OSError):
             front.sendall(b"stopped %d\n" % pid)
         return None
-    return exit_status(status)
-
-
-# The program
+    return exit_status(status) if changed else None
 
 
 def _become(program: ForegroundProgram, settings: _SignalSettings, descriptor: int) -> int:

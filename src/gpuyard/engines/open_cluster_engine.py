@@ -45,13 +45,12 @@ Opener: TypeAlias = Callable[[Context], Engine]
 
 
 class Checked(Struct, frozen=True, kw_only=True):
-    """An engine as `gpuyard doctor` lists it. `problem` is why it cannot be used; `is_absent`: it is not installed;
-    `is_unreachable`: its cluster does not answer now."""
+    """An engine as `gpuyard doctor` lists it."""
 
     name: str
-    problem: str | None = None
-    is_absent: bool = False
-    is_unreachable: bool = False
+    problem: str | None = None  # why it cannot be used
+    is_absent: bool = False  # it is not installed
+    is_unreachable: bool = False  # its cluster does not answer now
 
 
 def names() -> list[str]:
@@ -59,7 +58,6 @@ def names() -> list[str]:
 
 
 def log_folders(queue: Path) -> list[Path]:
-    """Return the folders with logs of jobs: the queue's own, and those that cluster nodes see."""
     folders = [queue, *(cluster_folder(name, queue) for name in _OWN)]
     return list(dict.fromkeys(folder / "logs" for folder in folders))
 
@@ -88,33 +86,42 @@ def check_name(name: str) -> None:
 
 def open_engine(context: Context) -> Engine:
     """Raises EnvironmentFault if the engine cannot be loaded."""
-    return _load(context.name)(context)
+    if context.name not in _OWN:
+        return _load(context.name)(context)
+    from gpuyard.engines.cluster.engine import ClusterEngine
+
+    settings, folder = _settings(context.name), cluster_folder(context.name, context.folder)
+    if folder != context.folder:
+        record_outside(context.folder, CLUSTER, [folder])
+    return ClusterEngine(_open_site(settings), folder, context.on_news, poll_s=settings.poll_s)
 
 
 def check_engines() -> Iterator[Checked]:
-    """Yield each engine. The clusters of Slurm and Ray are asked, within a few seconds."""
+    from gpuyard.engines.cluster.site_checks import WITHIN_S, unreachable_sites
+
+    unreachable = {}
     try:
-        unreachable = _unreachable()
+        unreachable = unreachable_sites({name: partial(_open_site, _settings(name), WITHIN_S) for name in _installed()})
     except GpuyardError as error:
-        unreachable = {}
-        yield Checked(name="all", problem=f"{error}{f' ({error.hint})' if error.hint else ''}")
+        yield Checked(name="all", problem=error.with_hint)
     for name in names():
         if name == "slurm" and shutil.which("sbatch") is None:
             yield Checked(name=name, problem="there is no sbatch on PATH", is_absent=True)
         elif name in unreachable:
             yield Checked(name=name, problem=f"cannot be reached: {unreachable[name]}", is_unreachable=True)
+        elif name in _OWN:
+            yield Checked(name=name)
         elif name != LOCAL:
+            problem = None
             try:
                 _load(name)
             except EnvironmentFault as error:
-                yield Checked(name=name, problem=str(error))
-            else:
-                yield Checked(name=name)
+                problem = str(error)
+            yield Checked(name=name, problem=problem)
 
 
 def site_to_ask(name: str) -> "SlurmSite | RaySite | None":
-    """Return a site that answers within a few seconds, for `SubmissionCheck`; None for an engine of a plugin, and for
-    Slurm where it is not installed."""
+    """Return a site that answers within a few seconds, for `SubmissionCheck`; None where it cannot be asked."""
     from gpuyard.engines.cluster.site_checks import WITHIN_S
 
     return _open_site(_settings(name), WITHIN_S) if name in _installed() else None
@@ -125,7 +132,6 @@ def _installed() -> list[str]:
 
 
 def check_cluster_nodes(name: str, queue: Path, cwd: str) -> "list[NodeCheck]":
-    """Run one job on every node of Slurm or Ray, and return what is wrong there."""
     from gpuyard.engines.cluster.site_checks import NODE_WITHIN_S, check_nodes
 
     settings, limit_s = _settings(name), 2 * NODE_WITHIN_S if name == "slurm" else None
@@ -133,18 +139,15 @@ def check_cluster_nodes(name: str, queue: Path, cwd: str) -> "list[NodeCheck]":
 
 
 def _load(name: str) -> Opener:
-    if name in _OWN:
-        return _open_own
+    """Return the function of a plugin."""
     found = next((each for each in _plugins() if each.name == name), None)
     if found is None:
         raise EnvironmentFault(f"the engine {name} is not installed here", hint="install the package that provides it")
     try:
         opener: Opener = found.load()
     except Exception as error:
-        raise EnvironmentFault(
-            f"the engine {name} ({found.value}) cannot be loaded: {type(error).__name__}: {error}",
-            hint="fix or remove the package that provides it",
-        ) from error
+        why = f"the engine {name} ({found.value}) cannot be loaded: {type(error).__name__}: {error}"
+        raise EnvironmentFault(why, hint="fix or remove the package that provides it") from error
     if not callable(opener):
         raise EnvironmentFault(f"the engine {name} ({found.value}) is not a function")
     return opener
@@ -154,18 +157,6 @@ def _plugins() -> "list[EntryPoint]":
     from importlib import metadata  # takes 12 ms
 
     return [each for each in metadata.entry_points(group=GROUP) if each.name not in (LOCAL, *_OWN)]
-
-
-# Our own
-
-
-def _open_own(context: Context) -> Engine:
-    from gpuyard.engines.cluster.engine import ClusterEngine
-
-    settings, folder = _settings(context.name), cluster_folder(context.name, context.folder)
-    if folder != context.folder:
-        record_outside(context.folder, CLUSTER, [folder])
-    return ClusterEngine(_open_site(settings), folder, context.on_news, poll_s=settings.poll_s)
 
 
 def _open_site(settings: ClusterConfig, limit_s: float | None = None) -> "SlurmSite | RaySite":
@@ -180,15 +171,7 @@ def _open_site(settings: ClusterConfig, limit_s: float | None = None) -> "SlurmS
     return RaySite(settings, limit_s=limit_s)
 
 
-def _unreachable() -> dict[str, str]:
-    """Return why Slurm or Ray cannot be reached, by name; without Slurm where it is not installed."""
-    from gpuyard.engines.cluster.site_checks import WITHIN_S, unreachable_sites
-
-    return unreachable_sites({name: partial(_open_site, _settings(name), WITHIN_S) for name in _installed()})
-
-
 def _queue_name(queue: Path) -> str:
-    """Return the queue's random name, which is made once and stored in the queue's folder."""
     path = queue / "name"
     try:
         with open(open_own(str(path)), "r+", encoding="ascii") as file:

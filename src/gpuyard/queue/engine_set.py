@@ -126,7 +126,7 @@ class EngineSet:
         try:
             return self._cluster(name).offer()
         except EnvironmentFault as error:
-            return Offer(trouble=_with_hint(error))
+            return Offer(trouble=error.with_hint)
         except Exception as error:  # noqa: BLE001 - a plugin's code
             return Offer(trouble=f"the engine {name} failed: {type(error).__name__}: {error}")
 
@@ -135,7 +135,8 @@ class EngineSet:
         return name in self._faults
 
     def close(self) -> None:
-        for engine in self._all():
+        """Close the engines that were opened here."""
+        for engine in self._clusters.values():
             engine.close()
 
     def _ask_clusters(self, ask: Callable[[Engine], list[T]]) -> list[T]:
@@ -178,12 +179,8 @@ class EngineSet:
             engine = self._open_engine(name)
         except Exception as error:  # a plugin may raise anything; jobs of other engines must not wait for it
             fault = f"the engine {name} cannot be opened: {type(error).__name__}: {error}"
-            fault = _with_hint(error) if isinstance(error, GpuyardError) else fault
+            fault = error.with_hint if isinstance(error, GpuyardError) else fault
             self._faults[name] = fault, self._monotonic() + OPEN_AGAIN_S
             raise EnvironmentFault(fault) from error
         self._faults.pop(name, None)
         return engine
-
-
-def _with_hint(error: GpuyardError) -> str:
-    return f"{error} ({error.hint})" if error.hint else str(error)

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import threading
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ class WakeablePoll:
 
     def __init__(self) -> None:
         self._poll = select.epoll() if hasattr(select, "epoll") else None
+        self._closing = threading.Lock()
         self._wakeup = -1 if self._poll is None else os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wakeup)
 
@@ -35,9 +37,10 @@ class WakeablePoll:
             self._poll.unregister(descriptor)
 
     def wake(self) -> None:
-        """Make `fileno()` readable until the next call of `ready`."""
-        if self._poll is not None:
-            os.eventfd_write(self._wakeup, 1)
+        """Make `fileno()` readable until the next call of `ready`. For any thread, also after `close`."""
+        with self._closing:
+            if self._poll is not None and not self._poll.closed:
+                os.eventfd_write(self._wakeup, 1)
 
     def ready(self, watched: Mapping[int, _Watched]) -> list[_Watched]:
         """Return those of `watched`, by descriptor, that are ready now."""
@@ -49,9 +52,10 @@ class WakeablePoll:
         return [watched[descriptor] for descriptor in ready if descriptor in watched]
 
     def close(self) -> None:
-        if self._poll is not None:
-            self._poll.close()
-            os.close(self._wakeup)
+        with self._closing:
+            if self._poll is not None and not self._poll.closed:
+                self._poll.close()
+                os.close(self._wakeup)
 
 
 def open_signal_pipe() -> tuple[int, int]:

@@ -23,7 +23,7 @@ from gpuyard.daemon.api.slow_requests import call_after_answer, run_in_pieces
 from gpuyard.daemon.job_code import CodeSnapshots, CodeWatch
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.daemon.server.http_messages import Request
-from gpuyard.engines.containers.container_commands import choose_tool, has_podman_init
+from gpuyard.engines.containers import choose_tool, has_podman_init
 from gpuyard.engines.open_cluster_engine import LOCAL, check_name, site_to_ask
 from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.ledger.neighbours import due_note

@@ -1,10 +1,8 @@
 """The cluster engine: submits jobs to a site, asks the site for reports, and reports to the controller.
 
-A thread does everything that may take time; the controller's calls never wait. Launches that were prepared in one step
-on the same terms are one submission, and one call to the site. If it is unknown whether the site took a submission, the
-next report shows it: an element that is not there is kept from ever starting, and counts as never started. So nothing
-runs twice, whenever a daemon or a call dies. While the site cannot be reached, everything waits.
-"""
+A thread does everything that may take time; the controller's calls never wait. If it is unknown whether the site took a
+submission, the next report shows it: an element that is not there is kept from ever starting. So nothing runs twice,
+whenever a daemon or a call dies. While the site cannot be reached, everything waits."""
 
 import logging
 import threading
@@ -29,7 +27,6 @@ from gpuyard.ports import Ended, Launch, Prepared, SiteStatus
 _log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _SOON_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 1.0, 30.0
-_CLOSED_WITHIN_S = 2.0
 
 
 class ClusterEngine:
@@ -37,10 +34,7 @@ class ClusterEngine:
 
     def __init__(self, site: Site, folder: Path, on_news: Callable[[], None], *, poll_s: float = 10.0) -> None:
         """`folder` is visible to nodes and holds the logs. It is created when there is work: it may be mounted late."""
-        self._site = site
-        self._folder = folder
-        self._on_news = on_news
-        self._poll_s = poll_s
+        self._site, self._folder, self._on_news, self._poll_s = site, folder, on_news, poll_s
         self._submissions = SubmissionDirs(folder / site.name)
         self._has_folders = False
         self._prepared: list[Launch] = []
@@ -67,23 +61,18 @@ class ClusterEngine:
         self._held: list[Ended] = []  # ends whose results are being brought back
         self._explained: dict[str, str] = {}  # why each launch that is not submitted yet has to wait
 
-    # Calls of the controller
-
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:  # noqa: ARG002 - leases are for local devices
         progress = {PROGRESS_VARIABLE: job_logs.progress_file_of(self._folder / "logs", launch.key)}
         launch = replace(launch, environment={**launch.environment, **progress})
         check_arguments(launch, launch.environment)
-        self._prepare_folders()
+        # The folders exist before a job is recorded as submitted: if they are missing later, they are unreachable. That
+        # no other user can write there is checked before each job: nodes execute what is in them.
+        (self._submissions.check if self._has_folders else self._submissions.make)(self._folder / "logs")
+        self._has_folders = True
         self._prepared.append(launch)
         paths = [path for path, _ in job_logs.outputs_of(self._log_of(launch), launch)]
         error_log = paths[1] if len(paths) > 1 else None
         return Prepared(job_id=launch.job_id, attempt=launch.attempt, log=paths[0], error_log=error_log)
-
-    def _prepare_folders(self) -> None:
-        """Create the folders before a job is recorded as submitted: if they are missing later, they are unreachable.
-        Check before each job that no other user can write there: nodes execute what is in them."""
-        (self._submissions.check if self._has_folders else self._submissions.make)(self._folder / "logs")
-        self._has_folders = True
 
     def _log_of(self, launch: Launch) -> str:
         return str(job_logs.path_of(self._folder / "logs", launch.job_id, launch.attempt))
@@ -150,11 +139,10 @@ class ClusterEngine:
         return 1
 
     def close(self) -> None:
-        """Stop the thread. Submitted jobs continue."""
         self._is_closed = True
         self._wakeup.set()
         if self._thread is not None:
-            self._thread.join(_CLOSED_WITHIN_S)
+            self._thread.join(2.0)
 
     def _wake(self) -> None:
         if self._thread is None:
@@ -162,13 +150,15 @@ class ClusterEngine:
             self._thread.start()
         self._wakeup.set()
 
-    # The thread
-
     def _run(self) -> None:
         while not self._is_closed:
             self._wakeup.clear()
             self._run_once()
             self._wakeup.wait(self._pause_s())
+
+    def _pause_s(self) -> float | None:
+        waits_s = [] if self._ask_at is None else [max(0.0, self._ask_at - time.monotonic())]
+        return min([*waits_s, *([_TICK_S] if self._in_flight.live or self._held else [])], default=None)
 
     def _run_once(self) -> None:
         try:
@@ -182,42 +172,29 @@ class ClusterEngine:
             self._has_news = False
             self._on_news()
 
-    def _pause_s(self) -> float | None:
-        waits = [] if self._ask_at is None else [max(0.0, self._ask_at - time.monotonic())]
-        if self._in_flight.live or self._held:
-            waits.append(_TICK_S)
-        return min(waits, default=None)
-
     def _work(self) -> None:
         with self._lock:
             recorded, self._recorded = self._recorded, []
+            to_adopt = list(self._to_adopt)
         self._in_flight.forget(recorded)  # first: an attempt that never started may be submitted again under its key
-        self._adopt_pending()
+        if to_adopt:
+            self._publish(self._in_flight.adopt(to_adopt))
+            self._ask_within(0.0)
+            with self._lock:
+                del self._to_adopt[: len(to_adopt)]
         self._submit_all()
         try:
             self._end_requested()
             self._publish(self._in_flight.collect())
         finally:  # also if files cannot be read
-            self._ask_if_due()
-
-    def _ask_if_due(self) -> None:
-        if self._in_flight.wants_report:
-            self._ask_within(0.0)
-        with self._lock:
-            is_wanted = self._is_wanted
-        if is_wanted and self._offer.free is not None:
-            self._ask_within(self._interval_s)
-        if self._ask_at is not None and time.monotonic() >= self._ask_at:
-            self._ask_site()
-
-    def _adopt_pending(self) -> None:
-        with self._lock:
-            attempts = list(self._to_adopt)
-        if attempts:
-            self._publish(self._in_flight.adopt(attempts))
-            self._ask_within(0.0)
+            if self._in_flight.wants_report:
+                self._ask_within(0.0)
             with self._lock:
-                del self._to_adopt[: len(attempts)]
+                is_wanted = self._is_wanted
+            if is_wanted and self._offer.free is not None:
+                self._ask_within(self._interval_s)
+            if self._ask_at is not None and time.monotonic() >= self._ask_at:
+                self._ask_site()
 
     def _submit_all(self) -> None:
         with self._lock:
@@ -237,18 +214,14 @@ class ClusterEngine:
         finally:
             with self._lock:
                 self._to_send = launches + self._to_send
-        self._explain(launches)
-
-    def _explain(self, unsent: Sequence[Launch]) -> None:
-        """Report the site's trouble once, as the reason of each launch that waits for the site to come back."""
-        if self._offer is self._first_offer:
-            return
-        reasons = {launch.key: self._offer.trouble or "" for launch in unsent}
-        new = [launch for launch in unsent if self._explained.get(launch.key) != reasons[launch.key]]
-        self._explained = reasons
-        self._publish(
-            SiteStatus(job_id=each.job_id, attempt=each.attempt, site_id="", reason=reasons[each.key]) for each in new
-        )
+        if self._offer is not self._first_offer:
+            # Report the site's trouble once, as the reason of each launch that waits for the site to come back.
+            before, self._explained = self._explained, {each.key: self._offer.trouble or "" for each in launches}
+            self._publish(
+                SiteStatus(job_id=each.job_id, attempt=each.attempt, site_id="", reason=self._explained[each.key])
+                for each in launches
+                if before.get(each.key) != self._explained[each.key]
+            )
 
     def _submit(self, launches: Sequence[Launch]) -> None:
         self._ask_within(_SOON_S)
@@ -257,7 +230,7 @@ class ClusterEngine:
         except SiteUnreachable as error:
             self._note_trouble(error)
         except EnvironmentFault as error:  # the site refused it, or its folder cannot be written
-            self._publish(_never_started(launch, _with_hint(error)) for launch in launches)
+            self._publish(_never_started(launch, error.with_hint) for launch in launches)
         except Exception as error:
             # The site may be a plugin's. The next report shows what it took; all else never started.
             why = f"a bug: {type(error).__name__}: {error}"
@@ -265,8 +238,8 @@ class ClusterEngine:
             raise
 
     def _end_requested(self) -> None:
-        """End the requested elements at the site. What fails is tried again after the next report, and so are elements
-        that the site has not reported yet."""
+        """End the requested elements at the site. What fails, or is not reported yet, is tried after the next
+        report."""
         with self._lock:
             requested = dict(self._to_end)
         ended, done = self._in_flight.end(requested)
@@ -284,8 +257,6 @@ class ClusterEngine:
             self._in_flight.cancel_ended()
         except SiteUnreachable as error:
             _log.warning("cancelling at %s is tried again: %s", self._site.name, error)
-
-    # Reports
 
     def _ask_within(self, seconds: float) -> None:
         at = time.monotonic() + seconds
@@ -309,15 +280,13 @@ class ClusterEngine:
         has_changed = self._publish(self._in_flight.collect(report)) or before != report.offer
         self._has_news = self._has_news or (is_wanted and report.offer.free is not None)
         self._interval_s = _FIRST_PAUSE_S if has_changed else min(self._poll_s, self._interval_s * 2)
-        has_work = bool(self._in_flight.live or self._in_flight.has_to_cancel or self._to_end or self._to_send)
+        has_work = bool(self._in_flight.live or self._in_flight.to_cancel or self._to_end or self._to_send)
         self._ask_at = time.monotonic() + self._interval_s if has_work else None
         self._end_requested()
 
     def _note_trouble(self, error: EnvironmentFault) -> None:
-        """Offer nothing while the site or its folder cannot be reached."""
         trouble = (
-            f"{self._site.name} cannot be reached: {_with_hint(error)}; "
-            f"tried again about every {_LONGEST_PAUSE_S:.0f} s"
+            f"{self._site.name} cannot be reached: {error.with_hint}; tried again about every {_LONGEST_PAUSE_S:.0f} s"
         )
         with self._lock:
             is_new, self._offer = self._offer.trouble != trouble, Offer(trouble=trouble)
@@ -329,7 +298,7 @@ class ClusterEngine:
             self._has_news = True
             self._publish(self._in_flight.report_trouble(trouble))
         self._interval_s = min(_LONGEST_PAUSE_S, self._interval_s * 2)
-        has_reason = is_awaited or self._in_flight.has_to_cancel or bool(self._in_flight.live)
+        has_reason = is_awaited or self._in_flight.to_cancel or self._in_flight.live
         self._ask_at = time.monotonic() + self._interval_s if has_reason else None
 
     def _publish(self, changes: Iterable[SiteStatus | Ended]) -> bool:
@@ -342,10 +311,6 @@ class ClusterEngine:
             else:
                 self._held.append(change)
             self._has_news = has_changed = True
-        self._report_ends()
-        return has_changed
-
-    def _report_ends(self) -> None:
         held, self._held = self._held, []
         for ended in held:
             key = f"{ended.job_id}.{ended.attempt}"
@@ -355,10 +320,7 @@ class ClusterEngine:
             with self._lock:
                 self._over.append(replace(ended, unbrought=self._results.take_problem(key)))
             self._has_news = True
-
-
-def _with_hint(error: EnvironmentFault) -> str:
-    return f"{error} ({error.hint})" if error.hint else str(error)
+        return has_changed
 
 
 def _never_started(launch: Launch, reason: str) -> Ended:

@@ -43,8 +43,6 @@ from gpuyard.system.write_files import UnsafePathError, open_results
 
 _log = logging.getLogger(__name__)
 _NOTHING = ElementTrace()
-# A supervisor checks every few seconds whether its element was given up, and network file systems show files late.
-_KEEP_LOST_S = 120.0
 # A site may still start an element for a moment after it gave it up.
 _MAY_START_YET = (OutcomeKind.CANCELLED, OutcomeKind.LOST, OutcomeKind.PREEMPTED, OutcomeKind.NEVER_STARTED)
 
@@ -77,20 +75,37 @@ class InFlightElement(Struct, eq=False):
         return self.trace.started is not None or not is_pending
 
     def status(self, reason: str, place: str | None, at: float | None) -> SiteStatus:
-        is_suspended = None if self.sighting is None else self.sighting.at is SiteState.SUSPENDED
-        reason, place = printable(reason), place and printable(place)  # the site's, or its nodes'
         job_id, _, attempt = self.key.partition(".")
-        site_id = self.sighting.id if self.sighting is not None else ""
         return SiteStatus(
             job_id=int(job_id),
             attempt=int(attempt),
-            site_id=site_id,
-            reason=reason,
-            place=place,
+            site_id=self.sighting.id if self.sighting is not None else "",
+            reason=printable(reason),  # it and the place are the site's, or its nodes'
+            place=place and printable(place),
             at=at,
-            is_suspended=is_suspended,
+            is_suspended=None if self.sighting is None else self.sighting.at is SiteState.SUSPENDED,
             request=self.request,
         )
+
+    def change(self) -> SiteStatus | None:
+        started, sighting = self.trace.started, self.sighting
+        place: str | None
+        at: float | None
+        if started is not None and started is not VOID:
+            place, at, reason = (sighting.place if sighting is not None else "") or started.node, started.at, ""
+            place += f" GPU {started.gpus}" if started.gpus else ""
+        elif sighting is not None and sighting.at in (SiteState.RUNNING, SiteState.SUSPENDED):
+            place, at, reason = sighting.place or "?", sighting.started_at, ""
+        elif sighting is not None and sighting.at is SiteState.PENDING:
+            place, at, reason = None, None, sighting.reason
+        else:
+            return None
+        is_suspended = sighting is not None and sighting.at is SiteState.SUSPENDED
+        reported = (f"{sighting.id if sighting is not None else ''} {reason} {at} {is_suspended}", place)
+        if self.reported == reported:
+            return None
+        self.reported = reported
+        return self.status(reason, place, at)
 
 
 class InFlightSubmission(Struct, eq=False):
@@ -102,28 +117,21 @@ class InFlightSubmission(Struct, eq=False):
 
 
 class InFlightJobs:
-    """For one thread."""
-
     def __init__(self, site: Site, dirs: SubmissionDirs) -> None:
-        self._site = site
-        self._dirs = dirs
+        self._site, self._dirs = site, dirs
         self._submissions: dict[str, InFlightSubmission] = {}
         self.live: dict[str, InFlightElement] = {}  # by key
         self._kept: dict[str, float] = {}
-        self._to_cancel: set[str] = set()  # ids at the site
+        self.to_cancel: set[str] = set()  # ids at the site, of elements that it may still list and shall end
         self._voided: set[str] = set()  # attempts of an earlier daemon that can no longer start
         # Until when nodes are left out, by the options of the jobs that could not start there (which may be at fault),
         # the node and its place.
         self._left_out: dict[tuple[tuple[str, ...], str, str], float] = {}
         self.wants_report = False
 
-    # To the site
-
     def send(self, launches: Sequence[tuple[Launch, str]]) -> None:
-        """Submit launches on the same terms, with the paths of their logs. Raises SiteRefused if the site refuses.
-
-        After any other error the site may have taken the submission: the next report shows it.
-        """
+        """Submit launches with the paths of their logs. After another error than SiteRefused, the next report shows
+        all."""
         terms = _terms_of(launches[0][0])
         token = secrets.token_hex(6)
         self._dirs.write(token, [(_on_node(launch), log) for launch, log in launches])
@@ -132,7 +140,9 @@ class InFlightJobs:
             for number, (launch, log) in enumerate(launches)
         ]
         entry = self._add(token, terms, len(elements), elements)
-        left_out = self._nodes_left_out(terms)
+        now = time.monotonic()
+        self._left_out = {key: until for key, until in self._left_out.items() if now < until}
+        left_out = {node: place for options, node, place in self._left_out if options == terms.options}
         entry.submission = replace(entry.submission, without=tuple(left_out))
         try:
             self._describe(entry)
@@ -147,7 +157,6 @@ class InFlightJobs:
             self._dirs.mark_submitted(token, known_as)
 
     def adopt(self, attempts: Sequence[Attempt]) -> Iterator[SiteStatus | Ended]:
-        """Take over the attempts of an earlier daemon. Attempts that it did not submit never started."""
         if not self._dirs.check():
             hint = "is its network file system mounted? If it is gone for good, create it: its jobs are then lost"
             raise EnvironmentFault(f"the folder {self._dirs.path('')} is missing", hint=hint)
@@ -166,13 +175,14 @@ class InFlightJobs:
             yield Ended(job_id=attempt.job_id, attempt=attempt.number, outcome=outcome)
 
     def _refuse_another_folder(self, missing: Sequence[Attempt]) -> None:
-        """Raise if an attempt that the site has reported was submitted from another folder: it may still run."""
+        """Raise if an attempt that the site has reported, and may still run, was submitted from another folder."""
         for attempt in missing:
-            folder, name = os.path.split(attempt.log or "")
-            if name != name_of(attempt.job_id, attempt.number):
-                continue  # a file of the user
-            folder = os.path.dirname(folder)
-            if attempt.site_id and folder and not self._dirs.path("").startswith(f"{folder}/"):
+            logs, name = os.path.split(attempt.log or "")
+            folder, is_own = (
+                os.path.dirname(logs),
+                name == name_of(attempt.job_id, attempt.number),
+            )  # else the user's file
+            if is_own and attempt.site_id and folder and not self._dirs.path("").startswith(f"{folder}/"):
                 raise EnvironmentFault(
                     f"job {attempt.job_id} was submitted from the folder {folder}, which is no longer configured",
                     hint=f"set the folder back to {folder} until the jobs there are over",
@@ -184,27 +194,20 @@ class InFlightJobs:
             return
         terms, written = self._dirs.read(token)
         traces = self._dirs.traces(token)
-        self._voided |= {
-            each.key for number, each in enumerate(written) if traces.get(number, _NOTHING).started is VOID
-        } & wanted
+        void = {number for number, trace in traces.items() if trace.started is VOID}
+        self._voided |= {written[number].key for number in void} & wanted
         elements = [
             InFlightElement((token, number), each.key, each.outputs, each.context)
             for number, each in enumerate(written)
-            if each.key in wanted
-            and traces.get(number, _NOTHING).started is not VOID
-            and not self._is_of_another(token, each.key)
-        ]
+            if each.key in wanted - {key for key, other in self.live.items() if other.ref[0] != token}
+            and number not in void
+        ]  # after a fault the same submission is adopted again
         if elements:
             entry = self._add(token, terms, len(written), elements)
             with contextlib.suppress(EnvironmentFault):  # settings may have changed since it was sent
                 self._describe(entry)
         else:
             self._remove(token)
-
-    def _is_of_another(self, token: str, key: str) -> bool:
-        """Return whether another submission has the attempt: after a fault the same one is adopted again."""
-        known = self.live.get(key)
-        return known is not None and known.ref[0] != token
 
     def _add(
         self, token: str, terms: ClusterTerms, count: int, elements: Sequence[InFlightElement]
@@ -218,10 +221,10 @@ class InFlightJobs:
             folder=folder,
             supervisor=node_supervisor.command(folder, self._dirs.digest(token)),
         )
-        self.live |= {element.key: element for element in elements}
-        by_number = {element.ref[1]: element for element in elements}
-        unrecorded = {element.key for element in elements}
-        entry = self._submissions[token] = InFlightSubmission(submission, by_number, unrecorded)
+        by_key = {element.key: element for element in elements}
+        self.live |= by_key
+        entry = InFlightSubmission(submission, {element.ref[1]: element for element in elements}, set(by_key))
+        self._submissions[token] = entry
         return entry
 
     def _describe(self, entry: InFlightSubmission) -> None:
@@ -230,10 +233,8 @@ class InFlightJobs:
 
     def end(self, keys: Mapping[str, bool]) -> tuple[Iterator[Ended], set[str]]:
         """End these elements; those whose value is True only if they wait at the site, where they are voided, so that
-        they never start, whatever the site does. `cancel_ended` ends them there.
-
-        Return the ends of the voided ones, and those of `keys` that are done: an element has no id before the site has
-        reported it."""
+        they never start, whatever the site does. `cancel_ended` ends them there. Return the ends of the voided ones,
+        and those of `keys` that are done: an element has no id before the site has reported it."""
         known = {key: self.live.get(key) for key in keys}
         seen = [(each, each.sighting) for each in known.values() if each is not None and each.sighting is not None]
         voided = [
@@ -242,41 +243,35 @@ class InFlightJobs:
             if keys[each.key] and sighting.at is SiteState.PENDING and self._void(each)
         ]
         running = ((each, sighting) for each, sighting in seen if not keys[each.key])
-        self._to_cancel |= {sighting.id for _, sighting in (*voided, *running)}
+        self.to_cancel |= {sighting.id for _, sighting in (*voided, *running)}
         outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was taken back before it started")
         ended = (self._end(each, outcome, None, None) for each, _ in voided)
         return ended, {key for key, each in known.items() if each is None or each.sighting is not None}
 
-    @property
-    def has_to_cancel(self) -> bool:
-        """Whether there are elements that the site may still list, and shall end."""
-        return bool(self._to_cancel)
-
     def cancel_ended(self) -> None:
-        if self._to_cancel:
-            self._site.cancel(sorted(self._to_cancel))
-            self._to_cancel.clear()
-
-    # From the site
+        if self.to_cancel:
+            self._site.cancel(sorted(self.to_cancel))
+            self.to_cancel.clear()
 
     def ask_site(self) -> SiteReport:
         self.wants_report = False
         return self._site.report([entry.submission for entry in self._submissions.values() if entry.elements])
 
     def collect(self, report: SiteReport | None = None) -> Iterator[SiteStatus | Ended]:
-        """Yield what has changed, by the supervisors' files and by the site's report, if given.
-
-        A submission that cannot be read does not hide the others: the fault is raised at the end.
-        """
+        """Yield what has changed, by supervisors' files and the report, if given. A fault is raised at the end."""
         fault: EnvironmentFault | None = None
         for token, entry in list(self._submissions.items()):
-            if report is None and not any(each.may_have_news for each in entry.elements.values()):
+            if not entry.elements or (
+                report is None and not any(each.may_have_news for each in entry.elements.values())
+            ):
                 continue
             try:
-                traces = self._traces(token, entry)
+                traces = self._dirs.traces(token)
             except EnvironmentFault as error:
-                fault = error
-                continue
+                if not self._dirs.is_gone(token):
+                    fault = error
+                    continue
+                traces = {}  # then only the site's report counts
             for number, element in list(entry.elements.items()):
                 trace = traces.get(number, element.trace)
                 if report is None and trace is element.trace and time.monotonic() < element.stops_by:
@@ -288,22 +283,12 @@ class InFlightJobs:
         if fault is not None:
             raise fault
 
-    def _traces(self, token: str, entry: InFlightSubmission) -> Mapping[int, ElementTrace]:
-        """Return none if the submission's folder was removed: then only the site's report counts."""
-        try:
-            return self._dirs.traces(token) if entry.elements else {}
-        except EnvironmentFault:
-            if not self._dirs.is_gone(token):
-                raise
-            return {}
-
     def _void(self, element: InFlightElement) -> bool:
         """Keep the element from starting; without the submission's folder no supervisor can. Return False if it has."""
         return self._dirs.is_gone(element.ref[0]) or self._dirs.void(*element.ref)
 
     def _collect(self, element: InFlightElement, *, was_asked: bool) -> Iterator[SiteStatus | Ended]:
-        change = _status_change(element)
-        if change is not None:
+        if (change := element.change()) is not None:
             yield change
         is_given_up = element.given_up is not None
         if not was_asked and element.sighting is None and element.trace.ended is None and not is_given_up:
@@ -315,8 +300,20 @@ class InFlightJobs:
         if element.given_up is not None and decided.outcome is not None and decided.outcome.kind is OutcomeKind.LOST:
             decided = element.given_up  # it knows why
         outcome = self._final_outcome(element, decided)
-        if outcome is not None:
-            yield self._ended(element, decided, outcome, usage)
+        if outcome is not None and decided.is_fault_of_node:
+            sighting, submission = element.sighting, self._submissions[element.ref[0]].submission
+            assert sighting is not None
+            if node := sighting.node or sighting.place:
+                self._left_out[submission.terms.options, node, sighting.place or node] = time.monotonic() + LEAVE_OUT_S
+            # The last line that was written instead of the supervisor's start, or what to check.
+            lines = (self._output_of(element) or b"").decode("utf-8", "replace").split("\n")
+            says = next((line.strip() for line in reversed(lines) if line.strip()), None)
+            why = printable(says, LONGEST_MESSAGE) if says else f"it may not see {os.path.dirname(submission.folder)}"
+            ended = self._end(element, replace(outcome, reason=f"{outcome.reason}: {why}"), None, usage)
+            yield replace(ended, node=sighting.place or node or f"a node of {self._site.name}")
+        elif outcome is not None:
+            self._keep_output(element)
+            yield self._end(element, outcome, decided.shortage, usage)
         elif element.trace.ended is not None:
             self.wants_report = not was_asked
 
@@ -324,27 +321,15 @@ class InFlightJobs:
         """Return the outcome, once the element cannot start any more if it has not yet. None if it has by now."""
         outcome = decided.outcome
         if decided.is_to_be_voided:
-            is_voided = self._void(element)
-            reason = f"{self._site.name} does not know it"
-            return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason) if is_voided else None
-        if outcome is not None and outcome.kind in _MAY_START_YET and element.trace.started is None:
-            if not self._void(element):
-                return None  # it started at the last moment
-            if outcome.kind is OutcomeKind.LOST:
-                return Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
-        return outcome
-
-    def _ended(self, element: InFlightElement, decided: ElementOutcome, outcome: Outcome, usage: Usage | None) -> Ended:
-        if not decided.is_fault_of_node:
-            self._keep_output(element)
-            return self._end(element, outcome, decided.shortage, usage)
-        node = self._leave_out(element)
-        outcome = replace(outcome, reason=f"{outcome.reason}: {self._fault_of(element)}")
-        return replace(self._end(element, outcome, None, usage), node=node)
+            outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=f"{self._site.name} does not know it")
+        elif outcome is None or outcome.kind not in _MAY_START_YET or element.trace.started is not None:
+            return outcome
+        elif outcome.kind is OutcomeKind.LOST:
+            outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=outcome.reason)
+        return outcome if self._void(element) else None
 
     def _has_stopped(self, element: InFlightElement, decided: ElementOutcome) -> bool:
-        """Give up the element, and return whether its supervisor has had the time to stop its program; if it says so
-        earlier, that is its end."""
+        """Give up the element, and return whether its supervisor has had the time to stop its program."""
         if self._dirs.is_gone(element.ref[0]):
             return True
         if element.given_up is None:
@@ -389,29 +374,7 @@ class InFlightJobs:
             warned_at=finish.warned_at if finish is not None else None,
         )
 
-    def _leave_out(self, element: InFlightElement) -> str:
-        """Leave the element's node out of submissions with the same options for 10 minutes. Return its place."""
-        sighting, terms = element.sighting, self._submissions[element.ref[0]].submission.terms
-        assert sighting is not None
-        if node := sighting.node or sighting.place:
-            self._left_out[terms.options, node, sighting.place or node] = time.monotonic() + LEAVE_OUT_S
-        return sighting.place or node or f"a node of {self._site.name}"
-
-    def _nodes_left_out(self, terms: ClusterTerms) -> dict[str, str]:
-        """Return the place of each node that jobs with these options must not get now."""
-        now = time.monotonic()
-        self._left_out = {key: until for key, until in self._left_out.items() if now < until}
-        return {node: place for options, node, place in self._left_out if options == terms.options}
-
-    def _fault_of(self, element: InFlightElement) -> str:
-        """Return the last line of what was written instead of the supervisor's start, or what to check."""
-        lines = (self._output_of(element) or b"").decode("utf-8", "replace").split("\n")
-        says = next((line.strip() for line in reversed(lines) if line.strip()), None)
-        folder = self._submissions[element.ref[0]].submission.folder
-        return printable(says, LONGEST_MESSAGE) if says else f"it may not see {os.path.dirname(folder)}"
-
     def _output_of(self, element: InFlightElement) -> bytes | None:
-        """Return what the site or the supervisor itself wrote."""
         written = None if self._dirs.is_gone(element.ref[0]) else self._dirs.output(*element.ref)
         with contextlib.suppress(SiteUnreachable):
             written = written or (self._site.output(element.sighting) if element.sighting is not None else None)
@@ -431,7 +394,6 @@ class InFlightJobs:
                     log.write(written)
 
     def report_trouble(self, trouble: str) -> Iterator[SiteStatus]:
-        """Yield the trouble as the reason of all elements that have not started."""
         for element in self.live.values():
             has_run = element.reported is not None and element.reported[1] is not None
             if not has_run and element.trace.started is None and element.reported != (trouble, None):
@@ -439,7 +401,6 @@ class InFlightJobs:
                 yield element.status(trouble, None, None)
 
     def forget(self, keys: Collection[str]) -> None:
-        """Forget attempts whose ends are recorded, and remove submissions that are over."""
         for token, entry in list(self._submissions.items()):
             # An attempt that never started may be submitted again under its key: it is live in that submission.
             entry.unrecorded -= set(keys) - {element.key for element in entry.elements.values()}
@@ -459,9 +420,9 @@ class InFlightJobs:
             self._remove(token)
 
     def _remove(self, token: str) -> None:
-        """Remove the folder; if it marks an element as lost, only after 120 s, so that its supervisor sees the mark."""
+        """Remove the folder; if it marks a lost element, only after 120 s: network file systems show marks late."""
         if any(Path(self._dirs.path(token)).glob("*.lost")):
-            self._kept[token] = time.monotonic() + _KEEP_LOST_S
+            self._kept[token] = time.monotonic() + 120.0
         else:
             self._dirs.forget(token)
 
@@ -471,12 +432,10 @@ def split_launches(
 ) -> tuple[list[Launch], list[Launch]]:
     """Return the launches that fit into one submission with the first, on the same terms, and the others. With
     `merges_learned`, jobs that differ in learned amounts only are one submission, on the most of their terms."""
-    terms = [_terms_of(launch) for launch in launches]
-    keys = [without_learned(each) if merges_learned else each for each in terms]
-    chosen = [index for index, key in enumerate(keys) if key == keys[0]][:most]
-    shared, taken = most_of([terms[index] for index in chosen]), set(chosen)
-    same = [replace(launches[index], terms=shared) for index in chosen]
-    return same, [launch for index, launch in enumerate(launches) if index not in taken]
+    keys = [without_learned(_terms_of(each)) if merges_learned else _terms_of(each) for each in launches]
+    same = [launch for launch, key in zip(launches, keys, strict=True) if key == keys[0]][:most]
+    shared, taken = most_of([_terms_of(each) for each in same]), {each.key for each in same}
+    return [replace(each, terms=shared) for each in same], [each for each in launches if each.key not in taken]
 
 
 def _terms_of(launch: Launch) -> ClusterTerms:
@@ -490,24 +449,3 @@ def _on_node(launch: Launch) -> Launch:
         return launch
     task = replace(launch.task, session=None)
     return replace(launch, command=start_command(replace(launch, task=task), ""), task=None)
-
-
-def _status_change(element: InFlightElement) -> SiteStatus | None:
-    started, sighting = element.trace.started, element.sighting
-    place: str | None
-    at: float | None
-    if started is not None and started is not VOID:
-        place, at, reason = (sighting.place if sighting is not None else "") or started.node, started.at, ""
-        place += f" GPU {started.gpus}" if started.gpus else ""
-    elif sighting is not None and sighting.at in (SiteState.RUNNING, SiteState.SUSPENDED):
-        place, at, reason = sighting.place or "?", sighting.started_at, ""
-    elif sighting is not None and sighting.at is SiteState.PENDING:
-        place, at, reason = None, None, sighting.reason
-    else:
-        return None
-    is_suspended = sighting is not None and sighting.at is SiteState.SUSPENDED
-    reported = (f"{sighting.id if sighting is not None else ''} {reason} {at} {is_suspended}", place)
-    if element.reported == reported:
-        return None
-    element.reported = reported
-    return element.status(reason, place, at)

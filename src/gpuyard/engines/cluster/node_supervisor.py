@@ -1,21 +1,16 @@
-"""The supervisor: a site starts it on a node for one element of a submission. It is the parent of the program.
-
-It uses the standard library alone, because a node need not have more. All that it reads and writes is in the
-submission's folder, which the nodes share with the engine.
+"""The supervisor: a site starts it on a node for one element of a submission. It is the parent of the program, and uses
+the standard library alone.
 
 - It runs what the engine wrote, or nothing: the submission must have the digest that the site passed on.
 - The first supervisor creates `N.started`; a later one finds it and runs nothing. So an element runs once.
 - No signal but SIGKILL ends it before its program: it forwards signals to all processes of the program's session and
   their descendants, unless the site signals them itself; that of `--signal` only to those that handle it.
 - `N.lost` means that the engine has given up the element. Then the supervisor kills these processes and says so in
-  `N.ended`, for which the next attempt waits a while. A folder that cannot be read means nothing.
-- It writes `N.ended` as soon as the program has ended, because the site may end the supervisor next; if the disk is
-  full or the network is down, it tries again for 2 minutes. Its exit status is the program's, so the site reports it
-  too.
+  `N.ended`. A folder that cannot be read means nothing.
+- It writes `N.ended` as soon as the program has ended, because the site may end the supervisor next; if that fails, it
+  tries again for 2 minutes. Its exit status is the program's, so the site reports it too.
 - If a limit of the node keeps the program from starting, it says so in `N.ended` or, if it cannot, withdraws
-  `N.started`, and exits with status 75: the element never started, and the queue tries it again later.
-- Threads watch the logs and `N.lost`, because a network file system that is down may block them.
-"""
+  `N.started`, and exits with status 75: the queue tries the element again later."""
 
 import contextlib
 import hashlib
@@ -64,15 +59,11 @@ _FORWARDED = signal.valid_signals() - {
 # Slurm and Ray end a job by sending these to each of its processes, in any session: the program has them already.
 _SENT_TO_ALL = {signal.SIGTERM, signal.SIGCONT}
 _SITE_PREFIXES = ("SLURM_", "SLURMD_", "RAY_")
-# Variables that describe a job; some exist for some jobs only. The submitter's would be taken for this job's. The
-# exception is the one that says where Slurm is.
-_JOB_PREFIXES = ("SLURM_", "SLURMD_")
 _SLURM_CONF = "SLURM_CONF"
 _DEVICES = (
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-_GIVEN = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NO_DEVICES = ("", "-1", "none", "void", "NoDevFiles")
 
 
@@ -88,37 +79,28 @@ def digest_of(submission: bytes) -> str:
 def program_environment(submitted: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """Return the program's environment, from the submitted one and the supervisor's own.
 
-    The site's variables about the job and its devices win. The submitter's device variables name devices of another
-    machine, so they are dropped, except for a value that means "no devices" if the site sets none. A submitted TMPDIR
-    that does not exist here is dropped.
-    """
-    from_site = {
-        name: value for name, value in own.items() if name.startswith(_SITE_PREFIXES) or name in (*_DEVICES, "TMPDIR")
-    }
+    - The site's variables about the job and its devices win. The submitter's own ones about a job of Slurm would be
+      taken for this job's; the exception says where Slurm is.
+    - The submitter's device variables name devices of another machine, so they are dropped, except for a value that
+      means "no devices" if the site sets none. A submitted TMPDIR that does not exist here is dropped."""
+    kept = (*_DEVICES, "TMPDIR")
+    from_site = {name: value for name, value in own.items() if name.startswith(_SITE_PREFIXES) or name in kept}
     names_devices = not from_site.keys().isdisjoint(_DEVICES)
     environment = {
         name: value
         for name, value in submitted.items()
-        if not (name.startswith(_JOB_PREFIXES) and name != _SLURM_CONF)
+        if not (name.startswith(("SLURM_", "SLURMD_")) and name != _SLURM_CONF)
         and not (name in _DEVICES and (names_devices or value not in _NO_DEVICES))
         and not (name == "TMPDIR" and not os.path.isdir(value))
     }
     return {**environment, **from_site}
 
 
-def _gpus(own: Mapping[str, str]) -> str:
-    """Return the GPUs that the site gave, by its numbers: a program in a cgroup counts from 0."""
-    given = [own.get(name, "") for name in _GIVEN]
-    return next((gpus for gpus in given if gpus not in _NO_DEVICES), "")
-
-
 class Supervisor:
     """Runs one element. Its files are `path` with a suffix, such as `.started`."""
 
     def __init__(self, path: str, element: Mapping[str, Any], environment: dict[str, str]) -> None:
-        self._path = path
-        self._element = element
-        self._environment = environment
+        self._path, self._element, self._environment = path, element, environment
         self._started_at, self._started = time.time(), time.monotonic()
         self._null = open_above(2)
         self._signal_pipe, self._signal_pipe_end = open_signal_pipe()
@@ -134,16 +116,16 @@ class Supervisor:
         self._site_reaches_all = any(name.startswith(_SITE_PREFIXES) and name != _SLURM_CONF for name in os.environ)
 
     def claim(self) -> bool:
-        """Create `N.started`. Return False if another supervisor has, or if the engine has voided the element.
-
-        Raises OSError if the file cannot be created. A full disk may cut off its content: only its existence counts.
-        """
+        """Create `N.started`; only its existence counts. Return False if it exists. Raises OSError if that fails."""
+        # The GPUs that the site gave, by its numbers: a program in a cgroup counts from 0.
+        names = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+        given = [os.environ.get(name, "") for name in names]
         content = json.dumps(
             {
                 "at": self._started_at,
                 "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
                 "pid": os.getpid(),
-                "gpus": _gpus(os.environ),
+                "gpus": next((gpus for gpus in given if gpus not in _NO_DEVICES), ""),
             }
         )
         try:
@@ -155,7 +137,6 @@ class Supervisor:
         return True
 
     def run(self) -> int:
-        """Run the program, and return the exit status for the supervisor."""
         try:
             self._program = self._start()
         except NotBegun as failure:
@@ -184,25 +165,15 @@ class Supervisor:
         if element["folder"] is not None:
             with contextlib.suppress(OSError):  # the program notices, and has the better error message
                 os.mkdir(element["folder"])
-        arguments = tuple(element["command"])
+        outputs = tuple((path, cap) for path, cap in element["outputs"])
+        # Limits and niceness are the site's.
+        shell = None if element["umask"] is None else (element["umask"], None, dict[int, int]())
+        command, relay = tuple(element["command"]), tuple(element["relay"])
+        spec = SpawnSpec(command, self._environment, element["cwd"], outputs, element["stdin"], relay, shell=shell)
         try:
-            outputs = tuple((path, cap) for path, cap in element["outputs"])
-            # Limits and niceness are the site's.
-            shell = None if element["umask"] is None else (element["umask"], None, dict[int, int]())
-            spec = SpawnSpec(
-                arguments,
-                self._environment,
-                element["cwd"],
-                outputs,
-                element["stdin"],
-                tuple(element["relay"]),
-                shell=shell,
-            )
             return spawn(spec, None, self._null)
         except ValueError:  # an incomplete character or a zero byte cannot be passed to a program
             raise StartFailure("not-executable") from None
-
-    # While it runs
 
     def _wait(self) -> int:
         poll = select.poll()
@@ -213,24 +184,23 @@ class Supervisor:
                 for signum in os.read(self._signal_pipe, 4096):
                     self._handle_signal(signum)
             else:
-                self._do_what_is_due()
+                if time.monotonic() >= self._meter_at:
+                    self._meter_at, self._meter = math.inf, self._start_meter()
+                if time.monotonic() >= self._warn_at:
+                    self._warn()
             pid, status, used = os.wait4(self._program, os.WNOHANG)
             if pid:
                 ram_mb = used.ru_maxrss / (1048576 if sys.platform == "darwin" else 1024)
                 self._write_end(str(exit_status(status)), self._program, self._usage(ram_mb))
                 return exit_status(status)
 
-    def _do_what_is_due(self) -> None:
-        if time.monotonic() >= self._meter_at:
-            self._meter_at, self._meter = math.inf, self._start_meter()
-        if time.monotonic() >= self._warn_at:
-            self._warn()
-
     def _warn(self) -> None:
-        if _warn_processes(self._program, self._element["warning"]):
-            self._warn_at, self._warned_at = math.inf, self._now()
-        else:
-            self._warn_at = time.monotonic() + _TRY_AGAIN_S
+        """Signal the processes that handle this signal: it would end the others. Without any, try again later."""
+        signum = self._element["warning"]
+        handling = [pid for pid in _processes(self._program) if pid < 0 or handles(pid, signum)]
+        _kill_each(handling, signum)
+        self._warn_at = math.inf if handling else time.monotonic() + _TRY_AGAIN_S
+        self._warned_at = self._now() if handling else None
 
     def _handle_signal(self, signum: int) -> None:
         if signum == _LOST:
@@ -250,21 +220,17 @@ class Supervisor:
         os._exit(BY_SIGNAL + signal.SIGKILL)
 
     def _watch_for_loss(self) -> None:
-        """Wait for `N.lost`. Runs in a thread, because a network file system that is down may block forever."""
+        """Runs in a thread, because a network file system that is down may block forever."""
         while not os.path.exists(f"{self._path}.lost"):
             time.sleep(CHECK_LOST_EVERY_S)
         os.write(self._signal_pipe_end, bytes([_LOST]))
 
     def _start_meter(self) -> int:
-        """Return the meter's pid, or -1 if it cannot start."""
         meter = python_command(_METER, "meter", str(self._program), f"{self._path}.usage", options=("-E", "-P"))
         actions = [(os.POSIX_SPAWN_DUP2, self._null, 0)]
-        try:
+        with contextlib.suppress(OSError):
             return os.posix_spawn(meter[0], meter, self._environment, file_actions=actions, setsigmask=())
-        except OSError:
-            return -1
-
-    # After its end
+        return -1
 
     def _now(self) -> float:
         """Not the time of day: this node's clock may have been set since the start."""
@@ -280,14 +246,11 @@ class Supervisor:
         return {**usage, "ram_mb": max(ram_mb, usage.get("ram_mb") or 0.0)}
 
     def _write_end(self, word: str, pid: int | None, usage: dict[str, Any] | None) -> bool:
-        """Return False if that failed for 2 minutes."""
-        content = json.dumps(
-            {"word": word, "pid": pid, "at": self._now(), "usage": usage, "warned_at": self._warned_at}
-        )
+        end = {"word": word, "pid": pid, "at": self._now(), "usage": usage, "warned_at": self._warned_at}
         until = time.monotonic() + _GIVE_UP_AFTER_S
         while True:
             try:
-                write_atomically(f"{self._path}.ended", content.encode(), mode=0o600)
+                write_atomically(f"{self._path}.ended", json.dumps(end).encode(), mode=0o600)
                 return True
             except OSError as error:
                 if time.monotonic() >= until:
@@ -297,11 +260,7 @@ class Supervisor:
             time.sleep(_TRY_AGAIN_S)
 
 
-# Files
-
-
 def _load(folder: str, digest: str, number: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the element, and the environment it was submitted with."""
     with open(f"{folder}/submission.json", "rb") as file:
         content = file.read()
     if digest_of(content) != digest:
@@ -312,37 +271,27 @@ def _load(folder: str, digest: str, number: int) -> tuple[dict[str, Any], dict[s
     return element, {name: value for name, value in environment.items() if value is not None}
 
 
-# Signals
-
-
 def _signal_processes(leader: int, signum: int) -> None:
-    """Signal all processes of the session and their descendants; SIGKILL again until there are no new ones.
-
-    Call it only before the leader is reaped: until then its pid is its own.
-    """
+    """Signal all processes, until there are no new ones if to kill. Only before the leader is reaped: then its pid is
+    its own."""
     reached: set[int] = set()
     for _ in range(_MOST_ROUNDS if signum == signal.SIGKILL else 1):
         new = [pid for pid in _processes(leader) if pid not in reached]
-        for pid in new:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signum)
+        _kill_each(new, signum)
         reached.update(new)
         if not new:
             return
 
 
-def _warn_processes(leader: int, signum: int) -> bool:
-    """Signal the processes that handle this signal: it would end the others. Return whether there is one."""
-    handling = [pid for pid in _processes(leader) if pid < 0 or handles(pid, signum)]
-    for pid in handling:
+def _kill_each(pids: Sequence[int], signum: int) -> None:
+    for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signum)
-    return bool(handling)
 
 
 def _processes(leader: int) -> Sequence[int]:
-    """Return the processes of the session and their descendants, as a task's program, which has a session of its own;
-    without /proc, the leader's process group as a negative number."""
+    """Return the processes of the session and their descendants; without /proc, the leader's group as a negative
+    number."""
     try:
         names = os.listdir("/proc")
     except OSError:

@@ -8,10 +8,11 @@ How Ray behaves beyond its manual (2.60):
 - Ray updates what is in use every 5 s.
 """
 
+import contextlib
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -39,22 +40,14 @@ from gpuyard.model.units import MB
 T = TypeVar("T")
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-_ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _OURS = "gpuyard-"
 _NODE_LABEL = "ray.io/node-id"
-# How much Ray's own `accelerator_type` requests of the resource that stands for a GPU model.
-_A_LITTLE = 0.001
 # Options of `ray job submit` that are supported here, and the field of each.
 _OPTIONS = {
     "--entrypoint-resources": "entrypoint_resources",
     "--entrypoint-label-selector": "entrypoint_label_selector",
 }
 _PLAIN = {"SUCCEEDED": SiteState.SUCCEEDED, "FAILED": SiteState.FAILED, "STOPPED": SiteState.CANCELLED}
-_OUT_OF_MEMORY = ("OUT_OF_MEMORY", "low on memory")
-_KILLED_UNDER_SETSID = "did not exit normally"
-_NEVER_STARTED_S = 20 * 60
-# For how long after a job's end its resources may still count as used.
-_LINGER_S = 1.0
 
 
 class RayJobRecord(Struct, frozen=True, kw_only=True):
@@ -70,35 +63,20 @@ class RayJobRecord(Struct, frozen=True, kw_only=True):
     driver_exit_code: int | None = None
 
 
-class Capacity(Struct, frozen=True, kw_only=True):
-    """What each node has, and what was in use on all together at the time `at`, if known."""
-
-    nodes: tuple[Amount, ...]
-    used: Amount | None = None
-    at: float = 0.0
-
-
 def address_of(settings: RayConfig, environment: Mapping[str, str]) -> str:
     """Return the dashboard's address: the configured one, else a URL in one of Ray's variables, else the default."""
     address = settings.address
     if address is None:
-        values = (environment.get(name, "") for name in _ADDRESS_VARIABLES)
+        values = (environment.get(name, "") for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"))
         address = next((each for each in values if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
     elif "://" not in address:
         address = f"http://{address}"
-    try:
+    with contextlib.suppress(ValueError):
         parts = urlsplit(address)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url:
-        raise EnvironmentFault(
-            f"'{address}' is not the address of a Ray dashboard", hint=f"an example is {DEFAULT_ADDRESS}"
-        )
-    return address.rstrip("/")
-
-
-# Submitting
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return address.rstrip("/")
+    hint = f"an example is {DEFAULT_ADDRESS}"
+    raise EnvironmentFault(f"'{address}' is not the address of a Ray dashboard", hint=hint)
 
 
 def id_of(token: str, index: int) -> str:
@@ -116,8 +94,17 @@ def request_of(submission: ClusterSubmission, index: int, card_mb: float | None)
     """Return the request that submits an element, without empty fields: older versions of Ray do not know them all."""
     terms = submission.terms
     amount = amount_needed(terms, card_mb)
+    command = shlex.join((*submission.supervisor, str(index)))
+    seen = (each for each in (*submission.supervisor, submission.folder) if each.startswith("/"))
+    paths = shlex.join(dict.fromkeys(seen))
+    absent = 'echo "gpuyard: this node has no $path: nodes must see the same files there as the queue does"'
     fields = {
-        "entrypoint": _entrypoint(submission, index),
+        # When Ray loses a job it kills the job's process group. Then the program, in a session of its own, would go on.
+        # So the supervisor has a session of its own too, if there is a `setsid` that waits, and survives to end it.
+        "entrypoint": (
+            f'for path in {paths}; do test -e "$path" || {{ {absent}; exit 127; }}; done; '
+            f'set -- {command}; setsid -w true 2>/dev/null && exec setsid -w "$@"; exec "$@"'
+        ),
         "submission_id": id_of(submission.token, index),
         "metadata": {"gpuyard": submission.token, "name": terms.name.encode("utf-8", "backslashreplace").decode()},
         # How long Ray waits after SIGTERM; its default is 3 s.
@@ -131,7 +118,6 @@ def request_of(submission: ClusterSubmission, index: int, card_mb: float | None)
 
 
 def described(submission: ClusterSubmission, index: int, card_mb: float | None) -> SiteRequest:
-    """Return the request as text, and where its figures come from."""
     terms, fields = submission.terms, request_of(submission, index, card_mb)
     is_part = float(fields.get("entrypoint_num_gpus", 0)) % 1 > 0
     origins = {
@@ -139,38 +125,20 @@ def described(submission: ClusterSubmission, index: int, card_mb: float | None) 
         "entrypoint_num_cpus": Basis.DECLARED if terms.cpus else Basis.DEFAULT,
         "entrypoint_memory": terms.ram_basis,
     }
-    return SiteRequest(
-        text=json.dumps(fields), origins={name: each for name, each in origins.items() if name in fields}
-    )
-
-
-def _entrypoint(submission: ClusterSubmission, index: int) -> str:
-    """Return a shell command that starts the supervisor, or says in Ray's log which path the node does not see.
-
-    When Ray loses a job it kills the job's process group. Then the program, in a session of its own, would go on. So
-    the supervisor has a session of its own too, if there is a `setsid` that waits, and survives to end the program.
-    """
-    command = shlex.join((*submission.supervisor, str(index)))
-    paths = shlex.join(
-        dict.fromkeys(each for each in (*submission.supervisor, submission.folder) if each.startswith("/"))
-    )
-    absent = 'echo "gpuyard: this node has no $path: nodes must see the same files there as the queue does"'
-    return (
-        f'for path in {paths}; do test -e "$path" || {{ {absent}; exit 127; }}; done; '
-        f'set -- {command}; setsid -w true 2>/dev/null && exec setsid -w "$@"; exec "$@"'
-    )
+    sent = {name: each for name, each in origins.items() if name in fields}
+    return SiteRequest(text=json.dumps(fields), origins=sent)
 
 
 def _option_fields(terms: ClusterTerms, without: Sequence[str] = ()) -> dict[str, Any]:
-    resources = {f"accelerator_type:{terms.need.model}": _A_LITTLE} if terms.need.model else {}
+    # As much as Ray's own `accelerator_type` requests of the resource that stands for a GPU model.
+    resources = {f"accelerator_type:{terms.need.model}": 0.001} if terms.need.model else {}
     labels = {_NODE_LABEL: f"!in({','.join(without)})"} if without else {}
     fields: dict[str, Any] = {"entrypoint_resources": resources, "entrypoint_label_selector": labels}
     for option in terms.options:
         name, _, text = option.partition("=")
-        try:
+        value = None
+        with contextlib.suppress(ValueError):
             value = json.loads(text)
-        except ValueError:
-            value = None
         if name not in _OPTIONS or not isinstance(value, dict):
             raise SiteRefused(
                 f"the option '{option}' is not supported for Ray",
@@ -178,9 +146,6 @@ def _option_fields(terms: ClusterTerms, without: Sequence[str] = ()) -> dict[str
             )
         fields[_OPTIONS[name]] = {**fields.get(_OPTIONS[name], {}), **value}
     return fields
-
-
-# Responses
 
 
 def records_of(body: bytes) -> list[RayJobRecord]:
@@ -203,9 +168,13 @@ def _read(body: bytes, form: type[T], *path: str) -> T:
 
 
 def sighting_of(record: RayJobRecord, *, is_stopped: bool = False, pending_s: float = 0.0) -> Sighting:
-    """`is_stopped`: we asked Ray to stop it. Ray keeps a pending job pending until it would start. `pending_s`: for how
-    long we have seen it pending; the clocks of Ray's machines may differ from ours."""
+    """Ray keeps a pending job that was stopped pending until it would start. `pending_s`: for how long, by our
+    clock."""
     at, reason = _state(record, is_stopped=is_stopped, pending_s=pending_s)
+    status = record.driver_exit_code
+    # `setsid` exits with a signal's number and a message if its child was killed.
+    if status is not None and (status < 0 or "did not exit normally" in (record.message or "")):
+        status = BY_SIGNAL + abs(status)
     return Sighting(
         id=record.submission_id or "",
         at=at,
@@ -213,28 +182,19 @@ def sighting_of(record: RayJobRecord, *, is_stopped: bool = False, pending_s: fl
         place=urlsplit(record.driver_agent_http_address or "").hostname or record.driver_node_id or "",
         node=record.driver_node_id or "",
         ended_at=record.end_time / 1000 if record.end_time else None,
-        status=_status(record),
+        status=status,
     )
-
-
-def _status(record: RayJobRecord) -> int | None:
-    """Return the status as in shells. `setsid` exits with a signal's number and a message if its child was killed."""
-    code = record.driver_exit_code
-    if code is not None and (code < 0 or _KILLED_UNDER_SETSID in (record.message or "")):
-        return BY_SIGNAL + abs(code)
-    return code
 
 
 def _state(record: RayJobRecord, *, is_stopped: bool, pending_s: float) -> tuple[SiteState, str]:
     message = record.message or ""
+    if record.status == "PENDING" and is_stopped:
+        return SiteState.CANCELLED, "before it started"
     if record.status == "PENDING":
-        if is_stopped:
-            return SiteState.CANCELLED, "before it started"
-        if pending_s > _NEVER_STARTED_S:
-            return SiteState.LOST, "Ray never started it"
-        return SiteState.PENDING, gist(message)
+        is_lost = pending_s > 20 * 60
+        return (SiteState.LOST, "Ray never started it") if is_lost else (SiteState.PENDING, gist(message))
     if record.status == "FAILED" and record.driver_exit_code is None:
-        is_out_of_memory = any(text in message for text in _OUT_OF_MEMORY)
+        is_out_of_memory = "OUT_OF_MEMORY" in message or "low on memory" in message
         return SiteState.OUT_OF_MEMORY if is_out_of_memory else SiteState.LOST, gist(message)
     return _PLAIN.get(record.status, SiteState.RUNNING), ""
 
@@ -247,20 +207,12 @@ def gist(text: str) -> str:
     return printable(lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0], LONGEST_MESSAGE)
 
 
-# Capacity
+class Capacity(Struct, frozen=True, kw_only=True):
+    """What each node has, and what was in use on all together at the time `at`, if known."""
 
-
-class _Load(Struct, frozen=True):
-    usage: dict[str, tuple[float, float]]
-
-
-class _ClusterStatus(Struct, frozen=True, rename="camel"):
-    time: float
-    load_metrics_report: _Load | None = None
-
-
-class _StatusData(Struct, frozen=True, rename="camel"):
-    cluster_status: _ClusterStatus | None = None
+    nodes: tuple[Amount, ...]
+    used: Amount | None = None
+    at: float = 0.0
 
 
 class _RayNode(Struct, frozen=True):
@@ -271,13 +223,15 @@ class _RayNode(Struct, frozen=True):
 
 
 def capacity_of(nodes: bytes, status: bytes) -> Capacity:
-    """Return the capacity, from the list of nodes and the cluster's status, which some clusters do not have."""
     each_has = tuple(map(_amount, resources_of(nodes)))
-    current = _read(status, _StatusData, "data").cluster_status
-    if current is None or current.load_metrics_report is None:
+    path = ("data", "clusterStatus")
+    if _read(status, dict[str, Any], "data").get(path[1]) is None:
         return Capacity(nodes=each_has)
-    used = {name: used for name, (used, _) in current.load_metrics_report.usage.items()}
-    return Capacity(nodes=each_has, used=_amount(used), at=current.time)
+    at = _read(status, float, *path, "time")
+    if _read(status, dict[str, Any], *path).get("loadMetricsReport") is None:
+        return Capacity(nodes=each_has)
+    usage = _read(status, dict[str, tuple[float, float]], *path, "loadMetricsReport", "usage")
+    return Capacity(nodes=each_has, used=_amount({name: used for name, (used, _) in usage.items()}), at=at)
 
 
 def resources_of(nodes: bytes, without: Sequence[str] = ()) -> list[dict[str, float]]:
@@ -287,13 +241,11 @@ def resources_of(nodes: bytes, without: Sequence[str] = ()) -> list[dict[str, fl
 
 
 def nodes_of(nodes: bytes) -> list[ClusterNode]:
-    """Return the nodes that are alive. Several may have the same address."""
     alive = [each for each in _read(nodes, list[_RayNode], "data", "result", "result") if each.state == "ALIVE"]
     return [ClusterNode(name=each.node_id, place=f"{each.node_ip} ({each.node_id[:8]})") for each in alive]
 
 
 def check_request(node: ClusterNode, script: str, id_: str) -> dict[str, Any]:
-    """Return the request that runs a script on this node."""
     return {
         "entrypoint": shlex.join(("env", "-u", "CUDA_VISIBLE_DEVICES", "sh", "-c", script)),
         "submission_id": id_,
@@ -321,24 +273,19 @@ def _amount(resources: Mapping[str, float]) -> Amount:
 
 def free_of(capacity: Capacity, ours: Sequence[tuple[RayJobRecord, Amount]]) -> Amount:
     """Return the total minus what other users use and what our live jobs need. Others use what was in use, minus what
-    our jobs used at that time."""
-    then = _sum(amount for record, amount in ours if _was_in_use(record, capacity.at))
-    now = _sum(amount for record, amount in ours if record.status in ("PENDING", "RUNNING"))
-    used = _sum([capacity.used] if capacity.used is not None else [])
-    rows = zip(_sum(capacity.nodes), used, then, now, strict=True)
-    gpus, cpus, ram_mb = (max(0.0, total - max(0.0, used - then) - now) for total, used, then, now in rows)
-    return Amount(gpus=gpus, cpus=cpus, ram_mb=ram_mb)
+    our jobs used at that time. That may be wrong for a job that started after it; then too much seems free, and the job
+    waits in Ray's own queue. A job's resources may count as used for a second after its end."""
 
+    def was_in_use(record: RayJobRecord) -> bool:
+        has_begun = record.status != "PENDING" and (record.start_time or 0.0) / 1000 <= capacity.at
+        return has_begun and (record.end_time is None or record.end_time / 1000 > capacity.at - 1.0)
 
-def _sum(amounts: Iterable[Amount]) -> tuple[float, float, float]:
-    rows = [(each.gpus or 0.0, each.cpus or 0.0, each.ram_mb or 0.0) for each in amounts]
-    gpus, cpus, ram_mb = (math.fsum(column) for column in zip((0.0, 0.0, 0.0), *rows, strict=True))
-    return gpus, cpus, ram_mb
+    def free(amount_of: Callable[[Amount], float | None]) -> float:
+        then = math.fsum(amount_of(amount) or 0.0 for record, amount in ours if was_in_use(record))
+        now = math.fsum(amount_of(amount) or 0.0 for record, amount in ours if record.status in ("PENDING", "RUNNING"))
+        used = 0.0 if capacity.used is None else amount_of(capacity.used) or 0.0
+        return max(0.0, math.fsum(amount_of(each) or 0.0 for each in capacity.nodes) - max(0.0, used - then) - now)
 
-
-def _was_in_use(record: RayJobRecord, at: float) -> bool:
-    """Return whether the job used its resources at that time. This may be wrong for a job that started after it; then
-    too much seems free, and the job waits in Ray's own queue."""
-    if record.status == "PENDING" or (record.start_time or 0.0) / 1000 > at:
-        return False
-    return record.end_time is None or record.end_time / 1000 > at - _LINGER_S
+    return Amount(
+        gpus=free(lambda each: each.gpus), cpus=free(lambda each: each.cpus), ram_mb=free(lambda each: each.ram_mb)
+    )

@@ -1,12 +1,10 @@
 """Ray as a site: each element is one Ray job.
 
-It talks HTTP, as Ray's own job client does. That client would load all of Ray into the daemon, has no timeouts, and
-follows RAY_ADDRESS whatever address it is given.
+It talks HTTP. Ray's own job client would load all of Ray into the daemon, has no timeouts, and follows RAY_ADDRESS.
 
 - If Ray says that an id exists, it took our earlier request, even if the response was lost.
 - Ray has no priorities, so it gets only as much as is free: its own queue stays short.
-- Ray stops a pending job only when it would start; until then the job counts as cancelled here.
-"""
+- Ray stops a pending job only when it would start; until then the job counts as cancelled here."""
 
 import contextlib
 import http.client
@@ -14,7 +12,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -36,20 +34,11 @@ from gpuyard.model.job import SiteRequest
 
 # For connecting, for the start of a response, for the whole of it, and for many requests. So no call takes a minute.
 _ANSWER_WITHIN_S = 12.0
-_STALE_S = 60.0
-_LOOK_EVERY_S = 0.5
-_CHUNK_BYTES = 1 << 16
 _JOBS = "/api/jobs/"
-_STATUS = "/api/cluster_status"
 _NODES = "/api/v0/nodes?limit=10000"
-# The dashboard forwards submissions to an agent, and reports the agent's refusal as an error of its own.
-_AGENT_REFUSED = f"status code {HTTPStatus.BAD_REQUEST.value}"
-_TAKEN = "already exists"
 
 
 class RaySite:
-    """Implements `Site`, for one thread."""
-
     name = "ray"
     most_in_submission = 100
 
@@ -60,7 +49,6 @@ class RaySite:
         *,
         limit_s: float | None = None,
     ) -> None:
-        """Raises EnvironmentFault if the address is invalid."""
         self._limit_s = limit_s or _ANSWER_WITHIN_S
         self._settings = settings
         self._address = ray_api.address_of(settings, environment)
@@ -87,9 +75,10 @@ class RaySite:
     def _submit(self, submission: Mapping[str, Any]) -> None:
         status, body = self._ask("POST", _JOBS, submission)
         text = body.decode("utf-8", "replace")
-        if status == HTTPStatus.OK or (status >= HTTPStatus.BAD_REQUEST and _TAKEN in text):
+        if status == HTTPStatus.OK or (status >= HTTPStatus.BAD_REQUEST and "already exists" in text):
             return
-        if status == HTTPStatus.BAD_REQUEST or _AGENT_REFUSED in text:
+        # The dashboard forwards submissions to an agent, and reports the agent's refusal as an error of its own.
+        if status == HTTPStatus.BAD_REQUEST or f"status code {HTTPStatus.BAD_REQUEST.value}" in text:
             raise SiteRefused(gist(text))
         raise self._failure(status, body)
 
@@ -111,32 +100,27 @@ class RaySite:
         by_ref = {ray_api.ref_of(record.submission_id): record for record in records}
         ours = {ref: record for ref, record in by_ref.items() if ref is not None and ref[0] in terms}
         self._stopped &= {id_of(*ref) for ref, record in ours.items() if record.status == "PENDING"}
-        pending_s = self._time_pending(ref for ref, record in ours.items() if record.status == "PENDING")
+        now = time.monotonic()
+        pending = (ref for ref, record in ours.items() if record.status == "PENDING")
+        self._pending_since = {ref: self._pending_since.get(ref, now) for ref in pending}
         sightings = {
-            ref: ray_api.sighting_of(record, is_stopped=id_of(*ref) in self._stopped, pending_s=pending_s.get(ref, 0.0))
+            ref: ray_api.sighting_of(
+                record, is_stopped=id_of(*ref) in self._stopped, pending_s=now - self._pending_since.get(ref, now)
+            )
             for ref, record in ours.items()
         }
         # Without a list of nodes Ray counts as unreachable: jobs that never fit would wait there forever. Without a
         # status only our own jobs count as using it, so that jobs do not wait forever.
-        capacity = self._without_old_use(ray_api.capacity_of(self._get(_NODES), self._get(_STATUS)))
+        capacity = ray_api.capacity_of(self._get(_NODES), self._get("/api/cluster_status"))
+        now = time.monotonic()
+        if capacity.at != self._use_reported[0]:
+            self._use_reported = capacity.at, now
+        is_old = now - self._use_reported[1] > 60.0
+        capacity = Capacity(nodes=capacity.nodes) if is_old else capacity
         needed = [(record, amount_needed(terms[ref[0]], card_mb)) for ref, record in ours.items()]
         free = ray_api.free_of(capacity, needed)
         offer = Offer(free=free, nodes=capacity.nodes, most_jobs=self._settings.most_jobs, card_mb=card_mb)
         return SiteReport(sightings=sightings, offer=offer)
-
-    def _time_pending(self, pending: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], float]:
-        """Return for how long we have seen these jobs pending."""
-        now = time.monotonic()
-        self._pending_since = {ref: self._pending_since.get(ref, now) for ref in pending}
-        return {ref: now - since for ref, since in self._pending_since.items()}
-
-    def _without_old_use(self, capacity: Capacity) -> Capacity:
-        """Leave out what was in use, unless Ray has reported it anew within the last minute."""
-        now = time.monotonic()
-        if capacity.at != self._use_reported[0]:
-            self._use_reported = capacity.at, now
-        is_old = now - self._use_reported[1] > _STALE_S
-        return Capacity(nodes=capacity.nodes) if is_old else capacity
 
     def cancel(self, ids: Sequence[str]) -> None:
         until = time.monotonic() + self._limit_s
@@ -156,28 +140,23 @@ class RaySite:
             raise self._failure(status, body)
         return ray_api.logs_of(body) or None
 
-    # Nodes
-
     def nodes(self) -> list[ClusterNode]:
         return ray_api.nodes_of(self._get(_NODES))
 
     def run_on(self, node: ClusterNode, script: str, within_s: float) -> str:
-        """Run a shell script there, and return what it printed."""
         id_, until = f"gpuyard-doctor-{secrets.token_hex(8)}", time.monotonic() + within_s
         self._submit(ray_api.check_request(node, script, id_))
         try:
             while (record := ray_api.record_of(self._get(f"{_JOBS}{id_}"))).status in ("PENDING", "RUNNING"):
                 if time.monotonic() > until:
                     raise SiteUnreachable(f"it did not answer within {within_s:.0f} s: {gist(record.message or '')}")
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(0.5)
             status, body = self._ask("GET", f"{_JOBS}{id_}/logs")
             return ray_api.logs_of(body).decode("utf-8", "replace") if status == HTTPStatus.OK else ""
         finally:
             with contextlib.suppress(SiteUnreachable):
                 self._ask("POST", f"{_JOBS}{id_}/stop")
                 self._ask("DELETE", f"{_JOBS}{id_}")
-
-    # Over HTTP
 
     def _get(self, path: str) -> bytes:
         status, body = self._ask("GET", path)
@@ -186,7 +165,6 @@ class RaySite:
         return body
 
     def _ask(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
-        """Send a request, and return the status and the body of the response."""
         parts = urlsplit(self._address)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         body = None if content is None else json.dumps(content).encode()
@@ -208,7 +186,7 @@ class RaySite:
     def _body(self, answer: http.client.HTTPResponse) -> bytes:
         until = time.monotonic() + self._limit_s
         chunks = []
-        while chunk := answer.read1(_CHUNK_BYTES):
+        while chunk := answer.read1(1 << 16):
             chunks.append(chunk)
             if time.monotonic() > until:
                 raise TimeoutError(f"the response was incomplete after {self._limit_s:.0f} s")
@@ -224,13 +202,11 @@ class RaySite:
 
 
 def _token(environment: Mapping[str, str]) -> str | None:
-    """Return the token from the places where Ray's own programs look for it."""
     if environment.get("RAY_AUTH_MODE") == "disabled":
         return None
     if token := environment.get("RAY_AUTH_TOKEN", "").strip():
         return token
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return path.read_text("ascii").strip() or None
-    except (OSError, ValueError):
-        return None
+    return None

@@ -1,16 +1,13 @@
 """A site, such as Slurm or Ray: what the cluster engine needs from it, and how the outcome of an element follows
-from the site's report and the files of its supervisor. Calls of a site may take a while.
+from the site's report and the files of its supervisor.
 
 - The supervisor's files count most. But a program that the site ended has ended by a signal, and only the site knows
   why. So a failure waits for the site's report, for 3 reports at most, or until the site no longer knows the element.
-- An element that the site does not know and that has not started is voided: it never started.
-- An element that the site ran, but whose supervisor could not start, never started either: its node may not see our
-  files. Its node is left out for a while.
-- An element that started and left no status is lost. Its files may be late, as on network file systems, so this too
-  takes 3 reports. It is also lost if the site saw its supervisor killed: the program's outcome is unknown. But if it
-  used nearly all of the RAM that it had asked for, or its site wrote so into its output, it ran out of that.
-- A site that lost an element may not have ended its supervisor. Its next attempt waits until that has stopped.
-"""
+- An element that the site does not know and that has not started is voided. One whose supervisor could not start never
+  started either: its node may not see our files, and is left out for a while.
+- An element that started and left no status is lost, after 3 reports: network file systems show files late. It is also
+  lost if the site saw its supervisor killed, unless it ran out of RAM. Its next attempt waits until its supervisor has
+  stopped, which the site may not have ended."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -43,8 +40,6 @@ class SiteRefused(EnvironmentFault):
 
 
 class SiteState(StrEnum):
-    """The state of an element at the site."""
-
     PENDING = "pending"
     RUNNING = "running"
     SUSPENDED = "suspended"
@@ -61,8 +56,8 @@ OVER = frozenset(SiteState) - {SiteState.PENDING, SiteState.RUNNING, SiteState.S
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
-    """An element in a report. `id` is the site's own; `reason` is why it waits or how it ended; `place` its node, and
-    `node` the site's name for it if that is another."""
+    """An element in a report: the site's id, why it waits or how it ended, its place, and the site's name for that
+    node."""
 
     id: str
     at: SiteState
@@ -84,21 +79,15 @@ class ClusterNode(Struct, frozen=True, kw_only=True):
 
 
 class ClusterSubmission(Struct, frozen=True, kw_only=True):
-    """Elements that are submitted in one call, on the same terms.
-
-    folder: the submission's own, which all nodes see.
-    supervisor: the command that runs element N when N is added as its last argument.
-    known_as: what `submit` returned.
-    without: the site's names of nodes that must not run it.
-    """
+    """Elements that are submitted in one call, on the same terms."""
 
     token: str
     terms: ClusterTerms
     count: int
-    folder: str
-    supervisor: tuple[str, ...]
-    known_as: str = ""
-    without: tuple[str, ...] = ()
+    folder: str  # the submission's own, which all nodes see
+    supervisor: tuple[str, ...]  # the command that runs element N when N is added as its last argument
+    known_as: str = ""  # what `submit` returned
+    without: tuple[str, ...] = ()  # the site's names of nodes that must not run it
 
 
 class SiteReport(Struct, frozen=True, kw_only=True):
@@ -119,16 +108,11 @@ class Site(Protocol):
         """How many elements a submission may have."""
 
     def submit(self, submission: ClusterSubmission) -> str:
-        """Submit all elements. Return the site's name for the submission if that is needed to find it again, else "".
-
-        Raises SiteRefused if the site takes none of it.
-        """
+        """Submit all elements. Return the site's name for them if it is needed to find them again. May raise
+        SiteRefused."""
 
     def request(self, submission: ClusterSubmission, number: int) -> SiteRequest:
-        """Return what `submit` sends for this element, as users of the site would read it. Asks nothing.
-
-        Raises SiteRefused if it cannot be sent.
-        """
+        """Return what `submit` sends for this element, as users of the site would read it. May raise SiteRefused."""
 
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         """Report all elements of these submissions that the site knows, in as few calls as possible."""
@@ -142,8 +126,6 @@ class Site(Protocol):
 
 # For how many reports files may be late that must exist by now.
 LATE_REPORTS = 3
-# The meter measures once a second, and sees only what the program's own processes use.
-_NEARLY_ALL = 0.8
 # As Slurm writes it where it polls the use itself: it may end a job before the meter has measured it.
 _EXCEEDED = re.compile(rb"exceeded (?:job |step )?memory limit", re.IGNORECASE)
 
@@ -167,34 +149,32 @@ def decide(
 ) -> ElementOutcome:
     """`waited` is for how many reports the element has been as it is now: unknown to the site, or over there."""
     if trace.started is VOID:
-        return _over(OutcomeKind.NEVER_STARTED, "it was withdrawn before it started")
+        outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason="it was withdrawn before it started")
+        return ElementOutcome(outcome=outcome)
     if trace.ended is not None and trace.ended.word == GIVEN_UP:
-        return _over(OutcomeKind.LOST, f"{site} had lost it, and its supervisor has stopped it")
+        outcome = Outcome(kind=OutcomeKind.LOST, reason=f"{site} had lost it, and its supervisor has stopped it")
+        return ElementOutcome(outcome=outcome)
     if trace.ended is not None:
         return _by_supervisor(site, sighting, outcome_of(trace.ended.word, context), waited)
     if sighting is None:
         return _unknown(site, trace, waited)
-    if sighting.at not in OVER:
-        return _NOT_YET
-    return _by_site(site, sighting, trace, waited)
+    return _by_site(site, sighting, trace, waited) if sighting.at in OVER else _NOT_YET
 
 
 def out_of_ram(
     site: str, decided: ElementOutcome, limit_mb: float, used_mb: float, output: bytes = b""
 ) -> ElementOutcome:
     """Return the outcome of an element that was killed, where its RAM was limited and it was measured to use this much.
-    `output` is what its supervisor, or the site, wrote."""
-    if not decided.was_killed or (used_mb < _NEARLY_ALL * limit_mb and not _EXCEEDED.search(output)):
+    `output` is what its supervisor, or the site, wrote. The meter measures once a second, and sees only what the
+    program's own processes use: 80% of the limit count as all of it."""
+    if not decided.was_killed or (used_mb < 0.8 * limit_mb and not _EXCEEDED.search(output)):
         return decided
     used = f"{format_size(used_mb)} of RAM measured, " if used_mb else ""
     says = f"{site} ended it: out of memory ({used}{format_size(limit_mb)} requested)"
-    outcome = Outcome(kind=OutcomeKind.FAILED, status=KILLED, reason=says)
-    shortage = Shortage(where=ShortageKind.HOST, says=says, held_mb=max(used_mb, limit_mb), total_mb=limit_mb)
-    return ElementOutcome(outcome=outcome, shortage=shortage)
-
-
-def _over(kind: OutcomeKind, reason: str, status: int | None = None) -> ElementOutcome:
-    return ElementOutcome(outcome=Outcome(kind=kind, status=status, reason=reason))
+    return ElementOutcome(
+        outcome=Outcome(kind=OutcomeKind.FAILED, status=KILLED, reason=says),
+        shortage=Shortage(where=ShortageKind.HOST, says=says, held_mb=max(used_mb, limit_mb), total_mb=limit_mb),
+    )
 
 
 def _by_supervisor(site: str, sighting: Sighting | None, outcome: Outcome, waited: int) -> ElementOutcome:
@@ -205,9 +185,8 @@ def _by_supervisor(site: str, sighting: Sighting | None, outcome: Outcome, waite
         return decided if waited else _NOT_YET
     if sighting.at not in OVER:
         return _NOT_YET if waited < LATE_REPORTS else decided
-    if sighting.at in (SiteState.SUCCEEDED, SiteState.FAILED):
-        return decided
-    return _ended_by_site(site, sighting, outcome.status)
+    is_plain = sighting.at in (SiteState.SUCCEEDED, SiteState.FAILED)
+    return decided if is_plain else _ended_by_site(site, sighting, outcome.status)
 
 
 def _unknown(site: str, trace: ElementTrace, waited: int) -> ElementOutcome:
@@ -228,19 +207,15 @@ def _by_site(site: str, sighting: Sighting, trace: ElementTrace, waited: int) ->
     if sighting.at is SiteState.SUCCEEDED:  # its supervisor could not write the end, but exited with this status
         return ElementOutcome(outcome=Outcome(kind=OutcomeKind.SUCCEEDED, status=0))
     if trace.started is None:
-        return _without_a_start(site, sighting)
+        is_of_node = sighting.status != NOT_BEGUN
+        reason = f"its supervisor could not start on {sighting.place or f'a node of {site}'}"
+        reason = reason if is_of_node else "a limit of its node kept it from starting: see its log"
+        outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
+        return ElementOutcome(outcome=outcome, is_fault_of_node=is_of_node)
     if 0 < (sighting.status or 0) < BY_SIGNAL:
         return ElementOutcome(outcome=outcome_of(str(sighting.status), StartContext()))
     outcome = Outcome(kind=OutcomeKind.LOST, reason=f"over at {site} without a status: its supervisor was killed")
     return ElementOutcome(outcome=outcome, was_killed=True, may_still_run=True)
-
-
-def _without_a_start(site: str, sighting: Sighting) -> ElementOutcome:
-    if sighting.status == NOT_BEGUN:
-        return _over(OutcomeKind.NEVER_STARTED, "a limit of its node kept it from starting: see its log")
-    reason = f"its supervisor could not start on {sighting.place or f'a node of {site}'}"
-    outcome = Outcome(kind=OutcomeKind.NEVER_STARTED, reason=reason)
-    return ElementOutcome(outcome=outcome, is_fault_of_node=True)
 
 
 def _ended_by_site(site: str, sighting: Sighting, status: int | None) -> ElementOutcome:
@@ -255,4 +230,4 @@ def _ended_by_site(site: str, sighting: Sighting, status: int | None) -> Element
         SiteState.PREEMPTED: (OutcomeKind.PREEMPTED, f"preempted at {site}"),
         SiteState.LOST: (OutcomeKind.LOST, f"{site} lost the node it ran on"),
     }[sighting.at]
-    return _over(kind, f"{reason}{why}", status)
+    return ElementOutcome(outcome=Outcome(kind=kind, status=status, reason=f"{reason}{why}"))

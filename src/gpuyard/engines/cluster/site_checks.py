@@ -9,7 +9,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -32,12 +32,18 @@ _TO_REPORT_S = 1.0
 
 
 def unreachable_sites(openers: Mapping[str, Callable[[], Site]]) -> dict[str, str]:
-    """Return why sites cannot be reached, by name, without those that answer. Never takes longer than 6 s: a site whose
-    name server or socket hangs is left to its thread."""
+    """Return why sites cannot be reached, by name, within 6 s: one that hangs is left to its thread."""
     found: dict[str, str | None] = {}
-    threads = [
-        threading.Thread(target=_ask, args=(name, opener, found), daemon=True) for name, opener in openers.items()
-    ]
+
+    def ask(name: str) -> None:
+        problem = None
+        try:
+            openers[name]().report(())
+        except EnvironmentFault as error:
+            problem = error.with_hint
+        found[name] = problem
+
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in openers]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + WITHIN_S + _TO_REPORT_S
@@ -45,18 +51,6 @@ def unreachable_sites(openers: Mapping[str, Callable[[], Site]]) -> dict[str, st
         thread.join(max(0.0, deadline - time.monotonic()))
     answers = {name: found.get(name, f"no answer within {WITHIN_S:.0f} s") for name in openers}
     return {name: problem for name, problem in answers.items() if problem is not None}
-
-
-def _ask(name: str, opener: Callable[[], Site], found: dict[str, str | None]) -> None:
-    try:
-        opener().report(())
-    except EnvironmentFault as error:
-        found[name] = f"{error} ({error.hint})" if error.hint else str(error)
-    else:
-        found[name] = None
-
-
-_GOOD_FOR_S = 60.0
 
 
 class CheckingSite(Protocol):
@@ -73,10 +67,13 @@ class SubmissionCheck:
         self._good_until: dict[tuple[str, ClusterTerms | None], float] = {}  # None: the site cannot be reached
 
     def check(self, spec: JobSpec) -> None:
-        """Raise UserError if no node of the job's cluster can ever take it."""
-        engine, terms = spec.engine, terms_of(spec)
-        if self._is_good(engine, terms) or self._is_good(engine, None):
-            return
+        """Raise UserError if no node of the job's cluster can ever take it. An answer counts for a minute."""
+        engine, terms, now = spec.engine, terms_of(spec), time.monotonic()
+        with self._lock:
+            self._good_until = {key: until for key, until in self._good_until.items() if now < until}
+            if (engine, terms) in self._good_until or (engine, None) in self._good_until:
+                return
+        good: ClusterTerms | None = terms
         try:
             site = self._open_site(engine)
             if site is not None:
@@ -84,19 +81,9 @@ class SubmissionCheck:
         except SiteRefused as error:
             raise UserError(str(error), hint=error.hint, code="impossible") from error
         except (SiteUnreachable, EnvironmentFault):  # its engine gives the reason while the job waits
-            self._keep(engine, None)
-        else:
-            self._keep(engine, terms)
-
-    def _is_good(self, engine: str, terms: ClusterTerms | None) -> bool:
+            good = None
         with self._lock:
-            return time.monotonic() < self._good_until.get((engine, terms), 0.0)
-
-    def _keep(self, engine: str, terms: ClusterTerms | None) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._good_until = {key: until for key, until in self._good_until.items() if now < until}
-            self._good_until[engine, terms] = now + _GOOD_FOR_S
+            self._good_until[engine, good] = time.monotonic() + 60.0
 
 
 def terms_of(spec: JobSpec) -> ClusterTerms:
@@ -110,11 +97,6 @@ def terms_of(spec: JobSpec) -> ClusterTerms:
 
 NODE_WITHIN_S = 40.0
 _REPORT = "gpuyard.cluster_node.node_programs"
-_SIMULATE = "GPUYARD_SIMULATE"
-_CLOCK_ERROR_S = 2.0
-# Drivers report a little less than what is sold.
-_LEAST_PART = 0.98
-_MOST_AT_ONCE = 64
 
 
 class CheckedSite(Protocol):
@@ -146,8 +128,7 @@ class NodeCheck(Struct, frozen=True, kw_only=True):
 def check_nodes(
     open_site: Callable[[], CheckedSite], folder: Path, cwd: str, card_mb: float | None, within_s: float = NODE_WITHIN_S
 ) -> list[NodeCheck]:
-    """Check each node. `folder` is the engine's, and `card_mb` the configured memory of its GPUs. Each node gets a site
-    of its own, as a site is for one thread."""
+    """Check each node, by a site of its own, as a site is for one thread. `folder` is the engine's."""
     nodes = open_site().nodes()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as name:
@@ -155,71 +136,59 @@ def check_nodes(
         Path(name, "token").write_text(token)
 
         def check(node: ClusterNode) -> NodeCheck:
+            if node.trouble:
+                return NodeCheck(node=node.place, problems=(node.trouble,))
             site = open_site()
             begun, begun_at = time.monotonic(), time.time()
             try:
-                lines = [] if node.trouble else site.run_on(node, _script(Path(name), cwd), within_s).splitlines()
+                lines = site.run_on(node, _script(Path(name), cwd), within_s).splitlines()
             except EnvironmentFault as error:
-                why = f"no job ran there: {error}{f' ({error.hint})' if error.hint else ''}"
-                return NodeCheck(node=node.place, problems=(why,))
-            if node.trouble:
-                return NodeCheck(node=node.place, problems=(node.trouble,))
-            problems = _folder_problems(lines, folder, token, site.name)
-            report = next((_report_of(line) for line in lines if line.startswith("report=")), None)
+                return NodeCheck(node=node.place, problems=(f"no job ran there: {error.with_hint}",))
+            problems = list(_folder_problems(lines, folder, token, site.name))
+            report = None
+            with contextlib.suppress(StopIteration, msgspec.MsgspecError):
+                line = next(line for line in lines if line.startswith("report="))
+                report = msgspec.json.decode(line.partition("=")[2].encode(), type=NodeReport)
+                off_s = report.at - min(max(report.at, begun_at), begun_at + time.monotonic() - begun)
+                problems += _problems_of(report, off_s, cwd, card_mb, site.name)
             if report is None:
-                return NodeCheck(node=node.place, problems=(*problems, _no_report(lines)))
-            off_s = report.at - min(max(report.at, begun_at), begun_at + time.monotonic() - begun)
-            problems += [*_clock_problems(off_s), *_problems_of(report, cwd, card_mb, site.name)]
+                says = [line.strip() for line in lines if line.strip() and not line.startswith("folder=")]
+                why = printable(says[-1] if says else "no output", LONGEST_MESSAGE)
+                hint = "install gpuyard in a folder that all nodes see at the same path"
+                problems.append(f"cannot run {python_command(_REPORT)[0]}: {why} ({hint})")
             return NodeCheck(node=node.place, problems=tuple(problems), report=report)
 
-        with ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE, max(1, len(nodes)))) as pool:
+        with ThreadPoolExecutor(max_workers=min(64, max(1, len(nodes)))) as pool:
             return list(pool.map(check, nodes))
 
 
-def _no_report(lines: Sequence[str]) -> str:
-    says = next((line for line in reversed(lines) if line.strip() and not line.startswith("folder=")), "no output")
-    hint = "install gpuyard in a folder that all nodes see at the same path"
-    return f"cannot run {python_command(_REPORT)[0]}: {printable(says.strip(), LONGEST_MESSAGE)} ({hint})"
+def _folder_problems(lines: Sequence[str], folder: Path, token: str, site: str) -> Iterator[str]:
+    if f"folder={token}" not in lines:
+        hint = f"mount the same file system there, or name a folder that all nodes see as `folder` in [{site}]"
+        yield f"does not see {folder} ({hint})"
+    elif "folder=written" not in lines:
+        yield f"cannot write to {folder} (mount it for writing there, with the same user ids as here)"
 
 
-def _clock_problems(off_s: float) -> list[str]:
-    if abs(off_s) <= _CLOCK_ERROR_S:
-        return []
-    direction = "ahead of" if off_s > 0 else "behind"
-    return [f"its clock is {format_duration(abs(off_s))} {direction} this machine's: set it by NTP"]
+def _problems_of(report: NodeReport, off_s: float, cwd: str, card_mb: float | None, site: str) -> Iterator[str]:
+    """`off_s` is by how much the clock of the node is ahead of ours."""
+    if abs(off_s) > 2.0:
+        direction = "ahead of" if off_s > 0 else "behind"
+        yield f"its clock is {format_duration(abs(off_s))} {direction} this machine's: set it by NTP"
+    if not report.has_cwd:
+        yield f"does not see the working directory {cwd} (submit from a folder that all nodes see)"
+    least_mb = min(report.cards_mb, default=None)
+    if card_mb is not None and least_mb is not None and least_mb < card_mb * 0.98:  # drivers report a little less
+        has, configured = format_size(least_mb), format_size(card_mb)
+        yield f"has a GPU of {has}, but `gpu_memory` in [{site}] is {configured}: lower that"
 
 
 def _script(folder: Path, cwd: str) -> str:
     token, mark = shlex.quote(f"{folder}/token"), shlex.quote(f"{folder}/written-")
-    simulated = f"{_SIMULATE}={shlex.quote(os.environ[_SIMULATE])} " if _SIMULATE in os.environ else ""
+    devices = os.environ.get("GPUYARD_SIMULATE")
+    simulated = "" if devices is None else f"GPUYARD_SIMULATE={shlex.quote(devices)} "
     report = simulated + shlex.join(python_command(_REPORT, "report", cwd))
     return (
         f'exec 2>&1; cd /; echo "folder=$(cat {token} 2>/dev/null)"; '
         f"(: >{mark}$$) 2>/dev/null && echo folder=written; {report}"
     )
-
-
-def _folder_problems(lines: Sequence[str], folder: Path, token: str, site: str) -> list[str]:
-    if f"folder={token}" not in lines:
-        hint = f"mount the same file system there, or name a folder that all nodes see as `folder` in [{site}]"
-        return [f"does not see {folder} ({hint})"]
-    if "folder=written" not in lines:
-        return [f"cannot write to {folder} (mount it for writing there, with the same user ids as here)"]
-    return []
-
-
-def _report_of(line: str) -> NodeReport | None:
-    with contextlib.suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(line.partition("=")[2].encode(), type=NodeReport)
-    return None
-
-
-def _problems_of(report: NodeReport, cwd: str, card_mb: float | None, site: str) -> list[str]:
-    problems = []
-    if not report.has_cwd:
-        problems.append(f"does not see the working directory {cwd} (submit from a folder that all nodes see)")
-    least_mb = min(report.cards_mb, default=None)
-    if card_mb is not None and least_mb is not None and least_mb < card_mb * _LEAST_PART:
-        has, configured = format_size(least_mb), format_size(card_mb)
-        problems.append(f"has a GPU of {has}, but `gpu_memory` in [{site}] is {configured}: lower that")
-    return problems

@@ -35,7 +35,6 @@ from gpuyard.model.printable_text import LONGEST_MESSAGE, printable
 from gpuyard.model.stopping import signal_name
 
 _OURS = "gpuyard:"
-_CONFIGURED = "configured"
 # What the commands need to find their configuration, and defaults that a user may have set for all jobs.
 _KEPT_VARIABLES = frozenset(
     (
@@ -44,7 +43,6 @@ _KEPT_VARIABLES = frozenset(
         *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"),
     )
 )
-_LONGEST_NAME = 200
 # Fields of `squeue`: the column, and its width.
 _COLUMNS = {
     "job": ("ArrayJobID", 16),
@@ -61,10 +59,8 @@ _COLUMNS = {
 _FIELDS = {"job": "JobID", "state": "State", "code": "ExitCode", "start": "Start", "end": "End", "place": "NodeList"}
 _MOST_IN_ARRAY = re.compile(r"^MaxArraySize\s*= ([0-9]+)$|\bmax_array_tasks=([0-9]+)", re.MULTILINE)
 _LISTED_FOR = re.compile(r"^MinJobAge\s*= ([0-9]+) sec$", re.MULTILINE)
-_NOWHERE = "None assigned"
 _ELEMENT = re.compile(r"([0-9]+)(?:_([0-9]+))?")
 _TAKEN = re.compile(r"^([0-9]+)(?:;.*)?$", re.MULTILINE)
-_CANCELLED_AT_ONCE = 500
 _WAITING = frozenset(
     ("CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 )
@@ -122,9 +118,6 @@ _NO_LONGER_THERE = re.compile(r"invalid job id|already complet", re.IGNORECASE)
 _NEVER = re.compile(r"invalid (?!user)|unrecognized option", re.IGNORECASE)
 _NOT_AVAILABLE = re.compile(r"node configuration is not available|specification can not be satisfied", re.IGNORECASE)
 _PARTITION = re.compile(r"^(?:--partition=|-p ?)(.+)$", re.MULTILINE)
-_UP = frozenset(("idle", "mixed", "allocated", "completing", "planned"))
-_IN_PARENTHESES = re.compile(r"\([^)]*\)")
-_LIMITED = re.compile(r"policy|limit", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?(?:Batch job submission failed: |allocation failure: )?")
 
 
@@ -145,17 +138,13 @@ class SlurmLimits(Struct, frozen=True, kw_only=True):
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for Slurm's commands, and for jobs until the supervisor sets theirs. If the daemon runs in
-    a Slurm job itself, the settings of that job must not apply to others."""
+    """Return the environment for Slurm's commands. Settings of a Slurm job that the daemon runs in must not apply."""
     return {**{name: value for name, value in own.items() if name in _KEPT_VARIABLES}, "LC_ALL": "C"}
-
-
-# Submitting
 
 
 def submit_command(submission: ClusterSubmission, settings: SlurmConfig) -> list[str]:
     terms = submission.terms
-    name = "".join(letter if letter.isprintable() else " " for letter in terms.name)[:_LONGEST_NAME].strip()
+    name = "".join(letter if letter.isprintable() else " " for letter in terms.name)[:200].strip()
     array = f"--array=0-{submission.count - 1}" + (f"%{terms.at_most}" if terms.at_most else "")
     named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
@@ -181,19 +170,16 @@ def request_of(submission: ClusterSubmission, settings: SlurmConfig) -> SiteRequ
         "--mem": terms.ram_basis,
         "--cpus-per-task": Basis.DECLARED,
         "--time": terms.time_basis,
-        **dict.fromkeys(("--partition", "--account", "--qos", "--nice"), _CONFIGURED),
+        **dict.fromkeys(("--partition", "--account", "--qos", "--nice"), "configured"),
     }
     given = {argument.partition("=")[0] for argument in command if argument not in terms.options}
-    return SiteRequest(
-        text=shlex.join(command), origins={name: each for name, each in origins.items() if name in given}
-    )
+    sent = {name: each for name, each in origins.items() if name in given}
+    return SiteRequest(text=shlex.join(command), origins=sent)
 
 
 def test_command(terms: ClusterTerms, settings: SlurmConfig) -> list[str]:
-    """Return the command that asks whether a job on these terms would be taken, and submits nothing."""
-    program, *arguments = submit_command(
-        ClusterSubmission(token="", terms=terms, count=1, folder="/", supervisor=()), settings
-    )
+    tested = ClusterSubmission(token="", terms=terms, count=1, folder="/", supervisor=())
+    program, *arguments = submit_command(tested, settings)
     return [program, "--test-only", *arguments]
 
 
@@ -240,18 +226,13 @@ def parse_submission(text: str) -> str | None:
     return found[-1] if found else None
 
 
-# Nodes
-
-
 def nodes_command(terms: ClusterTerms, settings: SlurmConfig) -> list[str]:
-    """List the nodes of the job's partition, in any state; all nodes if none is named."""
     named = _PARTITION.findall("\n".join(terms.options)) or [settings.partition]
     partition = [] if named[-1] is None else [f"--partition={named[-1]}"]
     return ["sinfo", "--noheader", "--Node", "--Format=CPUs:16,Memory:16,Gres:1024", *partition]
 
 
 def parse_nodes(text: str, model: str | None) -> tuple[Amount, ...]:
-    """Return what each node has in total, counting GPUs of this model, or of any."""
     found = set[Amount]()
     for line in text.splitlines():
         cpus, memory, gres = line[:16].strip(), line[16:32].strip(), line[32:].strip()
@@ -261,7 +242,6 @@ def parse_nodes(text: str, model: str | None) -> tuple[Amount, ...]:
 
 
 def states_command(settings: SlurmConfig) -> list[str]:
-    """List the nodes of the configured partition with their states; all nodes if none is named."""
     partition = [] if settings.partition is None else [f"--partition={settings.partition}"]
     return ["sinfo", "--noheader", "--Node", "--Format=NodeList:128,StateLong:64,Gres:1024", *partition]
 
@@ -271,7 +251,7 @@ def parse_states(text: str) -> list[ClusterNode]:
     nodes = {}
     for line in text.splitlines():
         name, state, gres = line[:128].strip(), line[128:192].strip(), line[192:].strip()
-        is_up = state.rstrip("*+#~!%$@^-") in _UP and not state.endswith("*")
+        is_up = state.rstrip("+#~!%$@^-") in ("idle", "mixed", "allocated", "completing", "planned")
         trouble = "" if is_up else f"Slurm says that it is {state}: `scontrol show node {name}` says why"
         if name:
             nodes[name] = ClusterNode(name=name, place=name, trouble=trouble, has_gpus=_count_gpus(gres, None) > 0)
@@ -293,14 +273,11 @@ def run_command(node: ClusterNode, script: str, settings: SlurmConfig, within_s:
 def _count_gpus(gres: str, model: str | None) -> float:
     """Count the GPUs in a node's generic resources, such as `gpu:a100:2(S:0-1),shard:48`."""
     count = 0
-    for each in _IN_PARENTHESES.sub("", gres).split(","):
+    for each in re.sub(r"\([^)]*\)", "", gres).split(","):
         name, *words = each.split(":")
         number = int(words.pop()) if words and words[-1].isdigit() else 1
         count += number if name == "gpu" and (model is None or model in words) else 0
     return float(count)
-
-
-# Listing
 
 
 def list_command(uid: int) -> list[str]:
@@ -309,7 +286,6 @@ def list_command(uid: int) -> list[str]:
 
 
 def parse_listing(text: bytes) -> list[SlurmJobRow]:
-    """Ignores lines that cannot be parsed: other jobs may have line breaks in their comments."""
     ends = list(accumulate((width for _, width in _COLUMNS.values()), initial=0))
     rows = []
     for line in text.decode("ascii", "replace").split("\n"):
@@ -321,7 +297,6 @@ def parse_listing(text: bytes) -> list[SlurmJobRow]:
 
 
 def accounting_command(jobs: Iterable[str]) -> list[str]:
-    """List all elements of these jobs, however long ago they ended."""
     command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={','.join(_FIELDS.values())}"]
     return [*command, f"--jobs={','.join(sorted(jobs))}"]
 
@@ -335,12 +310,11 @@ def parse_accounting(text: str) -> list[SlurmJobRow]:
 
 
 def _row(id_: str, cells: Mapping[str, str]) -> SlurmJobRow | None:
-    """Return a line of `squeue` or `sacct`, or None if it is not about an element."""
     element = _ELEMENT.fullmatch(id_)
     if element is None or not cells["state"]:
         return None
     state = cells["state"].partition(" ")[0]  # of `CANCELLED by 1000`
-    place = cells["place"] if cells["place"] != _NOWHERE else ""
+    place = cells["place"] if cells["place"] != "None assigned" else ""
     at = state_of(state, place)
     is_over = at in OVER
     sighting = Sighting(
@@ -368,9 +342,6 @@ def _time(text: str, later_s: float = 0.0) -> float | None:
     return float(text) + later_s if text.isdigit() else None
 
 
-# States
-
-
 def state_of(state: str, place: str) -> SiteState:
     """Translate a state. An unknown one does not count as an end: jobs that are over leave Slurm's list."""
     if state in _ENDS:
@@ -389,8 +360,7 @@ def reason_of(reason: str) -> str:
 
 
 def status_of(code: str) -> int | None:
-    """Parse `EXIT:SIGNAL`, as in `sacct`, or a wait status, as in `squeue`. For a job that could not be launched,
-    `squeue` has the number of an error of Slurm's own instead."""
+    """Parse `EXIT:SIGNAL` or a wait status. `squeue` has an error number of its own for a job that was not launched."""
     status, colon, signum = code.partition(":")
     if not status.isdigit() or (colon and not signum.isdigit()):
         return None
@@ -400,14 +370,11 @@ def status_of(code: str) -> int | None:
     return BY_SIGNAL + killed if killed else exited
 
 
-# Cancelling
-
-
 def cancel_commands(ids: Sequence[str]) -> Iterator[list[str]]:
     """Yield a command for 500 elements at a time. It sends SIGCONT and SIGTERM to every process of a job, and SIGKILL
     after the site's KillWait; `--batch` would kill the supervisor alone, and leave its program running."""
-    for first in range(0, len(ids), _CANCELLED_AT_ONCE):
-        yield ["scancel", "--quiet", *_joined(ids[first : first + _CANCELLED_AT_ONCE])]
+    for first in range(0, len(ids), 500):
+        yield ["scancel", "--quiet", *_joined(ids[first : first + 500])]
 
 
 def _joined(ids: Iterable[str]) -> Iterator[str]:
@@ -420,17 +387,10 @@ def _joined(ids: Iterable[str]) -> Iterator[str]:
         else:
             arrays.setdefault(element[1], []).append(int(element[2]))
     for job, numbers in arrays.items():
-        yield f"{job}_[{','.join(_ranges(sorted(set(numbers))))}]"
-
-
-def _ranges(numbers: Sequence[int]) -> Iterator[str]:
-    """Group consecutive numbers: those with the same distance from their position."""
-    for _, run in groupby(enumerate(numbers), lambda each: each[1] - each[0]):
-        first, *rest = [number for _, number in run]
-        yield f"{first}-{rest[-1]}" if rest else f"{first}"
-
-
-# Limits
+        # Consecutive numbers have the same distance from their position.
+        runs = groupby(enumerate(sorted(set(numbers))), lambda each: each[1] - each[0])
+        ends = ([number for _, number in run] for _, run in runs)
+        yield f"{job}_[{','.join(f'{run[0]}-{run[-1]}' if len(run) > 1 else f'{run[0]}' for run in ends)}]"
 
 
 def configuration_command() -> list[str]:
@@ -440,14 +400,9 @@ def configuration_command() -> list[str]:
 def parse_configuration(text: str) -> SlurmLimits:
     most = [int(size or tasks) for size, tasks in _MOST_IN_ARRAY.findall(text)]
     listed_for = _LISTED_FOR.search(text)
-    return SlurmLimits(
-        # The largest size is 0 at a site without arrays.
-        most_in_array=max(1, min(most)) if most else SlurmLimits().most_in_array,
-        listed_for_s=float(listed_for[1]) if listed_for else 0.0,
-    )
-
-
-# Errors
+    # The largest size is 0 at a site without arrays.
+    most_in_array = max(1, min(most)) if most else SlurmLimits().most_in_array
+    return SlurmLimits(most_in_array=most_in_array, listed_for_s=float(listed_for[1]) if listed_for else 0.0)
 
 
 def fault_of(program: str, status: int, errors: str) -> SiteUnreachable | SiteRefused | None:
@@ -457,7 +412,11 @@ def fault_of(program: str, status: int, errors: str) -> SiteUnreachable | SiteRe
         return None
     if program != "sbatch" or status < 0 or _UNREACHED.search(errors):
         return SiteUnreachable(message, hint=f"run `{program}` by hand, or `scontrol ping`")
-    hint = "lower `most_jobs` in [slurm], if there are too many jobs" if _LIMITED.search(errors) else None
+    hint = (
+        "lower `most_jobs` in [slurm], if there are too many jobs"
+        if re.search(r"policy|limit", errors, re.IGNORECASE)
+        else None
+    )
     return SiteRefused(message, hint=hint)
 
 
@@ -467,7 +426,6 @@ def is_about_nodes(error: SiteRefused) -> bool:
 
 
 def is_for_ever(error: SiteRefused) -> bool:
-    """Return whether the request itself is wrong."""
     return _NEVER.search(str(error)) is not None
 
 

@@ -4,6 +4,7 @@ Each command has a session of its own and a timeout, after which it is killed wi
 out the request by then; the next report shows it.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,12 +28,9 @@ from gpuyard.model.job import SiteRequest
 from gpuyard.system.run_command import NotInTime, run_command
 
 _LIMIT_S = 30.0
-_ACCOUNTING_PAUSE_S = 600.0
 
 
 class SlurmSite:
-    """Implements `Site`, for one thread."""
-
     name = "slurm"
 
     def __init__(self, settings: SlurmConfig, *, limit_s: float | None = None) -> None:
@@ -82,7 +80,10 @@ class SlurmSite:
     def report(self, live: Sequence[ClusterSubmission]) -> SiteReport:
         rows = commands.parse_listing(self._ask(commands.list_command(os.getuid())))
         submissions = {submission.token: submission for submission in live}
-        self._learn_jobs(rows, submissions)
+        listed = {row.token: row.job for row in reversed(rows) if row.token is not None}
+        submitted = {each.token: each.known_as for each in submissions.values() if each.known_as}
+        jobs = {**listed, **submitted, **self._jobs}
+        self._jobs = {token: job for token, job in jobs.items() if token in submissions}
         # Find elements by their comments: a cluster that was reinstalled gives our job numbers to others. If a site
         # replaces all comments by text of its own, there are only the numbers.
         self._keeps_comments = self._keeps_comments or any(row.token is not None for row in rows)
@@ -108,8 +109,6 @@ class SlurmSite:
     def output(self, sighting: Sighting) -> None:  # noqa: ARG002 - it is in the submission's folder
         return None
 
-    # Nodes
-
     def nodes(self) -> list[ClusterNode]:
         return commands.parse_states(self._ask(commands.states_command(self._settings)).decode("utf-8", "replace"))
 
@@ -117,24 +116,14 @@ class SlurmSite:
         """Run a shell script there, and return what it printed. Needs a time limit of twice `within_s` itself."""
         return self._run(commands.run_command(node, script, self._settings, within_s), {}).decode("utf-8", "replace")
 
-    # What Slurm forgets
-
-    def _learn_jobs(self, rows: Sequence[SlurmJobRow], submissions: Mapping[str, ClusterSubmission]) -> None:
-        listed = {row.token: row.job for row in reversed(rows) if row.token is not None}
-        submitted = {each.token: each.known_as for each in submissions.values() if each.known_as}
-        jobs = {**listed, **submitted, **self._jobs}
-        self._jobs = {token: job for token, job in jobs.items() if token in submissions}
-
     def _sightings(
         self, rows: Iterable[SlurmJobRow], submissions: Mapping[str, ClusterSubmission]
     ) -> Iterator[tuple[ElementRef, Sighting]]:
         tokens = {job: token for token, job in self._jobs.items()}
         for row in rows:
             submission = submissions.get(tokens.get(row.job, ""))
-            if submission is None:
-                continue
-            number = row.number if submission.count > 1 else 0
-            if number is not None:
+            number = row.number if submission is not None and submission.count > 1 else 0
+            if submission is not None and number is not None:
                 yield (submission.token, number), row.sighting
 
     def _cancelled(self, unseen: set[ElementRef], rows: Sequence[SlurmJobRow]) -> Iterator[tuple[ElementRef, Sighting]]:
@@ -154,29 +143,23 @@ class SlurmSite:
         if not jobs or time.monotonic() < self._ask_accounting_at:
             return
         try:
-            printed = self._ask(commands.accounting_command(jobs))
+            rows = commands.parse_accounting(self._ask(commands.accounting_command(jobs)).decode("utf-8", "replace"))
         except SiteUnreachable:
-            self._ask_accounting_at = time.monotonic() + _ACCOUNTING_PAUSE_S
+            self._ask_accounting_at = time.monotonic() + 600.0
             return
-        rows = commands.parse_accounting(printed.decode("utf-8", "replace"))
         yield from ((ref, each) for ref, each in self._sightings(rows, submissions) if ref in unseen)
 
     def _site_limits(self) -> SlurmLimits:
         if self._limits is None:
-            try:
-                printed = self._ask(commands.configuration_command())
-            except SiteUnreachable:
-                return SlurmLimits()
-            self._limits = commands.parse_configuration(printed.decode("utf-8", "replace"))
-        return self._limits
-
-    # Running commands
+            with contextlib.suppress(SiteUnreachable):
+                printed = self._ask(commands.configuration_command()).decode("utf-8", "replace")
+                self._limits = commands.parse_configuration(printed)
+        return self._limits or SlurmLimits()
 
     def _ask(self, command: Sequence[str]) -> bytes:
         return self._run(command, {"SLURM_TIME_FORMAT": "%s"})
 
     def _run(self, command: Sequence[str], variables: Mapping[str, str], stdin: bytes = b"") -> bytes:
-        """Run a command, and return its standard output."""
         program, variables = command[0], {**commands.environment(os.environ), **variables}
         try:
             status, printed, errors = run_command(command, variables, self._limit_s, stdin)

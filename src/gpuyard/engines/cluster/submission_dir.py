@@ -9,8 +9,7 @@ with its terms and elements, which is always complete; `submitted`; and for each
 - A file that cannot be read completely counts as not written yet.
 - A submission is renamed before it is removed, so that no late supervisor finds half of it.
 
-Every call may raise EnvironmentFault. For one thread at a time.
-"""
+Every call may raise EnvironmentFault. For one thread at a time."""
 
 import contextlib
 import json
@@ -38,19 +37,11 @@ from gpuyard.system.user_directories import LOCAL, file_system
 
 _TRACE = re.compile(r"([0-9]+)\.(started|ended)")
 _CONTENT, _SUBMITTED, _VOID = "submission.json", "submitted", b"void"
-# The prefix of a folder that is being written or removed. No token starts with it.
-_HIDDEN = "."
 _OTHER_FOLDER = "name another as `folder` of the engine in config.toml"
-_MOST_OUTPUT = 1 << 16
 _WRITTEN_WITHIN_S = 30.0
-_KILLS_WITHIN_S = 3.0
-# The default `acdirmax` of NFS: for how long a client may believe that a folder has not changed.
-_CACHED_FOR_S = 60.0
 
 
 class SubmittedElement(Struct, frozen=True, kw_only=True):
-    """An element as it was written: the attempt's key, the files of its output, and what it needs to start."""
-
     key: str
     outputs: Outputs
     context: StartContext
@@ -70,19 +61,16 @@ VOID = ElementStart(at=0.0, node="", pid=0)
 
 
 class Finish(Struct, frozen=True, kw_only=True):
-    """How an element ended: `word` is for `outcome_of`; `pid` is the program's, if it was started; `warned_at` is when
-    it got the signal of `--signal`."""
+    """How an element ended."""
 
-    word: str
+    word: str  # for `outcome_of`
     at: float
-    pid: int | None = None
+    pid: int | None = None  # the program's, if it was started
     usage: Usage | None = None
-    warned_at: float | None = None
+    warned_at: float | None = None  # when it got the signal of `--signal`
 
 
 class ElementTrace(Struct, frozen=True, kw_only=True):
-    """The files about an element so far."""
-
     started: ElementStart | None = None
     ended: Finish | None = None
 
@@ -99,7 +87,6 @@ class SubmissionDirs:
         self._empty_since: dict[str, float] = {}  # by the monotonic clock
 
     def make(self, *others: Path) -> None:
-        """Create the folder of all submissions and other folders, and check that they are this user's alone."""
         for folder in (self._folder, *others):
             with _using(str(folder)):
                 make_folder(str(folder), _OTHER_FOLDER)
@@ -110,12 +97,11 @@ class SubmissionDirs:
         return None not in found
 
     def path(self, token: str) -> str:
-        """Return the submission's own folder."""
         return f"{self._folder}/{token}"
 
     def write(self, token: str, elements: Sequence[tuple[Launch, str]]) -> None:
         """Write launches on the same terms, with the paths of their logs. All of it is on disk when this returns."""
-        draft = self.path(f"{_HIDDEN}{token}")
+        draft = self.path(f".{token}")  # of a folder that is being written or removed; no token starts so
         first = elements[0][0]
         content = {
             "terms": msgspec.json.encode(first.terms).decode(),
@@ -133,7 +119,6 @@ class SubmissionDirs:
                 raise
 
     def read(self, token: str) -> tuple[ClusterTerms, list[SubmittedElement]]:
-        """Return the terms, and the elements in the order of their numbers."""
         path = f"{self.path(token)}/{_CONTENT}"
         with _using(path), open(path, "rb") as file:
             text = file.read()
@@ -141,25 +126,17 @@ class SubmissionDirs:
             content = json.loads(text)
             elements = []
             for each in content["elements"]:
-                program, stdin = each["command"][0], each["stdin"] or None
                 outputs = tuple((path, cap) for path, cap in each["outputs"])
                 named = " or ".join(path for path, cap in outputs if not cap)
+                program, stdin = each["command"][0], each["stdin"] or None
                 context = StartContext(directory=each["cwd"], program=program, stdin=stdin, output=named)
                 elements.append(SubmittedElement(key=each["key"], outputs=outputs, context=context))
             return msgspec.json.decode(content["terms"], type=ClusterTerms), elements
         except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
-            raise EnvironmentFault(
-                f"{path} cannot be understood: {error}", hint="its jobs may run or not: see the cluster"
-            ) from error
-
-    def written_at(self, token: str) -> int:
-        """Return when it was written, by the clock of the disk in nanoseconds; 0 if that is not known."""
-        with contextlib.suppress(OSError):
-            return os.stat(f"{self.path(token)}/{_CONTENT}").st_mtime_ns
-        return 0
+            hint = "its jobs may run or not: see the cluster"
+            raise EnvironmentFault(f"{path} cannot be understood: {error}", hint=hint) from error
 
     def digest(self, token: str) -> str:
-        """Return the digest of what was written, for `node_supervisor.command`."""
         path = f"{self.path(token)}/{_CONTENT}"
         with _using(path), open(path, "rb") as file:
             return digest_of(file.read())
@@ -169,27 +146,29 @@ class SubmissionDirs:
         with _using(str(self._folder)):
             names = sorted(os.listdir(self._folder)) if self._folder.exists() else []
         for name in names:
-            if name.startswith(_HIDDEN):
+            if name.startswith("."):
                 remove_tree(self._folder / name)
-        return [name for name in names if not name.startswith(_HIDDEN)]
+        return [name for name in names if not name.startswith(".")]
+
+    def written_at(self, token: str) -> int:
+        """Return when it was written, by the clock of the disk in nanoseconds; 0 if that is not known."""
+        with contextlib.suppress(OSError):
+            return os.stat(f"{self.path(token)}/{_CONTENT}").st_mtime_ns
+        return 0
 
     def forget(self, token: str) -> None:
-        """Remove a submission. A missing one is no error."""
         self._seen.pop(token, None)
-        hidden = self.path(f"{_HIDDEN}{token}")
+        hidden = self.path(f".{token}")
         with _using(self.path(token)), contextlib.suppress(FileNotFoundError):
             os.rename(self.path(token), hidden)
         # On a network file system, a file that a process has open cannot be removed: the next daemon does it.
         with contextlib.suppress(FileNotFoundError):
             remove_tree(hidden)
 
-    # Marks
-
     def mark_submitted(self, token: str, known_as: str = "") -> None:
         self._mark(token, _SUBMITTED, known_as.encode("utf-8", "replace"))
 
     def known_as(self, token: str) -> str:
-        """Return the name given to `mark_submitted`, or an empty one."""
         path = f"{self.path(token)}/{_SUBMITTED}"
         with _using(path):
             return (_content(path) or b"").decode("utf-8", "replace")
@@ -206,10 +185,10 @@ class SubmissionDirs:
         self._mark(token, f"{number}.lost")
 
     def stops_within_s(self) -> float:
-        """Return how long a supervisor takes after `mark_lost`, if the network allows: nodes may have cached that there
-        is no such file."""
+        """Return how long a supervisor takes after `mark_lost`, if the network allows."""
         is_local = file_system(str(self._folder)) in LOCAL
-        return CHECK_LOST_EVERY_S + _KILLS_WITHIN_S + (0.0 if is_local else _CACHED_FOR_S)
+        # The default `acdirmax` of NFS: for how long a client may believe that a folder has not changed.
+        return CHECK_LOST_EVERY_S + 3.0 + (0.0 if is_local else 60.0)
 
     def void(self, token: str, number: int) -> bool:
         """Keep the element from starting. Return False if it has started."""
@@ -225,8 +204,6 @@ class SubmissionDirs:
         path = f"{self.path(token)}/{name}"
         with _using(path), contextlib.suppress(FileExistsError):
             _write(path, content)
-
-    # Files of supervisors
 
     def traces(self, token: str) -> Mapping[int, ElementTrace]:
         """Return traces by number, of elements that have any. Reads a file once."""
@@ -246,17 +223,19 @@ class SubmissionDirs:
         """Return None if the file cannot be read completely yet."""
         with _using(path):
             content = _content(path)
-            if content != b"" or kind != "started":
-                return _parse(content, kind)
-            # A full disk or the death of the node may leave the file empty; but it may also be written at this moment.
-            # The file server's clock may differ from ours: what counts is for how long we have seen it empty.
-            seen_at = self._empty_since.setdefault(path, time.monotonic())
-            if time.monotonic() - seen_at < _WRITTEN_WITHIN_S:
-                return None
-            return ElementStart(at=os.stat(path).st_mtime, node="?", pid=0)
+            if content == _VOID and kind == "started":
+                return VOID
+            if content == b"" and kind == "started":
+                # A full disk or the death of the node may leave the file empty; but it may also be being written. The
+                # file server's clock may differ from ours: what counts is for how long we have seen it empty.
+                seen_at = self._empty_since.setdefault(path, time.monotonic())
+                is_written = time.monotonic() - seen_at >= _WRITTEN_WITHIN_S
+                return ElementStart(at=os.stat(path).st_mtime, node="?", pid=0) if is_written else None
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                return None if content is None else msgspec.json.decode(content, type=_FORMS[kind])
+        return None
 
     def usage(self, token: str, number: int) -> Usage | None:
-        """Return what the meter has written about the element so far, if it can be read."""
         path = f"{self.path(token)}/{number}.usage"
         with _using(path), contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
             content = _content(path)
@@ -267,10 +246,7 @@ class SubmissionDirs:
         """Return the end of the supervisor's own output, if the site wrote it to this folder."""
         path = f"{self.path(token)}/{number}.out"
         with _using(path):
-            return _content(path, _MOST_OUTPUT)
-
-
-# Formats
+            return _content(path, 1 << 16)
 
 
 def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any]:
@@ -291,16 +267,6 @@ def _element(launch: Launch, log: str, base: Mapping[str, str]) -> dict[str, Any
         "warning": None if warning is None else warning.signum,
         "warn_after_s": None if warning is None or limit_s is None else limit_s - warning.lead_s,
     }
-
-
-def _parse(content: bytes | None, kind: str) -> ElementStart | Finish | None:
-    """Return None if the content is incomplete."""
-    if content == _VOID and kind == "started":
-        return VOID
-    try:
-        return None if content is None else msgspec.json.decode(content, type=_FORMS[kind])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
 
 
 def _content(path: str, most: int | None = None) -> bytes | None:

@@ -5,10 +5,8 @@
 - On one disk a result is a hard link in the tree; else it is a copy, which is made again if the file changes.
 - A file of the tree that has changed since the submission is never overwritten: the result gets the name of the job
   behind its own, such as `results.csv.job-17`.
-- Nothing is written through a symbolic link of the tree. Each file appears whole, and a crash loses none.
-- It may be called again at any time: `brought` in the snapshot's folder lists what is in the tree already.
-- An end is held back for 30 s at most: the disk of the tree may hang. The daemon tries again later what failed.
-"""
+- Nothing is written through a symbolic link of the tree. Each file appears whole, and a crash loses none: `brought` in
+  the snapshot's folder lists what is in the tree already. The daemon tries again later what failed."""
 
 import contextlib
 import fcntl
@@ -44,13 +42,19 @@ def bring_results(snapshot: str, label: str) -> Brought:
     """Bring back what is new in the snapshot `snapshots/NAME`. `label` names the job, such as `job-17`."""
     try:
         with _locked(snapshot):
-            brought = _try_to_bring(snapshot, label)
+            try:
+                brought = _Bringing(snapshot, label).bring()
+            except OSError as error:
+                brought = Brought(problem=_text_of(error, snapshot))
             _note_problem(f"{snapshot}/{UNBROUGHT}", label, brought.problem)
             return brought
-    except FileNotFoundError:
-        return Brought(problem=f"{snapshot} does not exist")
     except OSError as error:
-        return Brought(problem=f"{error.filename or snapshot}: {error.strerror}")
+        return Brought(problem=_text_of(error, snapshot))
+
+
+def _text_of(error: OSError, snapshot: str) -> str:
+    path = error.filename or snapshot
+    return f"{path} does not exist" if isinstance(error, FileNotFoundError) else f"{path}: {error.strerror}"
 
 
 def unbrought_results(snapshot: str) -> tuple[str, str] | None:
@@ -63,17 +67,7 @@ def unbrought_results(snapshot: str) -> tuple[str, str] | None:
     return label, problem
 
 
-def _try_to_bring(snapshot: str, label: str) -> Brought:
-    try:
-        return _Bringing(snapshot, label).bring()
-    except FileNotFoundError as error:
-        return Brought(problem=f"{error.filename} does not exist")
-    except OSError as error:
-        return Brought(problem=f"{error.filename or snapshot}: {error.strerror}")
-
-
 def _note_problem(path: str, label: str, problem: str | None) -> None:
-    """Keep the problem for a later daemon."""
     try:
         if problem is None:
             os.unlink(path)
@@ -111,7 +105,9 @@ class _Bringing:
     def bring(self) -> Brought:
         with FolderTree(self._snapshot) as snapshot, contextlib.ExitStack() as opened:
             root: int | None = None
-            for entry in snapshot.walk(self._note_unread, [TREE], skips=_is_no_result):
+            for entry in snapshot.walk(
+                self._note_unread, [TREE], skips=lambda path: path == f"{TREE}/.git" or path.endswith("/__pycache__")
+            ):
                 path = entry.path.removeprefix(f"{TREE}/")
                 if entry.is_folder or not self._is_result(path, entry):
                     continue
@@ -138,11 +134,10 @@ class _Bringing:
             self._problems.append(f"{path}: {error.strerror}")
 
     def _is_result(self, path: str, entry: Entry) -> bool:
-        version = _version(entry.status)
-        if version in (self._copied.get(path), self._brought.get(path)):
+        if _version(entry.status) in (self._copied.get(path), self._brought.get(path)):
             return False
         if stat.S_ISLNK(entry.status.st_mode):
-            return _link(entry) != f"{self._root}/{path}"
+            return os.readlink(entry.name, dir_fd=entry.folder) != f"{self._root}/{path}"
         return stat.S_ISREG(entry.status.st_mode)
 
     def _place(self, root: int, path: str, entry: Entry) -> None:
@@ -166,34 +161,26 @@ class _Bringing:
 
     def _put(self, entry: Entry, name: str, folder: int) -> None:
         draft = f".{name[:200]}.gpuyard"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=folder)
+        _remove(draft, folder)
         try:
-            self._draft(entry, draft, folder)
+            if stat.S_ISLNK(entry.status.st_mode):
+                target = os.readlink(entry.name, dir_fd=entry.folder)
+                is_inside = target.startswith(f"{self._tree}/")
+                os.symlink(self._root + target.removeprefix(self._tree) if is_inside else target, draft, dir_fd=folder)
+            else:
+                try:
+                    os.link(entry.name, draft, src_dir_fd=entry.folder, dst_dir_fd=folder, follow_symlinks=False)
+                except OSError:  # another disk, or one without hard links
+                    _copy(entry, draft, folder)
             os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft, dir_fd=folder)
+            _remove(draft, folder)
             raise
 
-    def _draft(self, entry: Entry, draft: str, folder: int) -> None:
-        if stat.S_ISLNK(entry.status.st_mode):
-            target = _link(entry)
-            inside = target.startswith(f"{self._tree}/")
-            os.symlink(self._root + target.removeprefix(self._tree) if inside else target, draft, dir_fd=folder)
-            return
-        try:
-            os.link(entry.name, draft, src_dir_fd=entry.folder, dst_dir_fd=folder, follow_symlinks=False)
-        except OSError:  # another disk, or one without hard links
-            _copy(entry, draft, folder)
 
-
-def _is_no_result(path: str) -> bool:
-    return path == f"{TREE}/.git" or path.endswith("/__pycache__")
-
-
-def _link(entry: Entry) -> str:
-    return os.readlink(entry.name, dir_fd=entry.folder)
+def _remove(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
 
 
 def _version(found: os.stat_result) -> Version:
@@ -201,10 +188,9 @@ def _version(found: os.stat_result) -> Version:
 
 
 def _status(name: str, folder: int) -> os.stat_result | None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
+    return None
 
 
 @contextlib.contextmanager
@@ -213,21 +199,17 @@ def _folder(root: int, path: str) -> Iterator[int]:
     folder = os.dup(root)
     try:
         for part in filter(None, path.split("/")):
-            inner = _open_or_make(part, folder)
+            try:
+                inner = os.open(part, FOLDER, dir_fd=folder)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
+                inner = os.open(part, FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
         yield folder
     finally:
         os.close(folder)
-
-
-def _open_or_make(name: str, folder: int) -> int:
-    try:
-        return os.open(name, FOLDER, dir_fd=folder)
-    except FileNotFoundError:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, dir_fd=folder)
-        return os.open(name, FOLDER, dir_fd=folder)
 
 
 def _copy(entry: Entry, name: str, folder: int) -> None:
@@ -242,9 +224,6 @@ def _copy(entry: Entry, name: str, folder: int) -> None:
             target.flush()  # a later write would change the time again
             os.fchmod(writing, stat.S_IMODE(found.st_mode))
             os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
-
-
-_HOLD_S = 30.0
 
 
 class _Pass(Struct):
@@ -273,12 +252,12 @@ class SnapshotResults:
             self._snapshots[launch.key] = os.path.dirname(launch.snapshot.folder)
 
     def holds(self, key: str) -> bool:
-        """Return whether the end of this attempt is held back; then call it again later."""
+        """Return whether the end of this attempt is held back, for 30 s at most, as the disk may hang."""
         snapshot = self._snapshots.get(key)
         if snapshot is None:
             return False
         if key not in self._passes:
-            self._passes[key] = self._join(snapshot, f"job-{key.partition('.')[0]}"), time.monotonic() + _HOLD_S
+            self._passes[key] = self._join(snapshot, f"job-{key.partition('.')[0]}"), time.monotonic() + 30.0
         each, until = self._passes[key]
         if not each.done.is_set() and time.monotonic() < until:
             return True
@@ -288,7 +267,6 @@ class SnapshotResults:
         return False
 
     def take_problem(self, key: str) -> str | None:
-        """Return why results of this attempt could not be brought back."""
         return self._problems.pop(key, None)
 
     def _join(self, snapshot: str, label: str) -> _Pass:
@@ -317,7 +295,4 @@ class SnapshotResults:
                 _log.warning("a result of %s is %s: the file has changed in the tree, too", each.label, path)
         finally:
             each.done.set()
-            try:
-                self._wake()
-            except (OSError, ValueError):  # the daemon ends
-                _log.debug("no daemon waits for the results of %s", each.label)
+            self._wake()

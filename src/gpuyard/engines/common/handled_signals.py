@@ -1,11 +1,9 @@
-"""What /proc says of a process: which signals it handles, and whether it is podman's pause process. Standard
-library only: keepers and cluster nodes use it.
+"""What /proc says of a process: which signals it handles, and whether it is podman's pause process. Standard library
+only: keepers and cluster nodes use it.
 
-Programs around a job's program handle no signal for it, as they catch or block signals only to pass them on or to
-ignore them: the runner of a task, the tool of a container, its helper conmon, and a container's first process that
-waits as an init does. The pause process keeps the user namespace of rootless podman: it inherits the environment of a
-job that happened to be first, lives until the machine is shut down, and must not count as a process of that job.
-"""
+Programs around a job's program count as handling no signal: the runner of a task, the tool of a container, its helper
+conmon, and a container's first process that waits as an init does. The pause process keeps the user namespace of
+rootless podman: it inherits the environment of a job, and must not count as a process of that job."""
 
 import os
 
@@ -17,13 +15,13 @@ _APPTAINER = b"Apptainer runtime parent"
 
 
 def handles(pid: int, signum: int) -> bool:
-    """Return whether the process has a handler for the signal, or waits for it with the signal blocked in all threads.
-
-    True where the system does not show this (macOS).
-    """
+    """Return whether the process handles the signal, or waits for it in all threads. True without /proc (macOS)."""
     if not os.path.isdir("/proc/self/task"):
         return True
-    if _is_around_program(_arguments(pid)):
+    arguments = _arguments(pid)
+    program = os.path.basename(arguments[0])
+    is_tool = program in _TOOLS and any(each.startswith(_OUR_CONTAINER) for each in arguments)
+    if is_tool or program.startswith(_APPTAINER) or any(_RUNNER in each for each in arguments):
         return False
     if _has_bit(f"/proc/{pid}/status", b"SigCgt:", signum):
         return True
@@ -34,12 +32,6 @@ def inner_pid(pid: int) -> int | None:
     """Return the pid in the process's own PID namespace, as of a container; None if that is ours."""
     numbers = _field(f"/proc/{pid}/status", b"NSpid:")
     return int(numbers[-1]) if len(numbers) > 1 else None
-
-
-def _is_around_program(arguments: list[bytes]) -> bool:
-    program = os.path.basename(arguments[0])
-    is_tool = program in _TOOLS and any(each.startswith(_OUR_CONTAINER) for each in arguments)
-    return is_tool or program.startswith(_APPTAINER) or any(_RUNNER in each for each in arguments)
 
 
 def _waits_for(pid: int, signum: int) -> bool:
@@ -72,13 +64,10 @@ def _arguments(pid: int) -> list[bytes]:
         return [b""]
 
 
-_PAUSES = (b"catatonit\0-P\0", b"podman pause\0")
-
-
 def is_pause_process(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            if file.read(64) in _PAUSES:
+            if file.read(64) in (b"catatonit\0-P\0", b"podman pause\0"):
                 return True
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read(32) == b"podman pause\n"

@@ -1,9 +1,7 @@
 """Job logs: where they are, and how they are read while they grow and while their middle is cut out (`log_cap`).
 
-Positions are offsets in the file, which cutting does not change. A reader sees the first part of a log, a line that
-says how much is missing, and the last part. What is cut while it is being read would read as zero bytes, so a reader
-looks for the hole after each read.
-"""
+Positions are offsets in the file, which cutting does not change. What is cut while it is being read would read as zero
+bytes, so a reader looks for the hole after each read."""
 
 import contextlib
 import errno
@@ -40,33 +38,23 @@ def progress_file_of(folder: Path | str, key: str) -> str:
     return f"{folder}/{key}.progress"
 
 
-def error_log_of(log: Path) -> Path:
-    """Return the log of standard error, beside a log of `path_of`."""
-    return log.with_suffix(".err.log")
-
-
 def outputs_of(own: str, launch: "Launch") -> Outputs:
-    """Return the files for the output of an attempt. `own` is the path of its log, if it gets one."""
+    """Return the files for the output of an attempt; `own` is the path of its log, if it gets one."""
     cap = max(1, launch.log_cap)
     log = (own, cap) if launch.output is None else (launch.output, 0)
     if launch.error is not None and launch.error != launch.output:
         return log, (launch.error, 0)
-    return (log, (str(error_log_of(Path(own))), cap)) if launch.split_stderr else (log,)
+    return (log, (str(Path(own).with_suffix(".err.log")), cap)) if launch.split_stderr else (log,)
 
 
 class LogCursor:
-    """Reads a log in chunks, from its beginning or its last lines on, while it grows.
-
-    Nothing comes twice, and a line stands for everything that was cut out before this reader reached it.
-    """
+    """Reads a growing log in chunks; nothing comes twice, and a line stands for what was cut out before."""
 
     def __init__(self, path: Path | str, lines: int | None = None) -> None:
-        self.path = path
-        self._lines = lines
+        self.path, self._lines = path, lines
         self._at: int | None = None
 
     def read(self) -> bytes:
-        """Return the next chunk; empty if there is nothing more at the moment."""
         try:
             with open_log(self.path) as log:
                 return self._read(log)
@@ -88,8 +76,7 @@ class LogCursor:
 
 
 def follow(cursors: Sequence[LogCursor], is_over: Callable[[], bool]) -> Iterator[tuple[LogCursor, bytes]]:
-    """Yield chunks of these logs as they are written, until `is_over`. An empty chunk means that there is nothing more
-    at the moment."""
+    """Yield chunks of these logs until `is_over`. An empty one means that there is nothing more at the moment."""
     while True:
         ends_here = is_over()  # checked first: output until then is still to be read
         chunks = [(cursor, cursor.read()) for cursor in cursors]
@@ -107,8 +94,7 @@ def _cut_line(missing: int) -> bytes:
 
 @contextlib.contextmanager
 def open_log(path: Path | str) -> Iterator["OpenLog"]:
-    """Raises FileNotFoundError if there is no log, or something else in its place: another user may put a pipe into a
-    shared folder, which would be waited for."""
+    """Raises FileNotFoundError for anything but a plain file: another user may put a pipe into a shared folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -138,25 +124,18 @@ class OpenLog(Struct, frozen=True):
         return self._line_start(end) if start < end else 0
 
     def after_hole(self, at: int) -> int:
-        """Return where to go on reading: `at` itself, or the first line after the hole if `at` is in it.
-
-        Return a smaller position if the file has become shorter, as where the file system cannot make holes.
-        """
+        """Return where to go on reading: behind the hole if `at` is in it; not behind the end of a file that got
+        shorter."""
         start, end = find_hole(self.descriptor)
-        if start <= at < end:
-            return self._line_start(end)
-        return min(at, self.end)
+        return self._line_start(end) if start <= at < end else min(at, self.end)
 
     def read(self, at: int, most: int = _CHUNK) -> bytes:
         """Return up to `most` bytes, but none beyond a hole, and nothing if `at` is in it."""
         data = os.pread(self.descriptor, most, at)
         start, end = find_hole(self.descriptor)
-        if at >= end:
-            return data
-        return data[: max(0, start - at)]
+        return data if at >= end else data[: max(0, start - at)]
 
     def start_of_last(self, lines: int) -> int:
-        """Return the position of the last lines, `first` at least; an unfinished line counts too."""
         end, first = self.end, self.first
         if lines <= 0:
             return end
@@ -174,7 +153,6 @@ class OpenLog(Struct, frozen=True):
         return first
 
     def read_all(self, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes between two positions, up to a hole."""
         while start < end and (chunk := self.read(start, end - start)):
             start += len(chunk)
             yield chunk

@@ -1,15 +1,12 @@
 """Keeps logs within their caps while programs write to them. Uses the standard library alone, as the keeper does.
 
-A program writes straight into its log, without a process in between that could fail or hold it up. When the log is over
-its cap, its middle is cut out: the blocks of that range are given back to the file system, and the file keeps its
-length (a hole, `fallocate` with FALLOC_FL_PUNCH_HOLE). So the first quarter of the cap and the newest output stay, each
-byte keeps its offset, writers notice nothing, and nothing is copied. `job_logs` reads around the hole.
+When a log is over its cap, its middle is cut out: the blocks of that range are given back to the file system, and the
+file keeps its length (a hole). So the first quarter of the cap and the newest output stay, each byte keeps its offset,
+writers notice nothing, and nothing is copied. A file system that cannot make holes gets the kept text written to a
+shorter file; output that is written in the same moment may be lost there.
 
-- The next look follows when a program that writes 2 GB/s could have reached the cap: after 1 ms at the earliest. While
-  a log is not written to, the time between two looks doubles, up to 1 s.
-- A file system that cannot make holes gets the kept text written to a shorter file. Output that is written in the same
-  moment may be lost or change places there.
-"""
+The next look follows when a program that writes 2 GB/s could have reached the cap: after 1 ms at the earliest. While a
+log is not written to, the time between two looks doubles, up to 1 s."""
 
 import contextlib
 import ctypes
@@ -20,13 +17,9 @@ import time
 from collections.abc import Callable
 
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
-_LEAST_BLOCK = 4096
 _SPEED = 2 << 30
 _SOONEST_S, _LATEST_S = 0.001, 1.0
 _SHORTENED = b"\n[gpuyard: the middle of the output was cut out here: the log was over its cap]\n"
-
-
-# One log
 
 
 def find_hole(descriptor: int) -> tuple[int, int]:
@@ -38,17 +31,13 @@ def find_hole(descriptor: int) -> tuple[int, int]:
         return length, length
     if start >= length:
         return length, length
-    try:
+    with contextlib.suppress(OSError):  # nothing follows
         return start, os.lseek(descriptor, start, os.SEEK_DATA)
-    except OSError:  # nothing follows
-        return start, length
+    return start, length
 
 
 def cut_if_over(path: str, cap: int) -> int:
-    """Cut the middle out of the log if it holds more than `cap` bytes. Return how many more it may hold.
-
-    Raises OSError, for example if there is no such file.
-    """
+    """Cut the middle out of the log if it is over its cap. Return how many more bytes it may hold. Raises OSError."""
     length = os.stat(path, follow_symlinks=False).st_size
     if length <= cap:
         return cap - length
@@ -60,9 +49,8 @@ def cut_if_over(path: str, cap: int) -> int:
 
 
 def _cut(descriptor: int, cap: int) -> int:
-    """Return how many bytes the log holds afterwards."""
     status = os.fstat(descriptor)
-    length, block = status.st_size, max(status.st_blksize, _LEAST_BLOCK)
+    length, block = status.st_size, max(status.st_blksize, 4096)
     start, end = find_hole(descriptor)
     held = length - (end - start)
     if held <= cap:
@@ -94,16 +82,12 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
 
 
 def _shorten(descriptor: int, first: int, last: int) -> int:
-    """Keep the first bytes, and write the last ones behind them."""
     content = _SHORTENED + os.pread(descriptor, last, os.fstat(descriptor).st_size - last)
     os.ftruncate(descriptor, first)
     held = first + len(content)
     while content:
         content = content[os.write(descriptor, content) :]
     return held
-
-
-# The logs of running programs
 
 
 class _CappedLog:
@@ -117,7 +101,6 @@ class _CappedLog:
         self.full_at = now + cap / _SPEED  # at the earliest: an empty log cannot be over its cap before
 
     def shortest_s(self) -> float:
-        """Return how long a program needs at least until the log is over its cap."""
         return min(max(self.left / _SPEED, _SOONEST_S), _LATEST_S)
 
 
@@ -143,35 +126,28 @@ class LogCaps:
     def timeout_ms(self) -> float | None:
         while self._due and not self._is_waiting(*self._due[0]):
             heapq.heappop(self._due)  # most programs end before their log is looked at
-        if not self._due:
-            return None
-        return max(0.0, (self._due[0][0] - time.monotonic()) * 1000 + 0.1)
+        return None if not self._due else max(0.0, (self._due[0][0] - time.monotonic()) * 1000 + 0.1)
 
     def run(self) -> None:
-        """Look at the logs that are due."""
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
             due, path = heapq.heappop(self._due)
-            if self._is_waiting(due, path):
-                self._look(self._logs[path], now)
+            if not self._is_waiting(due, path):
+                continue
+            log = self._logs[path]
+            before, log.left = log.left, log.cap
+            with contextlib.suppress(OSError):  # the file was removed, or the disk fails
+                log.left = cut_if_over(log.path, log.cap)
+            log.wait_s = min(log.wait_s * 2, _LATEST_S) if log.left == before else log.shortest_s()
+            log.due = now + log.wait_s
+            heapq.heappush(self._due, (log.due, log.path))
 
     def _is_waiting(self, due: float, path: str) -> bool:
         """Return whether an entry of `_due` is still the next look at its log."""
         return path in self._logs and self._logs[path].due == due
 
-    def _look(self, log: _CappedLog, now: float) -> None:
-        before = log.left
-        try:
-            log.left = cut_if_over(log.path, log.cap)
-        except OSError:  # the file was removed, or the disk fails
-            log.left = log.cap
-        log.wait_s = min(log.wait_s * 2, _LATEST_S) if log.left == before else log.shortest_s()
-        log.due = now + log.wait_s
-        heapq.heappush(self._due, (log.due, log.path))
-
 
 def watch_log(path: str, cap: int) -> None:
-    """Keep one log within its cap until the process ends. For a thread of its own."""
     caps = LogCaps()
     caps.add(path, cap)
     while True:

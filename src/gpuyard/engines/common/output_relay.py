@@ -1,10 +1,8 @@
 """The relay: stands between a program and its log, and begins each line with the time (`submit --timestamps`).
 
-The keeper starts it in place of the program, whose parent it is. It uses the standard library alone. Bytes are passed
-on as they come; the time is that of the first byte of a line, and stands again after each carriage return. The relay
-ends after the program, with its status; if processes that the program left behind hold the pipe, a child of the relay
-goes on reading. It keeps the log within its cap exactly: a program that writes faster waits for it.
-"""
+The keeper starts it in place of the program, whose parent it is. It uses the standard library alone. The time is that
+of the first byte of a line, and stands again after each carriage return. The relay ends after the program, with its
+status; if processes that the program left behind hold the pipe, a child of the relay goes on reading."""
 
 import contextlib
 import errno
@@ -64,8 +62,9 @@ class StampedOutput:
         return len(chunk)
 
     def stamp(self, chunk: bytes, now: float) -> bytes:
-        """Insert the time before the first byte of each line, and after each carriage return within a line."""
-        when = _time_text(now)
+        local = time.localtime(now)
+        zone = time.strftime("%z", local)
+        when = f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.{int(now % 1 * 1000):03d}{zone[:3]}:{zone[3:]} ".encode()
         is_line_end = self._follows_return and chunk.startswith(b"\n")
         start = when if chunk and self._starts_line and not is_line_end else b""
         stamped = start + _LINE_ENDS.sub(rb"\g<0>" + when, chunk)
@@ -74,14 +73,7 @@ class StampedOutput:
         return stamped
 
 
-def _time_text(now: float) -> bytes:
-    local = time.localtime(now)
-    zone = time.strftime("%z", local)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.{int(now % 1 * 1000):03d}{zone[:3]}:{zone[3:]} ".encode()
-
-
 def _start(path: str, arguments: list[str], streams: list[StampedOutput]) -> int:
-    """Start the program in our session, and return its pid. Raises OSError."""
     ends = [streams[0].program_end, streams[-1].program_end]
     actions = [(os.POSIX_SPAWN_DUP2, end, target) for end, target in zip(ends, (1, 2), strict=True)]
     for program, words in ((path, arguments), ("/bin/sh", ["/bin/sh", path, *arguments[1:]])):

@@ -3,20 +3,22 @@ kernel's count of processes killed for lack of memory. Nothing that reads eviden
 an empty text or None.
 """
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import accumulate, takewhile
+from operator import truediv
 from pathlib import Path
 from typing import Self
 
 from msgspec import Struct
 
 from gpuyard.engines.common.job_logs import open_log
-from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure, headline
-from gpuyard.engines.common.unbegun_words import describe, is_unbegun
+from gpuyard.engines.common.spawn_program import BY_SIGNAL, START_FAILURES, StartFailure, describe, headline, is_unbegun
 from gpuyard.errors import UserError
 from gpuyard.model.container import CONTAINER_TOOLS
 from gpuyard.model.error_line import explain_failure, find_device_fault
@@ -46,8 +48,6 @@ def check_arguments(launch: Launch, environment: dict[str, str]) -> None:
 
 
 class StartContext(Struct, frozen=True, kw_only=True):
-    """What an attempt needs to start, for the message if it could not."""
-
     directory: str | None = None
     program: str | None = None
     stdin: str | None = None
@@ -74,7 +74,17 @@ def outcome_of(word: str | None, context: StartContext) -> Outcome:
             kind=OutcomeKind.LOST, reason="its keeper is gone without a status: it was killed, or the machine went down"
         )
     if not word.isdigit():
-        return _start_failure(word, context)
+        if word not in START_FAILURES:
+            return Outcome(kind=OutcomeKind.LOST, reason=f"its keeper wrote an unknown word: {word}")
+        subject = {
+            "no-directory": context.directory or "of the job",
+            "no-program": context.program or "of that name",
+            "not-executable": context.program or "the program",
+            "no-output": context.output or "of the job",
+            "unsafe-output": context.output or "of the job",
+        }.get(word, context.stdin or "of the job")
+        reason = START_FAILURES[word].format(subject)
+        return Outcome(kind=OutcomeKind.CANNOT_START, status=StartFailure(word).status, reason=reason)
     if word == "0":
         return Outcome(kind=OutcomeKind.SUCCEEDED, status=0)
     try:
@@ -92,30 +102,14 @@ def limit_of(word: str | None) -> ResourceLimit | None:
     return ResourceLimit(text=text, remedy=remedy, is_own=is_own) if text else None
 
 
-def _start_failure(word: str, context: StartContext) -> Outcome:
-    if word not in START_FAILURES:
-        return Outcome(kind=OutcomeKind.LOST, reason=f"its keeper wrote an unknown word: {word}")
-    subject = {
-        "no-directory": context.directory or "of the job",
-        "no-program": context.program or "of that name",
-        "not-executable": context.program or "the program",
-        "no-output": context.output or "of the job",
-        "unsafe-output": context.output or "of the job",
-    }.get(word, context.stdin or "of the job")
-    reason = START_FAILURES[word].format(subject)
-    return Outcome(kind=OutcomeKind.CANNOT_START, status=StartFailure(word).status, reason=reason)
-
-
 _ROOT = Path("/")
 _MOST_BYTES = 1 << 16
-_COUNT_EVERY_S = 1.0
 _MOST_S, _LEAVE_ALONE_S = 5.0, 60.0
 _hung: dict[Path, float] = {}  # folders that are not read, and until when
 
 
 class FailureEvidence(Struct, frozen=True, kw_only=True):
-    """The outcome with the line that says why the attempt failed; which memory it ran out of, and what its logs say
-    about a fault of its GPU, None where that is not the cause."""
+    """The outcome with the line that says why, the memory that ran out, and a fault of the GPU; None: not the cause."""
 
     outcome: Outcome
     shortage: Shortage | None = None
@@ -128,16 +122,11 @@ def read_outputs(outcome: Outcome, logs: Sequence[str | None], key: str, *, is_l
     if outcome.kind is not OutcomeKind.FAILED:
         return []
     read = partial(_read_tail, most_bytes=_MOST_BYTES) if is_local else read_tail
-    return [_own_part(read(Path(log)), key) for log in reversed(logs) if log is not None]
-
-
-def _own_part(text: str, key: str) -> str:
-    before, begins, after = text.rpartition(headline(*key.split(".")))
-    return after.partition("\n")[2] if begins else before + after
+    parts = [read(Path(log)).rpartition(headline(*key.split("."))) for log in reversed(logs) if log is not None]
+    return [after.partition("\n")[2] if begins else after for _, begins, after in parts]
 
 
 def evidence_of(outcome: Outcome, texts: Sequence[str], kills_before: int | None) -> FailureEvidence:
-    """Return the evidence in the ends of an attempt's logs (`read_outputs`), and in the kernel's count."""
     if not texts:
         return FailureEvidence(outcome=outcome)
     outcome = explain_failure(outcome, texts)
@@ -149,10 +138,8 @@ def evidence_of(outcome: Outcome, texts: Sequence[str], kills_before: int | None
 
 
 def read_tail(log: Path, most_bytes: int = _MOST_BYTES) -> str:
-    """Return the last bytes of a log, from the place where it was cut at most.
-
-    A file that the user named may be on a network disk that hangs: it is waited for for 5 s, and then nothing in its
-    folder is read for a minute."""
+    """Return the last bytes of a log, from the place where it was cut at most. A file that the user named may be on a
+    network disk that hangs: it is waited for for 5 s, and then nothing in its folder is read for a minute."""
     if time.monotonic() < _hung.get(log.parent, 0.0):
         return ""
     found: list[str] = []
@@ -177,11 +164,9 @@ def _read_tail(log: Path, most_bytes: int) -> str:
 
 
 def oom_kills(pid: int | None = None, root: Path = _ROOT) -> int | None:
-    """Return how many processes of this process's cgroup (default: ours) the kernel has killed for lack of memory.
-
-    It counts every such kill, whether the group or the whole machine was full. Compare only counts of the same process:
-    another daemon may be in another group.
-    """
+    """Return how many processes of this process's cgroup (default: ours) the kernel has killed for lack of memory. It
+    counts every such kill, whether the group or the whole machine was full. Compare only counts of the same process:
+    another daemon may be in another group."""
     for path in _event_files(root, "self" if pid is None else str(pid)):
         for line in _read(path).splitlines():
             name, _, value = line.partition(" ")
@@ -199,7 +184,7 @@ class OomKillCount:
 
     def now(self) -> int | None:
         now = time.monotonic()
-        if now >= self._read_at + _COUNT_EVERY_S:
+        if now >= self._read_at + 1.0:
             self._read_at, self._kills = now, oom_kills()
         return self._kills
 
@@ -212,42 +197,26 @@ def loaded_libraries(pid: int, root: Path = _ROOT) -> str:
 
 
 def _event_files(root: Path, process: str) -> Iterator[Path]:
-    """Yield files to try, the nearest group first. In a container the group is the mount itself, and the path in /proc
-    exists only on the host.
-
-    A cgroup of version 2 counts for its descendants too. In version 1 only the group itself and the mount are useful.
-    """
-    top = root / "sys/fs/cgroup"
-    groups = _groups(root, process)
+    """Yield files to try, the nearest group first. A cgroup of version 2 counts for its descendants too."""
+    top = root / "sys/fs/cgroup"  # in a container the group itself
+    groups: dict[str, str] = {}  # by controller; version 2 has the empty name
+    for line in _read(root / "proc" / process / "cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        groups.update(dict.fromkeys(controllers.split(","), path))
     if "" in groups:
         for mount in (top, top / "unified"):
             yield from (folder / "memory.events" for folder in reversed(_lineage(mount, groups[""])))
-    if "memory" in groups:
+    if "memory" in groups:  # version 1: only the group itself and the mount are useful
         lineage = _lineage(top / "memory", groups["memory"])
         yield from (folder / "memory.oom_control" for folder in (lineage[-1], lineage[0]))
 
 
-def _groups(root: Path, process: str) -> dict[str, str]:
-    """Return the process's group by controller; version 2 has the empty name."""
-    found: dict[str, str] = {}
-    for line in _read(root / "proc" / process / "cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        found.update(dict.fromkeys(controllers.split(","), path))
-    return found
-
-
 def _lineage(mount: Path, path: str) -> list[Path]:
-    folders = [mount]
-    for part in path.split("/"):
-        if part == "..":
-            break
-        if part:
-            folders.append(folders[-1] / part)
-    return folders
+    parts = takewhile(lambda part: part != "..", filter(None, path.split("/")))
+    return list(accumulate(parts, truediv, initial=mount))
 
 
 def _read(path: Path) -> str:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return path.read_text(encoding="utf-8", errors="replace")
-    except (OSError, ValueError):
-        return ""
+    return ""

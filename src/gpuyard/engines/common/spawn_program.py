@@ -1,7 +1,4 @@
-"""Starts a program in a session of its own, for the keeper and for supervisors on cluster nodes.
-
-Uses the standard library alone, as both do.
-"""
+"""Starts a program in a session of its own, for keepers and for supervisors on cluster nodes. Standard library only."""
 
 import contextlib
 import errno
@@ -13,20 +10,46 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpuyard.engines.common.unbegun_words import unbegun_word
-from gpuyard.system.system_limits import passes
+from gpuyard.system.system_limits import passes, remedy_of
 from gpuyard.system.write_files import UnsafePathError, open_results
+
+# The words by which keepers and supervisors report a program that has not begun, because of an error that passes.
+_UNBEGUN = "unbegun"
+# A launch of a slice that its keeper gave back.
+RETURNED = "unbegun-returned"
+_FAILURES = {
+    "process": "no program can be started",
+    "log": "no log can be written",
+    "journal": "the keeper's journal cannot be written",
+    "lease": "the keeper cannot take over a lease",
+    "directory": "its directory cannot be entered",
+    "input": "its input cannot be read",
+    "output": "its output file cannot be written",
+    "program": "its program cannot be read",
+}
+# Files that the job itself names: other jobs need not wait for them, unless the system lacks something.
+_OF_THE_JOB = frozenset({"directory", "input", "output", "program"})
+
+
+def is_unbegun(word: str) -> bool:
+    return word.partition("-")[0] == _UNBEGUN
+
+
+def describe(word: str) -> tuple[str, str, bool]:
+    """Return the text of such a word, its remedy, and whether it concerns this job's files only; empty for others."""
+    _, what, name = (*word.split("-"), "", "")[:3]
+    number = getattr(errno, name.upper(), None)
+    if what not in _FAILURES or number is None:
+        return "", "", False
+    is_own = what in _OF_THE_JOB and number not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return f"{_FAILURES[what]}: {os.strerror(number)}", remedy_of(OSError(number, "")) or "", is_own
+
 
 LEASE_AT = 8
 # The mode of a log that was created before its program begins. The sticky bit, which has no meaning on files, tells it
 # from the empty log of a program that has begun.
 UNBEGUN_LOG = 0o600 | stat.S_ISVTX
 CANNOT_EXECUTE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
-# Limits that can keep us from starting a process.
-_STOPPING = {resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NPROC}
-# A shell that joins a cgroup and becomes the program: we must not be in there ourselves, and the first page of the
-# program has to be counted. A script without an interpreter line is run by the shell.
-_JOIN = ("/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"')
 EVERY_SIGNAL = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 # Why a program was not started, by the word for it in the journal.
 START_FAILURES = {
@@ -49,26 +72,22 @@ ShellChange = tuple[int | None, int | None, dict[int, int]]
 
 
 class SpawnSpec(NamedTuple):
-    """`outputs` are paths with caps, for standard output and, if it gets a file of its own, for standard error. A cap
-    of 0 means a file that the user named. An empty `stdin` stands for /dev/null. `relay` is the start of a command that
-    runs the program; `open_files` is the limit, if below ours. `cpus` are those that it may run on (none: any), and
-    `cgroup` is the folder of a cgroup that it joins."""
-
     command: tuple[str, ...]
     environment: dict[str, str]
     directory: str
-    outputs: tuple[tuple[str, int], ...]
-    stdin: str
-    relay: tuple[str, ...] = ()
-    open_files: int | None = None
+    outputs: tuple[
+        tuple[str, int], ...
+    ]  # paths with caps (0: the user's file), for standard output and error, if apart
+    stdin: str  # empty: /dev/null
+    relay: tuple[str, ...] = ()  # the start of a command that runs the program
+    open_files: int | None = None  # the limit, if below ours
     shell: ShellChange | None = None
-    cpus: tuple[int, ...] = ()
-    cgroup: str = ""
+    cpus: tuple[int, ...] = ()  # that it may run on; none: any
+    cgroup: str = ""  # the folder of one that it joins
 
 
 class StartFailure(Exception):
-    """A program was not started: `word` says why, a key of START_FAILURES, or a word of `unbegun_words` if it may be
-    tried again."""
+    """A program was not started: `word` says why, a key of START_FAILURES, or an unbegun word if it is tried again."""
 
     def __init__(self, word: str) -> None:
         super().__init__(word)
@@ -77,10 +96,11 @@ class StartFailure(Exception):
 
 
 class NotBegun(StartFailure):
-    """A limit of the system kept the program from starting. Its log is as it was before."""
+    """A limit of the system kept the program from starting, by a word such as `unbegun-log-enospc`. Its log is as
+    before."""
 
     def __init__(self, what: str, error: OSError) -> None:
-        super().__init__(unbegun_word(what, error))
+        super().__init__(f"{_UNBEGUN}-{what}-{errno.errorcode.get(error.errno or 0, 'eio').lower()}")
 
 
 def exit_status(wait_status: int) -> int:
@@ -99,10 +119,8 @@ def open_above(highest: int) -> int:
 
 def spawn(spec: SpawnSpec, lease: int | None, null: int) -> int:
     """Start the program as the leader of a new session, and return its pid. Changes our own directory to the program's.
-
     Raises StartFailure, and writes the reason to the program's log. Raises NotBegun and leaves no empty log if a limit
-    of the system prevents the start.
-    """
+    of the system prevents the start."""
     opened: list[int] = []
     try:
         for path, cap in spec.outputs:
@@ -160,13 +178,11 @@ def _open_users_file(path: str, spec: SpawnSpec) -> int:
 def _is_within_a_line(file: int) -> bool:
     """Return whether the file does not end with the end of a line. False if it cannot be read, or without /proc."""
     try:
-        reading = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+        with open(f"/proc/self/fd/{file}", "rb") as reading:
+            reading.seek(-1, os.SEEK_END)
+            return reading.read(1) != b"\n"
     except OSError:
         return False
-    try:
-        return os.pread(reading, 1, os.fstat(reading).st_size - 1) != b"\n"
-    finally:
-        os.close(reading)
 
 
 def _enter(directory: str, log: int) -> None:
@@ -193,32 +209,25 @@ def _open_input(path: str, null: int, log: int) -> int:
 
 def _find(name: str, environment: dict[str, str], log: int) -> str:
     """Find a program as shells do: by path, or on the job's PATH. Relative parts of PATH count from its directory."""
-    folders = environment.get("PATH", os.defpath).split(":")
-    candidates = [name] if "/" in name else [f"{folder or '.'}/{name}" for folder in folders]
-    existing, passing = _existing(candidates if name else [])
-    for path, mode in existing:
-        if stat.S_ISREG(mode) and os.access(path, os.X_OK):
-            return path
-    if existing:
-        raise _failure("not-executable", log, existing[0][0])
+    folders = environment.get("PATH", os.defpath).split(":") if name else []
+    found, passing = "", None
+    for path in [name] if "/" in name else [f"{folder or '.'}/{name}" for folder in folders]:
+        try:
+            is_file = stat.S_ISREG(os.stat(path).st_mode)
+        except OSError as error:
+            passing = error if passes(error) else passing  # it hides whether there is one
+        except ValueError:  # a zero byte
+            continue
+        else:
+            if is_file and os.access(path, os.X_OK):
+                return path
+            found = found or path
+    if found:
+        raise _failure("not-executable", log, found)
     raise NotBegun("program", passing) if passing is not None else _failure("no-program", log, name)
 
 
-def _existing(candidates: Sequence[str]) -> tuple[list[tuple[str, int]], OSError | None]:
-    """Return the files that exist with their modes, and an error that may pass, if one hides whether a file exists."""
-    existing, passing = [], None
-    for path in candidates:
-        try:
-            existing.append((path, os.stat(path).st_mode))
-        except OSError as error:
-            passing = error if passes(error) else passing
-        except ValueError:  # a zero byte
-            continue
-    return existing, passing
-
-
 def _execute(path: str, spec: SpawnSpec, streams: tuple[int, int, int], lease: int | None) -> int:
-    """Start the program with its standard streams."""
     log = streams[2]
     given = [*([] if lease is None else [(lease, LEASE_AT)]), *((each, target) for target, each in enumerate(streams))]
     by_shell = ("/bin/sh", path, *spec.command[1:])  # for a script without an interpreter line
@@ -226,74 +235,50 @@ def _execute(path: str, spec: SpawnSpec, streams: tuple[int, int, int], lease: i
     if spec.relay:
         ways = [(spec.relay[0], (*spec.relay, path, *spec.command))]
     if spec.cgroup:
-        ways = [("/bin/sh", (*_JOIN, f"{spec.cgroup}/cgroup.procs", ways[0][0], *ways[0][1][1:]))]
+        # A shell that joins it and becomes the program: we must not be in there ourselves, and the first page of the
+        # program has to be counted. A script without an interpreter line is run by the shell.
+        join = ("/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', f"{spec.cgroup}/cgroup.procs")
+        ways = [("/bin/sh", (*join, ways[0][0], *ways[0][1][1:]))]
     for program, arguments in ways:
         try:
-            with _limited(spec.open_files), _on_cpus(spec.cpus):
-                if spec.shell is None:
-                    return spawn_in_session(program, arguments, spec.environment, given)
-                with _as_in_shell(spec.shell):
-                    pid = spawn_in_session(program, arguments, spec.environment, given)
-            _renice(pid, spec.shell[1])
-            return pid
+            with _settings_of(spec):
+                pid = spawn_in_session(program, arguments, spec.environment, given)
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.ENOMEM) and spec.shell and not _STOPPING.isdisjoint(spec.shell[2]):
-                raise _failure("own-limits", log) from None
             if error.errno != errno.ENOEXEC:
-                raise _refusal(error, log, path) from None
+                raise _refusal(error, log, path, spec) from None
+            continue
+        if spec.shell is not None and spec.shell[1] is not None:
+            # Also of processes that it may have started since. Our own niceness would have to be lowered again, which
+            # only root may do.
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PGRP, pid, spec.shell[1])
+        return pid
     raise _failure("not-executable", log, path)
 
 
 @contextlib.contextmanager
-def _on_cpus(cpus: tuple[int, ...]) -> Iterator[None]:
-    """Run on these CPUs in this block, for a program that inherits them. If the system refuses, it runs on ours."""
-    if not cpus or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextlib.contextmanager
-def _limited(open_files: int | None) -> Iterator[None]:
-    """Have a lower limit on open files in this block, for a program that inherits it. Files that are open stay so."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if open_files is None or open_files >= now:
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (now, most))
-
-
-@contextlib.contextmanager
-def _as_in_shell(shell: ShellChange) -> Iterator[None]:
-    """Have another umask and other soft limits in this block, for a program that inherits them. A hard limit stays, and
-    bounds its soft limit."""
-    umask, _, limits = shell
-    before = {number: resource.getrlimit(number) for number in limits}
-    try:
+def _settings_of(spec: SpawnSpec) -> Iterator[None]:
+    """Have the CPUs, the soft limits and the umask of a program in this block, which it inherits. A hard limit stays,
+    and bounds its soft limit; files that are open stay so. What the system refuses stays as it is."""
+    umask, _, limits = spec.shell or (None, None, {})
+    if spec.open_files is not None and spec.open_files < resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        limits = {**limits, resource.RLIMIT_NOFILE: spec.open_files}
+    with contextlib.ExitStack() as undo:
+        if spec.cpus and hasattr(os, "sched_setaffinity"):
+            undo.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, spec.cpus)
         for number, soft in limits.items():
-            most = before[number][1]
-            is_above = most != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > most)
-            _set_limit(number, (most if is_above else soft, most))
-        with _with_umask(umask):
-            yield
-    finally:
-        for number, limit in before.items():
-            _set_limit(number, limit)
+            before = resource.getrlimit(number)
+            undo.callback(_set_limit, number, before)
+            is_above = before[1] != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > before[1])
+            _set_limit(number, (before[1] if is_above else soft, before[1]))
+        undo.enter_context(_with_umask(umask))
+        yield
 
 
 @contextlib.contextmanager
 def _with_umask(umask: int | None) -> Iterator[None]:
-    """Have another umask in this block, for files that are created and programs that inherit it."""
     if umask is None:
         yield
         return
@@ -309,28 +294,21 @@ def _set_limit(number: int, limit: tuple[int, int]) -> None:
         resource.setrlimit(number, limit)
 
 
-def _renice(pid: int, niceness: int | None) -> None:
-    """Set the niceness of a program that has just started, and of processes that it may have started since. Our own
-    would have to be lowered again, which only root may do."""
-    if niceness is not None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, pid, niceness)
-
-
 def spawn_in_session(
     path: str, arguments: tuple[str, ...], environment: Mapping[str, str], given: Sequence[tuple[int, int]]
 ) -> int:
-    """Start a program in a session of its own, with all signals at their defaults, and return its pid.
-
-    given: pairs of a descriptor of ours and its number in the program, set in this order.
-    """
+    """Start a program in a session of its own. `given`: our descriptors and their numbers there, set in this order."""
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in given]
     return os.posix_spawn(
         path, arguments, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=EVERY_SIGNAL
     )
 
 
-def _refusal(error: OSError, log: int, path: str) -> StartFailure:
+def _refusal(error: OSError, log: int, path: str, spec: SpawnSpec) -> StartFailure:
+    own_limits = {} if spec.shell is None else spec.shell[2]
+    can_stop_us = {resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NPROC}
+    if error.errno in (errno.EAGAIN, errno.ENOMEM) and not can_stop_us.isdisjoint(own_limits):
+        return _failure("own-limits", log)
     if error.errno == errno.E2BIG:
         return _failure("too-long", log)
     if passes(error):

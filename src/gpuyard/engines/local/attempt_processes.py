@@ -1,51 +1,183 @@
-"""Finds the processes of an attempt, also those that left its process group, and signals them.
+"""Finds the processes of an attempt, also those that left its process group, signals and measures them.
 
-A process belongs to an attempt if any of these is true:
-- its environment names the queue, the job and the attempt; every program that the job starts inherits this;
-- it writes to the attempt's log;
-- it is in a session that such a process leads;
-- its parent belongs to the attempt.
+A process belongs to an attempt if its environment names the queue, the job and the attempt, which every program that
+the job starts inherits; if it writes to the attempt's log; or if it is in a session that such a process leads, or a
+child of such a process. The keeper, this process, podman's pause process and other users' processes never belong to it.
+A process that left the session, lost its parent, cleared its environment and closed the log is not found."""
 
-The keeper, which has to report the end, this process, podman's pause process and other users' processes never belong to
-it.
-
-A process that left the session, lost its parent, cleared its environment and closed the log is not found.
-
-ProcessSignals: finds and signals the processes of attempts in a thread.
-
-Reading the process table takes about 50 µs per process of the machine: with thousands of them, the daemon's loop would
-be held for 0.1 s and more. One reading serves all requests that wait for it.
-
-Measures RAM and CPU time of the attempts of a queue.
-"""
-
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from msgspec import Struct
 
 from gpuyard.engines.common.handled_signals import handles, inner_pid, is_pause_process
-from gpuyard.engines.local.system_processes import (
-    TICKS_PER_S,
-    TrackedProcess,
-    all_pids,
-    all_processes,
-    children_of,
-    environment_with,
-    files_appended,
-    is_ours,
-    raw_environment,
-    read_process,
-    send,
-    stat_fields,
-)
 from gpuyard.model.job import Attempt
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_IS_LINUX = sys.platform == "linux"
+
+
+class TrackedProcess(Struct, frozen=True, kw_only=True):
+    pid: int
+    parent: int
+    session: int
+    started: float
+    is_dead: bool
+    is_stopped: bool
+
+
+def all_processes() -> Iterator[TrackedProcess]:
+    return filter(None, map(read_process, all_pids()))
+
+
+def all_pids() -> list[int]:
+    if _IS_LINUX:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    import psutil
+
+    return psutil.pids()
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process, if the system lists them; else all processes."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return list(map(int, file.read().split()))
+    except OSError:
+        return all_pids()
+
+
+def read_process(pid: int) -> TrackedProcess | None:
+    if not _IS_LINUX:
+        return _psutil_process(pid)
+    fields = stat_fields(pid)
+    if not fields:
+        return None
+    return TrackedProcess(
+        pid=pid,
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        started=int(fields[19]) / TICKS_PER_S,
+        is_dead=fields[0] in b"ZXx",
+        is_stopped=fields[0] == b"T",
+    )
+
+
+def _psutil_process(pid: int) -> TrackedProcess | None:
+    import psutil
+
+    try:
+        seen = psutil.Process(pid)
+        return TrackedProcess(
+            pid=pid,
+            parent=seen.ppid(),
+            session=os.getsid(pid),
+            started=seen.create_time(),
+            is_dead=seen.status() == psutil.STATUS_ZOMBIE,
+            is_stopped=seen.status() == psutil.STATUS_STOPPED,
+        )
+    except (psutil.Error, OSError):
+        return None
+
+
+def read_again(process: TrackedProcess) -> TrackedProcess | None:
+    now = read_process(process.pid)
+    return now if now is not None and now.started == process.started and not now.is_dead else None
+
+
+def is_stopped(pid: int) -> bool:
+    process = read_process(pid)
+    return process is not None and process.is_stopped
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat that follow the program's name; none if the process has ended."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        content = os.read(descriptor, 4096)
+    except OSError:
+        return []
+    finally:
+        os.close(descriptor)
+    return content[content.rindex(b")") + 2 :].split(None, 22)  # the name may contain anything
+
+
+def environment_with(variable: str, pid: int) -> dict[str, str]:
+    """Return the environment of a process that has the variable. That of others may be empty."""
+    if _IS_LINUX:
+        content = raw_environment(pid)
+        if variable.encode() not in content:
+            return {}
+        return dict(os.fsdecode(item).split("=", 1) for item in content.split(b"\0") if b"=" in item)
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        return dict(psutil.Process(pid).environ())
+    return {}
+
+
+def raw_environment(pid: int) -> bytes:
+    """Return nothing if it cannot be read, as another user's, or does not exist yet, as while a process is starting."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return file.readall()
+    except OSError:
+        return b""
+
+
+def _is_for_appending(pid: int, descriptor: str) -> bool:
+    lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii").splitlines()
+    flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
+    return flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
+
+
+def is_ours(pid: int) -> bool:
+    """Return whether the process has our real user id."""
+    if _IS_LINUX:
+        try:
+            with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+                status = file.read(4096)
+        except OSError:
+            return False
+        return int(status.partition(b"\nUid:")[2].split(None, 1)[0]) == os.getuid()
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).uids().real == os.getuid())
+    return False
+
+
+def send(process: TrackedProcess, signum: int) -> bool:
+    """Send the signal, with a pidfd if possible: not to a later process of the same pid. Return whether it was sent."""
+    try:
+        if not hasattr(signal, "pidfd_send_signal"):
+            os.kill(process.pid, signum)
+            return True
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        now = read_process(process.pid)
+        if now is None or now.started != process.started:
+            return False
+        signal.pidfd_send_signal(descriptor, signum)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
 
 QUEUE = "GPUYARD_QUEUE"
 # A forked child may appear in the next round only. Stopping a program that outruns this many rounds takes a cgroup.
@@ -57,49 +189,36 @@ _FOR_ALL = _UNCATCHABLE | {signal.SIGCONT}
 
 
 def signal_each(attempts: Sequence[Attempt], queue: str, signum: int) -> list[int]:
-    """Send the signal to all processes of each attempt. Return to how many, by attempt.
-
-    SIGKILL and SIGSTOP are sent again until no new process is found. Most other signals are not sent into containers
-    (`_without_contained`). One reading of the process table serves all attempts.
-    """
+    """Send the signal to all processes of each attempt, with one reading of the process table for all. Return to how
+    many, by attempt. SIGKILL and SIGSTOP are sent again until no new process is found. Most other signals are not sent
+    into containers."""
     reached: list[set[tuple[int, float]]] = [set() for _ in attempts]
     left = list(zip(attempts, reached, strict=True))
     for _ in range(_MOST_ROUNDS if signum in _UNCATCHABLE else 1):
-        table = ProcessTable(queue)
-        left = [(attempt, known) for attempt, known in left if _signal_new(table.of(attempt), signum, known)]
+        table, tried, left = ProcessTable(queue), left, []
+        for attempt, known in tried:
+            found = table.of(attempt) if signum in _FOR_ALL else _without_contained(table.of(attempt))
+            new = [each for each in found if (each.pid, each.started) not in known]
+            known.update((each.pid, each.started) for each in new if send(each, signum))
+            left += [(attempt, known)] if new else []
         if not left:
             break
     return list(map(len, reached))
 
 
-def _signal_new(found: list[TrackedProcess], signum: int, reached: set[tuple[int, float]]) -> bool:
-    """Signal the processes that are not in `reached`, and add them to it. Return whether there were any."""
-    found = found if signum in _FOR_ALL else _without_contained(found)
-    new = [each for each in found if (each.pid, each.started) not in reached]
-    reached.update((each.pid, each.started) for each in new if send(each, signum))
-    return bool(new)
-
-
 def warn_each(attempts: Sequence[Attempt], queue: str, signum: int) -> list[int]:
-    """Send the signal to the processes of each attempt that handle it. Return to how many, by attempt: most signals end
-    a process that does not handle them, such as the shell around a program. If some are in a container, only they get
-    it."""
-    table = ProcessTable(queue)
-    return [_warn(table.of(attempt), signum) for attempt in attempts]
-
-
-def _warn(found: list[TrackedProcess], signum: int) -> int:
-    handling = [each for each in found if handles(each.pid, signum)]
-    contained = [each for each in handling if inner_pid(each.pid) is not None]
-    return sum(send(each, signum) for each in contained or handling)
-
-
-# Membership
+    """Send the signal to the processes of each attempt that handle it: it would end others, such as the shell around a
+    program. If some are in a container, only they get it. Return to how many, by attempt."""
+    table, counts = ProcessTable(queue), []
+    for attempt in attempts:
+        handling = [each for each in table.of(attempt) if handles(each.pid, signum)]
+        contained = [each for each in handling if inner_pid(each.pid) is not None]
+        counts.append(sum(send(each, signum) for each in contained or handling))
+    return counts
 
 
 class ProcessTable:
-    """All processes at one moment, and the attempts of one queue that they belong to. Reading a thousand processes
-    takes about 50 ms."""
+    """All processes at one moment, and the attempts of one queue that they belong to."""
 
     def __init__(self, queue: str, besides: int | None = None) -> None:
         """The process `besides`, as the daemon, never counts."""
@@ -115,8 +234,12 @@ class ProcessTable:
             self._by_parent.setdefault(each.parent, []).append(pid)
             if (mark := _mark(pid, queue)) is not None:
                 self._by_mark.setdefault(mark, []).append(pid)
-            for log in files_appended(pid, f"{queue}/logs/"):
-                self._by_log.setdefault(log, []).append(pid)
+            with contextlib.suppress(OSError, ValueError):
+                # Open for appending only, as the keeper opens logs: readers, such as `tail -f`, open them otherwise.
+                for name in os.listdir(f"/proc/{pid}/fd") if _IS_LINUX else ():
+                    log = os.readlink(f"/proc/{pid}/fd/{name}")
+                    if log.startswith(f"{queue}/logs/") and _is_for_appending(pid, name):
+                        self._by_log.setdefault(log, []).append(pid)
 
     def of(self, attempt: Attempt) -> list[TrackedProcess]:
         """Return all processes of the attempt, oldest first."""
@@ -134,11 +257,6 @@ class ProcessTable:
             new = {child for pid in new for child in self._by_parent.get(pid, ())} - found
         ours = (self._all[pid] for pid in found if is_ours(pid) and not is_pause_process(pid))
         return sorted(ours, key=lambda each: (each.started, each.pid))
-
-
-def processes_of(attempt: Attempt, queue: str, besides: int | None = None) -> list[TrackedProcess]:
-    """Return all processes of the attempt, oldest first. The process `besides`, as the daemon, never counts."""
-    return ProcessTable(queue, besides).of(attempt)
 
 
 def _without_contained(found: list[TrackedProcess]) -> list[TrackedProcess]:
@@ -184,98 +302,70 @@ _log = logging.getLogger(__name__)
 SignalEach = Callable[[Sequence[Attempt], str, int], list[int]]
 
 
-class _Request(Struct, frozen=True):
-    attempt: Attempt
-    signum: int
-    send: SignalEach
-
-    @property
-    def name(self) -> tuple[str, int, SignalEach]:
-        return self.attempt.key, self.signum, self.send
-
-
 class ProcessSignals:
-    """For one thread. `wake` is called, by another thread, when the numbers of some requests are known."""
+    """Signals processes in a thread: reading the process table takes about 50 µs per process of the machine. One
+    reading serves all requests that wait for it. For one thread; `wake` is called, by another one, when the numbers of
+    some requests are known."""
 
     def __init__(self, queue: str, wake: Callable[[], None]) -> None:
-        self._queue = queue
-        self._wake = wake
+        self._queue, self._wake = queue, wake
         self._lock = threading.Lock()
-        self._waiting: list[_Request] = []
+        self._waiting: dict[tuple[int, SignalEach], list[Attempt]] = {}
         self._counts: dict[tuple[str, int, SignalEach], int | None] = {}  # None: under way
         self._thread = ThreadPoolExecutor(1, "gpuyard-signals")
-        self._is_closed = False
 
     def signal(self, attempts: Sequence[Attempt], signum: int, send: SignalEach = signal_each) -> list[int | None]:
         """Return to how many processes of each attempt the signal was sent; None while it is under way. The first call
         sends it, and the first call after that returns the number."""
-        requests = [_Request(attempt, signum, send) for attempt in attempts]
+        names = [(attempt.key, signum, send) for attempt in attempts]
         with self._lock:
-            new = [each for each in requests if each.name not in self._counts]
-            self._counts.update(dict.fromkeys((each.name for each in new), None))
-        self._begin(new)
+            new = [each for each, name in zip(attempts, names, strict=True) if name not in self._counts]
+            self._counts.update(((each.key, signum, send), None) for each in new)
+        self._begin(new, signum, send)
         with self._lock:
-            found = [self._counts.get(each.name) for each in requests]
-            for each in requests:
-                if self._counts.get(each.name) is not None:
-                    del self._counts[each.name]
+            found = [self._counts.get(name) for name in names]
+            for name in [name for name in names if self._counts.get(name) is not None]:
+                self._counts.pop(name, None)
         return found
 
     def send(self, attempts: Sequence[Attempt], signum: int) -> None:
         """Send the signal soon, whether or not it is under way already."""
-        self._begin([_Request(attempt, signum, signal_each) for attempt in attempts])
+        self._begin(attempts, signum, signal_each)
 
     def forget(self, key: str) -> None:
-        """Drop the numbers of an attempt that is over."""
         with self._lock:
             for name in [name for name in self._counts if name[0] == key]:
                 del self._counts[name]
 
     def close(self) -> None:
         """Send what was requested, and wait for that."""
-        with self._lock:
-            self._is_closed = True
         self._thread.shutdown()
 
-    def _begin(self, requests: Sequence[_Request]) -> None:
-        if not requests:
+    def _begin(self, attempts: Sequence[Attempt], signum: int, send: SignalEach) -> None:
+        if not attempts:
             return
         with self._lock:
-            self._waiting += requests
+            self._waiting.setdefault((signum, send), []).extend(attempts)
         try:
             self._thread.submit(self._work).add_done_callback(_log_bug)
         except RuntimeError:  # no more threads
             self._work()
 
     def _work(self) -> None:
-        """Send the signals of all requests that wait; those of one kind together."""
         with self._lock:
-            requests, self._waiting = self._waiting, []
-        kinds: dict[tuple[int, SignalEach], list[_Request]] = {}
-        for each in requests:
-            kinds.setdefault((each.signum, each.send), []).append(each)
-        for (signum, send_each), alike in kinds.items():
+            waiting, self._waiting = self._waiting, {}
+        for (signum, send_each), attempts in waiting.items():
             try:
-                counts = send_each([each.attempt for each in alike], self._queue, signum)
+                counts = send_each(attempts, self._queue, signum)
             except BaseException:
-                self._forget_all(requests)
+                with self._lock:  # the next call sends those that are not known again
+                    self._counts = {name: count for name, count in self._counts.items() if count is not None}
                 raise
-            self._note(alike, counts)
-
-    def _forget_all(self, requests: Sequence[_Request]) -> None:
-        """Drop requests that failed: the next call sends them again."""
-        with self._lock:
-            for each in requests:
-                if self._counts.get(each.name) is None:
-                    self._counts.pop(each.name, None)
-
-    def _note(self, requests: Sequence[_Request], counts: Sequence[int]) -> None:
-        with self._lock:
-            known = {
-                each.name: count for each, count in zip(requests, counts, strict=True) if each.name in self._counts
-            }
-            self._counts.update(known)
-            if known and not self._is_closed:
+            found = {(each.key, signum, send_each): count for each, count in zip(attempts, counts, strict=True)}
+            with self._lock:
+                known = {name: count for name, count in found.items() if name in self._counts}
+                self._counts.update(known)
+            if known:
                 self._wake()
 
 
@@ -284,17 +374,8 @@ def _log_bug(work: "Future[None]") -> None:
         _log.error("the processes of jobs could not be signalled, which is tried again", exc_info=error)
 
 
-_MB_PER_PAGE = os.sysconf("SC_PAGE_SIZE") / 1048576
-# Reading a thousand processes takes 10 ms.
-_MEASURE_EVERY_S = 2.0
-
-
 class RamMeter:
-    """Measures RAM and CPU time of each attempt of one queue, in one pass over all processes. For one thread at a time.
-
-    Sessions tell processes apart: a job has a session of its own, and a process that leaves it still has the job's
-    variables in its environment. A session's environment is read once. Shared memory counts for each process.
-    """
+    """Measures RAM and CPU time of each attempt of one queue, in one pass over all processes. For one thread."""
 
     def __init__(self, queue: str) -> None:
         self._mark = f"{QUEUE}={queue}".encode(errors="surrogateescape")
@@ -303,31 +384,29 @@ class RamMeter:
         self._cpu_s: dict[tuple[int, int], float] = {}
         self._measured_at = float("-inf")
 
-    def measure(self, max_age_s: float = _MEASURE_EVERY_S) -> dict[tuple[int, int], float]:
-        """Return MB by job and attempt, at most `max_age_s` old (default: 2 s); empty on systems other than Linux."""
+    def measure(self, max_age_s: float = 2.0) -> dict[tuple[int, int], float]:
+        """Return MB by job and attempt, at most `max_age_s` old; empty on systems other than Linux. Reading a thousand
+        processes takes 10 ms. Shared memory counts for each process."""
         now = time.monotonic()
-        if sys.platform == "linux" and now >= self._measured_at + max_age_s:
-            self._measured_at, self._found = now, self._measure()
+        if sys.platform != "linux" or now < self._measured_at + max_age_s:
+            return self._found
+        # Sessions tell processes apart: a job has a session of its own, and a process that leaves it still has the
+        # job's variables in its environment, which is read once.
+        seen: dict[tuple[int, int], tuple[int, int] | None] = {}
+        self._measured_at, self._found, self._cpu_s = now, {}, {}
+        for session, (started, pids, pages, ticks) in _sessions().items():
+            name = (session, started)
+            attempt = seen[name] = self._attempts[name] if name in self._attempts else self._find_attempt(pids)
+            if attempt is not None:
+                held_mb = pages * os.sysconf("SC_PAGE_SIZE") / 1048576
+                self._found[attempt] = self._found.get(attempt, 0.0) + held_mb
+                self._cpu_s[attempt] = self._cpu_s.get(attempt, 0.0) + ticks / TICKS_PER_S
+        self._attempts = seen
         return self._found
 
     def cpu_s(self) -> dict[tuple[int, int], float]:
-        """Return the CPU time by job and attempt, of the last `measure`: that of live processes, and of children that
-        they have waited for."""
+        """Return the CPU time as of the last `measure`, with that of children that they have waited for."""
         return self._cpu_s
-
-    def _measure(self) -> dict[tuple[int, int], float]:
-        seen: dict[tuple[int, int], tuple[int, int] | None] = {}
-        found: dict[tuple[int, int], float] = {}
-        cpu_s: dict[tuple[int, int], float] = {}
-        for session, (started, pids, pages, ticks) in _sessions().items():
-            name = (session, started)
-            attempt = self._attempts[name] if name in self._attempts else self._find_attempt(pids)
-            seen[name] = attempt
-            if attempt is not None:
-                found[attempt] = found.get(attempt, 0.0) + pages * _MB_PER_PAGE
-                cpu_s[attempt] = cpu_s.get(attempt, 0.0) + ticks / TICKS_PER_S
-        self._attempts, self._cpu_s = seen, cpu_s
-        return found
 
     def _find_attempt(self, pids: list[int]) -> tuple[int, int] | None:
         variables = next(filter(None, map(raw_environment, pids)), b"").split(b"\0")

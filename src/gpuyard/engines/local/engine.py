@@ -6,64 +6,64 @@
   nothing.
 - A daemon that takes over connects to the keepers that live. A keeper greets it only after it has started everything
   that its own daemon sent. So an attempt without a line in the journal then, or after the keeper's death, never
-  started.
-- When a keeper dies, the attempts that it started have no status: they are LOST. Those without a line never started.
-- A keeper that does not answer counts as alive (`keeper_set.py`): its attempts keep running, and their ends are
-  recorded when it answers again.
+  started. Those that a keeper started before it died have no status: they are LOST.
+- A keeper that does not answer counts as alive: its attempts keep running, and their ends are recorded when it answers.
 - The keeper starts the rest of a slice by itself, one after the other, and reports each beginning within 25 ms.
 - The journal is emptied when it has grown, no attempt is live, and `ended` is called with all earlier ends recorded.
 
-A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies its processes (`attempt_processes.py`).
-"""
+A job's environment is that of its Launch plus GPUYARD_QUEUE, which identifies its processes."""
 
 import contextlib
 import os
 import signal
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuyard.engines.common.program_outcome import BEGAN
-from gpuyard.engines.common.spawn_program import UNBEGUN_LOG
-from gpuyard.engines.common.unbegun_words import is_unbegun
+from gpuyard.engines.common import job_logs, output_relay
+from gpuyard.engines.common import program_outcome as oom_evidence
+from gpuyard.engines.common.bring_results import SnapshotResults
+from gpuyard.engines.common.program_outcome import BEGAN, StartContext, check_arguments, limit_of, outcome_of
+from gpuyard.engines.common.spawn_program import UNBEGUN_LOG, SpawnSpec, is_unbegun
+from gpuyard.engines.containers import StartedContainers
 from gpuyard.engines.local import attempt_processes as process_tree
 from gpuyard.engines.local.attempt_processes import ProcessSignals
+from gpuyard.engines.local.attempt_support import LogReads, OwnShell, WatchedAttempt
+from gpuyard.engines.local.job_cgroups import JobCgroups
+from gpuyard.engines.local.keeper import KeptLaunch, Message, frame
 from gpuyard.engines.local.keeper_connection import (
     HELLO,
     Journal,
     JournalEntry,
     KeeperConnection,
+    KeeperSet,
     not_taken,
     remove_dead_sockets,
     remove_socket,
 )
-from gpuyard.engines.local.keeper_messages import frame, slice_message
-from gpuyard.engines.local.keeper_set import KeeperSet
-from gpuyard.engines.local.launch_builder import LaunchBuilder
-from gpuyard.engines.local.watched_attempt import LogReads, WatchedAttempt
+from gpuyard.engines.session.task_files import start_command
 from gpuyard.errors import EnvironmentFault, UserError
-from gpuyard.model.job import Attempt, OutcomeKind
+from gpuyard.model.job import Attempt, Outcome, OutcomeKind, Started
+from gpuyard.model.out_of_memory import ended_at_limit
+from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.ports import Ended, IsCutOff, Launch, PlacesNothing, Prepared, Signalling, SiteStatus
 from gpuyard.system.clock import wall_time_of
 from gpuyard.system.private_files import make_folder
 from gpuyard.system.system_limits import open_files_limit
 from gpuyard.system.wakeable_poll import WakeablePoll
 
-# Ends of attempts that one step records: some 10 ms of work.
-_MOST_ENDS = 100
+# Starts of one message to a keeper; ends that one step records, some 10 ms of work.
 _MOST_AT_ONCE = 100
-_CREATE_LOG = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # The attempt's key and its keeper's pid.
 Name = tuple[str, int]
 
 
 class _Prepared(Struct, frozen=True):
-    """A slice: most are one attempt."""
-
     keeper: KeeperConnection
     watched: list[WatchedAttempt]
     content: bytes
@@ -71,18 +71,15 @@ class _Prepared(Struct, frozen=True):
 
     @property
     def names(self) -> list[Name]:
-        return [(each.key, self.keeper.pid) for each in self.watched]
+        return [(each.attempt.key, self.keeper.pid) for each in self.watched]
 
 
 class LocalEngine(PlacesNothing):
-    """Implements `ports.Engine`, for one thread of one process at a time.
-
-    An event loop can watch `fileno()`: it is readable when `ended` should be called.
-    """
+    """Implements `ports.Engine`, for one thread of one process at a time. An event loop can watch `fileno()`: it is
+    readable when `ended` should be called."""
 
     def __init__(self, folder: Path, *, open_files: int | None = None) -> None:
-        """`folder` holds `journal`, `logs`, `keepers` and `sessions`. `open_files` is the limit on open files for jobs;
-        default: that of this process."""
+        """`folder` is the queue's. `open_files` is the limit on open files for jobs; default: that of this process."""
         folder = folder.absolute()
         self._open_files = open_files_limit() if open_files is None else open_files
         self._logs = folder / "logs"
@@ -98,9 +95,11 @@ class LocalEngine(PlacesNothing):
                 hint="see that the folder is yours and its disk not full, or set GPUYARD_HOME to another",
             ) from error
         self._poll = WakeablePoll()
-        builder = LaunchBuilder(folder, self._logs, self._sessions_at, self._poll, open_files=self._open_files)
-        self._builder, self.queue, self.variables = builder, builder.queue, builder.variables
-        self.containers, self.cgroups, self.results = builder.containers, builder.cgroups, builder.results
+        self.queue = str(folder)
+        self.variables = {process_tree.QUEUE: self.queue}  # set for all jobs
+        self.containers = StartedContainers(f"{folder}/containers", self._poll.wake)
+        self.cgroups, self.results = JobCgroups(self.queue), SnapshotResults(self._poll.wake)
+        self._own_shell, self._oom_kills = OwnShell(self._open_files), oom_evidence.OomKillCount()
         self._log_reads = LogReads(self._logs, self._poll.wake)
         self._signals = ProcessSignals(self.queue, self._poll.wake)
         self._keepers = KeeperSet(keepers_at, self._journal.descriptor, self._open_files, self._poll)
@@ -121,34 +120,64 @@ class LocalEngine(PlacesNothing):
     def close(self) -> None:
         self.discard_prepared()
         self._keepers.close()
-        self._log_reads.close()
         self._signals.close()
         self._poll.close()
         self._journal.close()
 
-    # Starting
-
     def is_ready(self) -> bool:
-        """Start a keeper if there is none. One that has not answered within 2 s counts as ready: `prepare` says why it
-        cannot be used."""
-        try:
+        """Start a keeper if there is none. One that is late counts as ready: `prepare` says why it cannot be used."""
+        with contextlib.suppress(EnvironmentFault):
             return self._own_keeper().has_answered()
-        except EnvironmentFault:
-            return True
+        return True
 
     def prepare(self, launch: Launch, lease_descriptor: int | None) -> Prepared:
-        """Raises UserError if the command cannot be passed to a program. Of the rest of a slice, takes those before the
-        first of which that is true."""
+        """Raises UserError if the command cannot be passed. Takes the rest of a slice up to the first of which that is
+        true."""
         own = self._own_keeper()
-        built = [self._builder.build(launch, own.pid)]
+        built = [self._build(launch, own.pid)]
         with contextlib.suppress(UserError):
             for each in launch.rest:
-                built.append(self._builder.build(each, own.pid))  # noqa: PERF401 - keeps those before an error
-        message = slice_message([kept for kept, _ in built], has_lease=lease_descriptor is not None)
+                built.append(self._build(each, own.pid))  # noqa: PERF401 - keeps those before an error
+        message: Message = (lease_descriptor is not None, [(kept.key, tuple(kept.spec)) for kept, _ in built])
         watched = [each for _, each in built]
         self._prepared.append(_Prepared(own, watched, frame(message), lease_descriptor))
-        first, *rest = (_prepared(each) for each in watched)
+        first, *rest = (_prepared(each.attempt) for each in watched)
         return replace(first, rest=tuple(rest))
+
+    def _build(self, launch: Launch, keeper_pid: int) -> tuple[KeptLaunch, WatchedAttempt]:
+        """Raises UserError if the command cannot be passed to a program."""
+        outputs = job_logs.outputs_of(f"{self._logs}/{job_logs.name_of(launch.job_id, launch.attempt)}", launch)
+        progress = {PROGRESS_VARIABLE: job_logs.progress_file_of(self._logs, launch.key)}
+        environment = {**launch.environment, **self.variables, **progress}
+        self.results.note(launch)
+        launch = self.containers.contain(launch, environment, self.queue)
+        check_arguments(launch, environment)
+        if launch.folder is not None:
+            with contextlib.suppress(OSError):  # the program notices, and has the better error message
+                os.mkdir(launch.folder)
+        open_files, shell = self._own_shell.changes(launch.shell)
+        spec = SpawnSpec(
+            command=start_command(launch, self._sessions_at),
+            environment=environment,
+            directory=launch.cwd,
+            outputs=outputs,
+            stdin=launch.stdin or "",
+            relay=output_relay.command(outputs) if launch.timestamps else (),
+            open_files=open_files,
+            shell=shell,
+            cpus=launch.cpus,
+            cgroup=self.cgroups.create(launch.key, launch.ram_limit_mb if launch.container is None else None),
+        )
+        attempt = Attempt(
+            job_id=launch.job_id,
+            number=launch.attempt,
+            phase=Started(at=0.0, keeper_pid=keeper_pid),
+            log=outputs[0][0],
+            error_log=outputs[1][0] if len(outputs) > 1 else None,
+        )
+        kills, has_runner = self._oom_kills.now(), launch.task is not None
+        watched = WatchedAttempt(attempt, StartContext.of(launch), kills=kills, has_runner=has_runner)
+        return KeptLaunch(launch.key, spec), watched
 
     def start_prepared(self) -> None:
         """Send prepared launches to the keeper. `ended` returns those that the keeper does not take."""
@@ -165,38 +194,26 @@ class LocalEngine(PlacesNothing):
                 self._over += names
                 self._poll.wake()
             else:
-                self._create_logs(each for one in batch for each in one.watched[1:])
+                # The logs of attempts whose turn has not come: creating them takes some file systems longer than the
+                # keeper needs for all the rest of a start. One that does not start loses its log again.
+                for log in filter(None, (each.attempt.log for one in batch for each in one.watched[1:])):
+                    with contextlib.suppress(OSError):  # the keeper reports it
+                        if log.startswith(f"{self._logs}/"):
+                            os.close(os.open(log, os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, UNBEGUN_LOG))
         if self._keepers.own is not None:
             self._keepers.own.was_heard = False
 
     def discard_prepared(self) -> None:
         self._prepared.clear()
 
-    # The rest of slices
-
-    def _create_logs(self, upcoming: Iterable[WatchedAttempt]) -> None:
-        """Create the logs of attempts whose turn has not come. That takes some file systems longer than the keeper
-        needs for all the rest of a start. One that does not start loses its log again."""
-        for each in upcoming:
-            with contextlib.suppress(OSError):  # the keeper reports it
-                if each.log is not None and each.log.startswith(f"{self._logs}/"):
-                    os.close(os.open(each.log, _CREATE_LOG, UNBEGUN_LOG))
-
-    def _remove_unused_log(self, watched: WatchedAttempt) -> None:
-        with contextlib.suppress(OSError):
-            is_own = watched.log is not None and watched.log.startswith(f"{self._logs}/")
-            if is_own and watched.log is not None and not os.path.getsize(watched.log):
-                os.unlink(watched.log)
-
     def withdraw(self, attempt: Attempt) -> None:
-        """Ask the keeper not to start an attempt whose turn has not come. One that does not answer is not waited for:
-        then the attempt stays as it is."""
-        for (key, pid), watched in self._watched.items():
-            if key == attempt.key and watched.attempt == attempt.number:
+        """Ask the keeper not to start an attempt whose turn has not come. One that does not answer is not waited
+        for."""
+        for key, pid in self._watched:
+            if key == attempt.key:
                 self._keepers.withdraw(pid, key)
 
     def site_changes(self) -> list[SiteStatus]:
-        """Return the attempts of slices that have begun."""
         begun, self._begun = self._begun, []
         return begun
 
@@ -226,23 +243,21 @@ class LocalEngine(PlacesNothing):
         return self._keepers.own_or_new()
 
     def problems(self) -> list[str]:
-        """Return a line for each keeper that does not answer now, and each container that could not be removed."""
         return [*self._keepers.problems(), *self.containers.problems(), *self.cgroups.problems()]
 
-    # Ending
-
     def adopt(self, attempts: Sequence[Attempt]) -> None:
-        taken_over = list(map(WatchedAttempt.of, attempts))
-        if any(not each.keeper_pid for each in taken_over):  # of a slice, or its row was damaged
+        keepers: dict[str, int] = {}
+        adopted: list[Name] = []
+        if any(not each.keeper_pid for each in attempts):  # of a slice, or its row was damaged
             last = {(entry.key, entry.keeper): entry.word for entry in self._journal.entries()}
             keepers = {key: keeper for (key, keeper), word in last.items() if not is_unbegun(word)}
-            taken_over = [replace(each, keeper_pid=each.keeper_pid or keepers.get(each.key, 0)) for each in taken_over]
-        alive = self._keepers.adopt({each.keeper_pid for each in taken_over if each.keeper_pid})
-        for each in taken_over:
-            name = (each.key, each.keeper_pid)
-            self._watched[name] = each
-            if each.keeper_pid not in alive:
-                self._over.append(name)
+        for attempt in attempts:
+            pid = attempt.keeper_pid or keepers.get(attempt.key, 0)
+            known = attempt if attempt.keeper_pid else replace(attempt, phase=Started(at=0.0, keeper_pid=pid))
+            self._watched[attempt.key, pid] = WatchedAttempt(known)
+            adopted.append((attempt.key, pid))
+        alive = self._keepers.adopt({pid for _, pid in adopted if pid})
+        self._over += [name for name in adopted if name[1] not in alive]
         self._read_journal()
         self._over += [name for name, entry in self._entries.items() if name in self._watched and entry.word != BEGAN]
         self._may_empty_journal = True
@@ -261,18 +276,15 @@ class LocalEngine(PlacesNothing):
         self.containers.collect()
         for connection in self._keepers.ready():
             self._receive(connection)
-        held, over, self._over, self._held = self._held, [*self._held, *self._over], [], []
-        over += [self._reported.popleft() for _ in range(min(_MOST_ENDS, len(self._reported)))]
+        held, over, self._over, self._held = set(self._held), [*self._held, *self._over], [], []
+        over += [self._reported.popleft() for _ in range(min(_MOST_AT_ONCE, len(self._reported)))]
         if self._reported:
             self._poll.wake()
-        names = [name for name in dict.fromkeys(over) if name in self._watched]
-        return self._results(names, is_cut_off, set(held))
-
-    def _results(self, names: Sequence[Name], is_cut_off: IsCutOff | None, held: set[Name]) -> list[Ended]:
-        """Return the ends that are not held back. Of many that were, some follow at the next call."""
         results: list[Ended] = []
-        for name in names:
-            if name in held and len(results) >= _MOST_ENDS:
+        for name in [name for name in dict.fromkeys(over) if name in self._watched]:
+            if (
+                len(results) >= _MOST_AT_ONCE and name in held
+            ):  # some of many that were held back follow at the next call
                 self._held.append(name)
                 self._poll.wake()
             elif not self._hold(name, is_cut_off):
@@ -310,38 +322,50 @@ class LocalEngine(PlacesNothing):
         else:
             self._reported.append(name)
 
+    def _outcome(self, name: Name) -> Outcome:
+        entry = self._entries.get(name)
+        return outcome_of(None if entry is None else entry.word, self._watched[name].context)
+
     def _hold(self, name: Name, is_cut_off: IsCutOff | None) -> bool:
         """Hold an end back while its logs are read, its container is removed and then its results are brought back; of
         one that was cut off, while its processes are killed."""
-        watched, entry = self._watched[name], self._entries.get(name)
-        is_held = self._log_reads.is_reading(watched, entry)
+        attempt, outcome = self._watched[name].attempt, self._outcome(name)
+        is_held = self._log_reads.is_reading(attempt, outcome)
         if self.containers.has(name[0]):
-            status = watched.outcome(entry).status
-            is_held |= self.containers.end(name[0], status, lambda: self.signal(watched.as_attempt(), signal.SIGKILL))
+            kill = partial(self.signal, attempt, signal.SIGKILL)
+            is_held |= self.containers.end(name[0], outcome.status, kill)
         is_held = is_held or self.results.holds(name[0])
-        if (
-            not is_held
-            and is_cut_off is not None
-            and is_cut_off(watched.job_id, watched.attempt, watched.outcome(entry).kind)
-        ):
-            is_held = None in self.signal_each([watched.as_attempt()], signal.SIGKILL)
+        if not is_held and is_cut_off is not None and is_cut_off(attempt.job_id, attempt.number, outcome.kind):
+            is_held = None in self.signal_each([attempt], signal.SIGKILL)
         self._held += [name] if is_held else []
         return is_held
 
     def _result(self, name: Name) -> Ended:
-        entry, watched = self._entries.get(name), self._watched.pop(name)
-        self._entries.pop(name, None)
+        outcome, (key, keeper) = self._outcome(name), name
+        entry, watched = self._entries.pop(name, None), self._watched.pop(name)
+        attempt = watched.attempt
         if watched.has_runner:
             with contextlib.suppress(FileNotFoundError):  # the socket that a killed runner left behind
-                os.unlink(f"{self._sessions_at}/{name[0]}.sock")
-        self._signals.forget(watched.key)
-        texts = self._log_reads.take(watched, entry)
-        limit = not_taken(name[1], self._keepers.folder) if name in self._unsent else None
+                os.unlink(f"{self._sessions_at}/{key}.sock")
+        self._signals.forget(key)
+        evidence = oom_evidence.evidence_of(outcome, self._log_reads.take(attempt, outcome), watched.kills)
+        limit = not_taken(keeper, self._keepers.folder) if name in self._unsent else None
         self._unsent.discard(name)
-        ended = watched.ended(entry, texts, limit, self.cgroups.end(name[0]))
-        if ended.outcome.kind is OutcomeKind.NEVER_STARTED:
-            self._remove_unused_log(watched)
-        return replace(ended, unbrought=self.results.take_problem(name[0]))
+        if evidence.outcome.kind is OutcomeKind.NEVER_STARTED and (attempt.log or "").startswith(f"{self._logs}/"):
+            with contextlib.suppress(OSError):
+                if not os.path.getsize(attempt.log or ""):
+                    os.unlink(attempt.log or "")
+        return Ended(
+            job_id=attempt.job_id,
+            attempt=attempt.number,
+            outcome=evidence.outcome,
+            pid=None if entry is None else entry.pid,
+            at=None if entry is None or entry.at is None else wall_time_of(entry.at),
+            shortage=ended_at_limit(self.cgroups.end(key)) or evidence.shortage,
+            device_fault=evidence.device_fault,
+            limit=limit or limit_of(None if entry is None else entry.word),
+            unbrought=self.results.take_problem(key),
+        )
 
     def _read_journal(self) -> None:
         """Read all of it. Only needed after a daemon or a keeper has died."""
@@ -370,15 +394,14 @@ class LocalEngine(PlacesNothing):
         return self._signals.signal(attempts, signum, send)
 
     def pid_of(self, attempt: Attempt) -> int | None:
-        """Return the pid of the program itself while it runs, or None."""
         return process_tree.main_process(attempt, self.queue)
 
 
-def _prepared(watched: WatchedAttempt) -> Prepared:
+def _prepared(attempt: Attempt) -> Prepared:
     return Prepared(
-        job_id=watched.job_id,
-        attempt=watched.attempt,
-        keeper_pid=watched.keeper_pid,
-        log=watched.log or "",
-        error_log=watched.error_log,
+        job_id=attempt.job_id,
+        attempt=attempt.number,
+        keeper_pid=attempt.keeper_pid,
+        log=attempt.log or "",
+        error_log=attempt.error_log,
     )

@@ -6,10 +6,9 @@
   to be in a child `gpuyard-daemon` of the delegated cgroup: systemd starts the daemon there (`DelegateSubgroup=`), or
   the daemon moves there if it is not in a unit. Other processes are never moved.
 - If a job takes more, the kernel ends all its processes at once, and counts that in the job's cgroup. The daemon reads
-  the count at the end, also one that has started since, and removes the cgroup. If processes were left behind in it, it
-  is removed later. A cgroup whose attempt was not started is used by its next start, or removed by the next daemon.
-- Without delegation jobs run without a limit. The daemon's log, `gpuyard daemon status` and `gpuyard doctor` say why.
-"""
+  the count at the end, and removes the cgroup; if processes were left behind in it, later.
+- Without delegation jobs run without a limit. The daemon's log, `gpuyard daemon status` and `gpuyard doctor` say
+  why."""
 
 import contextlib
 import hashlib
@@ -25,31 +24,29 @@ _log = logging.getLogger(__name__)
 _ROOT = Path("/")
 _OWN_CHILD = "gpuyard-daemon"
 _MB = 1 << 20
-_UNITS = (".service", ".scope", ".slice")
 _DELEGATE = (
     f"run the daemon as a systemd user unit with Delegate=yes and DelegateSubgroup={_OWN_CHILD}: "
     "see docs/how-to/host-memory.md"
 )
-_REBOOT = "boot with systemd.unified_cgroup_hierarchy=1"
 
 
 def find_delegated(process: str = "self", root: Path = _ROOT) -> Path:
-    """Return the cgroup in which those of the jobs of this process can be made. Raises EnvironmentFault that says what
-    is missing."""
-    path = _version_2_path(process, root)
+    """Return the cgroup in which those of the process's jobs can be made. EnvironmentFault says what is missing."""
+    lines = _read(root / "proc" / process / "cgroup").splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
     mounts = (root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified")
     mount = next((each for each in mounts if (each / "cgroup.controllers").exists()), None)
     if path is None or mount is None:
-        raise EnvironmentFault("this system has no cgroup v2", hint=_REBOOT)
+        raise EnvironmentFault("this system has no cgroup v2", hint="boot with systemd.unified_cgroup_hierarchy=1")
     own = mount / path.lstrip("/")
     base = own.parent if own.name == _OWN_CHILD else own
     if "memory" not in _read(base / "cgroup.controllers").split():
         is_old = (root / "sys/fs/cgroup/memory").exists()
         raise EnvironmentFault(
             f"the cgroup {base} has no memory controller{', as cgroup v1 has it' if is_old else ''}",
-            hint=_REBOOT if is_old else _DELEGATE,
+            hint="boot with systemd.unified_cgroup_hierarchy=1" if is_old else _DELEGATE,
         )
-    if own.name.endswith(_UNITS):
+    if own.name.endswith((".service", ".scope", ".slice")):
         raise EnvironmentFault(f"the daemon is in the cgroup {own} itself, not in a child", hint=_DELEGATE)
     needed = (base, base / "cgroup.procs", base / "cgroup.subtree_control")
     closed = next((each for each in needed if not os.access(each, os.W_OK)), None)
@@ -59,8 +56,6 @@ def find_delegated(process: str = "self", root: Path = _ROOT) -> Path:
 
 
 class JobCgroups:
-    """The cgroups of the jobs of one queue."""
-
     def __init__(self, queue: str, root: Path = _ROOT) -> None:
         digest = hashlib.sha256(queue.encode(errors="surrogateescape")).hexdigest()[:8]
         self._prefix = f"gpuyard-{digest}-"
@@ -76,18 +71,16 @@ class JobCgroups:
                 base = find_delegated(root=self._root)
                 _enable_memory(base)
                 self._base = base
+                return base
             except EnvironmentFault as error:
-                self._fail(f"{error} ({error.hint})" if error.hint else str(error))
+                why = error.with_hint
             except OSError as error:
-                self._fail(f"the cgroup of the daemon cannot be used: {error.strerror} ({_DELEGATE})")
+                why = f"the cgroup of the daemon cannot be used: {error.strerror} ({_DELEGATE})"
+            self._problem = f"[host] enforce_ram is set, but jobs run without a limit of RAM: {why}"
+            _log.warning("%s", self._problem)
         return self._base
 
-    def _fail(self, problem: str) -> None:
-        self._problem = f"[host] enforce_ram is set, but jobs run without a limit of RAM: {problem}"
-        _log.warning("%s", self._problem)
-
     def problems(self) -> list[str]:
-        """Return what keeps limits from being enforced, if they are wanted."""
         return [] if self._problem is None else [self._problem]
 
     def create(self, key: str, limit_mb: float | None) -> str:
@@ -146,13 +139,7 @@ def _enable_memory(base: Path) -> None:
     (base / "cgroup.subtree_control").write_text("+memory")
 
 
-def _version_2_path(process: str, root: Path) -> str | None:
-    lines = _read(root / "proc" / process / "cgroup").splitlines()
-    return next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
-
-
 def _remove(group: Path) -> bool:
-    """Remove a cgroup; return False if processes are in it."""
     try:
         group.rmdir()
     except FileNotFoundError:
@@ -173,7 +160,6 @@ def _count(path: Path, name: str) -> int:
 
 
 def _read(path: Path) -> str:
-    try:
+    with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""

@@ -5,27 +5,23 @@ Descriptor 3 is the connection to that daemon, 4 the journal. Arguments: FOLDER,
 
 - For each launch the keeper writes a line to the journal, starts the program in a session of its own, and writes
   another line when it ends: `17.1 KEEPER began .`, `17.1 KEEPER 0 PID TIME .` The second also goes to every connected
-  daemon. TIME is in seconds since the machine booted: the wall clock may be set before a daemon reads the line. A line
-  starts with a newline because a full disk may have cut off the line before, and ends with a dot because a full disk
-  may cut off this one.
-- A slice is launches that run one after the other on one lease. With the line of an end the keeper writes that of
-  the launch that begins then: `18.1 KEEPER began TIME .` After that, and before the program starts, it carries out what
-  its daemon sent. If the daemon is gone or has withdrawn the launch, it does not start. So no launch of a slice starts
-  after the death of its daemon, and the next daemon finds the line of every program that may have started.
-- What does not start any more gets a line such as `18.1 KEEPER unbegun-returned .`: it was withdrawn, the daemon is
-  gone, a process that an earlier program left behind still has the lease, or a limit of the system keeps programs from
-  starting, which has a line such as `17.1 KEEPER unbegun-log-enospc .`
-- It greets its own daemon as soon as other daemons can find it.
-- It carries out everything that its own daemon sent before it greets another. So a daemon that connects later, at the
-  socket KEEPER.sock in FOLDER, finds every attempt that was ever started in the journal after the greeting.
+  daemon. TIME is in seconds since the machine booted. A line starts with a newline and ends with a dot because a full
+  disk may have cut off the line before, or this one.
+- A slice is launches that run one after the other on one lease. With the line of an end the keeper writes that of the
+  launch that begins then: `18.1 KEEPER began TIME .` Before the program starts, it carries out what its daemon sent. If
+  the daemon is gone or has withdrawn the launch, it does not start. So no launch of a slice starts after the death of
+  its daemon, and the next daemon finds the line of every program that may have started.
+- What starts no more gets a line such as `18.1 KEEPER unbegun-returned .`, or `unbegun-log-enospc` where a
+  limit of the system keeps programs from starting.
+- It greets its own daemon as soon as other daemons can find it, and another, at the socket KEEPER.sock in FOLDER, after
+  everything that its own daemon sent is carried out. So that one finds every attempt that was ever started in the
+  journal after the greeting.
 - It adopts the processes that a job leaves behind, also those that daemonised and closed all descriptors, and holds the
   job's lease until the last of them has ended. The job's end is reported when its program ends.
-- It keeps the logs within their caps.
 - It exits when its daemon, its last job and the last process of a job are gone. No signal but SIGKILL ends it earlier.
 
-A message is sent as its length in four bytes and a marshalled value (`keeper_messages.py`). One with leases carries
-their descriptors along with its first byte, and starts with their number.
-"""
+A message is sent as its length in four bytes and a marshalled value. One with leases carries
+their descriptors along with its first byte, and starts with their number."""
 
 import contextlib
 import ctypes
@@ -39,26 +35,107 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
+from gpuyard.engines.common.handled_signals import is_pause_process
 from gpuyard.engines.common.log_cap import LogCaps
-from gpuyard.engines.common.spawn_program import LEASE_AT, NotBegun, StartFailure, exit_status, open_above, spawn
-from gpuyard.engines.common.unbegun_words import RETURNED, is_unbegun
-from gpuyard.engines.local.keeper_messages import DaemonLink, KeptJob, KeptLaunch, Message, Slice
+from gpuyard.engines.common.spawn_program import (
+    LEASE_AT,
+    RETURNED,
+    NotBegun,
+    SpawnSpec,
+    StartFailure,
+    exit_status,
+    is_unbegun,
+    open_above,
+    spawn,
+)
 from gpuyard.system import user_sockets
+
+# Variables of a job that all its processes inherit.
+_MARKS = ("GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_QUEUE")
+
+
+class KeptLaunch(NamedTuple):
+    key: str
+    spec: SpawnSpec
+
+
+# The number of leases that come with a message; whether a slice has one of them, and its launches (values that its
+# environments share are sent once: `marshal` knows them again); or the keys of launches that are withdrawn.
+Message = int | tuple[bool, list[tuple[str, tuple[object, ...]]]] | list[str]
+
+
+def frame(message: Message) -> bytes:
+    body = marshal.dumps(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+class Slice:
+    """Launches that run one after the other with one lease: most are one. `rest` have not started."""
+
+    __slots__ = ("has_lease", "lease", "rest")
+
+    def __init__(self, has_lease: bool, launches: list[tuple[str, tuple[object, ...]]]) -> None:  # noqa: FBT001
+        self.has_lease = has_lease
+        self.lease: int | None = None
+        self.rest = deque(KeptLaunch(key, SpawnSpec._make(spec)) for key, spec in launches)
+
+
+class KeptJob:
+    """A job whose program runs, or whose processes that were left behind run."""
+
+    __slots__ = ("key", "logs", "marks", "slice")
+
+    def __init__(self, launch: KeptLaunch, started: Slice) -> None:
+        self.key, self.slice = launch.key, started
+        # Not files of the user, which others may write to.
+        self.logs = {path: cap for path, cap in launch.spec.outputs if cap}
+        environment = launch.spec.environment
+        self.marks = {os.fsencode(f"{name}={environment[name]}") for name in _MARKS if name in environment}
+
+    def owns(self, pid: int) -> bool:
+        """Return whether a process that we adopted is the job's, by its environment or because it writes to the log.
+        Also if that cannot be found out at the moment: a GPU must not be given to others while it may be in use."""
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if self.marks and self.marks.issubset(file.read().split(b"\0")):
+                    return not is_pause_process(pid)
+            return any(os.readlink(f"/proc/{pid}/fd/{name}") in self.logs for name in os.listdir(f"/proc/{pid}/fd"))
+        except OSError as error:  # it has ended, or is another user's
+            return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class DaemonLink:
+    """A connected daemon and the lines that it has not received yet. None is skipped: it would wait forever."""
+
+    def __init__(self, link: socket.socket) -> None:
+        link.settimeout(0)
+        self.link = link
+        self.unsent = bytearray()
+        self.is_full = False  # as the poll knows it: it reports when more can be sent
+
+    def send(self) -> bool:
+        """Return False if the daemon is gone; the next one reads the journal."""
+        try:
+            del self.unsent[: self.link.send(self.unsent)]
+        except BlockingIOError:
+            return True
+        except OSError:
+            self.unsent.clear()
+            return False
+        return True
+
 
 CONNECTION, JOURNAL = 3, 4
 _CHUNK = 1 << 14
-_RESERVE = 1 << 16  # given up to receive jobs when no memory is left; they are then reported as not begun
 _MOST_DESCRIPTORS = 253
-_LEAST_PART = 2048  # of a list in /proc: a shorter part is the last
-_TRY_AGAIN_MS = 1000
 _REPORT_WITHIN_S = 0.025
 BEGAN = "began"
 # As in system/clock.py.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_CLOSED_IN_JOBS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_SET_CHILD_SUBREAPER = 36
 
 
 class Keeper:
@@ -73,7 +150,8 @@ class Keeper:
         self._daemon: DaemonLink | None = own
         self._others: list[DaemonLink] = []
         self._report_at: float | None = None  # when ends within slices are reported, together
-        self._unread, self._chunk, self._reserve = bytearray(), b"", bytes(_RESERVE)
+        # given up to receive jobs when no memory is left; they are then reported as not begun
+        self._unread, self._chunk, self._reserve = bytearray(), b"", bytes(1 << 16)
         self._arrived: list[list[int]] = []
         self._leases: list[int] = []
         self._slices: list[Slice] = []  # those that go on, or whose program runs
@@ -85,7 +163,11 @@ class Keeper:
         self._listener = user_sockets.bind(self._socket)
         self._listener.listen(8)
         self._null = open_above(LEASE_AT)
-        self._signal_pipe = _open_signal_pipe()
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+        os.set_blocking(writing, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._signal_pipe = reading
         # poll() fails while the limit on open files is below their number, epoll does not.
         self._poll = select.epoll() if hasattr(select, "epoll") else select.poll()
         self._handlers: dict[int, Callable[[int], object]] = {}
@@ -97,7 +179,7 @@ class Keeper:
 
     def run(self) -> None:
         while self._daemon is not None or self._jobs or self._left or self._unwritten:
-            for descriptor, event in self._wait(self._timeout_ms()):
+            for descriptor, event in self._wait():
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler(event)
@@ -109,13 +191,10 @@ class Keeper:
         if os.path.exists(self._socket):  # a daemon that starts may have taken us for dead before we listened
             os.unlink(self._socket)
 
-    def _timeout_ms(self) -> float | None:
-        log_ms = self._log_caps.timeout_ms()
+    def _wait(self) -> list[tuple[int, int]]:
         report_ms = None if self._report_at is None else max(0.0, (self._report_at - time.monotonic()) * 1000)
-        retry_ms = _TRY_AGAIN_MS if self._unwritten else None
-        return min((each for each in (log_ms, report_ms, retry_ms) if each is not None), default=None)
-
-    def _wait(self, timeout_ms: float | None) -> list[tuple[int, int]]:
+        waits_ms = (self._log_caps.timeout_ms(), report_ms, 1000 if self._unwritten else None)
+        timeout_ms = min((each for each in waits_ms if each is not None), default=None)
         if isinstance(self._poll, select.epoll):
             return self._poll.poll(None if timeout_ms is None else timeout_ms / 1000)
         return self._poll.poll(timeout_ms)
@@ -127,8 +206,6 @@ class Keeper:
     def _forget(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)
         del self._handlers[descriptor]
-
-    # Daemons
 
     def _serve_own(self, event: int) -> None:
         if event & select.POLLOUT and self._daemon is not None:
@@ -152,14 +229,16 @@ class Keeper:
         if self._daemon is None:
             return False
         space = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS)
+        closed_in_jobs = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
         try:
-            received, ancillary, flags, _ = self._daemon.link.recvmsg(_CHUNK, space, _CLOSED_IN_JOBS)
+            received, ancillary, flags, _ = self._daemon.link.recvmsg(_CHUNK, space, closed_in_jobs)
         except BlockingIOError:
             return False
         except ConnectionError:
             received, ancillary, flags = b"", [], 0
         if ancillary or flags & socket.MSG_CTRUNC:  # truncated when the limit on open files is reached
-            self._arrived.append([number for _, _, content in ancillary for number in _numbers(content)])
+            cut = [content[: len(content) // 4 * 4] for _, _, content in ancillary]
+            self._arrived.append([number for content in cut for number in memoryview(content).cast("i").tolist()])
         self._chunk = received
         self._start_received()
         if not received:
@@ -251,7 +330,6 @@ class Keeper:
         self._report(end)
 
     def _return(self, launches: Collection[KeptLaunch]) -> None:
-        """Start these launches of slices no more."""
         for launch in list(launches):
             next(each.rest for each in self._slices if launch in each.rest).remove(launch)
             self._report(_line(launch.key, self._me, RETURNED))
@@ -279,24 +357,16 @@ class Keeper:
             return
         other = DaemonLink(link)
         self._others.append(other)
-        self._watch(link.fileno(), lambda event: self._serve_other(other, event))
+        # Another daemon sends nothing: it is ready to receive, or gone.
+        self._watch(link.fileno(), lambda event: (self._drop if event & ~select.POLLOUT else self._send)(other))
         # The journal lacks what could not be written yet.
         other.unsent += _line("0.0", self._me, "hello") + b"".join(self._unwritten)
         self._send(other)
-
-    def _serve_other(self, other: DaemonLink, event: int) -> None:
-        """Another daemon sends nothing: it is ready to receive, or gone."""
-        if event & ~select.POLLOUT:
-            self._drop(other)
-        else:
-            self._send(other)
 
     def _drop(self, other: DaemonLink) -> None:
         self._forget(other.link.fileno())
         self._others.remove(other)
         other.link.close()
-
-    # Ends
 
     def _reap(self, _: int) -> None:
         os.read(self._signal_pipe, 4096)
@@ -331,12 +401,11 @@ class Keeper:
         content = b""
         while self._children >= 0 and (part := os.pread(self._children, _CHUNK, len(content))):
             content += part
-            if len(part) < _LEAST_PART:
+            if len(part) < 2048:  # a shorter part of a list in /proc is the last
                 break
         return [pid for pid in map(int, content.split()) if pid not in self._jobs and pid not in self._left]
 
     def _report(self, line: bytes) -> None:
-        """Write a line to the journal and send it."""
         if line:
             self._unwritten.append(line)
             self._write()
@@ -372,32 +441,15 @@ class Keeper:
             self._poll.modify(daemon.link, select.POLLIN | (select.POLLOUT if daemon.is_full else 0))
 
 
-def _numbers(content: bytes) -> list[int]:
-    return memoryview(content[: len(content) // 4 * 4]).cast("i").tolist()
-
-
 def _line(key: str, keeper: int, word: str) -> bytes:
     return f"\n{key} {keeper} {word} .\n".encode()
 
 
-# The keeper's own descriptors
-
-
 def _open_list_of_children() -> int:
     """Open the list of our children, which stays open in case of a limit; -1 where the system has none."""
-    try:
+    with contextlib.suppress(OSError):
         return os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1
-
-
-def _open_signal_pipe() -> int:
-    """Return a descriptor that is readable when a child has ended."""
-    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
-    os.set_blocking(writing, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    return reading
+    return -1
 
 
 def main() -> None:
@@ -406,5 +458,5 @@ def main() -> None:
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     Keeper(sys.argv[1], int(sys.argv[2])).run()

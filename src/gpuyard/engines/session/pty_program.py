@@ -1,11 +1,6 @@
-"""A program on a pseudo-terminal, with the runner at the other end.
-
-The hook of a workspace: a user's command that the runner runs before and after a task's program.
-
-- The hook is a child of the runner, like the program. It outlives the daemon, and its output goes to the task's session
-  and log.
-- A hook that exceeds its time limit gets SIGTERM, and SIGKILL 10 s later.
-"""
+"""A program on a pseudo-terminal, with the runner at the other end; and the hook of a workspace, a user's command that
+the runner runs so before and after a task's program. A hook that exceeds its time limit gets SIGTERM, and SIGKILL 10 s
+later."""
 
 import contextlib
 import errno
@@ -19,36 +14,29 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from gpuyard.engines.common.spawn_program import CANNOT_EXECUTE, EVERY_SIGNAL, NOT_FOUND, exit_status
 from gpuyard.engines.session.viewer import Loop
 from gpuyard.system.system_limits import passes, remedy_of
 
 T = TypeVar("T")
-_ROWS, _COLUMNS = 24, 80
-_INCAPABLE_TERMINALS = ("", "dumb")
-_MOST_PENDING_KEYS = 1 << 16
-_CHUNK = 1 << 16
-_DRAINED_WITHIN_S = 2.0
+
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 30.0
 
 
 class PtyProgram:
-    """`fileno()` is readable while there is output.
-
-    The program's end of the terminal stays open here too. So its last output can be read after it has ended, and a
-    program that closes its terminal does not look as if it had ended.
-    """
+    """`fileno()` is readable while there is output. The program's end of the terminal stays open here too. So its last
+    output can be read after it has ended, and a program that closes its terminal does not look as if it had ended."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._command = command
         terminal = environment.get("TERM", "")
-        self._environment = {**environment, "TERM": "screen-256color" if terminal in _INCAPABLE_TERMINALS else terminal}
+        self._command = command
+        self._environment = {**environment, "TERM": "screen-256color" if terminal in ("", "dumb") else terminal}
         self._ours, self._terminal = _when_possible(pty.openpty, "no terminal can be opened")
         os.set_blocking(self._ours, False)
         self._pending_keys = bytearray()
-        self.resize(_ROWS, _COLUMNS)
+        self.resize(24, 80)
         self.pid: int | None = None
         self._status: int | None = None
 
@@ -56,7 +44,6 @@ class PtyProgram:
         return self._ours
 
     def start(self) -> None:
-        """Start the program, as soon as the system lets us."""
         self.pid = _when_possible(self._fork, "no process can be started")
 
     def _fork(self) -> int:
@@ -64,41 +51,36 @@ class PtyProgram:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, EVERY_SIGNAL)
         try:
             pid = os.fork()
-        except OSError:
+            if not pid:
+                status = CANNOT_EXECUTE
+                try:
+                    status = _become(self._command, self._environment, self._terminal)
+                finally:
+                    os._exit(status)
+            return pid
+        finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            raise
-        if not pid:
-            status = CANNOT_EXECUTE
-            try:
-                status = _become(self._command, self._environment, self._terminal)
-            finally:
-                os._exit(status)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return pid
 
     def read(self) -> bytes:
-        """Return the output that is available, empty if there is none."""
-        try:
-            return os.read(self._ours, _CHUNK)
-        except OSError:
-            return b""
+        with contextlib.suppress(OSError):
+            return os.read(self._ours, 1 << 16)
+        return b""
 
     def remaining_output(self) -> Iterator[bytes]:
         """Yield what is left to read, for at most 2 s: processes that the program left behind may write forever."""
-        deadline = time.monotonic() + _DRAINED_WITHIN_S
+        deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline and (output := self.read()):
             yield output
 
     def type(self, keys: bytes = b"") -> bool:
         """Write keys to the terminal. Return True if some have to wait until the program reads."""
-        if len(self._pending_keys) + len(keys) <= _MOST_PENDING_KEYS:
+        if len(self._pending_keys) + len(keys) <= 1 << 16:
             self._pending_keys += keys
         with contextlib.suppress(OSError):
             del self._pending_keys[: os.write(self._ours, self._pending_keys)]
         return bool(self._pending_keys)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the terminal's size. The kernel sends SIGWINCH to the foreground group."""
         with contextlib.suppress(OSError):
             fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
@@ -106,13 +88,12 @@ class PtyProgram:
         """Send the signal to the program's group and to the terminal's foreground group, as closing a terminal does."""
         if self._status is not None:  # the pid may belong to another process by now
             return
-        groups = {self.pid}
+        groups = {self.pid or 0}
         with contextlib.suppress(OSError):
             groups.add(os.tcgetpgrp(self._ours))
-        for group in groups:
-            if group is not None and group > 1:
-                with contextlib.suppress(OSError):
-                    os.killpg(group, signum)
+        for group in groups - {0, 1}:
+            with contextlib.suppress(OSError):
+                os.killpg(group, signum)
 
     def status(self) -> int | None:
         """Return the exit status (128 + the number for a signal), or None while the program runs."""
@@ -151,19 +132,16 @@ def _become(command: Sequence[str], environment: Mapping[str, str], terminal: in
     path = shutil.which(command[0], path=search_path) or shutil.which(command[0], os.F_OK, search_path)
     if path is None:
         return _report(f"there is no program {command[0]}", NOT_FOUND)
-    try:
-        _execute(path, command, environment)
-    except OSError as error:
-        return _report(f"{path} cannot be executed: {error.strerror}", CANNOT_EXECUTE)
-
-
-def _execute(path: str, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    try:
-        os.execve(path, [*command], environment)  # noqa: S606
-    except OSError as error:
-        if error.errno != errno.ENOEXEC:
-            raise
-    os.execve("/bin/sh", ["/bin/sh", path, *command[1:]], environment)  # noqa: S606 - as shells do
+    why = None
+    # The second is for a script without an interpreter line, as in shells.
+    for program, arguments in ((path, [*command]), ("/bin/sh", ["/bin/sh", path, *command[1:]])):
+        try:
+            os.execve(program, arguments, environment)  # noqa: S606
+        except OSError as error:
+            why = error.strerror
+            if error.errno != errno.ENOEXEC:
+                break
+    return _report(f"{path} cannot be executed: {why}", CANNOT_EXECUTE)
 
 
 def _report(text: str, status: int) -> int:
@@ -184,8 +162,7 @@ class Hook(PtyProgram):
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float, loop: Loop) -> None:
         super().__init__(command, environment)
-        self._timeout_s = timeout_s
-        self._loop = loop
+        self._timeout_s, self._loop = timeout_s, loop
         self._is_late = False
         self.start()
         loop.after(timeout_s, self._end_late)
@@ -211,7 +188,6 @@ class Hook(PtyProgram):
 def hook_variables(
     phase: str, place: str, log: str | None, outcome: str | None = None, status: int | None = None
 ) -> dict[str, str]:
-    """Return the environment variables that a hook gets in addition to those of the program."""
     found = _GPU_PLACE.fullmatch(place)
     variables = {
         "GPUYARD_PHASE": phase,

@@ -8,11 +8,9 @@
 - The runner exits after the program, with a status that `task_files.py` decides for the queue. No signal but SIGKILL
   ends it earlier; the program gets signals to the attempt too.
 - Closing the session by hand ends the task, as people expect. A session that vanishes is reopened, up to 3 times.
-- A program that keeps running after its marker is ended after `grace_s`.
 - The workspace's hook (`pty_program.py`) runs before and after the program. If it fails before, the program does not
   start and the attempt has failed. If it fails after, the record notes that, and the result stays.
-- The record is a file that the runner writes at the start and at the end. Without a result in it, ask the queue.
-"""
+- The record is a file that the runner writes at the start and at the end. Without a result in it, ask the queue."""
 
 import json
 import os
@@ -24,31 +22,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpuyard.engines.session import viewer
+from gpuyard.engines.session import task_files, viewer
 from gpuyard.engines.session.pty_program import AFTER, BEFORE, KILL_AFTER_S, Hook, PtyProgram, hook_variables
-from gpuyard.engines.session.task_files import (
-    COMPLETED,
-    FAILED,
-    HUNG_UP,
-    TERMINATED,
-    Conclusion,
-    Output,
-    append_event,
-    conclude,
-    open_log,
-    owner_line,
-    printable,
-    write_whole,
-)
 from gpuyard.engines.session.tmux import Tmux, TmuxError
 from gpuyard.engines.session.viewer import Handlers, Loop, ViewerSockets
 from gpuyard.errors import EnvironmentFault
 from gpuyard.system.private_files import PrivateFileError
 from gpuyard.system.wakeable_poll import open_signal_pipe
 
-_REOPEN_AFTER_S = 1.0
-_MOST_REOPENED = 3
-# A viewer connects in about 0.1 s. Without this timer, a tmux server that dies earlier would go unnoticed.
 _VIEWER_EXPECTED_WITHIN_S = 10.0
 # The runner ignores signals to the attempt's processes, which are for the program. It does not ignore job control,
 # which has to stop both, nor its own faults.
@@ -101,7 +82,7 @@ class TaskRunner:
         self._hook: Hook | None = None
         self._hook_problem: str | None = None
         self._tmux = Tmux(environment, hidden=spec.variable)
-        self._outputs = [Output(1, "the job's log")]
+        self._outputs = [task_files.Output(1, "the job's log")]
         self._viewers: ViewerSockets | None = None
         self._log: str | None = None
         self._session: str | None = None
@@ -120,50 +101,48 @@ class TaskRunner:
             self._accept_viewers()
         if self._spec.log is not None:
             self._open_log(self._spec.log)
-        self._write_headline()
+        spec, when = self._spec, time.strftime("%Y-%m-%d %H:%M:%S")
+        about = f"{spec.config}, job {spec.job}, attempt {spec.attempt}, on {spec.gpu}, {when}"
+        line = os.fsencode(f"--- {task_files.printable(about)} ---\r\n")
+        for each in self._outputs[1:]:
+            each.write(line)
+        if self._viewers is not None:
+            self._viewers.show(line)
         if self._spec.retried:
             self._log_event(f"retried, {self._spec.retried}")
         if self._viewers is not None:
             self._open_session()
         self._write_record()
-        self._loop.watch(self._program.fileno(), self._serve_program)
+        self._loop.watch(self._program.fileno(), self._serve)
         self._loop.after(self._spec.delay_s, self._start)
         while self._status is None:
             self._loop.turn()
         return self._finish(self._status)
-
-    # Before the program starts
 
     def _skip(self) -> int:
         """Complete a task that has its marker: an earlier attempt may have been killed before it reported success."""
         note = "its marker was there already, so it was not run"
         self._note(note)
         self._log_event(f"completed: {note}")
-        self._write_record(Conclusion(COMPLETED, 0), marker_by="program")
+        self._write_record(task_files.Conclusion(task_files.COMPLETED, 0), marker_by="program")
         self._close_sessions()
         return 0
 
     def _open_log(self, path: str) -> None:
         try:
-            line = owner_line(self._spec.owner.partition("/")[0], self._spec.workspace)
-            log, self._log = open_log(path, self._spec.other_log, line)
+            line = task_files.owner_line(self._spec.owner.partition("/")[0], self._spec.workspace)
+            log, self._log = task_files.open_log(path, self._spec.other_log, line)
         except PrivateFileError as error:
             self._note(f"no log of its own: {error.message}")
         else:
-            self._outputs.append(Output(log, self._log, self._spec.log_cap))
-
-    def _write_headline(self) -> None:
-        """Write a line about the attempt where several follow each other. The job's log has only one attempt."""
-        spec, when = self._spec, time.strftime("%Y-%m-%d %H:%M:%S")
-        about = f"{spec.config}, job {spec.job}, attempt {spec.attempt}, on {spec.gpu}, {when}"
-        line = os.fsencode(f"--- {printable(about)} ---\r\n")
-        for each in self._outputs[1:]:
-            each.write(line)
-        if self._viewers is not None:
-            self._viewers.show(line)
+            self._outputs.append(task_files.Output(log, self._log, self._spec.log_cap))
 
     def _accept_viewers(self) -> None:
-        handlers: Handlers = {viewer.KEYS: self._type, viewer.SIZE: self._resize, viewer.CLOSED: self._close}
+        handlers: Handlers = {
+            viewer.KEYS: self._type,
+            viewer.SIZE: lambda size: self._program.resize(*struct.unpack(viewer.SIZE_FORMAT, size)),
+            viewer.CLOSED: self._close,
+        }
         try:
             self._viewers = ViewerSockets(self._loop, self._spec.sockets, self._spec.key, handlers, self._reopen_later)
         except (OSError, EnvironmentFault) as error:
@@ -178,14 +157,14 @@ class TaskRunner:
             self._session = None
             self._note(f"no session: {error.message}")
         else:
-            self._loop.after(_VIEWER_EXPECTED_WITHIN_S, self._expect_viewer)
+            # A viewer connects in about 0.1 s. Without this timer, a tmux server that dies earlier would go unnoticed.
+            def expect_viewer() -> None:
+                if self._viewers is not None and self._viewers.is_empty:
+                    self._reopen_later()
 
-    def _expect_viewer(self) -> None:
-        if self._viewers is not None and self._viewers.is_empty:
-            self._reopen_later()
+            self._loop.after(_VIEWER_EXPECTED_WITHIN_S, expect_viewer)
 
     def _start(self) -> None:
-        """Start the hook or the program, unless the task was stopped already."""
         if self._status is not None:
             return
         if self._spec.hook:
@@ -202,12 +181,13 @@ class TaskRunner:
         """Go on after a hook that has ended. If the program has ended already, nothing depends on the hook."""
         self._hook = None
         self._pass_on_rest(hook)
-        if self._status is not None:
-            if hook.problem is not None:
-                self._note(f"the hook after it {hook.problem}")
-                self._log_event(f"the hook after it {hook.problem}")
+        if self._status is not None and hook.problem is not None:
+            self._note(f"the hook after it {hook.problem}")
+            self._log_event(f"the hook after it {hook.problem}")
+        elif self._status is not None:
+            return
         elif self._was_stopped or self._was_closed:
-            self._status = TERMINATED if self._was_stopped else HUNG_UP
+            self._status = task_files.TERMINATED if self._was_stopped else task_files.HUNG_UP
         elif hook.problem is not None:
             self._hook_problem = f"the hook before it {hook.problem}, so it was not started"
             self._status = hook.status()
@@ -219,9 +199,7 @@ class TaskRunner:
         self._log_event(f"started on {self._spec.gpu} (job {self._spec.job}, attempt {self._spec.attempt})")
         self._check_marker()
 
-    # While it runs
-
-    def _serve_program(self, event: int) -> None:
+    def _serve(self, event: int) -> None:
         if event & select.POLLOUT:
             self._type()
         self._pass_on(self._program.read())
@@ -242,9 +220,6 @@ class TaskRunner:
             return
         self._loop.want_to_write(self._program.fileno(), wants=self._program.type(keys))
 
-    def _resize(self, size: bytes) -> None:
-        self._program.resize(*struct.unpack(viewer.SIZE_FORMAT, size))
-
     def _handle_signals(self, _: int) -> None:
         os.read(self._signal_pipe, 4096)
         self._was_stopped = signal.SIGTERM in self._signals
@@ -254,7 +229,7 @@ class TaskRunner:
         elif self._program.pid is not None:
             self._status = self._program.status()
         elif self._was_stopped:
-            self._status = TERMINATED
+            self._status = task_files.TERMINATED
 
     def _check_marker(self) -> None:
         if self._status is not None:
@@ -280,7 +255,7 @@ class TaskRunner:
             self._was_closed = True
             self._print_end("its session was closed, and it is ended")
             if self._program.pid is None and self._hook is None:
-                self._status = HUNG_UP
+                self._status = task_files.HUNG_UP
         self._end_with(signal.SIGHUP)
 
     def _end_with(self, signum: int) -> None:
@@ -289,26 +264,24 @@ class TaskRunner:
         self._loop.after(KILL_AFTER_S, lambda: running.signal(signal.SIGKILL))
 
     def _reopen_later(self) -> None:
-        if self._times_reopened < _MOST_REOPENED and not self._was_closed:
+        def reopen() -> None:
+            self._open_session()
+            self._write_record()
+
+        if self._times_reopened < 3 and not self._was_closed:
             self._times_reopened += 1
-            self._loop.after(_REOPEN_AFTER_S, self._reopen)
-
-    def _reopen(self) -> None:
-        self._open_session()
-        self._write_record()
-
-    # After its end
+            self._loop.after(1.0, reopen)
 
     def _finish(self, status: int) -> int:
         self._pass_on_rest(self._program)
-        end = conclude(
+        end = task_files.conclude(
             status,
             has_marker=self._overstayed or self._has_marker(),
             overstayed=self._overstayed,
             was_stopped=self._was_stopped,
             was_closed=self._was_closed,
         )
-        if self._hook_problem is not None and end.result == FAILED:
+        if self._hook_problem is not None and end.result == task_files.FAILED:
             end = end._replace(note=self._hook_problem)
             self._print_end(self._hook_problem)
         marker_by = "program" if self._has_marker() else None
@@ -323,29 +296,27 @@ class TaskRunner:
             each.finish()
         self._notes += [text for text in (end.note, *(each.problem for each in self._outputs)) if text]
         self._write_record(end, status, marker_by)
-        self._report_end(end, status)
-        return end.status
-
-    def _write_marker(self) -> bool:
-        spec = self._spec
-        text = f"exited with status 0 and wrote no marker; written by gpuyard (job {spec.job}, attempt {spec.attempt})"
-        try:
-            write_whole(spec.marker, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(spec.config)} {text}\n")
-        except OSError as error:
-            self._note(f"its marker {spec.marker} cannot be written: {error.strerror}")
-            return False
-        return True
-
-    def _report_end(self, end: Conclusion, status: int) -> None:
-        how = f" with status {status}" if end.result == FAILED else ""
+        how = f" with status {status}" if end.result == task_files.FAILED else ""
         self._log_event(f"{end.result}{how}{f': {end.note}' if end.note else ''}")
         if self._viewers is not None:
             took_s = time.monotonic() - self._started
             text = f"[{self._spec.config} {end.result}, status {status}, after {took_s:.0f} s]"
             wait_s = 0.0 if self._session is None else _VIEWER_EXPECTED_WITHIN_S
-            self._viewers.end(status, f"\r\n{printable(text)}\r\n", wait_s)
-        if end.result == COMPLETED:
+            self._viewers.end(status, f"\r\n{task_files.printable(text)}\r\n", wait_s)
+        if end.result == task_files.COMPLETED:
             self._close_sessions()
+        return end.status
+
+    def _write_marker(self) -> bool:
+        spec = self._spec
+        text = f"exited with status 0 and wrote no marker; written by gpuyard (job {spec.job}, attempt {spec.attempt})"
+        when, name = time.strftime("%Y-%m-%d %H:%M:%S"), task_files.printable(spec.config)
+        try:
+            task_files.write_whole(spec.marker, f"{when} {name} {text}\n")
+        except OSError as error:
+            self._note(f"its marker {spec.marker} cannot be written: {error.strerror}")
+            return False
+        return True
 
     def _close_sessions(self) -> None:
         """Close the task's sessions, including those of earlier attempts: on other GPUs they had other names."""
@@ -358,27 +329,24 @@ class TaskRunner:
         except TmuxError as error:
             self._note(f"its session could not be closed: {error.message}")
 
-    # Reports
-
     def _note(self, text: str) -> None:
-        """Add a note to the record, and print it once."""
         if text not in self._notes:
             self._notes.append(text)
-            self._pass_on(os.fsencode(f"--- gpuyard: {printable(text)} ---\r\n"))
+            self._pass_on(os.fsencode(f"--- gpuyard: {task_files.printable(text)} ---\r\n"))
 
     def _print_end(self, text: str) -> None:
         """Print why the task ends here: a failed job gives it as its reason."""
-        self._pass_on(os.fsencode(f"gpuyard: {printable(text)}\r\n"))
+        self._pass_on(os.fsencode(f"gpuyard: {task_files.printable(text)}\r\n"))
 
     def _log_event(self, text: str) -> None:
         if self._spec.scheduler_log is not None:
             try:
-                append_event(self._spec.scheduler_log, f"{self._spec.config} {text}")
+                task_files.append_event(self._spec.scheduler_log, f"{self._spec.config} {text}")
             except PrivateFileError as error:
                 self._note(error.message)
 
     def _write_record(
-        self, end: Conclusion | None = None, status: int | None = None, marker_by: str | None = None
+        self, end: task_files.Conclusion | None = None, status: int | None = None, marker_by: str | None = None
     ) -> None:
         content = {
             "job": self._spec.job,
@@ -394,7 +362,7 @@ class TaskRunner:
             "marker_by": marker_by,
         }
         try:
-            write_whole(self._spec.record, json.dumps(content) + "\n")
+            task_files.write_whole(self._spec.record, json.dumps(content) + "\n")
         except OSError as error:
             self._note(f"{self._spec.record} cannot be written: {error.strerror}")
 

@@ -1,14 +1,8 @@
-"""The files of a task: its log, the scheduler log, its marker and its record.
+"""The files of a task (its log, the scheduler log, its marker, its record), its result, and its runner's command.
 
-A file that cannot be opened or written is reported, and never ends the task; a full disk loses output only.
-
-Several workspaces may write logs of the same name to one folder. The first line of such a log names the workspace that
-owns it. Other workspaces never write to it and use another name.
-
-Decides the result of a task. Pure: the marker counts first, then how and why the program ended.
-
-The command that starts a task's runner in place of its program.
-"""
+A file that cannot be opened or written is reported, and never ends the task; a full disk loses output only. Several
+workspaces may write logs of the same name to one folder. The first line of such a log names the workspace that owns
+it. Other workspaces never write to it and use another name."""
 
 import contextlib
 import json
@@ -30,21 +24,15 @@ from gpuyard.system.write_files import write_atomically
 
 
 class Output:
-    """A file for a task's terminal output; CR LF becomes LF.
-
-    With a cap in bytes, the middle of a longer file is cut out. The keeper does that for the job's own log.
-    """
+    """A file for a task's terminal output; CR LF becomes LF. With a cap, the middle of a longer file is cut out."""
 
     def __init__(self, descriptor: int, path: str, cap: int | None = None) -> None:
-        self._descriptor = descriptor
-        self._path = path
-        self._cap = cap
+        self._descriptor, self._path, self._cap = descriptor, path, cap
         self._left = 0  # until the next look at the file's length
         self._held_back = b""
         self.problem: str | None = None
 
     def write(self, output: bytes) -> None:
-        """Write the output, but hold back a final carriage return: a newline may follow in the next chunk."""
         output = self._held_back + output
         self._held_back = b"\r" if output.endswith(b"\r") else b""
         self._write(output[: len(output) - len(self._held_back)].replace(b"\r\n", b"\n"))
@@ -57,16 +45,13 @@ class Output:
             while content:
                 written = os.write(self._descriptor, content)
                 content = content[written:]
-                self._keep_short(written)
+                self._left -= written
+                if self._cap is not None and self._left < 0:
+                    self._left = self._cap
+                    with contextlib.suppress(OSError):  # removed by a user, for example
+                        self._left = cut_if_over(self._path, self._cap)
         except OSError as error:
             self.problem = f"some of the output is missing in {self._path}: {error.strerror}"
-
-    def _keep_short(self, written: int) -> None:
-        self._left -= written
-        if self._cap is not None and self._left < 0:
-            self._left = self._cap
-            with contextlib.suppress(OSError):  # removed by a user, for example
-                self._left = cut_if_over(self._path, self._cap)
 
 
 def owner_line(tag: str, workspace: str) -> str:
@@ -76,13 +61,14 @@ def owner_line(tag: str, workspace: str) -> str:
 
 def open_log(path: str, other: str | None, line: str) -> tuple[int, str]:
     """Open the first of `path` and `other` that no other task writes to. Keeps it locked until the process ends.
-
     `other` is a name that only this workspace uses. It is given where workspaces share the folder; then `path` is used
-    only if its first line is `line`.
-    """
+    only if its first line is `line`."""
     for each in filter(None, (path, other)):
         log = open_private(each)
-        if _is_locked(log) and (other is None or each == other or _belongs_to(line, log)):
+        is_locked = False
+        with contextlib.suppress(OSError):  # a file system without locks
+            is_locked = try_lock(log)
+        if is_locked and (other is None or each == other or _belongs_to(line, log)):
             return log, each
         os.close(log)
     raise PrivateFileError(f"{path} is written by another task", hint="give one of the two another name")
@@ -98,15 +84,7 @@ def expected_log(path: str, other: str | None, line: str) -> str:
     return path if other is None or first in (b"", os.fsencode(line)) else other
 
 
-def _is_locked(log: int) -> bool:
-    try:
-        return try_lock(log)
-    except OSError:  # a file system without locks
-        return False
-
-
 def claim_in_shared(path: str, line: str) -> bool:
-    """Return whether the log belongs to the workspace that `line` names. Claims a new or empty log for it."""
     log = open_in_shared(path)
     try:
         lock_in_time(log, path)
@@ -151,8 +129,6 @@ TERMINATED, HUNG_UP = 128 + signal.SIGTERM, 128 + signal.SIGHUP
 
 
 class Conclusion(NamedTuple):
-    """The result of a task. The runner exits with `status`, so the queue treats a task like any other job."""
-
     result: str
     status: int
     note: str | None = None
@@ -160,18 +136,14 @@ class Conclusion(NamedTuple):
 
 
 def conclude(status: int, *, has_marker: bool, overstayed: bool, was_stopped: bool, was_closed: bool) -> Conclusion:
-    """Return the result of a program that exited with `status`.
-
-    overstayed: it kept running after its marker, and the runner ended it.
-    was_stopped: it got SIGTERM, as from `gpuyard cancel`. Exit status 0 after that does not mean completed.
-    was_closed: a person closed its session.
-    """
+    """Return the result of a program that exited with `status`; it `overstayed` if the runner ended it after its
+    marker, `was_stopped` if it got SIGTERM, and `was_closed` if a person closed its session."""
     if has_marker and overstayed:
         return Conclusion(COMPLETED, 0, "ended by gpuyard: it went on after its marker")
     if has_marker:
         return Conclusion(COMPLETED, 0, f"it ended with status {status} after its marker" if status else None)
     if was_stopped:
-        return Conclusion(STOPPED, status or TERMINATED)
+        return Conclusion(STOPPED, status or TERMINATED)  # exit status 0 after SIGTERM does not mean completed
     if was_closed:
         return Conclusion(FAILED, status or HUNG_UP, "its session was closed")
     if status:
@@ -200,5 +172,4 @@ def start_command(launch: Launch, sockets: str) -> tuple[str, ...]:
 
 
 def runner_command(spec: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the command that starts a runner. `spec` has the fields of a RunnerSpec."""
     return python_command("gpuyard.engines.session.runner", json.dumps(spec))

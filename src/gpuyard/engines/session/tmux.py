@@ -8,7 +8,7 @@
   their program has ended, and have a long history.
 """
 
-import itertools
+import contextlib
 import os
 import re
 import shutil
@@ -19,7 +19,6 @@ from typing import NamedTuple
 from gpuyard.errors import EnvironmentFault
 
 _MARK = "@gpuyard"
-_HISTORY_LINES = "50000"
 _ANSWERS_WITHIN_S = 20.0
 _JOB_VARIABLES = (
     "GPUYARD_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
@@ -29,7 +28,6 @@ _JOB_VARIABLES = (
 # first window is a placeholder that is replaced at once; it ends by itself if that fails.
 _FIRST_WINDOW = ("sleep", "60")
 _HINT = "see whether `tmux new-session` works in a shell"
-_NO_SERVER = re.compile(r"no server running|error connecting|no sessions|server exited")
 
 
 class TmuxError(EnvironmentFault):
@@ -59,33 +57,28 @@ class Tmux:
         return self._program is not None
 
     def open_session(self, name: str, owner: str, command: Sequence[str]) -> str:
-        """Run the command in a session of that name, or of that name with a number. Return the session's name.
-
-        The command needs at least two arguments; tmux passes a single one to a shell. A session that this owner has
-        already is used again, and its clients stay attached.
-        """
+        """Run the command in a session of that name, or of that name with a number. Return the session's name. The
+        command needs at least two arguments; tmux passes a single one to a shell. A session that this owner has already
+        is used again, and its clients stay attached."""
         sessions = self._sessions()
-        first = session_name(name)
-        for number in itertools.count(1):
-            candidate = first if number == 1 else f"{first}-{number}"
-            there = sessions.get(candidate)
+        first = candidate = session_name(name)
+        number = 1
+        while (there := sessions.get(candidate)) is None or not there.is_of(owner):
             if there is None:
                 try:
                     self._create(candidate, owner, command)
+                    return candidate
                 except TmuxError:
                     sessions = self._sessions()
                     if candidate not in sessions:
                         raise
-                    continue  # another process was faster
-            elif there.is_of(owner):
-                self._use_again(there, command)
-            else:
-                continue
-            break
+                    # Another process was faster.
+            number += 1
+            candidate = f"{first}-{number}"
+        self._use_again(there, command)
         return candidate
 
     def live_session(self, owner: str) -> str | None:
-        """Return the name of a session of this owner that has a running pane, or None."""
         for session in self._sessions().values():
             if session.is_of(owner) and "0" in self._do(["list-panes", "-s", "-t", session.id, "-F", "#{pane_dead}"]):
                 return session.name
@@ -105,7 +98,6 @@ class Tmux:
         return True
 
     def owned_sessions(self, prefix: str) -> dict[str, list[str]]:
-        """Return session names by owner, for all owners that start with `prefix`."""
         found: dict[str, list[str]] = {}
         for each in self._sessions().values():
             if each.owner and each.owner.startswith(prefix):
@@ -116,7 +108,7 @@ class Tmux:
         try:
             listed = self._do(["list-sessions", "-F", f"#{{session_id}} #{{{_MARK}}} #{{session_name}}"])
         except TmuxError as error:
-            if _NO_SERVER.search(error.message):
+            if re.search(r"no server running|error connecting|no sessions|server exited", error.message):
                 return {}
             raise
         sessions = (_TmuxSession(*line.split(" ", 2)) for line in listed.splitlines())
@@ -129,7 +121,7 @@ class Tmux:
             ["new-session", "-d", "-s", name, "-c", _here(), *_FIRST_WINDOW],
             ["set-option", "-t", target, "destroy-unattached", "off"],
             ["set-option", "-t", target, _MARK, owner],
-            ["set-option", "-t", target, "history-limit", _HISTORY_LINES],
+            ["set-option", "-t", target, "history-limit", "50000"],
             ["new-window", "-k", "-t", f"{target}^", "-c", _here(), *command],
             ["set-option", "-w", "-t", target, "remain-on-exit", "on"],
         )
@@ -139,29 +131,21 @@ class Tmux:
         dead = [line.split()[0] for line in panes.splitlines() if line.endswith(" 1")]
         if dead:
             self._do(["respawn-pane", "-t", dead[0], "-c", _here(), *command])
-        else:
-            target = f"{session.id}:"
-            self._do(
-                ["new-window", "-t", target, "-c", _here(), *command],
-                ["set-option", "-w", "-t", target, "remain-on-exit", "on"],
-            )
+            return
+        target = f"{session.id}:"
+        window = ["new-window", "-t", target, "-c", _here(), *command]
+        self._do(window, ["set-option", "-w", "-t", target, "remain-on-exit", "on"])
 
     def _do(self, *commands: Sequence[str]) -> str:
         if self._program is None:
             raise TmuxError("tmux is not installed", hint="install it to look at sessions")
         arguments = [argument for command in commands for argument in [";", *map(_escaped, command)]]
         try:
+            # The server keeps its working directory, and must not keep a file system busy.
             done = subprocess.run(
-                [self._program, "-u", *arguments[1:]],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                env=self._environment,
-                cwd="/",  # the server keeps its working directory, and must not keep a file system busy
-                timeout=_ANSWERS_WITHIN_S,
-                check=False,
-            )
+                [self._program, "-u", *arguments[1:]], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+                errors="replace", env=self._environment, cwd="/", timeout=_ANSWERS_WITHIN_S, check=False,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise TmuxError(f"tmux did not answer within {_ANSWERS_WITHIN_S:.0f} s", hint=_HINT) from None
         except OSError as error:
@@ -182,7 +166,6 @@ def _escaped(argument: str) -> str:
 
 
 def _here() -> str:
-    try:
+    with contextlib.suppress(OSError):
         return os.getcwd().replace("#", "##")  # tmux would run a command in #(…)
-    except OSError:
-        return "/"
+    return "/"

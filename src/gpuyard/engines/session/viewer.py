@@ -1,20 +1,13 @@
-"""An event loop over poll: calls handlers for readable descriptors and for timers, and sleeps in between.
+"""The viewer, the program in a session's pane, which shows a task and forwards keys and the size of the window; the
+sockets by which the task's runner serves viewers; and the event loop of the runner.
 
-The viewer: the program in a session's pane. It shows a task and forwards keys and the size of the window.
+When the viewer's terminal hangs up, either a person closed the session, which ends the task, or tmux died, which must
+not end it. The viewer tells them apart by a silent connection to tmux's server, which does not exit by itself while a
+client is connected. So if the connection stays open, the session was closed. A killed server drops the connection, and
+a server that was asked to exit sends something.
 
-`command` starts it. It talks to the task's runner over the socket KEY.sock in a folder. The terminal is in raw mode:
-the task's output is already formatted for a terminal, and Ctrl-C is a key like any other.
-
-When its terminal hangs up, either a person closed the session, which ends the task, or tmux died, which must not end
-it. The viewer tells them apart by a silent connection to tmux's server. The server does not exit by itself while a
-client is connected, not even after its last session. So if the connection stays open, the session was closed. A killed
-server drops the connection, and a server that was asked to exit sends something.
-
-Serves the viewers that connect to a task's socket. A slow viewer never blocks the task.
-
-A new viewer gets the last part of the task's output. A viewer that falls more than 1 MB behind skips output: when it
-has received what was sent, it gets a line that says so and the last part again.
-"""
+A slow viewer never blocks the task. One that falls more than 1 MB behind skips output: when it has received what was
+sent, it gets a line that says so and the last part again, as a new viewer does."""
 
 import contextlib
 import heapq
@@ -45,7 +38,6 @@ class Loop:
         self._numbers = itertools.count()
 
     def watch(self, descriptor: int, handler: Callable[[int], object]) -> None:
-        """Call `handler` with poll's event mask whenever the descriptor is readable."""
         self._poll.register(descriptor, select.POLLIN)
         self._handlers[descriptor] = handler
 
@@ -60,7 +52,6 @@ class Loop:
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), action))
 
     def turn(self) -> None:
-        """Wait for the next event or timer, and handle all that are due."""
         timeout_ms = None
         if self._timers:  # poll cuts off fractions of a millisecond
             timeout_ms = max(0.0, (self._timers[0][0] - time.monotonic()) * 1000 + 1)
@@ -78,7 +69,6 @@ SIZE_FORMAT = "!HH"
 _HEAD = struct.Struct("!BI")
 CHUNK = 1 << 16
 _KILLED = 128 + signal.SIGKILL
-_RECEIVED_WITHIN_S = 10.0
 _ANSWERS_WITHIN_S = 1.0
 # The status request (DSR) and its answer "OK". Every terminal answers it after everything written before it.
 _ASKS_TERMINAL, _TERMINAL_ANSWERS = b"\x1b[5n", b"\x1b[0n"
@@ -93,8 +83,6 @@ def frame(kind: int, content: bytes = b"") -> bytes:
 
 
 class FrameDecoder:
-    """Collects received bytes, and yields the frames that are complete."""
-
     def __init__(self) -> None:
         self._unread = bytearray()
 
@@ -116,9 +104,7 @@ class HungUp(Exception):
 
 class Viewer:
     def __init__(self, runner: socket.socket, server: socket.socket | None, signal_pipe: int) -> None:
-        self._runner = runner
-        self._server = server
-        self._signal_pipe = signal_pipe
+        self._runner, self._server, self._signal_pipe = runner, server, signal_pipe
         self._frames = FrameDecoder()
         self._status: int | None = None
 
@@ -129,26 +115,28 @@ class Viewer:
             while self._status is None:
                 ready, _, _ = select.select([self._runner.fileno(), self._signal_pipe, 0], [], [])
                 if self._signal_pipe in ready:
-                    self._handle_signals(os.read(self._signal_pipe, 64))
+                    if signal.SIGHUP in os.read(self._signal_pipe, 64):
+                        raise HungUp
+                    self._send_size()
                 if self._runner.fileno() in ready:
                     self._show()
                 if 0 in ready:
-                    self._send_keys()
+                    keys = b""
+                    with contextlib.suppress(OSError):
+                        keys = os.read(0, CHUNK)
+                    if not keys:
+                        raise HungUp
+                    self._send(frame(KEYS, keys))
             with contextlib.suppress(OSError):
                 _await_shown()
         except HungUp:
             # A server that lives sends nothing. Without a connection that is unknown, and no task is ended by mistake.
             if self._server is not None and not select.select([self._server], [], [], _ANSWERS_WITHIN_S)[0]:
                 self._send(frame(CLOSED))
-                self._runner.settimeout(_RECEIVED_WITHIN_S)
+                self._runner.settimeout(10.0)
                 while _receive(self._runner):  # until the runner has received it: data of an exited sender may be lost
                     pass
         return self._status or 0
-
-    def _handle_signals(self, signums: bytes) -> None:
-        if signal.SIGHUP in signums:
-            raise HungUp
-        self._send_size()
 
     def _show(self) -> None:
         received = _receive(self._runner)
@@ -159,15 +147,6 @@ class Viewer:
             _write(content if kind == OUTPUT else content[1:])
             if kind == END:
                 self._status = content[0]
-
-    def _send_keys(self) -> None:
-        try:
-            keys = os.read(0, CHUNK)
-        except OSError:
-            keys = b""
-        if not keys:
-            raise HungUp
-        self._send(frame(KEYS, keys))
 
     def _send_size(self) -> None:
         with contextlib.suppress(OSError):
@@ -193,10 +172,9 @@ def _connect_to_tmux(path: str) -> socket.socket:
 
 
 def _receive(link: socket.socket) -> bytes:
-    try:
+    with contextlib.suppress(OSError):
         return link.recv(CHUNK)
-    except OSError:
-        return b""
+    return b""
 
 
 def _write(content: bytes) -> None:
@@ -255,9 +233,6 @@ def main() -> None:
 
 
 _REMEMBERED = 1 << 18
-_FAR_BEHIND = 1 << 20
-_END_SENT_WITHIN_S = 2.0
-_LEFT_OUT = b"\r\n[some of the output is left out here; the log has all of it]\r\n"
 
 # Called with the content of frames that viewers send, by the kind of frame.
 Handlers: TypeAlias = Mapping[int, Callable[[bytes], object]]
@@ -265,13 +240,8 @@ Handlers: TypeAlias = Mapping[int, Callable[[bytes], object]]
 
 class ViewerSockets:
     def __init__(self, loop: Loop, folder: str, key: str, handlers: Handlers, on_gone: Callable[[], object]) -> None:
-        """Call `on_gone` when the last viewer disconnects without a report that it was closed.
-
-        Raises OSError if the socket cannot be created.
-        """
-        self._loop = loop
-        self._handlers = handlers
-        self._on_gone = on_gone
+        """Call `on_gone` when the last viewer disconnects without a report that it was closed. Raises OSError."""
+        self._loop, self._handlers, self._on_gone = loop, handlers, on_gone
         self._path = f"{folder}/{key}.sock"
         self._listener = user_sockets.bind(self._path)
         self._listener.listen(8)
@@ -298,7 +268,7 @@ class ViewerSockets:
         if not self._had_viewer:
             select.select([self._listener.fileno()], [], [], wait_s)
         self._accept(select.POLLIN)
-        deadline = time.monotonic() + _END_SENT_WITHIN_S
+        deadline = time.monotonic() + 2.0
         for each in self._viewers.values():
             each.end(bytes([status]) + os.fsencode(text), self._recent_output(), deadline)
         self._viewers.clear()
@@ -324,23 +294,24 @@ class ViewerSockets:
     def _serve(self, connection: "_ViewerConnection", event: int) -> None:
         if event & select.POLLOUT:
             self._push(connection)
-        if event & ~select.POLLOUT:
-            self._receive(connection)
-
-    def _receive(self, connection: "_ViewerConnection") -> None:
+        if not event & ~select.POLLOUT:
+            return
+        received = b""
         try:
             received = connection.link.recv(CHUNK)
         except BlockingIOError:
             return
         except OSError:
-            received = b""
+            pass
         is_closed = False
         for kind, content in connection.frames.feed(received):
             is_closed = is_closed or kind == CLOSED
             if kind in self._handlers:
                 self._handlers[kind](content)
         if is_closed or not received:
-            self._drop(connection)
+            self._loop.forget(connection.link.fileno())
+            del self._viewers[connection.link.fileno()]
+            connection.link.close()
         if not received and not self._viewers:
             self._on_gone()
 
@@ -348,11 +319,6 @@ class ViewerSockets:
         with contextlib.suppress(OSError):  # reading notices when the viewer is gone
             connection.push(self._recent_output)
         self._loop.want_to_write(connection.link.fileno(), wants=bool(connection.unsent))
-
-    def _drop(self, connection: "_ViewerConnection") -> None:
-        self._loop.forget(connection.link.fileno())
-        del self._viewers[connection.link.fileno()]
-        connection.link.close()
 
     def _recent_output(self) -> bytes:
         """Return the last output from the start of a line: half an escape sequence would be shown as text."""
@@ -371,7 +337,7 @@ class _ViewerConnection:
     def send(self, kind: int, content: bytes) -> None:
         if not self._is_behind:
             self.unsent += frame(kind, content)
-            self._is_behind = len(self.unsent) > _FAR_BEHIND
+            self._is_behind = len(self.unsent) > 1 << 20
 
     def push(self, recent_output: Callable[[], bytes]) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -390,4 +356,6 @@ class _ViewerConnection:
 
     def _catch_up(self, recent_output: bytes) -> None:
         self._is_behind = False
-        self.unsent += frame(OUTPUT, _LEFT_OUT + recent_output)
+        self.unsent += frame(
+            OUTPUT, b"\r\n[some of the output is left out here; the log has all of it]\r\n" + recent_output
+        )

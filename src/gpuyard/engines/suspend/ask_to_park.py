@@ -7,31 +7,17 @@ which none of them has passed. Processes that wait for no other park at their ow
 """
 
 import _socket
+import contextlib
 import select
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
-from gpuyard.engines.local.system_processes import TrackedProcess
+from gpuyard.engines.local.attempt_processes import TrackedProcess
 from gpuyard.errors import GpuyardError
+from gpuyard.system import parking_protocol as protocol
 from gpuyard.system import user_sockets
-from gpuyard.system.parking_protocol import (
-    HOLD,
-    KEEP,
-    LONGEST_LINE,
-    NEXT,
-    PARK,
-    PARKED,
-    RETURN,
-    RETURNED,
-    Registration,
-    registered,
-    why_incomplete,
-)
-
-_RETURNS_WITHIN_S = 120.0
-# Processes in step with each other are one point apart, or a few with pipelines. More is no common count.
-_MOST_APART = 4
+from gpuyard.system.parking_protocol import Registration
 
 
 class NotDone(Exception):
@@ -39,8 +25,6 @@ class NotDone(Exception):
 
 
 class RegisteredProcesses:
-    """The registered processes of an attempt."""
-
     def __init__(self, registrations: Sequence[Registration], parks_within_s: float) -> None:
         self._registrations = tuple(registrations)
         self._parks_within_s = parks_within_s
@@ -51,30 +35,28 @@ class RegisteredProcesses:
 
     def park(self) -> int | None:
         """Return how many bytes of GPU memory they have moved to RAM; None if they have not, and go on as they were."""
-        self.refusal = why_incomplete(self._registrations)
+        self.refusal = protocol.why_incomplete(self._registrations)
         if self.refusal is not None:
             return None
         try:
-            return self._park_all()
+            with _Connections(self._parks_within_s) as connections:
+                held = connections.ask(dict.fromkeys(self._registrations, protocol.HOLD), protocol.NEXT)
+                points = agree_on_points({each: _number(text) for each, text in held.items()})
+                requests = {each: b"%s %d" % (protocol.PARK, point) for each, point in points.items()}
+                parked = connections.ask(requests, protocol.PARKED)
+                parked_bytes = sum(map(_number, parked.values()))
+                connections.keep()
+                return parked_bytes
         except NotDone as error:
             self.refusal = str(error)
             self.bring_back()
             return None
 
-    def _park_all(self) -> int:
-        with _Connections(self._parks_within_s) as connections:
-            held = connections.ask(dict.fromkeys(self._registrations, HOLD), NEXT)
-            points = agree_on_points({each: _number(text) for each, text in held.items()})
-            parked = connections.ask({each: b"%s %d" % (PARK, point) for each, point in points.items()}, PARKED)
-            parked_bytes = sum(map(_number, parked.values()))
-            connections.keep()
-            return parked_bytes
-
     def bring_back(self) -> str | None:
         """Return why their memory is not back, or None if it is. If one cannot take it back, all stay parked."""
         try:
-            with _Connections(_RETURNS_WITHIN_S, may_end=True) as connections:
-                connections.ask(dict.fromkeys(self._registrations, RETURN), RETURNED)
+            with _Connections(120.0, may_end=True) as connections:
+                connections.ask(dict.fromkeys(self._registrations, protocol.RETURN), protocol.RETURNED)
                 connections.keep()
         except NotDone as error:
             return str(error)
@@ -84,25 +66,22 @@ class RegisteredProcesses:
 def find_registered(
     queue: str, attempt: str, processes: Sequence[TrackedProcess], parks_within_s: float
 ) -> RegisteredProcesses | None:
-    """Return the registered processes of an attempt; None if there is none."""
     alive = {process.pid for process in processes}
-    found = [each for each in registered(queue, attempt) if each.pid in alive]
+    found = [each for each in protocol.registered(queue, attempt) if each.pid in alive]
     return RegisteredProcesses(found, parks_within_s) if found else None
 
 
 def agree_on_points(following: Mapping[Registration, int]) -> dict[Registration, int]:
-    """Return at which point each process shall park, given its next one. Raises NotDone if processes that work together
-    cannot have counted the same points."""
+    """Return where each process shall park, given its next point. NotDone: they cannot have counted the same."""
     together = [point for each, point in following.items() if each.world_size > 1]
     first, last = min(together, default=0), max(together, default=0)
-    if last - first > _MOST_APART:
+    if last - first > 4:  # processes in step with each other are one point apart, or a few with pipelines
         raise NotDone(f"its processes are {last - first} steps apart, so they do not count the same steps")
     return {each: last if each.world_size > 1 else point for each, point in following.items()}
 
 
 class _Connections:
-    """Connections to the processes. What is asked is undone, for all of them, when they are closed without `keep`.
-    `may_end`: leave out processes that have ended."""
+    """What is asked is undone when they are closed without `keep`. `may_end`: leave out processes that have ended."""
 
     def __init__(self, within_s: float, *, may_end: bool = False) -> None:
         self._within_s = within_s
@@ -118,8 +97,7 @@ class _Connections:
             connection.close()
 
     def ask(self, requests: Mapping[Registration, bytes], expected: str) -> dict[Registration, str]:
-        """Return what follows the expected word in the answer of each process. Raises NotDone at the first that answers
-        otherwise, or if one has not answered in time."""
+        """Return what follows the expected word in each answer. NotDone: one answers otherwise, or not in time."""
         for each, request in requests.items():
             self._send(each, request)
         answers = {}
@@ -131,7 +109,7 @@ class _Connections:
 
     def keep(self) -> None:
         for each in tuple(self._open):
-            self._send(each, KEEP)
+            self._send(each, protocol.KEEP)
 
     def _send(self, each: Registration, request: bytes) -> None:
         try:
@@ -144,10 +122,17 @@ class _Connections:
             raise NotDone(str(error)) from None
 
     def _lines(self) -> Iterator[tuple[Registration, str]]:
-        """Yield a line from each process, as they come."""
         received = dict.fromkeys(self._open, b"")
         while received:
-            for each in self._readable(received):
+            numbers = {self._open[each].fileno(): each for each in received}
+            poll = select.poll()
+            for number in numbers:
+                poll.register(number, select.POLLIN)
+            ready = poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000)
+            if not ready:
+                slow = ", ".join(str(each.pid) for each in received)
+                raise NotDone(f"no end of a step within {self._within_s:g} s (process {slow})")
+            for each in [numbers[number] for number, _ in ready]:
                 part = self._receive(each)
                 received[each] += part
                 if not part:
@@ -156,23 +141,10 @@ class _Connections:
                 elif part.endswith(b"\n"):
                     yield each, received.pop(each).decode("utf-8", "replace").strip()
 
-    def _readable(self, waiting: Collection[Registration]) -> list[Registration]:
-        numbers = {self._open[each].fileno(): each for each in waiting}
-        poll = select.poll()
-        for number in numbers:
-            poll.register(number, select.POLLIN)
-        ready = poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000)
-        if not ready:
-            slow = ", ".join(str(each.pid) for each in waiting)
-            raise NotDone(f"no end of a step within {self._within_s:g} s (process {slow})")
-        return [numbers[number] for number, _ in ready]
-
     def _receive(self, each: Registration) -> bytes:
-        """Return what has come; nothing if the process has ended."""
-        try:
-            return self._open[each].recv(LONGEST_LINE)
-        except OSError:
-            return b""
+        with contextlib.suppress(OSError):
+            return self._open[each].recv(protocol.LONGEST_LINE)
+        return b""
 
     def _drop(self, each: Registration) -> None:
         if not self._may_end:

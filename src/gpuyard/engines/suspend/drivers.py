@@ -32,7 +32,6 @@ try:
 except OSError:
     print("{LIBRARY} of the NVIDIA driver cannot be loaded")
 """
-_NO_CONTEXT = 3  # CUDA_ERROR_NOT_INITIALIZED: a shell, a data loader, a program that has not used its device yet
 _ERRORS = {
     1: "the driver calls its device memory invalid, as it does when processes share some",
     2: "the device has not enough free memory",
@@ -42,8 +41,6 @@ _ERRORS = {
     801: "the driver does not support something that it uses, such as managed memory",
 }
 _NOT_NVIDIA = "{} is no NVIDIA device, and only NVIDIA's driver can suspend programs"
-_IN_PROGRESS = (4, 5)  # only newer drivers report these; older ones answer when they are done
-_POLL_S = 0.05
 
 
 class CudaProcessState(IntEnum):
@@ -96,22 +93,25 @@ class Cuda:
         state = ctypes.c_int(-1)
         while True:
             code = self._library.cuCheckpointProcessGetState(ctypes.c_int(pid), ctypes.byref(state))
-            if code == _NO_CONTEXT:
+            if code == 3:  # CUDA_ERROR_NOT_INITIALIZED: a shell, a data loader, a program that has not used its device
                 return None
             _check(code)
-            if state.value not in _IN_PROGRESS:
+            if state.value not in (4, 5):  # in progress; older drivers answer when they are done
                 return CudaProcessState(state.value)
-            time.sleep(_POLL_S)
+            time.sleep(0.05)
 
     def lock(self, pid: int) -> None:
         self._call("Lock", pid, self._lock_timeout_ms)
 
     def suspend(self, pid: int) -> None:
-        with Prefault(pid, round(self._held_everywhere(pid) * MB)):
+        held = used = 0.0
+        with contextlib.suppress(DriverError):
+            for device_id in self._devices:
+                held, used = held + self.held_mb(device_id, {pid}), used + self.used_mb(device_id)
+        with Prefault(pid, round((held or used) * MB)):
             self.checkpoint(pid)
 
     def checkpoint(self, pid: int) -> None:
-        """Suspend as the driver does it by itself."""
         self._call("Checkpoint", pid)
 
     def restore(self, pid: int) -> None:
@@ -131,19 +131,9 @@ class Cuda:
             return float(pynvml.nvmlDeviceGetMemoryInfo(device).used) / MB
 
     def held_mb(self, device_id: str, pids: Collection[int]) -> float:
-        """Return how much memory these processes hold on the device, as far as the driver reports it."""
         with _nvml(device_id) as (pynvml, device):
             running = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
         return float(sum(process.usedGpuMemory or 0 for process in running if process.pid in pids)) / MB
-
-    def _held_everywhere(self, pid: int) -> float:
-        """Return how many MB a process holds on the devices that were checked, or all processes if the driver does not
-        say."""
-        held = used = 0.0
-        with contextlib.suppress(DriverError):
-            for device_id in self._devices:
-                held, used = held + self.held_mb(device_id, {pid}), used + self.used_mb(device_id)
-        return held or used
 
     def _call(self, name: str, pid: int, timeout_ms: int = 0) -> None:
         arguments = _Arguments(timeout_ms=timeout_ms)
@@ -158,7 +148,6 @@ def _check(code: int) -> None:
 
 @contextlib.contextmanager
 def _nvml(device_id: str) -> Iterator[tuple[Any, Any]]:
-    """Yield the module and its handle of the device."""
     import pynvml
 
     try:
@@ -171,8 +160,7 @@ def _nvml(device_id: str) -> Iterator[tuple[Any, Any]]:
 
 
 class NoDriver:
-    """Stands for a driver that cannot suspend programs on the devices of an attempt. All that leaves them is what a
-    program parks itself (`ask_to_park.py`), which notices by itself if it does not fit when it returns."""
+    """Stands for a driver that can move nothing: what leaves the devices is what a program parks itself."""
 
     def __init__(self, refusal: str) -> None:
         self.refusal: str | None = refusal
@@ -194,12 +182,8 @@ class NoDriver:
     suspend = restore = unlock = lock
 
 
-# Simulated devices
-
-
 class Simulated:
-    """Changes the shares of processes (`gpuyard/simulated_usage.py`). Can suspend programs on devices that pass for
-    another vendor's than NVIDIA as little as there is a driver for that."""
+    """Changes the shares of processes (`gpuyard/simulated_usage.py`), on devices that pass for NVIDIA's or for none."""
 
     refusal: str | None = None
 

@@ -27,9 +27,6 @@ from gpuyard.model.job import Attempt
 from gpuyard.ports import SuspendResult
 from gpuyard.system.file_locks import hold_lock_file
 
-# A checkpoint ran at 1,500 MB/s on an H200; slow or swapping host memory is slower.
-_SLOWEST_MB_PER_S = 200.0
-
 
 class Order(Struct, frozen=True, kw_only=True):
     """What the helper shall do. `daemon` is the sender's pid; it never counts as a process of the attempt."""
@@ -50,8 +47,6 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class _Reply:
-    """Sends one answer: the result or, at the time limit, a failure."""
-
     def __init__(self, order: Order) -> None:
         self._order = order
         self._started = time.monotonic()
@@ -62,7 +57,6 @@ class _Reply:
         self.set_limit(order.limit_s)
 
     def send(self, answer: SuspendResult) -> bool:
-        """Return False if something was reported already."""
         if not self._is_first():
             return False
         self._timer.cancel()
@@ -100,12 +94,10 @@ class _Reply:
             return
         self.has_given_up = True
         waited = f"{time.monotonic() - self._started:.0f} s"
-        if self._is_working:
-            text = f"the driver did not answer for {waited}; undone as soon as it answers"
-            self._write(self._order.result(is_done=False, text=text))
-        else:
-            text = f"another helper has been working on it for {waited}"
-            self._write(self._order.result(is_done=False, text=text))
+        text = f"the driver did not answer for {waited}; undone as soon as it answers"
+        text = text if self._is_working else f"another helper has been working on it for {waited}"
+        self._write(self._order.result(is_done=False, text=text))
+        if not self._is_working:
             os._exit(0)
 
 
@@ -139,29 +131,26 @@ def _success(order: Order, mover: MemoryMover) -> SuspendResult:
 
 
 def _mover(order: Order, reply: _Reply) -> MemoryMover:
-    driver = _driver(order)
+    is_simulated, mutexes = simulated_devices() is not None, order.mutexes
+    try:
+        own = Simulated() if is_simulated else Cuda(order.parks_within_s)
+        for device_id in order.attempt.devices:
+            own.check(device_id)
+        driver: Driver = own
+    except CannotSuspend as error:
+        driver = NoDriver(str(error))
     used_mb = sum(driver.used_mb(device_id) or 0.0 for device_id in order.attempt.devices)
-    reply.set_limit(order.limit_s + (used_mb + sum(order.needs_mb.values())) / _SLOWEST_MB_PER_S)
-    mutexes = (*order.mutexes, str(Simulated().mutex)) if simulated_devices() is not None else order.mutexes
+    # A checkpoint ran at 1,500 MB/s on an H200; slow or swapping host memory is slower.
+    reply.set_limit(order.limit_s + (used_mb + sum(order.needs_mb.values())) / 200.0)
     return MemoryMover(
         driver,
-        lambda: process_tree.processes_of(order.attempt, order.queue, order.daemon),
+        lambda: process_tree.ProcessTable(order.queue, order.daemon).of(order.attempt),
         lambda processes: find_registered(order.queue, order.attempt.key, processes, order.parks_within_s),
         devices=order.attempt.devices,
-        mutexes=mutexes,
+        mutexes=(*mutexes, str(Simulated().mutex)) if is_simulated else mutexes,
         check=reply.check,
         tell_parked=lambda parked: reply.send(_success(order, parked)),
     )
-
-
-def _driver(order: Order) -> Driver:
-    try:
-        driver = Simulated() if simulated_devices() is not None else Cuda(order.parks_within_s)
-        for device_id in order.attempt.devices:
-            driver.check(device_id)
-    except CannotSuspend as error:
-        return NoDriver(str(error))
-    return driver
 
 
 if __name__ == "__main__":

@@ -10,12 +10,9 @@ Rules, from how the driver behaves:
 - Two processes that share memory may share device memory too, which the driver can take away but not put back. Then
   nothing is tried.
 - Putting back more than fits destroys the process. So free memory is checked last of all.
-- The driver moves the memory of each process by one thread of it, so several processes are moved side by side.
-- Where no driver can move memory, all that leaves the device is what a program parks itself.
 - A program that can park its memory itself (`ask_to_park.py`) is asked first, while all of its processes still run: it
-  is faster, and leaves little to the driver. Then the attempt counts as suspended; the driver moves the rest, and if it
-  refuses, the rest stays on the device. The program takes its memory back last.
-"""
+  is faster, and leaves little to the driver. Then the attempt counts as suspended; the driver moves the rest, if it
+  can. The program takes its memory back last."""
 
 import contextlib
 import os
@@ -24,28 +21,38 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from gpuyard.engines.local import system_processes
-from gpuyard.engines.local.system_processes import TrackedProcess
+from gpuyard.engines.local import attempt_processes as process_tree
+from gpuyard.engines.local.attempt_processes import TrackedProcess
 from gpuyard.engines.suspend.ask_to_park import RegisteredProcesses
 from gpuyard.engines.suspend.drivers import Cuda, CudaProcessState, DriverError, NoDriver, Simulated
 from gpuyard.model.units import MB, format_size
 from gpuyard.system.file_locks import lock_within
 
 _MOST_ROUNDS = 50
-_STOPS_WITHIN_S = 1.0
-_MUTEX_WITHIN_S = 2.0
-_POLL_S = 0.002
 _MOST_THREADS = 16
-# What each process may keep on its devices when it has parked its memory: its contexts.
-_CONTEXTS_MB = 1024.0
 _NO_PROCESSES = "it has no processes: it may just have ended"
 # Segments of memory that a process could share with others, by device and inode.
 _SHARED = re.compile(r"^\S+ ...s \S+ (\S+ \d+)\s+/(?:dev/shm/|memfd:|SYSV)", re.MULTILINE)
 
 
 Driver: TypeAlias = Cuda | Simulated | NoDriver
+
+
+class _DriverCall(NamedTuple):
+    """A call of the driver; `action` ends "process N could not …". After one that `is_fatal`, it can never continue."""
+
+    call: str
+    new_state: CudaProcessState
+    action: str
+    is_fatal: bool = False
+
+
+_LOCK = _DriverCall("lock", CudaProcessState.LOCKED, "be paused")
+_SUSPEND = _DriverCall("suspend", CudaProcessState.SUSPENDED, "be moved to host memory")
+_RESTORE = _DriverCall("restore", CudaProcessState.LOCKED, "be put back", is_fatal=True)
+_UNLOCK = _DriverCall("unlock", CudaProcessState.RUNNING, "be unlocked", is_fatal=True)
 
 
 class Trouble(Exception):
@@ -72,15 +79,11 @@ class MemoryMover:
         check: Callable[[], None],
         tell_parked: Callable[["MemoryMover"], object] = lambda _: None,
     ) -> None:
-        self._driver = driver
-        self._find = find
-        self._find_registered = find_registered
+        self._driver, self._find, self._find_registered = driver, find, find_registered
         self.held_mb = dict.fromkeys(devices, 0.0)
         self.parked_mb: float | None = None  # what the program has moved itself
         self.not_parked = ""  # why it has not, though it has registered
-        self._mutexes = mutexes
-        self._check = check
-        self._tell_parked = tell_parked
+        self._mutexes, self._check, self._tell_parked = mutexes, check, tell_parked
         self._is_parked = False
         self._is_undoing = False
         self._known: dict[tuple[int, float], TrackedProcess] = {}
@@ -131,8 +134,6 @@ class MemoryMover:
         self._take_away()
         self._is_undoing = False
 
-    # Away
-
     def _take_away(self) -> None:
         self._park()
         if self._driver.refusal is not None and not self.parked_mb:
@@ -144,20 +145,19 @@ class MemoryMover:
             locked = self._in_state(CudaProcessState.LOCKED)
             if self.parked_mb is None:  # it has to fit when they are put back
                 self._add_held(locked)
-            self._call_for_each(locked, self._driver.suspend, CudaProcessState.SUSPENDED, "be moved to host memory")
+            self._call_for_each(locked, _SUSPEND)
             self._stop(list(self._states))
         if not self._known:
             raise Trouble(_NO_PROCESSES)
 
     def _park(self) -> None:
-        """Ask the program to park its memory, if it can."""
         processes = self._find()
         program = self._find_registered(processes)
         if program is None:
             return
         self._add_held(processes)
         for process in processes:
-            system_processes.send(process, signal.SIGCONT)
+            process_tree.send(process, signal.SIGCONT)
         parked_bytes = program.park()
         held_mb, self.held_mb = self.held_mb, dict.fromkeys(self.held_mb, 0.0)
         self.not_parked = program.refusal or ""
@@ -168,7 +168,8 @@ class MemoryMover:
         left_mb, self.held_mb = sum(self.held_mb.values()), held_mb
         if len(held_mb) == 1 and sum(held_mb.values()) < self.parked_mb:  # it had parked already, for an earlier helper
             self.held_mb = dict.fromkeys(held_mb, left_mb + self.parked_mb)
-        self._is_parked = left_mb <= _CONTEXTS_MB * len(program)
+        # What each process may keep on its devices when it has parked its memory: its contexts.
+        self._is_parked = left_mb <= 1024.0 * len(program)
         if self._is_parked and not self._is_undoing:
             self._tell_parked(self)
 
@@ -189,7 +190,7 @@ class MemoryMover:
             self._read_states(new)
             self._stop([process for process in new if process not in self._states])
             for process in self._in_state(CudaProcessState.RUNNING):
-                self._call_driver(process, self._driver.lock, CudaProcessState.LOCKED, "be paused")
+                self._call_driver(process, _LOCK)
         return has_new
 
     def _refuse_shared_memory(self) -> None:
@@ -207,8 +208,6 @@ class MemoryMover:
                         f"the processes {other.pid} and {process.pid} share memory, and perhaps device memory, which"
                         " the driver cannot put back"
                     )
-
-    # Back
 
     def _check_free_memory(self, needs_mb: Mapping[str, float], pids: Collection[int]) -> None:
         """Memory that the processes still hold need not be free, such as contexts that the driver could not move."""
@@ -229,84 +228,59 @@ class MemoryMover:
         self._known.clear()
         self._states.clear()
         self._read_states(self._find())
-        suspended = self._in_state(CudaProcessState.SUSPENDED)
-        self._call_for_each(suspended, self._driver.restore, CudaProcessState.LOCKED, "be put back", is_fatal=True)
+        self._call_for_each(self._in_state(CudaProcessState.SUSPENDED), _RESTORE)
         for process in self._in_state(CudaProcessState.LOCKED):
-            self._call_driver(process, self._driver.unlock, CudaProcessState.RUNNING, "be unlocked", is_fatal=True)
+            self._call_driver(process, _UNLOCK)
         program = self._find_registered(list(self._known.values()))
         refusal = program.bring_back() if program is not None else None
         if refusal is not None:
             text = f"the program did not take its memory back: {refusal}"
             raise self._ruin(text) if self._is_undoing else Trouble(text)
 
-    # Each process
-
     def _in_state(self, state: CudaProcessState) -> list[TrackedProcess]:
         return [process for process, current in self._states.items() if current is state]
 
     def _read_states(self, processes: Sequence[TrackedProcess]) -> None:
-        """Continue the processes and read their states."""
         for process in processes:
-            system_processes.send(process, signal.SIGCONT)
+            process_tree.send(process, signal.SIGCONT)
         for process in processes:
             self._known[process.pid, process.started] = process
-            state = self._read_state(process)
+            try:
+                state = self._driver.state(process.pid)
+            except DriverError as error:
+                if self._is_undoing or process_tree.read_again(process) is None:
+                    continue
+                raise Trouble(f"the driver does not tell the state of process {process.pid}: {error}") from None
             if state is CudaProcessState.FAILED:
                 raise self._ruin(f"process {process.pid} has failed in the driver")
             if state is not None:
                 self._states[process] = state
 
-    def _read_state(self, process: TrackedProcess) -> CudaProcessState | None:
-        try:
-            return self._driver.state(process.pid)
-        except DriverError as error:
-            if self._is_undoing or system_processes.read_again(process) is None:
-                return None
-            raise Trouble(f"the driver does not tell the state of process {process.pid}: {error}") from None
-
-    def _call_for_each(
-        self,
-        processes: Sequence[TrackedProcess],
-        call: Callable[[int], None],
-        new_state: CudaProcessState,
-        action: str,
-        *,
-        is_fatal: bool = False,
-    ) -> None:
-        """Call the driver for all of the processes side by side. Raises the first Trouble, after all calls are over."""
+    def _call_for_each(self, processes: Sequence[TrackedProcess], step: _DriverCall) -> None:
+        """Call the driver for all of the processes side by side, as it moves the memory of each by one thread of it.
+        Raises the first Trouble, after all calls are over."""
         with ThreadPoolExecutor(_MOST_THREADS) as pool:
-            calls = [
-                pool.submit(self._call_driver, process, call, new_state, action, is_fatal=is_fatal)
-                for process in processes
-            ]
+            calls = [pool.submit(self._call_driver, process, step) for process in processes]
         for each in calls:
             each.result()
 
-    def _call_driver(
-        self,
-        process: TrackedProcess,
-        call: Callable[[int], None],
-        new_state: CudaProcessState,
-        action: str,
-        *,
-        is_fatal: bool = False,
-    ) -> None:
-        """Call the driver for a process that still lives. `action` completes "process N could not …"."""
+    def _call_driver(self, process: TrackedProcess, step: _DriverCall) -> None:
+        """Call the driver for a process that still lives."""
         if not self._is_undoing:
             self._check()
         try:
-            if system_processes.read_again(process) is not None:
-                call(process.pid)
+            if process_tree.read_again(process) is not None:
+                getattr(self._driver, step.call)(process.pid)
         except DriverError as error:
-            text = f"process {process.pid} could not {action}: {error}"
-            if system_processes.read_again(process) is not None:
-                raise (self._ruin(text) if is_fatal else Trouble(text)) from None
-        self._states[process] = new_state
+            text = f"process {process.pid} could not {step.action}: {error}"
+            if process_tree.read_again(process) is not None:
+                raise (self._ruin(text) if step.is_fatal else Trouble(text)) from None
+        self._states[process] = step.new_state
 
     def _ruin(self, text: str) -> Trouble:
         """Continue all processes, so that the attempt can be ended like any other."""
         for process in self._known.values():
-            system_processes.send(process, signal.SIGCONT)
+            process_tree.send(process, signal.SIGCONT)
         return Trouble(text, is_ruined=True)
 
     def _stop(self, processes: Sequence[TrackedProcess]) -> None:
@@ -315,12 +289,12 @@ class MemoryMover:
                 with contextlib.suppress(FileNotFoundError):
                     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     held.callback(os.close, descriptor)
-                    if not lock_within(descriptor, _MUTEX_WITHIN_S):
-                        raise Trouble(f"another process held {path} for {_MUTEX_WITHIN_S:g} s")
-            running = [process for process in processes if system_processes.send(process, signal.SIGSTOP)]
-            deadline = time.monotonic() + _STOPS_WITHIN_S
+                    if not lock_within(descriptor, 2.0):
+                        raise Trouble(f"another process held {path} for 2 s")
+            running = [process for process in processes if process_tree.send(process, signal.SIGSTOP)]
+            deadline = time.monotonic() + 1.0
             while time.monotonic() < deadline:
-                running = [now for each in running if (now := system_processes.read_again(each)) and not now.is_stopped]
+                running = [now for each in running if (now := process_tree.read_again(each)) and not now.is_stopped]
                 if not running:
                     break
-                time.sleep(_POLL_S)
+                time.sleep(0.002)

@@ -25,10 +25,6 @@ from typing import Self
 
 _ANONYMOUS = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 *$", re.MULTILINE)
 _PIECE = 1 << 21
-# The threads leave this part of a mapping to the driver, and help with it last.
-_LEFT_TO_DRIVER = 1 / 12
-_LEAST_BYTES = 16 << 20
-_POLL_S = 0.002
 MOST_THREADS = 8
 
 Range = tuple[int, int]
@@ -39,13 +35,10 @@ class _Vector(ctypes.Structure):
 
 
 class Prefault:
-    """Use it as a context manager around the driver's call."""
-
     def __init__(self, pid: int, most_bytes: int, threads: int = MOST_THREADS) -> None:
         self.refusal: str | None = None
         self.touched_bytes = 0
-        self._pid = pid
-        self._most_bytes = most_bytes
+        self._pid, self._most_bytes = pid, most_bytes
         self._before = _mappings(pid)
         self._pieces: queue.SimpleQueue[Range | None] = queue.SimpleQueue()
         self._is_over = threading.Event()
@@ -72,10 +65,10 @@ class Prefault:
 
     def _watch(self) -> None:
         known = self._before
-        while not self._is_over.wait(_POLL_S) and self.refusal is None:
+        while not self._is_over.wait(0.002) and self.refusal is None:
             current = _mappings(self._pid)
             for begin, end in subtract(current, known):
-                if end - begin >= _LEAST_BYTES:
+                if end - begin >= 16 << 20:
                     self._add(begin, end)
             known = current
 
@@ -106,7 +99,6 @@ class _UnreadablePage:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def copy_to(self, pid: int, begin: int, end: int) -> int:
-        """Return the error number."""
         source, target = _Vector(self._address, end - begin), _Vector(begin, end - begin)
         one, no_flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
         copied = self._libc.process_vm_writev(
@@ -129,8 +121,8 @@ def _mappings(pid: int) -> list[Range]:
 
 
 def in_order(pieces: Sequence[int]) -> Iterator[int]:
-    """Yield the pieces of a mapping in the order in which they are allocated."""
-    left = int(len(pieces) * _LEFT_TO_DRIVER)
+    """Yield the pieces of a mapping in the order in which they are allocated: what is left to the driver last."""
+    left = len(pieces) // 12
     yield from pieces[left:]
     yield from reversed(pieces[:left])
 
@@ -143,10 +135,9 @@ def subtract(ranges: list[Range], known: list[Range]) -> list[Range]:
     for begin, end in ranges:
         start = begin
         while other is not None and other[0] < end:
-            if other[1] > start:
-                if other[0] > start:
-                    left.append((start, other[0]))
-                start = other[1]
+            if start < other[0]:
+                left.append((start, other[0]))
+            start = max(start, other[1])
             if other[1] > end:
                 break
             other = next(others, None)

@@ -29,22 +29,14 @@ if TYPE_CHECKING:
     from gpuyard.engines.suspend.helper_program import Order  # the daemon starts without what a helper needs
 
 _HELPER = (sys.executable, "-P", "-m", "gpuyard.engines.suspend.helper_program")
-_MOST_TRIES = 2
-_CHUNK = 1 << 16
-_DRIVER_CHECK_TIMEOUT_S = 5.0
-_DRIVER_USUALLY_ANSWERS_WITHIN_S = 0.2
 _UNANSWERED = "the NVIDIA driver does not answer"
 _PARKABLE = "; a PyTorch program could park its memory itself, with gpuyard.torch.parkable"
-_CHECK_AGAIN_AFTER_S = 60.0
 _MARKS = (process_tree.QUEUE, "GPUYARD_JOB_ID", "GPUYARD_ATTEMPT")
 
 
 class _Helper:
-    """A helper process and its output so far."""
-
     def __init__(self, order: "Order", tries: int) -> None:
-        self.order = order
-        self.tries = tries
+        self.order, self.tries = order, tries
         self.answer: SuspendResult | None = None
         self.output = b""
         self.is_gone = False
@@ -61,7 +53,7 @@ class _Helper:
 
     def read(self) -> None:
         try:
-            while received := os.read(self.pipe, _CHUNK):
+            while received := os.read(self.pipe, 1 << 16):
                 self.output += received
             self.is_gone = True
         except BlockingIOError:
@@ -77,10 +69,8 @@ class _Helper:
 
 
 class LocalSuspender:
-    """Implements `ports.Suspender`, for one thread of one process at a time.
-
-    An event loop can watch `fileno()`: it is readable when `moved` should be called.
-    """
+    """Implements `ports.Suspender`, for one thread of one process at a time. An event loop can watch `fileno()`: it is
+    readable when `moved` should be called."""
 
     def __init__(
         self,
@@ -91,17 +81,13 @@ class LocalSuspender:
         limit_s: float = 60.0,
         parks_within_s: float = 10.0,
     ) -> None:
-        """
-        queue: the folder of the local engine.
-        mutexes: no process is stopped while it holds one of these files.
-        limit_s: the time limit of a helper, in addition to the time that copying the memory takes.
-        parks_within_s: how long programs have to pause their work on the device, or to come to the end of their step.
-        """
+        """`queue` is the folder of the local engine. No process is stopped while it holds one of the files `mutexes`.
+        `limit_s` is a helper's time limit, besides the time that copying the memory takes. Programs have
+        `parks_within_s` to pause their work on the device, or to come to the end of their step."""
         self._folder = folder.absolute()
         self._queue = queue
         self._mutexes = tuple(str(path) for path in mutexes)
-        self._limit_s = limit_s
-        self._parks_within_s = parks_within_s
+        self._limit_s, self._parks_within_s = limit_s, parks_within_s
         self._driver = _NvidiaDriver()
         self._helpers: dict[int, _Helper] = {}
         self._results: list[SuspendResult] = []
@@ -128,7 +114,6 @@ class LocalSuspender:
         return None if why_not is None or self.can_park(attempt) else why_not
 
     def _refusal_on(self, device: Device) -> str | None:
-        """Return why the driver cannot suspend programs on a device."""
         if device.vendor not in (Vendor.NVIDIA, Vendor.SIMULATED):
             how = _PARKABLE if device.vendor is Vendor.AMD else ""
             return f"{device.id} is no NVIDIA device, and only NVIDIA's driver can suspend programs{how}"
@@ -143,12 +128,12 @@ class LocalSuspender:
         return bool(found) and why_incomplete(found) is None
 
     def suspend(self, attempt: Attempt) -> None:
-        self._start(self._order(attempt, is_resumption=False))
+        self._start(self._order(attempt, {}, is_resumption=False))
 
     def resume(self, attempt: Attempt, needs_mb: Mapping[str, float]) -> None:
-        self._start(self._order(attempt, is_resumption=True, needs_mb=needs_mb))
+        self._start(self._order(attempt, needs_mb, is_resumption=True))
 
-    def _order(self, attempt: Attempt, *, is_resumption: bool, needs_mb: Mapping[str, float] | None = None) -> "Order":
+    def _order(self, attempt: Attempt, needs_mb: Mapping[str, float], *, is_resumption: bool) -> "Order":
         from gpuyard.engines.suspend.helper_program import Order
 
         return Order(
@@ -157,7 +142,7 @@ class LocalSuspender:
             lock=f"{self._folder}/{attempt.key}.lock",
             daemon=os.getpid(),
             is_resumption=is_resumption,
-            needs_mb=dict(needs_mb or {}),
+            needs_mb=dict(needs_mb),
             mutexes=self._mutexes,
             limit_s=self._limit_s,
             parks_within_s=self._parks_within_s,
@@ -179,31 +164,24 @@ class LocalSuspender:
 
     def moved(self) -> list[SuspendResult]:
         for helper in self._poll.ready(self._helpers):
-            self._read(helper)
+            was_answered = helper.answer is not None
+            helper.read()
+            if helper.answer is not None and not was_answered:
+                self._results.append(helper.answer)
+            if helper.is_gone:
+                self._drop(helper)
+            if helper.is_gone and helper.answer is None and helper.tries < 2:
+                self._start(helper.order, helper.tries + 1)
+            elif helper.is_gone and helper.answer is None:
+                last = helper.output.decode("utf-8", "replace").strip().rpartition("\n")[2]
+                self._fail(helper.order, text=f"its helper died twice{': ' if last else ''}{last}")
         results, self._results = self._results, []
         return results
-
-    def _read(self, helper: _Helper) -> None:
-        was_answered = helper.answer is not None
-        helper.read()
-        if helper.answer is not None and not was_answered:
-            self._results.append(helper.answer)
-        if helper.is_gone:
-            self._drop(helper)
-            if helper.answer is None:
-                self._retry(helper)
 
     def _drop(self, helper: _Helper) -> None:
         self._poll.forget(helper.pipe)
         del self._helpers[helper.pipe]
         helper.close()
-
-    def _retry(self, helper: _Helper) -> None:
-        if helper.tries < _MOST_TRIES:
-            self._start(helper.order, helper.tries + 1)
-            return
-        last = helper.output.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        self._fail(helper.order, text=f"its helper died twice{': ' if last else ''}{last}")
 
     def _fail(self, order: "Order", text: str, *, may_pass: bool = False) -> None:
         self._results.append(order.result(is_done=False, text=text, may_pass=may_pass))
@@ -211,23 +189,19 @@ class LocalSuspender:
 
 
 class _NvidiaDriver:
-    """Checks whether the driver can suspend at all.
-
-    A separate process asks the driver, which may hang, and a thread waits for it. The answer never changes, so it is
-    asked once; without an answer, again after 60 s.
-    """
+    """Checks whether the driver can suspend at all. A separate process asks the driver, which may hang, and a thread
+    waits for it. The answer never changes, so it is asked once; without an answer, again after 60 s."""
 
     def __init__(self) -> None:
         self._refusal: str | None = _UNANSWERED
         self._check_at = 0.0
 
     def refusal(self) -> str | None:
-        """Return the answer so far: why the driver cannot suspend, or None if it can."""
         if time.monotonic() >= self._check_at:
             self._check_at = float("inf")
             thread = threading.Thread(target=self._check, name="gpuyard-driver", daemon=True)
             thread.start()
-            thread.join(_DRIVER_USUALLY_ANSWERS_WITHIN_S)
+            thread.join(0.2)  # it usually answers within that
         return self._refusal
 
     def _check(self) -> None:
@@ -236,12 +210,12 @@ class _NvidiaDriver:
         try:
             checked = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", CHECK_SUPPORT], capture_output=True, text=True,
-                timeout=_DRIVER_CHECK_TIMEOUT_S, check=False,
+                timeout=5.0, check=False,
             )  # fmt: skip
             self._refusal = checked.stdout.strip() or None
         except (OSError, subprocess.SubprocessError):
             self._refusal = _UNANSWERED
-            self._check_at = time.monotonic() + _CHECK_AGAIN_AFTER_S
+            self._check_at = time.monotonic() + 60.0
 
 
 def _spawn(order: "Order", pipe: int) -> int:

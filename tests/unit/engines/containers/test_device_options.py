@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.containers import container_commands as module
-from gpuyard.engines.containers.container_commands import device_options
+from gpuyard.engines import containers as module
+from gpuyard.engines.containers import device_options
 from gpuyard.errors import UserError
 from gpuyard.model.machine_snapshot import Device, Vendor
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.engines.containers.container_commands import choose_tool, installed_tools
+from gpuyard.engines.containers import choose_tool, installed_tools
 from gpuyard.errors import UserError
 
 

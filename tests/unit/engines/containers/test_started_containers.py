@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpuyard.engines.containers import started_containers
-from gpuyard.engines.containers import started_containers as container_removal
-from gpuyard.engines.containers.started_containers import StartedContainers
+from gpuyard.engines import containers as module
+from gpuyard.engines.containers import StartedContainers
 
 _DEADLINE_S = 90.0
 _RECORD = "17.1-a0b1"
@@ -26,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def containers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> StartedContainers:
     """With removals that are tried again at once."""
-    monkeypatch.setattr(container_removal, "_FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(module, "_FIRST_RETRY_S", 0.02)
     return StartedContainers(str(folder), lambda: None)
 
 
@@ -70,7 +69,7 @@ def test_a_removal_that_hangs_is_killed_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(container_removal, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(module, "_LIMIT_S", 0.2)
     hangs = tmp_path / "hangs"
     hangs.touch()
     # Its own child holds the pipe open, too.
@@ -85,16 +84,16 @@ def test_a_removal_that_hangs_is_killed_and_tried_again(
 def test_an_end_is_held_back_for_a_while_only(
     containers: StartedContainers, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(container_removal, "_LIMIT_S", 0.2)
-    monkeypatch.setattr(container_removal, "_FIRST_RETRY_S", 3600.0)
-    monkeypatch.setattr(started_containers, "_HOLD_S", 3600.0)
+    monkeypatch.setattr(module, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(module, "_FIRST_RETRY_S", 3600.0)
+    monkeypatch.setattr(module, "_HOLD_S", 3600.0)
     record(folder, "exec sleep 3600")
     containers.take_over({"17.1"})
     assert not containers.end("16.1", None, kill), "another job's"
     assert containers.end("17.1", 137, kill)
     collect_until(containers, containers.problems)
     assert containers.end("17.1", 137, kill)
-    monkeypatch.setattr(started_containers, "_HOLD_S", 0.0)
+    monkeypatch.setattr(module, "_HOLD_S", 0.0)
     assert not containers.end("17.1", 137, lambda: 3)
     assert "container box of job 17 was not removed within 0 s: 3 of its processes" in caplog.messages[-1]
 

@@ -5,7 +5,7 @@ import shlex
 import pytest
 from msgspec.structs import replace
 
-from gpuyard.engines.containers.container_commands import (
+from gpuyard.engines.containers import (
     ContainedProgram,
     HostUser,
     container_command,

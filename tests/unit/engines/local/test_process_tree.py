@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuyard.engines.local import attempt_processes as process_tree
-from gpuyard.engines.local.attempt_processes import signal_each
-from gpuyard.engines.local.system_processes import TrackedProcess
+from gpuyard.engines.local.attempt_processes import TrackedProcess, signal_each
 from gpuyard.model.job import Attempt, Started
 
 ATTEMPT = Attempt(job_id=1, number=1, phase=Started(at=0.0, keeper_pid=9), boot_id=None)

@@ -16,7 +16,7 @@ from gpuyard.client import paths
 from gpuyard.client.daemon_liveness import running_pid
 from gpuyard.client.queue_host import QueueElsewhere, known_hosts, refuse_other_machine
 from gpuyard.config import config_dir, config_fault, lease_dir, load_config
-from gpuyard.engines.containers.container_commands import installed_tools
+from gpuyard.engines.containers import installed_tools
 from gpuyard.engines.local.job_cgroups import find_delegated
 from gpuyard.engines.open_cluster_engine import Checked, check_cluster_nodes, check_engines
 from gpuyard.errors import EnvironmentFault, GpuyardError, ProbeError, UserError

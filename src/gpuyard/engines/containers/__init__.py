@@ -1,1 +1,0 @@
-"""Jobs in containers: the command lines of podman, docker and apptainer, and the removal of containers."""
