@@ -2,17 +2,13 @@
 
     the front ── the keeper ── the starter ── the program
 
-- The front is the caller: it waits, forwards signals, and returns the program's status as soon as the program ends.
+- The front is the caller: it waits, forwards signals, and returns the program's status as soon as the program ends. If
+  it is killed with SIGKILL, the program and its lease continue.
 - The keeper holds the lease and adopts the processes that the program leaves behind (on Linux; elsewhere the lease
-  lasts as long as a process keeps its descriptor open). It has a session of its own, out of reach of the terminal's
-  signals.
+  lasts as long as a process keeps its descriptor open), in a session out of reach of the terminal's signals.
 - The starter is the program's parent, in its process group. It reports to the front when the program stops, so that
-  Ctrl-Z stops both.
-
-If the front is killed with SIGKILL, the program and its lease continue. A signal to the front reaches the program once:
-a signal to the whole group, from a terminal or `kill %1`, is also pending for the starter, which blocks it; then the
-program has it already.
-"""
+  Ctrl-Z stops both. A signal to the whole group is also pending for the starter, which blocks it: so the program has it
+  already, and gets it once."""
 
 import contextlib
 import ctypes

@@ -195,7 +195,7 @@ class InFlightJobs:
         terms, written = self._dirs.read(token)
         traces = self._dirs.traces(token)
         void = {number for number, trace in traces.items() if trace.started is VOID}
-        self._voided |= {written[number].key for number in void} & wanted
+        self._voided |= {each.key for number, each in enumerate(written) if number in void} & wanted
         elements = [
             InFlightElement((token, number), each.key, each.outputs, each.context)
             for number, each in enumerate(written)

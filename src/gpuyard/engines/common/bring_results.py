@@ -155,7 +155,7 @@ class _Bringing:
         self._brought[path] = _version(found)
 
     def _may_replace(self, path: str, there: os.stat_result, found: os.stat_result) -> bool:
-        """Return whether the file of the tree is as it was at submission, or as it was brought back before."""
+        """Return whether the file of the tree is as at submission, or as it was brought back before."""
         known = (self._copied.get(path), self._brought.get(path), _version(found))
         return not stat.S_ISDIR(there.st_mode) and _version(there) in known
 

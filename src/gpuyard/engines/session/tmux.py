@@ -1,12 +1,8 @@
-"""Opens, finds and closes sessions in the user's tmux. Each is marked with its owner.
-
-- The option `@gpuyard` of a session names its owner. A session without it is not ours, even if the name matches: we
-  neither use nor close it, and take the next free name.
-- A running pane is never killed to show something new; only a dead pane is used again.
-- The tmux server may be started here and outlives us, so it inherits no variables of a job.
-- The user's settings apply, except for three that our sessions need: they stay when no client is attached and when
-  their program has ended, and have a long history.
-"""
+"""Opens, finds and closes sessions in the user's tmux. The option `@gpuyard` of a session names its owner. One without
+it is not ours, even if the name matches: we neither use nor close it, and take the next free name. A running pane is
+never killed to show something new. The tmux server may be started here and outlives us, so it inherits no variables of
+a job. The user's settings apply, except that our sessions stay when no client is attached and when their program has
+ended, and have a long history."""
 
 import contextlib
 import os

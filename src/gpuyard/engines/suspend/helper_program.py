@@ -1,12 +1,8 @@
 """The process that suspends or resumes one attempt: it calls drivers, which may hang.
 
-- It holds the attempt's lock file as long as it lives. So a helper that a dead daemon left behind and a new helper
-  never work on the same attempt at once.
-- It answers with one line, even if the driver hangs: after its time limit it reports a failure. When the driver returns
-  later, it undoes the change, so that the attempt is in the state that was reported.
-- It answers as soon as a program has parked its memory, and lets the driver move the rest afterwards.
-- It outlives the daemon and finishes. If it is killed at any moment, the next helper can finish its work.
-"""
+It holds the attempt's lock file as long as it lives, so that two never work on the same attempt. It answers with one
+line, as soon as a program has parked its memory, or with a failure at its time limit; when the driver returns later, it
+undoes the change. It outlives the daemon and finishes. If it is killed, the next helper can finish its work."""
 
 import contextlib
 import os

@@ -1,16 +1,11 @@
 """Allocates the host memory that a driver is about to fill, on several threads and ahead of the driver.
 
 A driver that suspends a process maps memory of the size of its device memory in that process, and lets the kernel
-allocate its pages with one thread, from the first on. On one machine with an H200 that took 3 s for 35 GB, on another
-12 s. `Prefault` waits for such a mapping, and lets the kernel allocate its pages with threads of this process. They
-begin where the driver will be a moment later, so that it does not meet them, and go on ahead of it: it visits each page
-that they have allocated (35 GB in 2 s), and does so while they work.
-
-- It never changes a byte: it asks the kernel to copy from a page that cannot be read. The kernel allocates the pages
-  to write to first, then the copy fails.
-- Only mappings that appear while it is at work are touched, no more than `most_bytes` in all.
-- It needs the same right as a debugger. Without it nothing happens, and `refusal` says why.
-"""
+allocate its pages with one thread: 35 GB took 3 to 12 s, and 2 s where they were allocated. The threads begin where the
+driver will be a moment later, and go on ahead of it. They never change a byte: the kernel is asked to copy from a page
+that cannot be read, so it allocates the pages to write to, and then the copy fails. Only mappings that appear while it
+is at work are touched, no more than `most_bytes` in all. Without the right of a debugger nothing happens, and `refusal`
+says why."""
 
 import ctypes
 import errno
