@@ -21,7 +21,7 @@ FAULTS = (
         id="recipes-failed-runs-not-resumed",
         file="src/gpuyard/recipes/batch/plan.py",
         old="done = {index for index, run in read_results(record).items() if run.state == SUCCEEDED}",
-        new="done = {index for index, run in read_results(record).items() if run.state in _ENDS}",
+        new='done = {index for index, run in read_results(record).items() if run.state in (SUCCEEDED, "failed")}',
         breaks="--resume skips runs that failed.",
         near=("tests/integration/test_batch_cli.py::test_resume_runs_only_what_has_not_succeeded",),
     ),

@@ -40,7 +40,6 @@ from gpuyard.system.write_files import write_whole
 RECORD, RUNS, SUMMARY, PRUNED = "batch.json", "runs.jsonl", "summary.json", "pruned.jsonl"
 MOST_RUNS = 100_000
 SUCCEEDED = "succeeded"
-_ENDS = (SUCCEEDED, "failed", "cancelled", "rejected")
 _CLAIM = ".gpuyard-"  # and the first folder that is claimed
 _NUMBERED = re.compile(rf"(?:{re.escape(_CLAIM)})?run-(\d{{6,}})")
 
@@ -313,12 +312,16 @@ def _submit_part(record: BatchRecord, part: BatchPart) -> BatchRecord:
             raise
         part = replace(part, first=answer["first"], last=answer["last"])
         record = _write_parts(record, *record.parts[:-1], part)
-    if part.finish is None:
-        return _submit_finish(record, part, f"{part.token}-finish")
-    job = _get(f"/jobs/{part.finish}")
-    if job is None or job["state"] in _ENDS:  # it failed, or the user has run some jobs again since
-        return _submit_finish(record, part, f"{part.token}-{secrets.token_hex(4)}")
-    return record
+    token = f"{part.token}-finish"
+    if part.finish is not None:
+        job = _get(f"/jobs/{part.finish}")
+        if job is not None and job["state"] not in (SUCCEEDED, "failed", "cancelled", "rejected"):
+            return record
+        token = f"{part.token}-{secrets.token_hex(4)}"  # it failed, or the user has run some jobs again since
+    command = (sys.executable, "-P", "-m", "gpuyard.recipes.batch.finish", plan.root)
+    own = {"gpus": 0, "after-any": f"{part.first}-{part.last}", "retries": 3, "name": f"{plan.name}-finish"}
+    part = replace(part, finish=_post(token, command, {**own, "on-reboot": "requeue"})["first"])
+    return _write_parts(record, *record.parts[:-1], part)
 
 
 def _get(path: str) -> dict[str, Any] | None:
@@ -327,14 +330,6 @@ def _get(path: str) -> dict[str, Any] | None:
             return queue.get(path)
     except NotThere:
         return None
-
-
-def _submit_finish(record: BatchRecord, part: BatchPart, token: str) -> BatchRecord:
-    plan = record.plan
-    command = (sys.executable, "-P", "-m", "gpuyard.recipes.batch.finish", plan.root)
-    options = {"gpus": 0, "after-any": f"{part.first}-{part.last}", "retries": 3, "on-reboot": "requeue"}
-    part = replace(part, finish=_post(token, command, {**options, "name": f"{plan.name}-finish"})["first"])
-    return _write_parts(record, *record.parts[:-1], part)
 
 
 def _write_parts(record: BatchRecord, *parts: BatchPart) -> BatchRecord:

@@ -63,10 +63,7 @@ SMALLEST, LARGEST = 1 << 12, 1 << 23
 
 def page_size(ram: int) -> int:
     """Return a power of two: small relative to the budget, but large enough for copies at full speed."""
-    size = LARGEST
-    while size > SMALLEST and size * 4096 > ram:
-        size //= 2
-    return size
+    return max(SMALLEST, min(LARGEST, 1 << max(0, (ram // 4096).bit_length() - 1)))
 
 
 class Pages:
