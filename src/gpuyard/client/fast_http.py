@@ -38,7 +38,7 @@ AT_LEAST_FIELD, TOO_OLD = "Gpuyard-At-Least", 412
 _CHUNK = 256 * 1024
 # After this long without a byte, see whether the daemon still works; also the limit for connecting.
 _CHECK_S = 10.0
-_REPEAT_S = 0.02
+_REPEAT_FOR_S, _REPEAT_S = 30.0, 0.02
 _UNQUOTED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _EVENT = b"data: "
 
@@ -186,7 +186,7 @@ class DaemonConnection(Closeable):
 
     def _deliver(self, message: bytes, timeout_s: "float | None", *, may_repeat: bool) -> "Answered":
         ended: set[int | None] = set()
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + _REPEAT_FOR_S
         while True:
             try:
                 return self._exchange(message, timeout_s)

@@ -175,16 +175,11 @@ def submission_facts(
     """Return what comes from this process, its shell, and files. `with_own`: this process is a script that submits."""
     directory, code = record_code(command, directory, wants_snapshot=wants_snapshot)
     return {
-        "token": os.urandom(16).hex(),
-        "command": list(command) or None,
-        "cwd": directory,
-        "configuration": digest_of(command, directory),
-        "framework": framework_of(command, directory),
-        "environment": dict(os.environ),
-        "shell": read_shell_settings(),
-        "submitters": starting_processes(with_own=with_own),
-        "code": code,
-    }
+        "token": os.urandom(16).hex(), "command": list(command) or None, "cwd": directory,
+        "configuration": digest_of(command, directory), "framework": framework_of(command, directory),
+        "environment": dict(os.environ), "shell": read_shell_settings(),
+        "submitters": starting_processes(with_own=with_own), "code": code,
+    }  # fmt: skip
 
 
 def code_of(command: "Sequence[str]", cwd: str) -> "dict[str, object]":

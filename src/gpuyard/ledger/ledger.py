@@ -18,30 +18,13 @@ import msgspec
 
 from gpuyard.config import config_fault, lease_dir
 from gpuyard.errors import EnvironmentFault, UserError
+from gpuyard.ledger import drains_and_marks as owned
+from gpuyard.ledger import records
 from gpuyard.ledger.directory_in_use import check_directory, recorded_directory, unlink_lease
-from gpuyard.ledger.drains_and_marks import (
-    DRAIN,
-    LONGEST_REASON,
-    MARK,
-    accept_figures,
-    add_drain,
-    drain_files,
-    find_files,
-    mark_files,
-    remove_drains,
-)
 from gpuyard.ledger.ledger_mutex import hold_mutex, prepare_directory, unwritable
 from gpuyard.ledger.ledger_scan import MAX_FILES_PER_USER, MAX_MB_PER_USER, LedgerScan
 from gpuyard.ledger.lock_file import LEASE, TICKET, LockFile, rewrite
-from gpuyard.ledger.records import (
-    BadRecord,
-    bad_record,
-    encode_lease,
-    encode_ticket,
-    oldest_per_user,
-    read_record,
-    replace_shares,
-)
+from gpuyard.ledger.records import BadRecord, bad_record
 from gpuyard.model.lease import Claim, Drain, Holder, Lease, Need, Ticket
 from gpuyard.model.machine_snapshot import HealthFigures, HealthMark, Snapshot
 from gpuyard.policy.device_health import device_issues
@@ -73,12 +56,9 @@ class HeldLease(LockFile):
 class Ledger:
     def __init__(self, folder: Path, check: Callable[[Path], None] | None = None) -> None:
         """`check` gets the directory before each claim, under the mutex, and raises if nothing may be claimed there."""
-        self.folder = folder
-        self._check = check
+        self.folder, self._check = folder, check
         self._remade: set[str] = set()
-        self._scan = LedgerScan(folder)
-        self._drains = drain_files(folder)
-        self._marks = mark_files(folder)
+        self._scan, self._drains, self._marks = LedgerScan(folder), owned.drain_files(folder), owned.mark_files(folder)
         # As of the last read; `decide` sees those of its own claim.
         self.drains: tuple[Drain, ...] = ()
         self.health_marks: tuple[HealthMark, ...] = ()
@@ -95,7 +75,7 @@ class Ledger:
         bad: list[BadRecord] = []
         try:
             for found in self._scan.held_files():
-                record = read_record(found)
+                record = records.read_record(found)
                 if isinstance(record, BadRecord):
                     bad.append(record)
                 elif isinstance(record, Ticket):
@@ -109,7 +89,7 @@ class Ledger:
             return LedgerContents()  # no process has claimed anything here yet
         except OSError as error:
             raise EnvironmentFault(f"the lease directory {self.folder} cannot be read: {error.strerror}") from error
-        counted, uncounted = oldest_per_user(tickets)
+        counted, uncounted = records.oldest_per_user(tickets)
         most = f"only the newest {MAX_FILES_PER_USER} files and {MAX_MB_PER_USER} MB of a user are read"
         scan = self._scan
         bad += uncounted
@@ -120,7 +100,7 @@ class Ledger:
     def take_ticket(self, holder: Holder, need: Need, priority: int, mutex: Mutex) -> LockFile:
         """Return a ticket. It keeps its place until it is released or this process ends; children do not inherit it."""
         with mutex, self._as_fault():
-            return LockFile(self._new_path(TICKET), encode_ticket(holder, need, priority), is_inherited=False)
+            return LockFile(self._new_path(TICKET), records.encode_ticket(holder, need, priority), is_inherited=False)
 
     def claim(
         self,
@@ -185,7 +165,7 @@ class Ledger:
 
     def _hold(self, path: str, holder: Holder, claim: Claim, spare: str = "") -> HeldLease:
         with self._as_fault():
-            held = HeldLease(path, encode_lease(holder, claim), spare=spare)
+            held = HeldLease(path, records.encode_lease(holder, claim), spare=spare)
         held.lease = Lease(id=held.id, holder=holder, shares=claim.shares, since=time.time(), host=claim.host)
         return held
 
@@ -199,7 +179,7 @@ class Ledger:
         """Replace the shares of a lease of this user, unless it has ended; and its share of the host and its label if
         there is another. Call it only from within `decide`, where the mutex is held."""
         with self._as_fault(), contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-            rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: replace_shares(content, claim, label))
+            rewrite(f"{self.folder}/{lease_id}{LEASE}", lambda content: records.replace_shares(content, claim, label))
 
     def end(self, lease_id: str) -> None:
         """Remove a lease of this user, also if another process holds it. Raises UserError if it is another user's."""
@@ -214,12 +194,12 @@ class Ledger:
     def drain(self, device_id: str, reason: str = "") -> Drain:
         """Let nothing new start on the device, for this user, or for all if this user owns the directory or is root.
         A drain that this user made earlier gets the new reason."""
-        if len(reason) > LONGEST_REASON:
-            raise UserError(f"the reason has {len(reason)} characters", hint=f"write at most {LONGEST_REASON}")
+        if len(reason) > owned.LONGEST_REASON:
+            raise UserError(f"the reason has {len(reason)} characters", hint=f"write at most {owned.LONGEST_REASON}")
         with hold_mutex(self.folder, 10.0), self._as_fault():
             since = min((drain.since for drain in self._my_drains(device_id)), default=time.time())
-            remove_drains(self.folder, device_id)
-            add_drain(self.folder, device_id, reason, since)
+            owned.remove_drains(self.folder, device_id)
+            owned.add_drain(self.folder, device_id, reason, since)
         return self._my_drains(device_id)[0]
 
     def _my_drains(self, device_id: str) -> list[Drain]:
@@ -229,7 +209,7 @@ class Ledger:
     def read_drains(self) -> tuple[Drain, ...]:
         """Return the drains that hold for this user, without reading the leases."""
         try:
-            return self._drains.read(find_files(self.folder, DRAIN))
+            return self._drains.read(owned.find_files(self.folder, owned.DRAIN))
         except OSError:
             return self.drains  # the next claim says what is wrong
 
@@ -237,7 +217,7 @@ class Ledger:
         """Remove this user's drain. Raises UserError if there is none, or if another user's still holds."""
         with hold_mutex(self.folder, 10.0), self._as_fault():
             before = [drain for drain in self.contents().drains if drain.device_id == device_id]
-            remove_drains(self.folder, device_id)
+            owned.remove_drains(self.folder, device_id)
         others = [drain.user for drain in before if drain.uid != os.geteuid()]
         if others:
             raise UserError(
@@ -249,14 +229,14 @@ class Ledger:
     def read_health_marks(self) -> tuple[HealthMark, ...]:
         """Return the health marks that hold for this user, without reading the leases."""
         try:
-            return self._marks.read(find_files(self.folder, MARK))
+            return self._marks.read(owned.find_files(self.folder, owned.MARK))
         except OSError:
             return self.health_marks  # the next claim says what is wrong
 
     def clear_health(self, device_id: str, figures: HealthFigures | None) -> None:
         """Let work start on a device that was faulty: its marks go, and its present figures are accepted."""
         with self._as_fault():
-            accept_figures(self.folder, device_id, figures)
+            owned.accept_figures(self.folder, device_id, figures)
 
     def _new_path(self, suffix: str) -> str:
         return f"{self.folder}/{os.getpid()}-{os.urandom(4).hex()}{suffix}"

@@ -102,15 +102,11 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
     leases, tickets = contents.leases, in_queue_order(contents.tickets)
     host = HostView(limits=load_config().host.limits, used=HostMeter().use_of(leases), machine=machine_name())
     view = Machine(
-        now=time.time(),
-        snapshot=snapshot,
-        leases=leases,
-        measured=measure(snapshot, leases),
+        now=time.time(), snapshot=snapshot, leases=leases, measured=measure(snapshot, leases),
         foreign=ForeignLoadTracker().update(snapshot, leases, 0.0, max_foreign_load_percent),
-        packing=Packing(max_foreign_load_percent=max_foreign_load_percent),
-        host=host,
+        packing=Packing(max_foreign_load_percent=max_foreign_load_percent), host=host,
         closed=closed_devices(snapshot, contents.drains, CurrentBans().ids(snapshot), contents.health_marks),
-    )
+    )  # fmt: skip
     finders = {device.id: LeaseFinder([each for each in leases if each.on(device.id)]) for device in snapshot.devices}
     foreign_uses = [
         ForeignUse(device_id=device.id, process=process)
@@ -119,14 +115,9 @@ def read_ledger_status(ledger: Ledger, snapshot: Snapshot, max_foreign_load_perc
         if not finders[device.id].find(process.pid)
     ]
     return LedgerStatus(
-        snapshot=snapshot,
-        leases=leases,
-        measured=view.measured,
-        waiting=tuple(_waiting(tickets, view)),
-        foreign_uses=tuple(foreign_uses),
-        bad=contents.bad,
-        host_used=host.used,
-    )
+        snapshot=snapshot, leases=leases, measured=view.measured, waiting=tuple(_waiting(tickets, view)),
+        foreign_uses=tuple(foreign_uses), bad=contents.bad, host_used=host.used,
+    )  # fmt: skip
 
 
 def _waiting(order: list[Ticket], view: Machine) -> Iterator[WaitingTicket]:

@@ -75,13 +75,10 @@ class Acquisition:
         self._ledger, self._look = ledger, look
         self._need, self._priority = need, priority
         self._holder = this_process(label)
-        self._mutex_timeout_s = mutex_timeout_s
+        self._mutex_timeout_s, self._bans = mutex_timeout_s, CurrentBans()
         self._packing = Packing(max_foreign_load_percent=max_foreign_load_percent)
-        self._bans = CurrentBans()
-        self._host_limits = load_config().host.limits
-        self._host_meter = HostMeter()
-        self._floor_gate = SteadyGate()
-        self._foreign = ForeignLoadTracker()
+        self._host_limits, self._host_meter = load_config().host.limits, HostMeter()
+        self._floor_gate, self._foreign = SteadyGate(), ForeignLoadTracker()
         self._loads: Mapping[str, ForeignLoad] = {}
         self._ticket: LockFile | None = None
         self._snapshot: Snapshot | None = None
@@ -167,16 +164,11 @@ class Acquisition:
         order, mine = active_tickets(in_queue_order(tickets)), self._ticket.id if self._ticket else None
         ahead = takewhile(lambda each: each.priority >= self._priority if mine is None else each.id != mine, order)
         view = Machine(
-            now=time.time(),
-            snapshot=self._snapshot,
-            leases=leases,
-            measured=measure(self._snapshot, leases),
-            foreign=self._loads,
-            packing=self._packing,
+            now=time.time(), snapshot=self._snapshot, leases=leases, measured=measure(self._snapshot, leases),
+            foreign=self._loads, packing=self._packing,
             host=HostView(limits=self._host_limits, used=used, machine=self._holder.machine),
-            closed=closed_devices(self._snapshot, ledger.drains, bans, ledger.health_marks),
-            ahead=tuple(ahead),
-        )
+            closed=closed_devices(self._snapshot, ledger.drains, bans, ledger.health_marks), ahead=tuple(ahead),
+        )  # fmt: skip
         choice: PlacementChoice = choose(self._need, view)
         self.reasons = choice.reasons
         return choice.claim

@@ -139,16 +139,13 @@ def _add(levels: dict[LevelKey, Level], reading: LineReading, row: int, number: 
         if count.is_ordinal and (count.done == 0 or (before is not None and before.count.is_from_zero)):
             count = replace(count, is_ordinal=False, is_from_zero=True)
         levels[key] = Level(
-            count=count,
-            row=row,
-            drawn=number,
+            count=count, row=row, drawn=number,
             changed=number if before is None or before.count != count else before.changed,
-            depth=before.depth if before is not None else 0,
-            left_s=reading.left_s,
+            depth=before.depth if before is not None else 0, left_s=reading.left_s,
             is_header=len(reading.counts) == 1 and not reading.figures and not count.is_bar,
             fits_epochs=count.rank == 2 and _fits_epochs(count, levels),
             is_whole=before is not None and count.rank == 2 and _goes_on(before, count, levels),
-        )
+        )  # fmt: skip
 
 
 def _fits_epochs(count: Count, levels: Levels) -> bool:

@@ -181,8 +181,7 @@ class TotalsBuilder:
     def __init__(self, errors: CauseTexts) -> None:
         """`errors` is shared by all groups of a report."""
         self.errors = errors
-        self.gpu_s = self.suspended_s = self.unknown_s = 0.0
-        self.reserved_mb_s = self.unused_mb_s = 0.0
+        self.gpu_s = self.suspended_s = self.unknown_s = self.reserved_mb_s = self.unused_mb_s = 0.0
         self.attempts = self.succeeded = self.running = 0
         self.jobs: set[int] = set()
         self.waits: list[float] = []
@@ -218,29 +217,23 @@ class TotalsBuilder:
         return self
 
     def totals(self, price: EnergyPrice) -> ReportTotals:
-        waits = sorted(self.waits)
+        ordered = sorted(self.waits)
+        longest_s, p90_s = (ordered[-1], ordered[math.ceil(0.9 * len(ordered)) - 1]) if ordered else (None, None)
+        waits = WaitTotals(
+            jobs=len(ordered), median_s=median(ordered) if ordered else None, p90_s=p90_s, longest_s=longest_s
+        )
+        memory = MemoryTotals(
+            reserved_gb_hours=self.reserved_mb_s / 1024.0 / HOUR_S,
+            unused_gb_hours=self.unused_mb_s / 1024.0 / HOUR_S,
+            unused_percent=100 * self.unused_mb_s / self.reserved_mb_s if self.reserved_mb_s else None,
+            unknown_gpu_hours=self.unknown_s / HOUR_S,
+        )
         return ReportTotals(
-            gpu_hours=self.gpu_s / HOUR_S,
-            suspended_hours=self.suspended_s / HOUR_S,
-            jobs=len(self.jobs),
-            attempts=self.attempts,
-            succeeded=self.succeeded,
-            running=self.running,
-            waits=WaitTotals(
-                jobs=len(waits),
-                median_s=median(waits) if waits else None,
-                p90_s=waits[math.ceil(0.9 * len(waits)) - 1] if waits else None,
-                longest_s=waits[-1] if waits else None,
-            ),
-            memory=MemoryTotals(
-                reserved_gb_hours=self.reserved_mb_s / 1024.0 / HOUR_S,
-                unused_gb_hours=self.unused_mb_s / 1024.0 / HOUR_S,
-                unused_percent=100 * self.unused_mb_s / self.reserved_mb_s if self.reserved_mb_s else None,
-                unknown_gpu_hours=self.unknown_s / HOUR_S,
-            ),
+            gpu_hours=self.gpu_s / HOUR_S, suspended_hours=self.suspended_s / HOUR_S, jobs=len(self.jobs),
+            attempts=self.attempts, succeeded=self.succeeded, running=self.running, waits=waits, memory=memory,
             energy=energy_totals(self.energy, self.gpu_s, price),
             causes=tuple(map(self._cause, sorted(self.causes, key=self._frequent_first))),
-        )
+        )  # fmt: skip
 
     def _frequent_first(self, key: _CauseKey) -> tuple[int, str, int, str, str]:
         return (-self.causes[key], key[0], key[1] or 0, key[2] or "", key[3] or "")
@@ -331,15 +324,12 @@ class Reporter:
             device = self._devices.get(device_id)
             hours = _hours(busy.get(device_id, ()))
             yield DeviceUse(
-                id=device_id,
-                index=None if device is None else device.index,
-                name=None if device is None else device.name,
-                is_there=device is not None,
-                attempts=self._attempts_on[device_id],
-                gpu_hours=_hours(self._intervals.get(device_id, ())),
+                id=device_id, index=None if device is None else device.index,
+                name=None if device is None else device.name, is_there=device is not None,
+                attempts=self._attempts_on[device_id], gpu_hours=_hours(self._intervals.get(device_id, ())),
                 busy_hours=hours,
                 busy_percent=min(100.0, 100 * hours / self._window.hours) if device is not None else None,
-            )
+            )  # fmt: skip
 
 
 def _hours(found: Iterable[tuple[float, float]]) -> float:

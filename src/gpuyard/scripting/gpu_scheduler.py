@@ -113,13 +113,10 @@ class GPUScheduler:
             raise UserError(f"cpus is {cpus}", hint="give a number such as 4")
         share = HostShare(ram_mb=ram_mb, cpus=None if cpus is None else float(cpus))
         self._host_share = None if share == HostShare() else share
-        self._memory_gb = memory_free_threshold_gb
-        self._power_w = power_threshold_w if vram is None else None
-        self._utilization = utilization_threshold_percent if vram is None else None
+        limits = (None, None) if vram is not None else (power_threshold_w, utilization_threshold_percent)
+        self._memory_gb, self._power_w, self._utilization = memory_free_threshold_gb, *limits
         self._max_wait_s = math.inf if max_wait_time is None else max_wait_time
-        self._specific = as_names(specific_gpus)
-        self._mutex_timeout_s = timeout
-        self._ignores_health = debug_mode
+        self._specific, self._mutex_timeout_s, self._ignores_health = as_names(specific_gpus), timeout, debug_mode
         if vendor is not None and vendor not in {*Vendor}:
             raise UserError(f"vendor is {vendor!r}", hint=f"give one of {', '.join(Vendor)}")
         self._vendor = None if vendor is None else Vendor(vendor)
@@ -223,18 +220,12 @@ class GPUScheduler:
     def _need(self, seen: Snapshot, here: Snapshot) -> Need:
         banned = all_banned_devices(seen, here)
         need = Need(
-            devices=self._num_gpus,
-            memory=WholeDevice() if self._vram_mb is None else FixedMemory(self._vram_mb),
-            banned=banned,
-            vendor=self._vendor,
-            is_linked=self._is_linked,
-            is_on_one_node=self._is_on_one_node,
-            max_power_w=self._power_w and float(self._power_w),
-            max_utilization_percent=self._utilization,
-            ignores_health=self._ignores_health,
-            ignores_idle_power=isinstance(self._power_w, DefaultThreshold),
+            devices=self._num_gpus, memory=WholeDevice() if self._vram_mb is None else FixedMemory(self._vram_mb),
+            banned=banned, vendor=self._vendor, is_linked=self._is_linked, is_on_one_node=self._is_on_one_node,
+            max_power_w=self._power_w and float(self._power_w), max_utilization_percent=self._utilization,
+            ignores_health=self._ignores_health, ignores_idle_power=isinstance(self._power_w, DefaultThreshold),
             host=self._host_share,
-        )
+        )  # fmt: skip
         check_host(need, seen.host, load_config().host.limits)
         preferred = preferred_vendor(here)
         refuse_while_silent(self._vendor or (preferred if self._specific is None else None), here)

@@ -132,8 +132,6 @@ class ParkListener:
             self._is_moving, self._refusal = False, refusal
         self._wake[1].send(b"x")
 
-    # The thread
-
     def _serve(self) -> None:
         while True:
             connection, _ = self._socket.accept()

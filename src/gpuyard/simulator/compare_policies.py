@@ -120,14 +120,9 @@ def compare(request: ComparisonRequest) -> Compared:
                 figures.append(measure_pass(policy.name, number, passed, bound))
         last.append(Panel(passed=passed, metrics=figures[-1]))
     return Compared(
-        devices=request.devices,
-        jobs=jobs,
-        too_large=len(found) - len(jobs),
-        never_ran=never_ran,
-        bound=bound,
-        figures=tuple(figures),
-        last=tuple(last),
-    )
+        devices=request.devices, jobs=jobs, too_large=len(found) - len(jobs), never_ran=never_ran, bound=bound,
+        figures=tuple(figures), last=tuple(last),
+    )  # fmt: skip
 
 
 def sizes_mb(devices: tuple[Device, ...]) -> list[float]:

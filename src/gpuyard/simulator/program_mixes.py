@@ -112,17 +112,12 @@ def _run_of(program: MeasuredProgram, at_s: float, random: Random) -> TraceJob:
     peak_mb = program.memory_mb * random.uniform(0.97, 1.03)
     is_late, late, when = random.randrange(20) == 0, random.uniform(0.1, 0.3), random.uniform(0.2, 0.8)
     return TraceJob(
-        at_s=round(at_s, 3),
-        program=program.command,
-        duration_s=round(duration_s, 3),
-        peak_mb=round(peak_mb, 1),
-        load_percent=program.load_percent,
-        declared_mb=1024.0 * math.ceil(peak_mb * random.uniform(1.0, 1.5) / 1024.0),
+        at_s=round(at_s, 3), program=program.command, duration_s=round(duration_s, 3), peak_mb=round(peak_mb, 1),
+        load_percent=program.load_percent, declared_mb=1024.0 * math.ceil(peak_mb * random.uniform(1.0, 1.5) / 1024.0),
         ramp_s=round(min(random.uniform(5.0, 30.0), duration_s / 10), 3),
-        late_s=round(duration_s * when, 3) if is_late else None,
-        late_mb=round(peak_mb * late, 1) if is_late else 0.0,
+        late_s=round(duration_s * when, 3) if is_late else None, late_mb=round(peak_mb * late, 1) if is_late else 0.0,
         kind=program.kind,
-    )
+    )  # fmt: skip
 
 
 def is_pod_list(path: Path) -> bool:

@@ -105,26 +105,17 @@ def measure_pass(policy: str, pass_number: int, passed: SimulatedPass, bound: Ma
     device_s = makespan_s * len(passed.devices_mb) or 1.0
     requeued = [run for run in passed.runs if run.outcome is OutcomeKind.PREEMPTED]
     return PolicyMetrics(
-        policy=policy,
-        pass_number=pass_number,
-        jobs=len(ours),
-        lost=len(ours) - len(done),
-        makespan_s=makespan_s,
-        bound_s=bound.makespan_s,
-        bound_reason=bound.reason,
-        mean_wait_s=_mean(waits),
-        p99_wait_s=percentile(waits, 0.99),
-        mean_completion_s=_mean(completions),
+        policy=policy, pass_number=pass_number, jobs=len(ours), lost=len(ours) - len(done), makespan_s=makespan_s,
+        bound_s=bound.makespan_s, bound_reason=bound.reason, mean_wait_s=_mean(waits),
+        p99_wait_s=percentile(waits, 0.99), mean_completion_s=_mean(completions),
         p99_completion_s=percentile(completions, 0.99),
         memory_percent=100.0 * passed.memory_mb_s / (makespan_s * sum(passed.devices_mb) or 1.0),
-        compute_percent=100.0 * passed.compute_s / device_s,
-        starts=len(passed.runs),
+        compute_percent=100.0 * passed.compute_s / device_s, starts=len(passed.runs),
         out_of_memory=sum(run.outcome is OutcomeKind.OUT_OF_MEMORY for run in passed.runs),
-        suspensions=sum(run.suspensions for run in passed.runs),
-        requeues=len(requeued),
+        suspensions=sum(run.suspensions for run in passed.runs), requeues=len(requeued),
         preempted_s=sum(run.paused_s for run in passed.runs) + sum(run.done_s for run in requeued),
         wasted_s=sum(run.done_s for run in passed.runs if run.outcome is not OutcomeKind.SUCCEEDED),
-    )
+    )  # fmt: skip
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:

@@ -196,8 +196,6 @@ class Simulation:
             card.change(self.machine.now)
         return sum(card.memory_mb_s for card in cards), sum(card.compute_s for card in cards)
 
-    # Arrivals
-
     def _admit(self, arrivals: list[Arrival]) -> None:
         """Start foreign processes, and submit jobs of a kind that arrive together as one submission."""
         for job in (job for _, job in arrivals if job.is_foreign):

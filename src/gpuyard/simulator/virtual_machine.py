@@ -22,6 +22,8 @@ from gpuyard.simulated_usage import ROUNDING_MB, out_of_memory_message
 from gpuyard.simulator.traces import Member, Sharing, TraceJob, phases_of, utilization_percent
 
 EPOCH = 1_763_000_000.0
+HOST_MEMORY_MB = 2_097_152.0
+OUT_MB_PER_S, IN_MB_PER_S = 1.6 * 1024, 5.0 * 1024  # measured on an H200 with driver 580
 LOAD_HALF_LIFE_S = 5.0  # measured load is smoothed as in the daemon
 
 
@@ -213,11 +215,6 @@ class SimulatedCard:
         return self.reading
 
 
-HOST_MEMORY_MB = 2_097_152.0
-# Measured on an H200 with driver 580.
-OUT_MB_PER_S, IN_MB_PER_S = 1.6 * 1024, 5.0 * 1024
-
-
 class VirtualMachine:
     """The whole machine. `changed`: programs with other memory; `unsteady`: cards with a changing smoothed load."""
 
@@ -228,10 +225,8 @@ class VirtualMachine:
         self.changed: set[SimulatedProgram] = set()
         self._sharing = sharing
         self._events = EventQueue(self.clock)
-        self.next_event = self._events.next_time
-        self.advance = self._events.advance
-        self._pids = 1000
-        self._suspended_mb = 0.0
+        self.next_event, self.advance = self._events.next_time, self._events.advance
+        self._pids, self._suspended_mb = 1000, 0.0
         self._loads: dict[str, float | None] = dict.fromkeys(self.positions, 0.0)
         self.unsteady: set[SimulatedCard] = set()
 
@@ -258,8 +253,6 @@ class VirtualMachine:
                 self.unsteady.remove(card)
         return dict(self._loads)
 
-    # Time
-
     def _proceed(self, program: SimulatedProgram) -> None:
         program.progress_s, program.since = program.next_mark_s, self.now
         if program.phase + 1 == len(program.phases):
@@ -278,8 +271,6 @@ class VirtualMachine:
         if program.event is not None:
             program.event.cancel()
         program.event = self._events.add(at, lambda: act(program))
-
-    # Programs
 
     def make(self, job: TraceJob, number: int, devices: tuple[int, ...]) -> SimulatedProgram:
         self._pids += 1
@@ -336,8 +327,6 @@ class VirtualMachine:
     def _cards(self, program: SimulatedProgram) -> list[SimulatedCard]:
         return [self.cards[position] for position in program.devices]
 
-    # Speeds
-
     def _change_speeds(self, positions: Iterable[int]) -> None:
         """Set the speeds of all programs on these devices, after a program has come or gone."""
         touched = set(positions)
@@ -361,8 +350,6 @@ class VirtualMachine:
         program.speed = speed
         self._schedule(program)
         return True
-
-    # Suspending
 
     def suspend(self, program: SimulatedProgram) -> None:
         """Stop the program now; its device memory is free when it has been moved."""
