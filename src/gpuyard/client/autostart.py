@@ -68,7 +68,10 @@ def _run_starter(command: list[str], log: int) -> bytes:
     ours, its = os.pipe()
     signals: set[int] = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
     # Descriptors that others gave us to inherit. Those that Python opened close themselves.
-    others = [each for each in map(int, os.listdir("/dev/fd")) if each > 2 and _is_inherited(each)]
+    others = []
+    for each in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # closed meanwhile, as that of the listing
+            others += [each] if each > 2 and os.get_inheritable(each) else []
     # `ulimit -n` may be lower than the number of a descriptor that is open already, and then these cannot be named.
     limit = os.sysconf("SC_OPEN_MAX")
     above = [each for each in others if each >= limit]
@@ -96,13 +99,6 @@ def _run_starter(command: list[str], log: int) -> bytes:
     with contextlib.suppress(ChildProcessError):  # the caller ignores SIGCHLD
         os.waitpid(pid, 0)
     return printed
-
-
-def _is_inherited(descriptor: int) -> bool:
-    try:
-        return os.get_inheritable(descriptor)
-    except OSError:  # closed meanwhile, as that of the listing
-        return False
 
 
 def _environment() -> dict[str, str]:

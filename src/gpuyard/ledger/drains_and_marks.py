@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from gpuyard.ledger.lock_file import SKIPPED_ERRORS
 from gpuyard.model.lease import Drain
-from gpuyard.model.machine_snapshot import HealthFigures, HealthMark
+from gpuyard.model.machine_snapshot import HealthMark
 from gpuyard.model.printable_text import printable
 from gpuyard.system.processes import user_name
 from gpuyard.system.write_files import write_atomically
@@ -144,10 +144,3 @@ def add_mark(folder: Path, mark: HealthMark) -> None:
 def remove_marks(folder: Path, is_over: Callable[[HealthMark], bool]) -> None:
     """Remove those marks of this user for which `is_over` is true. Raises OSError."""
     mark_files(folder).remove(MARK, lambda mark: mark.uid == os.geteuid() and is_over(mark))
-
-
-def accept_figures(folder: Path, device_id: str, figures: HealthFigures | None) -> None:
-    """Clear the device for this user: its marks go, and one that accepts its present figures takes their place."""
-    accepted = replace(figures or HealthFigures(), xids=(), is_lost=False)
-    remove_marks(folder, lambda each: each.device_id == device_id)
-    add_mark(folder, HealthMark(device_id=device_id, since=time.time(), accepted=accepted))

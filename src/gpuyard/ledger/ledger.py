@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuyard.config import config_fault, lease_dir
 from gpuyard.errors import EnvironmentFault, UserError
@@ -235,8 +236,11 @@ class Ledger:
 
     def clear_health(self, device_id: str, figures: HealthFigures | None) -> None:
         """Let work start on a device that was faulty: its marks go, and its present figures are accepted."""
+        accepted = replace(figures or HealthFigures(), xids=(), is_lost=False)
         with self._as_fault():
-            owned.accept_figures(self.folder, device_id, figures)
+            owned.remove_marks(self.folder, lambda each: each.device_id == device_id)
+            mark = HealthMark(device_id=device_id, since=time.time(), accepted=accepted)
+            owned.add_mark(self.folder, mark)
 
     def _new_path(self, suffix: str) -> str:
         return f"{self.folder}/{os.getpid()}-{os.urandom(4).hex()}{suffix}"

@@ -268,7 +268,9 @@ class ForeignLoadTracker:
             # Not on an idle device: the search costs time.
             found = [] if is_idle else list(find_foreign_processes(device, leases))
             unknown |= {(device.id, each.process.pid) for each in found if each.user is None}
-            counted = [each for each in found if each.user is not None or self._still_runs(device, each)]
+            # An unknown process is in another container, and then was in the previous snapshot as well, or has ended.
+            ended = set() if self._snapshot is None else unknown - self._unknown
+            counted = [each for each in found if (device.id, each.process.pid) not in ended]
             loads[device.id] = NO_FOREIGN_LOAD
             if counted or may_have_unlisted_processes(device):
                 shares = [share for lease in counted_leases if (share := lease.on(device.id)) is not None]
@@ -276,7 +278,3 @@ class ForeignLoadTracker:
                 loads[device.id] = follow_foreign_load(before, reading, counted, now, bound)
         self._loads, self._unknown, self._leases, self._snapshot = loads, unknown, leases, snapshot
         return loads
-
-    def _still_runs(self, device: Device, foreign: ForeignProcess) -> bool:
-        """Return whether an unknown process is in another container: one that has just ended was not unknown before."""
-        return self._snapshot is None or (device.id, foreign.process.pid) in self._unknown

@@ -104,15 +104,25 @@ def find_neighbours(folder: Path) -> list[Neighbour]:
         for encoded, uid in listening_sockets():
             name = encoded.decode("utf-8", "surrogateescape")
             if name.startswith(gpus) and not name.startswith(f"{mine}/") and uid not in {os.geteuid(), *found}:
-                _, _, identity, process, directory = (*name.split("/", 4), "", "", "", "")[:5]
-                found[uid] = Neighbour(
-                    uid=uid,
-                    user=user_name(uid),
-                    pid=_process_of(uid, process.partition("-")[0]),
-                    directory=printable(directory, _LONGEST_NAME) or "another",
-                    is_usable=directory.isprintable() and _is_usable(directory, identity),
-                )
+                found[uid] = _neighbour(name, uid)
     return [found[uid] for uid in sorted(found)]
+
+
+def _neighbour(name: str, uid: int) -> Neighbour:
+    _, _, identity, process, directory = (*name.split("/", 4), "", "", "", "")[:5]
+    pid, is_usable = None, False
+    with contextlib.suppress(OSError, ValueError):  # a name may state any pid
+        stated = int(process.partition("-")[0])
+        pid = stated if os.stat(f"/proc/{stated}").st_uid == uid else None
+    if (
+        directory.isprintable()
+        and _identity(directory) == identity
+        and os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+    ):
+        status = os.stat(directory)
+        is_usable = bool(status.st_mode & stat.S_ISVTX) and status.st_uid == 0  # its owner can be trusted
+    shown = printable(directory, _LONGEST_NAME) or "another"
+    return Neighbour(uid=uid, user=user_name(uid), pid=pid, directory=shown, is_usable=is_usable)
 
 
 def describe(neighbours: list[Neighbour], folder: Path) -> str | None:
@@ -142,22 +152,6 @@ def _name(folder: Path) -> str:
     if simulated_devices() is not None:
         gpus = hashlib.blake2b(os.fsencode(state_dir() / "simulated"), digest_size=6).hexdigest()
     return f"gpuyard-leases/{gpus}/{_identity(folder)}"
-
-
-def _process_of(uid: int, pid: str) -> int | None:
-    """Return the pid that a name states, if that process belongs to this user."""
-    try:
-        return int(pid) if os.stat(f"/proc/{int(pid)}").st_uid == uid else None
-    except (OSError, ValueError):
-        return None
-
-
-def _is_usable(directory: str, identity: str) -> bool:
-    """Whether this user can share the directory, and can trust its owner: root."""
-    if _identity(directory) != identity or not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        return False
-    status = os.stat(directory)
-    return bool(status.st_mode & stat.S_ISVTX) and status.st_uid == 0
 
 
 def _identity(directory: str | Path) -> str:

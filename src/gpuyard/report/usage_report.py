@@ -232,16 +232,17 @@ class TotalsBuilder:
             gpu_hours=self.gpu_s / HOUR_S, suspended_hours=self.suspended_s / HOUR_S, jobs=len(self.jobs),
             attempts=self.attempts, succeeded=self.succeeded, running=self.running, waits=waits, memory=memory,
             energy=energy_totals(self.energy, self.gpu_s, price),
-            causes=tuple(map(self._cause, sorted(self.causes, key=self._frequent_first))),
+            causes=tuple(self._most_frequent_causes()),
         )  # fmt: skip
 
-    def _frequent_first(self, key: _CauseKey) -> tuple[int, str, int, str, str]:
-        return (-self.causes[key], key[0], key[1] or 0, key[2] or "", key[3] or "")
-
-    def _cause(self, key: _CauseKey) -> Cause:
-        outcome, status, where, error = key
-        attempts, healed, line = self.causes[key], self.healed[key], self.errors.text(error)
-        return Cause(outcome=outcome, status=status, where=where, attempts=attempts, healed=healed, error_line=line)
+    def _most_frequent_causes(self) -> Iterator[Cause]:
+        ordered = sorted(
+            self.causes.items(),
+            key=lambda each: (-each[1], each[0][0], each[0][1] or 0, each[0][2] or "", each[0][3] or ""),
+        )
+        for (outcome, status, where, error), attempts in ordered:
+            healed, line = self.healed[outcome, status, where, error], self.errors.text(error)
+            yield Cause(outcome=outcome, status=status, where=where, attempts=attempts, healed=healed, error_line=line)
 
 
 class Reporter:

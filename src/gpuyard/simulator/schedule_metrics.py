@@ -134,7 +134,14 @@ def lower_bound(jobs: Sequence[TraceJob], devices_mb: Sequence[float], sharing: 
     if not ours:
         return MakespanBound(longest_s=0.0, compute_s=0.0, memory_s=0.0, crowding_s=0.0)
     count, card_mb = len(devices_mb), max(devices_mb)
-    held = [_memory_shares(job, card_mb) for job in ours]
+    # For how many seconds each job holds at least which share of a device.
+    held = [
+        [
+            (after.from_s - phase.from_s, phase.memory_mb / card_mb)
+            for phase, after in pairwise((*phases_of(job), Phase(job.duration_s, 0.0)))
+        ]
+        for job in ours
+    ]
     demands = [sharing.demand((job.kind, job.load_percent)) * (job.duration_s - job.start_s) for job in ours]
 
     def memory_end(devices: float, threshold: float) -> float:
@@ -156,12 +163,6 @@ def _even_end(latest_first: Sequence[TraceJob], devices: float, work_s: Sequence
         total += seconds * job.gpus
         end = max(end, job.at_s + total / devices)
     return end - first
-
-
-def _memory_shares(job: TraceJob, card_mb: float) -> list[tuple[float, float]]:
-    """Return for how many seconds the job holds at least which share of a device."""
-    phases = (*phases_of(job), Phase(job.duration_s, 0.0))
-    return [(after.from_s - phase.from_s, phase.memory_mb / card_mb) for phase, after in pairwise(phases)]
 
 
 def _device_seconds(held: Iterable[tuple[float, float]], threshold: float) -> float:

@@ -48,10 +48,6 @@ class Policy(Struct, frozen=True, kw_only=True):
         return self.need_of is _learned
 
 
-def _alone(job: TraceJob, _: float) -> Need:
-    return Need(devices=job.gpus)
-
-
 def _learned(job: TraceJob, _: float) -> Need:
     return Need(devices=job.gpus, memory=UnknownMemory() if job.gpus else WholeDevice())
 
@@ -75,7 +71,7 @@ def _default_rules() -> Rules:
 
 
 POLICIES = {
-    "fifo": Policy(name="fifo", need_of=_alone),
+    "fifo": Policy(name="fifo", need_of=lambda job, _: Need(devices=job.gpus)),
     "declared": Policy(name="declared", need_of=_as_declared),
     "gpuyard": Policy(name="gpuyard", need_of=_learned, rules=_default_rules()),
 }

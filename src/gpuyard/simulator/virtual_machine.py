@@ -174,7 +174,7 @@ class SimulatedCard:
         self.programs: list[SimulatedProgram] = []
         self.used_mb = self.busy = self.load_percent = self.memory_mb_s = self.compute_s = 0.0
         self.since = self.steady_at = now
-        self._smoothed = Smoothed(value=0.0, at=now)
+        self.smoothed = Smoothed(value=0.0, at=now)
         self.reading: Device | None = None
 
     def present(self) -> list[SimulatedProgram]:
@@ -197,15 +197,9 @@ class SimulatedCard:
         """Set the load after a program has come, gone or changed speed."""
         self.change(now)
         self.busy = busy
-        self._smoothed = smooth(self._smoothed, self.load_percent, now, LOAD_HALF_LIFE_S)
+        self.smoothed = smooth(self.smoothed, self.load_percent, now, LOAD_HALF_LIFE_S)
         self.load_percent = utilization_percent(program.job.load_percent for program in self.present())
         self.steady_at = now + 4 * LOAD_HALF_LIFE_S
-
-    def smoothed_percent(self, now: float) -> float:
-        """Return the smoothed load, as the daemon would measure it."""
-        if now >= self.steady_at:
-            return self.load_percent
-        return smooth(self._smoothed, self.load_percent, now, LOAD_HALF_LIFE_S).value or 0.0
 
     def read(self) -> Device:
         """Return the device as a probe would read it; cached until it changes."""
@@ -248,8 +242,11 @@ class VirtualMachine:
     def loads(self) -> dict[str, float | None]:
         """Return the smoothed load of each device."""
         for card in list(self.unsteady):
-            self._loads[card.device.id] = card.smoothed_percent(self.now)
-            if self.now >= card.steady_at:
+            if self.now < card.steady_at:
+                smoothed = smooth(card.smoothed, card.load_percent, self.now, LOAD_HALF_LIFE_S)
+                self._loads[card.device.id] = smoothed.value or 0.0
+            else:
+                self._loads[card.device.id] = card.load_percent
                 self.unsteady.remove(card)
         return dict(self._loads)
 
