@@ -40,44 +40,38 @@ _CONSEQUENCES = LazyPattern(
     r"|\bfailed \(exitcode: -?\d|\bSending process \d{1,9} closing|\bSignal \d{1,3} \(SIG\w{1,9}\) received by PID"
     r"|\bexits with return code = |^Aborted\b|\bAborted +\(core dumped\)"
 )
-_CAUSES = tuple(
-    LazyPattern(text)
-    for text in (
-        # An error without a traceback of its own, as for a SyntaxError or after a traceback in a frame
-        r"^(?:[A-Za-z_]\w{0,99}\.){0,20}[A-Z]\w{0,99}(?:Error|Exception|Interrupt)(?:: \S.*|:?\s*$)",
-        r"^Fatal Python error: ",
-        r"^gpuyard: error: ",
-        # C, C++, Rust, Go, Java, JavaScript, Julia, R
-        r"\bAssertion [`'].{1,300} failed\b|\bassertion failed\b",
-        r"\*\*\* stack smashing detected|^(?:double free or corruption|free\(\): |malloc\(\): |corrupted )",
-        r"^(?:libc\+\+abi: )?terminat(?:e called|ing)\b",
-        r"^thread '.{0,99}' (?:\(\d{1,20}\) )?panicked at |^panic: |^fatal error: ",
-        r'^Exception in thread "',
-        r"^ERROR: |^Error(?: in .{0,300}?)? ?: ?",
-        r"^forrtl: (?:severe|error)",
-        # Deaths that a shell reports: `train.sh: line 3:  4242 Killed    python train.py`
-        r"^(?:.{1,300}: line \d{1,9}: +\d{1,9} )?(?:Killed|Segmentation fault|Bus error|Illegal instruction)\b",
-        r"^(?:.{1,300}: line \d{1,9}: +\d{1,9} )?(?:Floating point exception|Terminated|Trace/breakpoint trap)\b",
-        # A full disk
-        r"\bNo space left on device\b|\bDisk quota exceeded\b|\bRead-only file system\b|\bStale file handle\b",
-        # GPUs
-        r"\b(?:CUDA|HIP|NCCL|RCCL|cuDNN|cuBLAS|OptiX|Vulkan)(?: \w{1,20}){0,2} (?:error|failure)\b(?!s)",
-        r"\bcudaError[A-Z]\w{1,60}|\bCUDA_ERROR_[A-Z]\w{1,60}|\bhipError[A-Z]\w{1,60}",
-        r"\bNCCL WARN\b|\bnccl\w{1,30}Error\b",
-        r"\bCU(?:BLAS|DNN|SOLVER|FFT|SPARSE|RAND)_STATUS_(?!SUCCESS)[A-Z_]{3,60}",
-    )
+_CAUSES = LazyPattern(
+    # An error without a traceback of its own, as for a SyntaxError or after a traceback in a frame
+    r"^(?:[A-Za-z_]\w{0,99}\.){0,20}[A-Z]\w{0,99}(?:Error|Exception|Interrupt)(?:: \S.*|:?\s*$)"
+    r"|^Fatal Python error: "
+    r"|^gpuyard: error: "
+    # C, C++, Rust, Go, Java, JavaScript, Julia, R
+    r"|\bAssertion [`'].{1,300} failed\b|\bassertion failed\b"
+    r"|\*\*\* stack smashing detected|^(?:double free or corruption|free\(\): |malloc\(\): |corrupted )"
+    r"|^(?:libc\+\+abi: )?terminat(?:e called|ing)\b"
+    r"|^thread '.{0,99}' (?:\(\d{1,20}\) )?panicked at |^panic: |^fatal error: "
+    r'|^Exception in thread "'
+    r"|^ERROR: |^Error(?: in .{0,300}?)? ?: ?"
+    r"|^forrtl: (?:severe|error)"
+    # Deaths that a shell reports: `train.sh: line 3:  4242 Killed    python train.py`
+    r"|^(?:.{1,300}: line \d{1,9}: +\d{1,9} )?(?:Killed|Segmentation fault|Bus error|Illegal instruction)\b"
+    r"|^(?:.{1,300}: line \d{1,9}: +\d{1,9} )?(?:Floating point exception|Terminated|Trace/breakpoint trap)\b"
+    # A full disk
+    r"|\bNo space left on device\b|\bDisk quota exceeded\b|\bRead-only file system\b|\bStale file handle\b"
+    # GPUs
+    r"|\b(?:CUDA|HIP|NCCL|RCCL|cuDNN|cuBLAS|OptiX|Vulkan)(?: \w{1,20}){0,2} (?:error|failure)\b(?!s)"
+    r"|\bcudaError[A-Z]\w{1,60}|\bCUDA_ERROR_[A-Z]\w{1,60}|\bhipError[A-Z]\w{1,60}"
+    r"|\bNCCL WARN\b|\bnccl\w{1,30}Error\b"
+    r"|\bCU(?:BLAS|DNN|SOLVER|FFT|SPARSE|RAND)_STATUS_(?!SUCCESS)[A-Z_]{3,60}"
 )
-_MESSAGES = tuple(
-    LazyPattern(text)
-    for text in (
-        # A shell
-        r"(?:^|: )(?:command )?not found(?:: .{1,200})?$|: unbound variable$|: syntax error\b",
-        r"^[^:]{1,300}: .{0,300}\b(?:No such file or directory|Permission denied|Is a directory|cannot execute)\b",
-        # Any other program: `train.py: error: …`, `2026-11-18 03:00:00 ERROR …`, `[error] …`
-        r"(?:^|: )(?:[Ff]atal )?[Ee]rror(?:\[\w{1,20}\])?: (?![-+\d.e%]{1,40}\s*$)",
-        r"(?:^|[\s\[\]|:(-])(?:ERROR|FATAL|CRITICAL|SEVERE)(?=[\s\]|:)-])(?!: ?[-+\d.e%]{1,40}\s*$)",
-        r"^\[(?:error|fatal|critical)\]|^(?:fatal|FATAL): ",
-    )
+_MESSAGES = LazyPattern(
+    # A shell
+    r"(?:^|: )(?:command )?not found(?:: .{1,200})?$|: unbound variable$|: syntax error\b"
+    r"|^[^:]{1,300}: .{0,300}\b(?:No such file or directory|Permission denied|Is a directory|cannot execute)\b"
+    # Any other program: `train.py: error: …`, `2026-11-18 03:00:00 ERROR …`, `[error] …`
+    r"|(?:^|: )(?:[Ff]atal )?[Ee]rror(?:\[\w{1,20}\])?: (?![-+\d.e%]{1,40}\s*$)"
+    r"|(?:^|[\s\[\]|:(-])(?:ERROR|FATAL|CRITICAL|SEVERE)(?=[\s\]|:)-])(?!: ?[-+\d.e%]{1,40}\s*$)"
+    r"|^\[(?:error|fatal|critical)\]|^(?:fatal|FATAL): "
 )
 # Lines that match and are no error: advice, warnings, the frames of stacks, and what gpuyard itself notes in a log.
 _ADVICE = LazyPattern(
@@ -203,9 +197,9 @@ def _weigh(line: str) -> _Weight | None:
         return None
     if _CONSEQUENCES.search(line):
         return _Weight.CONSEQUENCE
-    if any(cause.search(line) for cause in _CAUSES):
+    if _CAUSES.search(line):
         return _Weight.CAUSE
-    return _Weight.MESSAGE if any(message.search(line) for message in _MESSAGES) else None
+    return _Weight.MESSAGE if _MESSAGES.search(line) else None
 
 
 def _complete(lines: Sequence[str], at: int) -> str:

@@ -78,7 +78,22 @@ class ExportedJob(Struct, frozen=True, kw_only=True):
 
 def pack(job: Job, terms: ClusterTerms, after: Sequence[DependencyState]) -> ExportedJob:
     """Return the job for export. `after` are its dependencies: job id, kind and current state."""
-    spec = job.spec
+    spec, need = job.spec, job.spec.need
+    used = {
+        NotExported.ENVIRONMENT: True,
+        NotExported.GROWTH: True,
+        NotExported.PREEMPTION: spec.preempts or spec.on_preempt is not OnPreempt.SUSPEND,
+        NotExported.GATES: need.limits_device_load or need.max_cpu_percent is not None,
+        NotExported.DEVICES: need.only is not None or need.vendor is not None,
+        NotExported.LINKS: need.is_linked or need.is_on_one_node,
+        NotExported.BATCH: spec.pace is not None,
+        NotExported.TASK: spec.task is not None,
+        NotExported.LOG_CAP: spec.log_cap_mb != DEFAULT_LOG_CAP_MB,
+        NotExported.OUTPUT: bool(spec.output or spec.error or spec.split_stderr or spec.timestamps),
+        NotExported.REBOOT: spec.on_reboot is not None,
+        NotExported.CONTAINER: spec.container is not None,
+        NotExported.SIGNAL: spec.warning is not None,
+    }
     pending = [*awaited(after), *unmeetable(after)]
     has_template = job.index is not None and job.command is None and set(job.values) <= {"index"}
     return ExportedJob(
@@ -96,24 +111,5 @@ def pack(job: Job, terms: ClusterTerms, after: Sequence[DependencyState]) -> Exp
         retries=spec.retries,
         grace_s=spec.grace_s,
         after=tuple(ExportedDependency(job_id=each[0], kind=each[1], is_met=each not in pending) for each in after),
-        stays=tuple(what for what, is_used in _features_used(job).items() if is_used),
+        stays=tuple(what for what, is_used in used.items() if is_used),
     )
-
-
-def _features_used(job: Job) -> dict[NotExported, bool]:
-    spec, need = job.spec, job.spec.need
-    return {
-        NotExported.ENVIRONMENT: True,
-        NotExported.GROWTH: True,
-        NotExported.PREEMPTION: spec.preempts or spec.on_preempt is not OnPreempt.SUSPEND,
-        NotExported.GATES: need.limits_device_load or need.max_cpu_percent is not None,
-        NotExported.DEVICES: need.only is not None or need.vendor is not None,
-        NotExported.LINKS: need.is_linked or need.is_on_one_node,
-        NotExported.BATCH: spec.pace is not None,
-        NotExported.TASK: spec.task is not None,
-        NotExported.LOG_CAP: spec.log_cap_mb != DEFAULT_LOG_CAP_MB,
-        NotExported.OUTPUT: bool(spec.output or spec.error or spec.split_stderr or spec.timestamps),
-        NotExported.REBOOT: spec.on_reboot is not None,
-        NotExported.CONTAINER: spec.container is not None,
-        NotExported.SIGNAL: spec.warning is not None,
-    }

@@ -206,9 +206,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     @property
     def started(self) -> Started | None:
         """Where and since when it runs or ran; None if it has not started."""
-        phase = self.phase
-        if isinstance(phase, Over):
-            phase = phase.before
+        phase = self.last_live_phase
         return phase if isinstance(phase, Started) else None
 
     @property
@@ -223,8 +221,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     @property
     def since(self) -> float:
         """When it started or, if it has not, when it was handed over."""
-        phase = self.phase
-        return phase.before.at if isinstance(phase, Over) else phase.at
+        return self.last_live_phase.at
 
     @property
     def started_at(self) -> float | None:
@@ -256,14 +253,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     def ran_s(self, now: float) -> float:
         """Return how long it has run until `now`, without the time in which it was suspended."""
-        phase = self.phase
-        if not isinstance(phase, Started):
-            if not isinstance(phase, Over) or not isinstance(phase.before, Started):
-                return 0.0
-            phase = phase.before
         paused = self.suspended_s + (now - self.suspended_at if self.suspended_at is not None else 0.0)
-        ran_s = now - phase.at - paused
-        return max(0.0, ran_s)
+        return 0.0 if self.started is None else max(0.0, now - self.started.at - paused)
 
 
 class PublishedEventKind(StrEnum):

@@ -161,12 +161,7 @@ def describe_conditions(selection: JobSelection) -> str:
 
 def format_ids(ids: Iterable[int]) -> str:
     """Return ids in order, with neighbours as a range: `3 17-20`."""
-    spans: list[list[int]] = []
-    for job_id in sorted(ids):
-        if spans and job_id == spans[-1][1] + 1:
-            spans[-1][1] = job_id
-        else:
-            spans.append([job_id, job_id])
+    spans = merge_ranges((job_id, job_id) for job_id in ids)
     return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 

@@ -60,18 +60,10 @@ def assumed_peak(device_mb: float) -> ExpectedPeak:
     return ExpectedPeak(assumed, assumed)
 
 
-def peak_of_any(peaks_mb: Sequence[float], assumed: ExpectedPeak) -> ExpectedPeak:
-    """Return what to expect of an unknown program, from the peaks of first runs on this machine."""
-    return _narrow(assumed, tuple(peaks_mb), numbers.MACHINE_WEIGHT)
-
-
-def peak_of_program(peaks_mb: Sequence[float], of_any: ExpectedPeak) -> ExpectedPeak:
-    """Return what to expect of a program, from the peaks of its runs with other arguments."""
-    return _narrow(of_any, tuple(peaks_mb), numbers.PROGRAM_WEIGHT)
-
-
 @lru_cache(maxsize=512)
-def _narrow(wider: ExpectedPeak, peaks_mb: tuple[float, ...], weight: float) -> ExpectedPeak:
+def narrowed(wider: ExpectedPeak, peaks_mb: tuple[float, ...], weight: float) -> ExpectedPeak:
+    """Return what to expect after runs with these peaks, where what was expected without them counts as much as
+    `weight` runs: MACHINE_WEIGHT for first runs of any program, PROGRAM_WEIGHT for those of its program."""
     if not peaks_mb:
         return wider
     moments = Moments(float(len(peaks_mb)), sum(peaks_mb), sum([peak * peak for peak in peaks_mb]))
@@ -143,6 +135,11 @@ class Profile(Struct, frozen=True, kw_only=True):
     preallocates: str = ""  # its peaks are of runs in which this framework preallocated
 
     @property
+    def kind(self) -> ProfileKind:
+        """What it was learned from: runs of one command, of one program, or first runs of any."""
+        return "command" if self.is_exact else "machine" if self.is_of_any else "program"
+
+    @property
     def least_s(self) -> float | None:
         return min(self.durations_s, default=None)
 
@@ -195,11 +192,6 @@ def fingerprints(
 def machine_fingerprint(vendor: str | None, framework: str = "") -> str:
     """Return the fingerprint under which all first runs on this machine are learned, or those with a framework."""
     return _digest("\0".join(("", "machine", framework, *(() if vendor is None else (vendor,)))))
-
-
-def kind_of_profile(profile: Profile) -> ProfileKind:
-    """Return what the profile was learned from: runs of one command, of one program, or first runs of any."""
-    return "command" if profile.is_exact else "machine" if profile.is_of_any else "program"
 
 
 def find_program(command: Sequence[str], cwd: str = "") -> tuple[str, str]:

@@ -272,15 +272,15 @@ class HostPlacement:
             self.state = self.state.with_promise(promise)
             self._after = self._after and self._after.with_promise(promise)
 
-    def keep_after(self, older: Collection[str], share: HostShare, holder: Holder) -> None:
-        """Keep the share from requests behind once the leases `older` have ended."""
+    def reserve(self, share: HostShare | None, holder: Holder, older: Collection[str] | None = None) -> None:
+        """Keep the share from requests behind: now, or once the leases `older` have ended."""
+        if share is None:
+            return
         promise = PromisedHostShare(share=share, holder=holder, is_reservation=True)
-        self._after, self._kept_for = self.state.without_leases(older).with_promise(promise), holder
-
-    def reserve(self, share: HostShare | None, holder: Holder) -> None:
-        if share is not None:
-            promise = PromisedHostShare(share=share, holder=holder, is_reservation=True)
+        if older is None:
             self.state = self.state.with_promise(promise)
+        else:
+            self._after, self._kept_for = self.state.without_leases(older).with_promise(promise), holder
 
 
 class CpuLayout(Struct, frozen=True, kw_only=True):

@@ -86,16 +86,6 @@ def exceeds(value: float | None, limit: float | None) -> bool:
     return value is not None and limit is not None and value > limit
 
 
-def describe_mismatch(need: Need, device: Device) -> str:
-    if need.only is not None and device.id not in need.only:
-        return "not among the requested GPUs"
-    if need.vendor is not None and device.vendor is not need.vendor:
-        return f"of another vendor: this job gets {need.vendor} GPUs"
-    if need.only_discrete and device.is_integrated:
-        return "integrated graphics, which a job gets only if it names them"
-    return "another model than requested"
-
-
 class Machine(Struct, frozen=True, kw_only=True):
     """The devices and the host, the leases on them, and what was measured of these."""
 

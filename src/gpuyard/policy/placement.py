@@ -144,10 +144,7 @@ class PlacementState:
             return False
         if len(self.fitting_without_leases(need)) < need.devices:
             return False
-        if older is None or need.host is None:
-            self.host.reserve(need.host, holder)
-        else:
-            self.host.keep_after(older, need.host, holder)
+        self.host.reserve(need.host, holder, older)
         return True
 
     def reserve_for_ticket(self, ticket: Ticket) -> None:

@@ -102,32 +102,20 @@ def find_victims(
 
 
 def _victims_on(
-    need: Need,
-    placement: PlacementState,
-    state: DeviceState,
-    may_leave: Mapping[str | None, RunningJob],
+    need: Need, placement: PlacementState, state: DeviceState, may_leave: Mapping[str | None, RunningJob]
 ) -> tuple[RunningJob, ...] | None:
     """Return the best victims on the device: the cheapest that leave within some time, or a single one."""
     here = [may_leave[each.lease_id] for each in state.promises if each.lease_id in may_leave]
     here.sort(key=_rank)
-    times_s = sorted({0.0, *(run.frees_in_s for run in here)})
-    groups = ([run for run in here if run.frees_in_s <= limit_s] for limit_s in times_s)
-    several = (_cheapest(need, placement, state, group) for group in groups)
-    choices = [victims for victims in several if victims is not None]
+    choices: list[tuple[RunningJob, ...]] = []
+    for limit_s in sorted({0.0, *(run.frees_in_s for run in here)}):
+        group = [run for run in here if run.frees_in_s <= limit_s]
+        # The cheapest jobs, as many as it takes until the need fits.
+        counts = (count for count in range(len(group) + 1) if _fits(need, placement, state, group[:count]))
+        if (count := next(counts, None)) is not None:
+            choices.append(_without_useless(need, placement, [state], group[:count], 1))
     choices += [(run,) for run in here if _fits(need, placement, state, (run,))]
     return min(choices, key=_cost_s, default=None)
-
-
-def _cheapest(
-    need: Need, placement: PlacementState, state: DeviceState, here: list[RunningJob]
-) -> tuple[RunningJob, ...] | None:
-    """Add the cheapest job until the need fits; `here` is sorted by cost. None where it never does."""
-    victims: list[RunningJob] = []
-    while not _fits(need, placement, state, victims):
-        if not here:
-            return None
-        victims.append(here.pop(0))
-    return _without_useless(need, placement, [state], victims, 1)
 
 
 def _cost_s(victims: Sequence[RunningJob]) -> float:

@@ -35,7 +35,6 @@ from gpuyard.policy.machine import (
     Machine,
     Packing,
     check_suitable,
-    describe_mismatch,
     exceeds,
     tiny_mb,
     tolerated_foreign_mb,
@@ -256,7 +255,14 @@ class UsableDevice(DeviceRule):
         if unsuitable is ReasonKind.CLOSED:
             return Reason(ReasonKind.CLOSED, "banned", device_id, remedy=REMEDIES["banned"])
         if unsuitable is not None:
-            return Reason(unsuitable, describe_mismatch(need, device.device), device_id)
+            text = "another model than requested"
+            if need.only is not None and device_id not in need.only:
+                text = "not among the requested GPUs"
+            elif need.vendor not in (None, device.device.vendor):
+                text = f"of another vendor: this job gets {need.vendor} GPUs"
+            elif need.only_discrete and device.device.is_integrated:
+                text = "integrated graphics, which a job gets only if it names them"
+            return Reason(unsuitable, text, device_id)
         unhealthy = f"unhealthy: {device.device.fault}"
         return world.closed(need, device.device) or Reason(
             ReasonKind.UNHEALTHY, unhealthy, device_id, remedy=REMEDIES["unhealthy"]

@@ -28,8 +28,7 @@ from gpuyard.policy.estimates import (
     assumed_peak,
     is_consistent,
     memory_estimate,
-    peak_of_any,
-    peak_of_program,
+    narrowed,
 )
 from gpuyard.policy.machine import check_suitable, kind_of, tiny_mb
 
@@ -114,9 +113,9 @@ def expected_before(known: KnownRuns, device_mb: float) -> ExpectedPeak:
         return known.batch
     of_any = assumed_peak(device_mb)
     for group in (known.machine, known.framework):
-        of_any = peak_of_any(group.peaks_mb, of_any) if group is not None else of_any
+        of_any = narrowed(of_any, group.peaks_mb, numbers.MACHINE_WEIGHT) if group is not None else of_any
     peaks_mb = known.program.peaks_mb if known.program is not None else ()
-    expected = peak_of_program((*peaks_mb, *known.running_mb), of_any)
+    expected = narrowed(of_any, (*peaks_mb, *known.running_mb), numbers.PROGRAM_WEIGHT)
     floor_mb = (known.exact.floor_mb if known.exact is not None else None) or 0.0
     return replace(expected, mean_mb=max(expected.mean_mb, floor_mb))
 

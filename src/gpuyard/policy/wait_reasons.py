@@ -175,11 +175,8 @@ def limit_reached(what: str, most: int, remedy: str = "") -> Reason:
 
 def relevant_reasons(need: Need, reasons: Sequence[Reason]) -> list[Reason]:
     """Return the reasons that concern the machine or a requested device, without the count of devices."""
-    return [
-        reason
-        for reason in reasons
-        if (reason.device_id is None or reason.device_id in (need.only or ())) and reason.kind is not ReasonKind.TOO_FEW
-    ]
+    concerned = (None, *(need.only or ()))
+    return [each for each in reasons if each.device_id in concerned and each.kind is not ReasonKind.TOO_FEW]
 
 
 def group_by_device(reasons: Sequence[Reason], names: Mapping[str, str]) -> list[str]:

@@ -14,11 +14,11 @@ from gpuyard.policy.estimates import (
     assumed_peak,
     learn_climb,
     missing_part,
-    peak_of_any,
-    peak_of_program,
+    narrowed,
     peak_while_running,
     sureness_of,
 )
+from gpuyard.policy.numbers import MACHINE_WEIGHT, PROGRAM_WEIGHT
 
 GB = 1024.0
 sizes = st.floats(100.0, 200 * GB)
@@ -32,18 +32,18 @@ def test_without_any_run_a_part_of_the_device_is_assumed() -> None:
 
 def test_one_run_of_the_program_counts_more_than_one_of_another() -> None:
     assumed = assumed_peak(24 * GB)
-    other, own = peak_of_any([12 * GB], assumed), peak_of_program([12 * GB], assumed)
+    other, own = (narrowed(assumed, (12 * GB,), weight) for weight in (MACHINE_WEIGHT, PROGRAM_WEIGHT))
     assert assumed.mean_mb < other.mean_mb < own.mean_mb < 12 * GB
 
 
 @given(peaks, sizes)
 def test_many_alike_runs_leave_little_spread_and_few_leave_more(found: list[float], size: float) -> None:
     assumed = assumed_peak(size)
-    expected = peak_of_program(found, assumed)
+    expected = narrowed(assumed, tuple(found), PROGRAM_WEIGHT)
     low, high = min((*found, assumed.mean_mb)), max((*found, assumed.mean_mb))
     assert low - 1e-3 <= expected.mean_mb <= high + 1e-3
-    alike = peak_of_program([2 * GB] * 30, assumed_peak(24 * GB))
-    assert alike.at_most_mb(1.28) < 5 * GB < peak_of_program([2 * GB], assumed_peak(24 * GB)).at_most_mb(1.28)
+    alike = narrowed(assumed_peak(24 * GB), (2 * GB,) * 30, PROGRAM_WEIGHT)
+    assert alike.at_most_mb(1.28) < 5 * GB < narrowed(assumed_peak(24 * GB), (2 * GB,), PROGRAM_WEIGHT).at_most_mb(1.28)
 
 
 def test_the_missing_part_shrinks_while_memory_is_flat() -> None:

@@ -8,7 +8,7 @@ from gpuyard.daemon.api.codec import EXPORT_PAGE, MOST_ROWS, copy_fields, wall_t
 from gpuyard.daemon.loop import SchedulerLoop
 from gpuyard.errors import UserError
 from gpuyard.model.printable_text import printable
-from gpuyard.policy.estimates import Moments, Profile, kind_of_profile, memory_estimate, prediction_error
+from gpuyard.policy.estimates import Moments, Profile, memory_estimate, prediction_error
 from gpuyard.policy.sizing import learned_cpus
 from gpuyard.schema.queue import EstimateList, EstimateRow, ForgetResult, ImportResult, LearnedProfile, ProfilePage
 from gpuyard.schema.requests import EstimatesQuery, ForgetRequest, ImportRequest, ProfilesQuery
@@ -29,7 +29,7 @@ class EstimateHandler:
                 profile,
                 EstimateRow,
                 fingerprint=fingerprint,
-                kind=kind_of_profile(profile),
+                kind=profile.kind,
                 runs=profile.count,
                 measured_runs=len(profile.peaks_mb),
                 cpus_used=learned_cpus(profile, None),
@@ -49,7 +49,7 @@ class EstimateHandler:
                 profile,
                 LearnedProfile,
                 fingerprint=fingerprint,
-                kind=kind_of_profile(profile),
+                kind=profile.kind,
                 runs=profile.count,
                 ram_peaks_mb=list(profile.ram_peaks_mb),
                 cpu_uses=list(profile.cpu_uses),
