@@ -37,12 +37,9 @@ def is_change_of_arguments(words: "Sequence[str]") -> bool:
 
 
 def change_arguments(command: "Sequence[str]", words: "Sequence[str]") -> tuple[str, ...]:
-    """Return the command with these arguments: an option or a setting that it has gets the new values, others are
-    added.
-
-    An option replaces as many of the words that follow the old one as it has values itself: in `--verbose data.csv`, a
-    new `--verbose` leaves `data.csv` alone.
-    """
+    """Return the command with these arguments. An option or a setting that it has gets the new values, in place of as
+    many words as it has values itself: in `--verbose data.csv`, a new `--verbose` leaves `data.csv` alone. Others are
+    added."""
     changed, groups = list(command), list[list[str]]()  # each option with its values, and each setting alone
     for word in words:
         is_start = _OPTION.match(word) or (_SETTING.match(word) and not (groups and _OPTION.match(groups[-1][0])))

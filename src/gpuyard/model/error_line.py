@@ -106,8 +106,7 @@ class _Weight(IntEnum):
 
 
 def explain_failure(outcome: Outcome, texts: Sequence[str]) -> Outcome:
-    """Return the outcome of a failed attempt with the line that says why. `texts` are the ends of its outputs, that of
-    standard error first. Any other outcome is returned as it is."""
+    """Return the outcome of a failed attempt with the line that says why. `texts` are the ends of its outputs."""
     if outcome.kind is not OutcomeKind.FAILED:
         return outcome
     error = find_error_line(texts)
@@ -127,8 +126,7 @@ def find_error_line(texts: Sequence[str]) -> str | None:
 
 
 def find_last_line(texts: Sequence[str]) -> str | None:
-    """Return the last line with a word in it, shortened; None if there is none. Progress bars do not count, nor do
-    the indented lines with which gpuyard says what to do next."""
+    """Return the last line with a word in it, shortened. Neither progress bars nor gpuyard's hints count."""
     for text in texts:
         lines = _read(text)
         for at in range(len(lines) - 1, -1, -1):

@@ -265,9 +265,8 @@ class PublishedEventKind(StrEnum):
 
 
 class PublishedEvent(Struct, frozen=True, kw_only=True):
-    """What the controller publishes after a step, for metrics and notifications. `job` is the job after the event;
-    `attempt` is its last attempt, if it had one. `jobs` that were cancelled together are one event, with the first.
-    `text` says what the memory guard saw."""
+    """What the controller publishes after a step, with the job after the event and its last attempt. Jobs that were
+    cancelled together are one event, with the first; `text` says what the memory guard saw."""
 
     kind: PublishedEventKind
     job: Job

@@ -43,8 +43,7 @@ class FigureCurves(Struct, frozen=True, kw_only=True):
 
 
 class ProgressReading(Struct, frozen=True, kw_only=True):
-    """What one look at the output or the file of an attempt has shown: its amount, if there was a new one, and the
-    named values in their order. `is_told`: by the file."""
+    """The amount, if there was a new one, and the named values that one look has shown. `is_told`: by the file."""
 
     amount: WorkDone | None = None
     figures: Sequence[NamedValues] = ()

@@ -16,8 +16,7 @@ from gpuyard.model.subscriptions import Subscription
 
 
 class CodeSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Copies of the files of the tree at `root`, in `folder`. Jobs start in `cwd`, the same place of the snapshot as
-    their working directory. `name` identifies it among all snapshots."""
+    """Copies of the files of the tree at `root`, in `folder`. `cwd` is the place there in which jobs start."""
 
     name: str
     folder: str
@@ -160,8 +159,7 @@ class TagSharing(Struct, frozen=True, kw_only=True):
 
 
 class DiskLimits(Struct, frozen=True, kw_only=True):
-    """`min_free_mb` is the least free space, 0 for no limit; None: as configured. `output_root` is the folder of all
-    runs of a batch."""
+    """`min_free_mb`: 0 for no limit, None as configured. `output_root` is the folder of all runs of a batch."""
 
     min_free_mb: float | None = None
     output_root: str | None = None

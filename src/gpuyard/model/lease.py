@@ -19,8 +19,7 @@ class FixedMemory(Struct, frozen=True, tag="fixed"):
 
 
 class UncertainMemory(Struct, frozen=True, tag="uncertain"):
-    """Share each device, and reserve the expected peak, with its spread: for a job without an estimate. `required_mb`
-    must be free on a device that no other lease shares."""
+    """For a job without an estimate: share each device, and reserve the expected peak, with its spread."""
 
     required_mb: float = field(name="mb")
     mean_mb: float
@@ -30,8 +29,7 @@ class UncertainMemory(Struct, frozen=True, tag="uncertain"):
 
 
 class PartOfDevice(Struct, frozen=True, tag="part"):
-    """Share each device with jobs of the same tag, and reserve a part of it: for a first run of unknown use. Placement
-    gets it as FixedMemory, once the free memory of a device is known (`policy/sharing.py`)."""
+    """For a first run: share each device with jobs of the same tag. Placement gets it as FixedMemory (`sharing`)."""
 
     part: float
     is_exclusive: ClassVar[bool] = False
@@ -176,12 +174,11 @@ def check_several(count: int, example: str, given: Sequence[str]) -> None:
 
 class Share(Struct, frozen=True, kw_only=True):
     """A whole device, or a part of its memory. An exclusive share need not say how much memory it will use.
-    With a `spread_mb`, `memory_mb` is only what is expected of a job without an estimate.
-    `foreign_mb` is what foreign processes held when the share was granted, recorded where the driver lists no
-    processes: memory in use beyond it belongs to the leases."""
+    `foreign_mb` is what foreign processes held when it was granted, where the driver lists no processes: use beyond it
+    is the leases'."""
 
     device_id: str
-    memory_mb: float | None = None
+    memory_mb: float | None = None  # with a `spread_mb`, only what is expected
     load_percent: float | None = None
     is_exclusive: bool = True
     foreign_mb: float | None = None

@@ -46,9 +46,8 @@ class XidEvent(Struct, frozen=True, kw_only=True):
 
 
 class HealthFigures(Struct, frozen=True, kw_only=True):
-    """`ecc_uncorrected` counts since the driver was loaded. `link_width` is in lanes: of a narrow link only while the
-    device is busy, as an idle one may save power. `unreleased_mb` is in use although no process is left; `xids` are
-    those that this process has seen. `is_lost`: the driver itself says that the device is gone or needs a reset."""
+    """What drivers say about a device. `ecc_uncorrected` counts since the driver was loaded. `link_width` is in lanes:
+    of a narrow link only while the device is busy, as an idle one may save power."""
 
     ecc_uncorrected: int | None = None
     remap_pending: bool | None = None
@@ -56,9 +55,9 @@ class HealthFigures(Struct, frozen=True, kw_only=True):
     throttle: tuple[Throttle, ...] | None = None
     link_width: int | None = None
     link_width_max: int | None = None
-    unreleased_mb: float | None = None
-    xids: tuple[XidEvent, ...] = ()
-    is_lost: bool = False
+    unreleased_mb: float | None = None  # in use although no process is left
+    xids: tuple[XidEvent, ...] = ()  # those that this process has seen
+    is_lost: bool = False  # the driver itself says that the device is gone or needs a reset
 
     @property
     def has_narrow_link(self) -> bool:
@@ -67,8 +66,7 @@ class HealthFigures(Struct, frozen=True, kw_only=True):
 
 
 class HealthMark(Struct, frozen=True, kw_only=True):
-    """A note about a device in the ledger: a daemon saw a fault of this `kind` (with its number, if it is an Xid); or
-    a user cleared the device, with the figures that it `accepted`."""
+    """In the ledger: a daemon saw a fault of this `kind`, or a user cleared the device with what it `accepted`."""
 
     device_id: str
     since: float
@@ -191,8 +189,7 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
-    """`taken_at` is in seconds since the epoch; `None` where a saved output does not say. `topology` is read once for
-    each set of devices."""
+    """`taken_at` is in seconds since the epoch; `topology` is read once for each set of devices."""
 
     taken_at: float | None
     host: Host
@@ -207,8 +204,7 @@ class Snapshot(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def labels(self) -> Mapping[str, str]:
-        """The label of each device by id: `0`; `0:1` for a part of card 0; with the vendor, as in `amd:0`, if there
-        are several vendors. A device without an index has no label."""
+        """The label of each device by id: `0`; `0:1` for a part of card 0; with several vendors `amd:0`."""
         numbers = {device.id: "?" if device.index is None else str(device.index) for device in self.devices}
         labels = {}
         for device in self.devices:

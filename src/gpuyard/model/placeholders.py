@@ -100,8 +100,7 @@ def fill_pattern(pattern: str, own: Mapping[str, str], values: Mapping[str, str]
 
 
 def check_pattern(option: str, pattern: str, cwd: str, elements: Iterable[ArrayElement], *, is_many: bool) -> None:
-    """Refuse a pattern that names no file, has an unknown placeholder, or names the same file for several jobs. Of an
-    array, `elements` has one job."""
+    """Refuse a pattern without a file, with an unknown placeholder, or with one file for several `elements`."""
     if not pattern or pattern.endswith("/"):
         raise UserError(f"--{option} '{pattern}' names no file", hint=f"such as --{option} logs/%j.txt")
     if not pattern.isprintable():

@@ -50,8 +50,7 @@ class QueueTime(Struct, frozen=True, kw_only=True):
 def start_queue_time(
     before: QueueTime | None, boot: str, since_boot: float, wall: float, last: float | None
 ) -> QueueTime:
-    """Return the record for a daemon that starts now: `before`, if the machine has not booted since. `boot` is empty if
-    unknown; `last` is the latest queue time in the store."""
+    """Return the record for a daemon that starts now. `boot` may be empty; `last` is the latest stored queue time."""
     is_same_boot = before is not None and boot and before.boot == boot
     if before is not None and is_same_boot and (last is None or last <= before.offset + since_boot):
         return before.noticing(since_boot, wall)

@@ -88,8 +88,7 @@ def _judge_failure(job: Job, outcome: Outcome, *, is_device_fault: bool) -> Verd
 
 
 def after_device_fault(job: Job, outcome: Outcome, faults_before: int) -> tuple[Outcome, Verdict]:
-    """Decide for a job that failed while the driver reported a fault of its GPU, as `faults_before` attempts did.
-    Return the outcome to record, too."""
+    """Decide, and return the outcome to record, after a fault of its GPU; `faults_before` attempts had one, too."""
     why = outcome.reason or outcome.kind
     ended = Outcome(kind=OutcomeKind.DEVICE_FAULT, status=outcome.status, reason=why)
     if RetryCause.DEVICE not in job.spec.retry_on:
@@ -104,8 +103,7 @@ def _not_retried(job: Job, why: str) -> str:
 
 
 def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, hopeless: str | None = None) -> Verdict:
-    """Decide for a job that ran out of memory. `growth` is what it gets next; None if that would not help, and
-    `hopeless` says why no GPU helps."""
+    """Decide for a job that ran out of memory. `growth` is what it gets next, or `hopeless` says why none helps."""
     why = outcome.reason or outcome.kind
     if RetryCause.OOM not in job.spec.retry_on:
         return Verdict(event=JobEvent.FAIL, counts=True, text=_not_retried(job, why))
@@ -119,8 +117,7 @@ def judge_shortage(job: Job, outcome: Outcome, growth: Growth | None, hopeless: 
 
 
 def retry_delay_s(kind: OutcomeKind, failures: int, own_s: float | None = None) -> float:
-    """Return the delay before the next attempt: it doubles with each failure, up to the longest. `own_s` is the first
-    delay that the user asked for: it doubles too, up to an hour or to itself."""
+    """Return the delay before the next attempt: it doubles with each failure. `own_s` is the user's first delay."""
     first, longest = _DELAYS_S[kind] if own_s is None else (own_s, max(own_s, 3600.0))
     return min(longest, first * float(2 ** min(failures, 32)))
 
@@ -142,8 +139,7 @@ def after_loss(job: Job, lost_before: int) -> Verdict:
 
 
 def after_reboot(job: Job) -> Verdict:
-    """Decide for an attempt that died with this machine. By default, jobs that are made to run again (retries or an
-    array) are requeued; others are held for a person to look at first."""
+    """Decide for an attempt that died with this machine: jobs that are not made to run again wait for a person."""
     is_repeatable = job.spec.retries or job.spec.is_array
     wish = job.spec.on_reboot or (OnReboot.REQUEUE if is_repeatable else OnReboot.HOLD)
     return _follow(job, wish, JobEvent.REQUEUE, REBOOTED.reason or "", "queued again")

@@ -66,8 +66,7 @@ KEYS = ("name", "tag", "user", "state", "since")
 
 
 class JobSelection(Struct, frozen=True, kw_only=True):
-    """`ranges` are pairs of a first and a last id. A condition that is empty does not apply. `since` is a moment as
-    text (`parse_moment`), and `since_at` its queue time, once that is known."""
+    """`ranges` are of ids. An empty condition does not apply. `since_at` is the queue time of `since`, once known."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     names: tuple[str, ...] = ()

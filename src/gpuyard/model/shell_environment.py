@@ -55,10 +55,9 @@ _URL_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 
 
 def secret_variables(environment: Mapping[str, str], patterns: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of the variables that look secret, in order.
-
-    `patterns` are further names, such as LAB_*, or with a "!" names that are no secrets; the last that matches counts.
-    """
+    """Return the names of the variables that look secret, in order. `patterns` are further names, such as LAB_*, or
+    with a "!" names that are no secrets; the last that matches counts. One too many costs little: a retry takes it from
+    the shell that asks. A secret that is not found stays in the database."""
     found = []
     for name, value in environment.items():
         pattern = next((each for each in reversed(patterns) if fnmatchcase(name, each.removeprefix("!"))), None)

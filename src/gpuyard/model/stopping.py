@@ -90,8 +90,7 @@ class StopTimes(Struct, frozen=True, kw_only=True):
 
 
 def stop_times(spec: JobSpec, attempt: Attempt, kind: OutcomeKind, now: float) -> StopTimes:
-    """Return when to stop an attempt for this reason: now, or when its warning has run out if it is preempted. A job
-    whose memory is lost cannot save anything, and gets no grace period."""
+    """Return when to stop an attempt: now; a preempted one when its warning has run out. Lost memory has no grace."""
     stop_at = now
     if kind is OutcomeKind.PREEMPTED and spec.warning is not None and not attempt.engine:
         stop_at = max(now, (now if attempt.warned_at is None else attempt.warned_at) + spec.warning.lead_s)
@@ -112,8 +111,7 @@ STOPPING = "stopping: "
 
 
 def outcome_after_stop(job: Job, attempt: Attempt, outcome: Outcome) -> Outcome:
-    """Return the outcome of an attempt that ended with `outcome`: that of its stop, if it was asked to stop or was
-    warned of its time limit."""
+    """Return the outcome of an attempt that ended: that of its stop, if it was asked to stop, or was warned."""
     guards = (OutcomeKind.MEMORY_GUARD, OutcomeKind.HOST_GUARD)
     # A preempted program that succeeded before it was stopped need not run again.
     had_succeeded = attempt.stopping in (OutcomeKind.PREEMPTED, *guards) and outcome.kind is OutcomeKind.SUCCEEDED

@@ -87,8 +87,7 @@ def all_points(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
 
 
 def sample_points(axes: Sequence[Axis], count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Yield `count` different combinations, or all if there are fewer, in the order of `all_points`. They are drawn by
-    Floyd's algorithm: as much work as numbers are wanted."""
+    """Yield `count` different combinations, at most all, in the order of `all_points`, by Floyd's algorithm."""
     chosen: set[int] = set()
     total = count_points(axes)
     for most in range(max(0, total - count), total):
@@ -199,9 +198,8 @@ def _writer(ends: tuple[str, str]) -> Callable[[Decimal], str]:
 
 
 def check_placeholders(command: Sequence[str], options: Options, elements: Iterable[ArrayElement]) -> None:
-    """Refuse placeholders that have no value, and values of a sweep that nothing uses.
-
-    A column of a table need not be used. The runs of a batch may share a command: they differ in their folders."""
+    """Refuse placeholders without a value, and values of a sweep that nothing uses. A column of a table need not be
+    used, and the runs of a batch may share a command."""
     texts = [*command, *options["env"]]
     if "concurrency" in options:
         return

@@ -103,11 +103,8 @@ def shorten_line(line: str) -> str:
 
 
 class ShownLines:
-    """Output in pieces as bytes; what a terminal shows of each line comes out, with an unfinished line at the end.
-
-    Needs memory for 64 KiB of an unfinished line, however long it is. If more than that is visible, it is passed on as
-    it is, and the next carriage return counts as its end.
-    """
+    """Output in pieces as bytes; what a terminal shows of each line comes out. Of an unfinished line it keeps 64 KiB:
+    if more than that is visible, it is passed on as it is, and the next carriage return counts as its end."""
 
     def __init__(self) -> None:
         self._line = b""

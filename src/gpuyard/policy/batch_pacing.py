@@ -159,8 +159,7 @@ def watches(need: Need, device_id: str) -> bool:
 
 
 def watched_device_refusals(pace: "BatchPace", state: PaceState, need: Need, now: float) -> Iterator[Reason]:
-    """Yield why no run without devices of its own may start now. Such a run may use any device that it finds, so all
-    watched devices must be within their limits."""
+    """Yield why no run without devices may start now. It may use any, so all watched ones must be within limits."""
     for device_id in state.device_loads:
         if watches(need, device_id) and (reason := _gate_refusal(pace, state, device_id, now)) is not None:
             yield reason
@@ -191,9 +190,8 @@ def _gate_refusal(pace: "BatchPace", state: PaceState, device_id: str, now: floa
 
 
 def _charged_mb(device: DeviceState, need: Need, state: PaceState) -> float | None:
-    """Return the memory that is used and reserved on a device, with one more run unless that is the first there. The
-    first run is not counted, as a limit below its need would keep it out for ever. A run of unknown memory counts as
-    the largest running one of its batch."""
+    """Return what is used and reserved on a device, with one more run (if unknown, as the largest of its batch) unless
+    that is the first there: a limit below its need would keep it out for ever."""
     charged = device.charged_mb
     if charged is None:
         return None

@@ -148,8 +148,7 @@ class _Dispatcher:
         return terms.group is not None and bool(self._counts.of_group(terms.group))
 
     def _refuse_apart(self, lane: Lane, terms: ClusterTerms) -> tuple[Reason, ...]:
-        """Refuse a job that would need a second submission of its array in this step: each would keep the limit for
-        itself."""
+        """Refuse a job that needs a second submission of its array: each would keep the limit for itself."""
         alike, left = self._whole.get(lane.group or 0, (None, 0))
         if alike is None or (left > 0 and without_learned(terms) == alike):
             return ()

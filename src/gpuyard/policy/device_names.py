@@ -25,14 +25,11 @@ def choose_vendor(  # noqa: PLR0913 - a request, and what it may get
     preferred: Vendor | None = None,
     names_devices: bool = False,
 ) -> tuple[Need, list[Device]]:
-    """Return the need with the vendor of its devices, and the candidates that suit it.
+    """Return the need with the vendor of its devices, and the candidates that suit it: of the usable devices, those
+    that the request's environment shows, or that it names.
 
     The vendor is the one that the need names, else `preferred` (the configuration's), else the one with the largest
-    discrete device. Unhealthy devices count there: a fault must not move jobs to another vendor. On a machine with
-    devices of one kind the need stays as it is.
-
-    candidates: the usable devices that the request's environment shows, or that it names (`names_devices`).
-    banned: ids of devices that it does not get.
+    discrete device. Unhealthy devices count there: a fault must not move jobs to another vendor.
     """
     unhealthy = () if names_devices else (each for each in snapshot.unsplit_devices() if not each.healthy)
     known = (each for each in (*candidates, *unhealthy) if each.id not in banned)
@@ -104,8 +101,7 @@ def check_possible(need: Need, candidates: Sequence[Device], snapshot: Snapshot)
 
 
 def silent_probe(vendor: Vendor | None, snapshot: Snapshot) -> Problem | None:
-    """Return the problem of a probe that does not answer, where a request for GPUs of this vendor (None: of any) has to
-    wait for it: no usable GPU but integrated graphics is known."""
+    """Return the problem of a probe for which this request has to wait, as no usable GPU but integrated is known."""
     usable = (each for each in snapshot.usable_devices() if vendor in (None, each.vendor))
     if not all(each.is_integrated for each in usable):
         return None
@@ -134,10 +130,8 @@ def _list_labels(devices: Sequence[Device], snapshot: Snapshot) -> str:
 
 
 def find_devices(names: Sequence[int | str], snapshot: Snapshot, vendor: Vendor | None = None) -> tuple[str, ...]:
-    """Return the ids of usable devices that are given as labels, indexes, ids, or prefixes of ids.
-
-    An index that devices of several vendors have is refused, unless `vendor` says which is meant.
-    """
+    """Return the ids of usable devices that are given as labels, indexes, ids, or prefixes of ids. An index that
+    devices of several vendors have is refused, unless `vendor` says which is meant."""
     usable = snapshot.usable_devices()
     return tuple(_find_device(name, usable, snapshot, vendor) for name in names)
 
@@ -171,8 +165,7 @@ def matches_name(name: int | str, device: Device) -> bool:
 
 
 def banned_ids(names: Sequence[int | str], models: Sequence[str], snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the ids of devices that are banned by label, index or id, or by a part of their model's name. An index
-    bans the device of each vendor that has it."""
+    """Return the ids of devices that are banned by label, index (of any vendor), id, or a part of their model."""
     return tuple(
         device.id
         for device in snapshot.devices

@@ -36,34 +36,8 @@ def margin_mb(spreads: float, squares: float, sureness: float) -> float:
 
 
 class DeviceState:
-    """A device and its promised shares, with their sums. Never changes after construction.
-
-    load_percent: how busy the device is known to be; shares of unknown load count as 0.
-    expected_percent: how busy it may become; shares of unknown load count as 100%.
-    lease_count: promised shares without reservations.
-    members: remembered by `sharing` for each caution; memory_text: by `describe_memory`.
-    """
-
-    __slots__ = (
-        "capacity_mb",
-        "device",
-        "expected_percent",
-        "foreign",
-        "foreign_mb",
-        "free_mb",
-        "is_exclusive",
-        "is_loaded",
-        "lease_count",
-        "load_percent",
-        "margin_mb",
-        "measured_percent",
-        "members",
-        "memory_text",
-        "promises",
-        "spreads",
-        "squares",
-        "sureness",
-    )  # fmt: skip
+    """A device and its promised shares, with their sums. Never changes after construction. In `load_percent` shares of
+    unknown load count as 0, in `expected_percent` as 100%; `lease_count` is without reservations."""
 
     def __init__(
         self,
@@ -79,8 +53,8 @@ class DeviceState:
         self.foreign = foreign
         self.capacity_mb = capacity(device)
         self.promises = promises
-        self.memory_text: str | None = None
-        self.members: dict[float, Sequence[tuple[float, float]]] = {}
+        self.memory_text: str | None = None  # remembered by `describe_memory`
+        self.members: dict[float, Sequence[tuple[float, float]]] = {}  # remembered by `sharing` for each caution
         self.is_exclusive = False
         self.lease_count = 0
         known = expected = self.spreads = self.squares = 0.0
@@ -120,8 +94,7 @@ class DeviceState:
         return None if self.capacity_mb is None or self.free_mb is None else self.capacity_mb - self.free_mb
 
     def needed_mb(self, need: Need) -> float | None:
-        """Return the memory that the need asks for, in view of the uncertain needs on this device; None if it does not
-        say."""
+        """Return the memory that the need asks for beside the uncertain needs here; None if it does not say."""
         need = need.on(self.device.id) if need.memory_on else need
         reserved, spread = need.reserved_mb, need.spread_mb
         # Alone on a device, a job gets all of it, however much it may come to need.
@@ -181,8 +154,7 @@ def capacity(device: Device) -> float | None:
 
 
 def describe_memory(state: DeviceState) -> str:
-    """Return where the memory went that is not free, such as `6 GB used by job 3, 2 GB kept for job 9, ahead in the
-    queue`; an empty text if all is free or the size of the device is unknown. Less than 1 MB is not worth a word."""
+    """Return where the memory is that is not free: `6 GB used by job 3, 2 GB kept for job 9, ahead in the queue`."""
     if state.memory_text is None:
         state.memory_text = "" if state.capacity_mb is None else ", ".join(_parts(state, state.capacity_mb))
     return state.memory_text
@@ -245,8 +217,7 @@ def has_free_part(state: DeviceState) -> bool:
 
 
 class MemoryParts(Struct, frozen=True, kw_only=True):
-    """Own, others', foreign and free memory add up to the capacity; `*_used_mb` is the part of a charge that is
-    used."""
+    """Own, others', foreign and free memory add up to the capacity; `*_used_mb` is the used part of a charge."""
 
     capacity_mb: float | None
     own_mb: float | None

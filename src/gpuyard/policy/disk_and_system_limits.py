@@ -18,8 +18,7 @@ CONFIGURED = "min_free_disk under [host] in the configuration"
 
 
 class DiskFigure(Struct, frozen=True, kw_only=True):
-    """The disk of a folder. Space that only root may use does not count as free; None: unknown. `silent_s`: for how
-    long it has not answered."""
+    """The disk of a folder; None: unknown. `silent_s`: for how long it has not answered."""
 
     folder: str
     free_mb: float | None = None
@@ -28,8 +27,7 @@ class DiskFigure(Struct, frozen=True, kw_only=True):
 
 
 def disk_reason(figure: DiskFigure | None, least_mb: float, what: str, remedy: str) -> Reason | None:
-    """Return why nothing that writes to this disk may start now; None if it may. Without a `figure`, the disk is being
-    read. `what` names the disk, such as "the disk of the queue"."""
+    """Return why nothing that writes to this disk may start now. Without a `figure`, the disk is being read."""
     if least_mb <= 0:
         return None
     if figure is None:
@@ -53,8 +51,7 @@ def writes_files(spec: JobSpec) -> bool:
 
 
 def output_folders(spec: JobSpec) -> Iterator[str]:
-    """Yield the folders that the job writes to, as far as they are known: the part of a pattern before its first
-    placeholder."""
+    """Yield the folders that the job writes to, as far as they are known before the first placeholder."""
     folders: list[str] = []
     for pattern in (each for each in (spec.output, spec.error) if each is not None):
         path = pattern if pattern.startswith("/") else f"{spec.cwd}/{pattern}"

@@ -71,8 +71,7 @@ def narrowed(wider: ExpectedPeak, peaks_mb: tuple[float, ...], weight: float) ->
 
 
 def missing_part(flat_s: float, climbs: Iterable[Climb]) -> tuple[float, float]:
-    """Return mean and spread of the part of its peak that a job lacks once its memory was flat for `flat_s`. `climbs`
-    are those of the machine and of the program, the widest first."""
+    """Return mean and spread of the part of its peak that a job lacks after `flat_s`. The widest climb comes first."""
     assumed = (
         (0.60, 0.30), (0.40, 0.35), (0.25, 0.30), (0.15, 0.25), (0.08, 0.20), (0.05, 0.15), (0.04, 0.12), (0.03, 0.10)
     )  # fmt: skip
@@ -101,8 +100,7 @@ def learn_climb(before: Climb, levels_mb: Sequence[float], peak_mb: float) -> Cl
 
 
 def sureness_of(quantile: float) -> float:
-    """Return the number of standard deviations above the mean that belongs to a quantile of 0.5 or more, to 0.0005
-    (26.2.23 of Abramowitz and Stegun)."""
+    """Return the standard deviations that belong to a quantile from 0.5 on, to 0.0005 (Abramowitz, Stegun 26.2.23)."""
     t = math.sqrt(-2.0 * math.log(1.0 - quantile))
     high = 2.515517 + t * (0.802853 + t * 0.010328)
     low = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308))
@@ -170,8 +168,7 @@ class FinishedRun(Struct, frozen=True, kw_only=True):
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """How long a job will take: at least, most likely, at most; None where unknown. What was learned bounds it with a
-    margin."""
+    """How long a job will take; None where unknown. What was learned bounds it with a margin."""
 
     least_s: float | None = None
     likely_s: float | None = None
@@ -182,8 +179,7 @@ class Estimate(Struct, frozen=True, kw_only=True):
 def fingerprints(
     command: Sequence[str], cwd: str = "", configuration: str = "", vendor: str | None = None
 ) -> tuple[str, str]:
-    """Return the fingerprints of the exact command and of the program. A relative script belongs to its `cwd`.
-    `vendor` is that of its GPUs; None on a machine with one vendor."""
+    """Return those of the command and of the program (a relative script has its `cwd`), by `vendor` if several."""
     program = (*find_program(command, cwd), *(() if vendor is None else ("", vendor)))
     return _digest("\0".join((*program, *command, configuration))), _digest("\0".join(program))
 
@@ -208,8 +204,7 @@ def find_program(command: Sequence[str], cwd: str = "") -> tuple[str, str]:
 
 
 def learn(before: Profile, run: FinishedRun) -> Profile:
-    """Return the profile with one more run. A run that was cut short adds only what it proves. Once a program
-    preallocates, or does no longer, its earlier peaks say nothing about its next run."""
+    """Return the profile with one more run. Peaks from before a program began or ceased to preallocate go."""
     if run.peak_mb is not None and run.is_whole and run.preallocates != before.preallocates:
         before = replace(before, preallocates=run.preallocates, peaks_mb=(), floor_mb=None)
     after = replace(before, seen_at=run.at)
@@ -252,8 +247,7 @@ def _high(figures: Sequence[float]) -> float:
 
 
 def is_consistent(profile: Profile) -> bool:
-    """Return whether the peaks are alike enough to predict the next run. Where a program's arguments change what it
-    needs, runs with other arguments do not predict it."""
+    """Return whether the peaks are alike: where arguments change the need, runs with others do not predict it."""
     peaks = profile.peaks_mb
     return profile.is_exact or max(peaks, default=0.0) <= numbers.ALIKE_FACTOR * min(peaks, default=0.0)
 

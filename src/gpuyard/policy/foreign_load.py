@@ -72,8 +72,7 @@ class ForeignProcess(Struct, frozen=True, kw_only=True):
 
 
 class ForeignLoad(Struct, frozen=True, kw_only=True):
-    """How busy foreign processes keep a device, and these processes, the busiest first; none where they are not
-    listed."""
+    """How busy foreign processes keep a device, and those that are listed, the busiest first."""
 
     average: Smoothed = Smoothed()
     is_over: bool = False  # the load is above the limit, or was and is not well below yet
@@ -113,10 +112,7 @@ def follow_foreign_load(
 
 
 def read_foreign_load(device: Device, processes: Sequence[ForeignProcess], own: Sequence[Share]) -> float | None:
-    """Return the foreign load of this reading in percent, or None where it is unknown.
-
-    own: the shares of leases on the device, including leases that ended since the previous reading.
-    """
+    """Return the foreign load in percent, if known. `own` are the shares of leases since the previous reading."""
     known = [each.process.utilization_percent for each in processes]
     figures = [figure for figure in known if figure is not None]
     if known and len(figures) == len(known):

@@ -109,8 +109,6 @@ def format_cpus(cpus: float) -> str:
 class HostState:
     """The host and its promised shares, with their sums. Never changes after construction."""
 
-    __slots__ = ("_cpu_limit", "_limits", "charged_cpus", "floor_mb", "host", "pending_mb", "promises", "reserved_mb")
-
     def __init__(self, host: Host, limits: HostLimits, promises: Iterable[PromisedHostShare]) -> None:
         self.host = host
         self._limits = limits

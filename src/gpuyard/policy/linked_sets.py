@@ -164,8 +164,7 @@ class DeviceChoice:
     def choose(
         self, need: Need, fitting: Sequence[DeviceState], states: Mapping[str, DeviceState]
     ) -> Sequence[DeviceState]:
-        """Return the devices that the need gets, all of one vendor; none if they are too few, or not linked as they
-        have to be. `states` are all devices."""
+        """Return the devices that the need gets, of one vendor; none if too few, or not linked as they have to be."""
         ordered = sorted(fitting, key=lambda state: placement_cost(need, state))
         for vendor in dict.fromkeys(state.device.vendor for state in ordered):
             group = [state for state in ordered if state.device.vendor is vendor]
@@ -181,8 +180,7 @@ class DeviceChoice:
         return (best_set(self._topology, ids, wanted) or ()) if wanted.are_any else ids
 
     def first(self, need: Need, available: Iterator[tuple[float, str]]) -> list[tuple[float, str]]:
-        """Return the devices that the need could get first, each with the time: of devices that have to be linked the
-        set that is complete first, or none. `available` is in order of time."""
+        """Return the devices that the need could get first, with times; linked ones as a set."""
         wanted = conditions_of(need)
         if not wanted.are_any:
             return list(islice(available, need.devices))

@@ -15,19 +15,14 @@ from gpuyard.policy.wait_reasons import Reason, ReasonKind
 
 
 class Packing(Struct, frozen=True, kw_only=True):
-    """Limits for sharing a device. `None` is no limit.
-
-    sureness: how many standard deviations beyond what is expected of jobs without an estimate stay free.
-    min_gain_percent: by how much a job must raise the work that is done on a device that it shares (`sharing`).
-    depth: how many jobs share a device while others may become free (`sharing`).
-    """
+    """Limits for sharing a device. `None` is no limit."""
 
     max_jobs_per_device: int | None = None
     max_load_percent: float | None = None  # how busy all jobs and foreign processes together may keep a device
     max_foreign_load_percent: float | None = None  # the same for foreign processes alone, on a device that gets a job
-    sureness: float = SURENESS
-    min_gain_percent: float | None = None
-    depth: DepthLimit | None = None
+    sureness: float = SURENESS  # standard deviations that stay free beyond what is expected of first runs
+    min_gain_percent: float | None = None  # by how much a job must raise the work that is done on a device (`sharing`)
+    depth: DepthLimit | None = None  # how many jobs share a device while others may become free (`sharing`)
 
 
 def is_of_kind(need: Need, device: Device) -> bool:

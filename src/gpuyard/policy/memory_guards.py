@@ -76,8 +76,7 @@ class GuardedJob(Struct, frozen=True, kw_only=True):
 
 
 class Alarm(Struct, frozen=True, kw_only=True):
-    """A card whose memory is about to run out: how much is free, and which job grows how fast. `victim` is the job that
-    makes way; None if there is no such job. `is_first`: no other job or lease was there before the victim."""
+    """A card whose memory is about to run out. `victim` makes way; `is_first`: it was there before all others."""
 
     free_mb: float
     reserve_mb: float
@@ -99,10 +98,9 @@ def find_alarm(
     *,
     has_other_leases: Callable[[], bool],
 ) -> Alarm | None:
-    """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there and no
-    known job that lacks what first runs have taken, or if a job has the card alone. The memory of jobs that leave
-    counts as free. `has_other_leases`: whether other leases were on the card before the first job of this queue there;
-    called only if that decides."""
+    """Return the alarm of a card; None if its memory is not about to run out, if no first run grows there and no known
+    job lacks what first runs have taken, or if a job has the card alone. The memory of jobs that leave counts as free.
+    `has_other_leases` (before the first job of this queue there) is called only if that decides."""
     staying = [job for job in jobs if not job.is_leaving]
     expected = free_mb + sum(job.held_mb for job in jobs if job.is_leaving)
     growers = [job for job in staying if job.is_first_run or job.missing_mb > expected]
@@ -142,8 +140,7 @@ def alarm_text(alarm: Alarm, label: str, victim: int) -> str:
 
 
 def stops_soon(stop_at: float | None, kill_at: float | None, now: float) -> bool:
-    """Return whether a stopping job will soon free its memory: nothing is freed before it is asked to stop, and with a
-    long grace period it may keep it for minutes."""
+    """Return whether a stopping job will soon free its memory: with a long grace period it may keep it for minutes."""
     return any(at is not None and 0.0 <= now - at < numbers.STOPS_WITHIN_S for at in (stop_at, kill_at))
 
 
@@ -312,8 +309,7 @@ def find_host_alarm(
     jobs: Sequence[HostJob],
     programs: Sequence[HostProgram] = (),
 ) -> HostAlarm | None:
-    """Return the alarm of the machine; None if its RAM is not about to run out. The RAM of jobs that leave counts as
-    available. `fall` is the climb of what is not available, `programs` are those beside the jobs."""
+    """Return the alarm of the machine, if its RAM is about to run out. `fall` is the climb of what is not available."""
     expected = available_mb + sum(job.held_mb for job in jobs if job.is_leaving)
     staying = [job for job in jobs if not job.is_leaving]
     if not is_short(expected, floor, fall, grows=any(job.rate_mb_s > 0.0 for job in staying)):
@@ -346,8 +342,7 @@ def must_kill(available_mb: float, floor: float, fall: MemoryClimb) -> bool:
 
 
 def next_watch(available_mb: float, floor: float) -> HostWatch:
-    """Return how often RAM is read while jobs run: the nearer the floor, the more often, from each second to ten times
-    a second. The RAM of single jobs costs more to measure: only while a decision may be near."""
+    """Return how often RAM is read while jobs run. That of single jobs costs more: only near a decision."""
     every_s = min(1.0, max(0.1, max(0.0, available_mb - floor) / 2 / numbers.FASTEST_MB_S))
     return HostWatch(every_s=every_s, measures_jobs=every_s < 0.2)
 

@@ -157,8 +157,7 @@ class PlacementState:
             self.reserve_host(ticket.need, ticket.holder)
 
     def reserve(self, need: Need, holder: Holder) -> bool:
-        """Reserve for the head of the queue every device that would serve it once leases end. Return False, and reserve
-        none, if it would not fit even then."""
+        """Reserve for the head what would serve it once leases end. Return False, and reserve none, if none would."""
         if self.host.excludes(need):
             return False
         chosen = sorted(self.links.serving(need, self.fitting_without_leases(need)))
@@ -171,13 +170,11 @@ class PlacementState:
         return True
 
     def first_available(self, need: Need, ends: LeaseEnds) -> list[Available]:
-        """Return the first devices that will have capacity for the need, each with the time: as many as it needs, or
-        all that will have; if they have to be linked, the first set that is, or none."""
+        """Return the first devices that will have capacity for the need, each with the time: as many as it needs."""
         return self.links.first(need, self._in_order_of_time(need, ends))
 
     def _in_order_of_time(self, need: Need, ends: LeaseEnds) -> Iterator[Available]:
-        """Yield devices in the order in which they become available, once leases have ended. A device is examined only
-        when its first lease ends before any device that is known to be available."""
+        """Yield devices as they become available. One is examined when its first lease ends before any known one."""
         now, fitting = self.machine.now, {state.device.id for state in self._fitting(need)}
         queue: list[tuple[float, str, DeviceState | None]] = [(now, device_id, None) for device_id in fitting]
         for state in self.suitable_devices(need):

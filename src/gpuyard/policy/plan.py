@@ -245,8 +245,8 @@ class _Planner:
         return () if reason is None else (reason,)
 
     def _variants(self, lane: Lane, need: Need) -> tuple[Sequence[Need], tuple[Reason, ...]]:
-        """Return the need on the devices that the gates of its batch, or the limit of its tag, leave it, in the order
-        to try them; or why they are too few."""
+        """Return the need on the devices that gates or the limit of its tag leave it, in order; or why they are too
+        few."""
         if lane.pace is None and lane.tag_sharing is None:
             return (need,), ()
         if lane.pace is not None:
@@ -328,8 +328,7 @@ _FORMAT = "gpuyard world 1"
 
 
 class WorldFile(Struct, frozen=True, kw_only=True):
-    """`job_id` is the job that the plan is about, and `lane` its lane. `measured` and `used` are those of the world:
-    JSON has no keys of two parts."""
+    """`job_id` is the job that the plan is about. `measured` and `used` of the world: JSON has no keys of two parts."""
 
     format: str
     job_id: int

@@ -46,8 +46,7 @@ class Lane(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A job that is ready to start since `queued_at`. Jobs of one `kind` have the same need and duration; None: nothing
-    is known about it. `full_disks`: why it may not write to its disks now."""
+    """A job that is ready. Jobs of one `kind` have the same need and duration. `full_disks`: why it may not write."""
 
     job_id: int
     queued_at: float
@@ -89,8 +88,7 @@ def most_urgent(
     explained_lane: int | None = None,
     most: float = MOST_LANES,
 ) -> list[tuple[LaneQueue, Candidate]]:
-    """Return the lanes that a step considers, each with its first job: the `most` that come first with devices, as many
-    without, and `explained_lane`."""
+    """Return the first lanes with devices, the first without, and `explained_lane`, each with its first job."""
     heads = [(queue, first) for queue in queues if (first := next(queue.jobs, None)) is not None]
     if len(heads) <= most:
         return heads
@@ -107,11 +105,9 @@ def most_urgent(
 
 
 class QueueOrder:
-    """The first job of each lane, in queue order. A start or a refusal brings the lane's next job forward.
-
-    A start changes only the use of its own party (user and tag). So each party keeps the first jobs of its lanes in a
-    heap, and after each job only its party is placed again in the heap of parties.
-    """
+    """The first job of each lane, in queue order. A start changes only the use of its own party (user and tag). So each
+    party keeps the first jobs of its lanes in a heap, and after each job only its party is placed again in the heap of
+    parties."""
 
     def __init__(
         self,

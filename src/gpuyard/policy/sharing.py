@@ -111,8 +111,7 @@ def _member(load: float | None, caution: float) -> Member:
 def spread_need(
     need: Need, sharing: "TagSharing", states: Sequence[DeviceState], counts: Mapping[str, int]
 ) -> list[Need]:
-    """Return variants of the need in the order to try them: devices with the fewest jobs of the tag first. Empty where
-    too few devices are below their limit. `counts` is the number of jobs of the tag by device id."""
+    """Return variants of the need to try in order: devices with the fewest jobs of the tag (`counts`) first."""
     free = [state for state in states if counts.get(state.device.id, 0) < sharing.most_per_device]
     places = {state.device.id: sharing.most_per_device - counts.get(state.device.id, 0) for state in free}
     need = replace(need, ignores_load=True)
@@ -133,8 +132,7 @@ def merge_variants(needs: Sequence[Need]) -> Need:
 
 
 def _sized(need: Need, states: Sequence[DeviceState], places: Mapping[str, int]) -> Iterator[Need]:
-    """Yield the need with its part of these devices. For one device: first where the job slows others least, then where
-    its part is largest."""
+    """Yield the need with its part of these devices: first where it slows others least, then the largest part."""
     if len(states) < need.devices:
         return
     if not isinstance(need.memory, PartOfDevice):

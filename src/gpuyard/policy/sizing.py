@@ -247,8 +247,7 @@ def _takes_all(memory_mb: float, need: Need, sizes: DeviceSizes) -> bool:
 
 
 def hopeless_reason(need: Need, attempt: Attempt, lack: MemoryLack, devices: Sequence[Device]) -> str | None:
-    """Return why the job would run out again on each of these devices; None if more memory may help. A device with a
-    fault may work again, so it belongs to them."""
+    """Return why the job would run out again on each of these devices, faulty ones included, or None."""
     suitable = [device for device in devices if check_suitable(need, device) is None]
     sizes = {device.id: size for device in suitable if device.healthy and (size := capacity(device)) is not None}
     if len(sizes) < len(suitable) or not sizes or lack.shortage.where is not ShortageKind.DEVICE:
@@ -290,8 +289,7 @@ def needed_mb(attempt: Attempt, shortage: Shortage) -> float | None:
 def size_host(
     need: Need, known: KnownRuns, grantable_mb: float | None, declared_mb: float | None = None
 ) -> HostShare | None:
-    """Return what the next run reserves; None if nothing. `grantable_mb` is what the machine can give at most, and
-    `declared_mb` what the user declared: the need has more after the job ran out of RAM."""
+    """Return what the next run reserves. `declared_mb` is the user's: the need has more after a shortage of RAM."""
     declared = share = need.host or HostShare()
     if declared.ram_mb is None:
         learned = learned_ram_mb(known.exact, known.program)

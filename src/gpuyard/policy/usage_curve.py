@@ -90,10 +90,8 @@ def _with_point(curve: tuple[tuple[float, float], ...], at_s: float, used: float
 
 
 class Newcomer:
-    """A running attempt at the time `now`, and the runs like it that are known.
-
-    flat_s: for how long its memory has not grown; 0 if it has not used any yet.
-    changes_at: when more is known about it if its memory stays as it is; never before it uses any."""
+    """A running attempt, and the runs like it that are known. `flat_s`: for how long its memory has not grown.
+    `changes_at`: when more is known about it if its memory stays as it is; never before it uses any."""
 
     def __init__(self, attempt: Attempt, known: KnownRuns, now: float) -> None:
         self.known = known

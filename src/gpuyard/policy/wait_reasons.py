@@ -93,20 +93,18 @@ REMEDIES = {
 
 
 class Reason(Struct, frozen=True):
-    """`device_id` is None where the reason concerns the whole machine; `had` and `needed` are the compared figures.
-    `remedy` names the option or setting that changes it, where waiting may not help. `is_leased`: leases alone are the
-    reason, or a drain or ban, so that no new measurement changes it. `brief`: the text for someone who wants no
-    figures (`brief_of`), with `{beside}` where holders may be named."""
+    """Why a job waits, with the compared figures. `is_leased`: leases alone are the reason, or a drain or ban, so that
+    no new measurement changes it."""
 
     kind: ReasonKind
     text: str
-    device_id: str | None = None
+    device_id: str | None = None  # None: it concerns the whole machine
     had: float | None = None
     needed: float | None = None
     holders: tuple[Holder, ...] = ()
-    remedy: str = ""
+    remedy: str = ""  # the option or setting that changes it, where waiting may not help
     is_leased: bool = False
-    brief: str = ""
+    brief: str = ""  # the text without figures (`brief_of`), with `{beside}` where holders may be named
 
 
 def brief_of(reason: Reason) -> str:

@@ -143,8 +143,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a job waits. `reasons` are those of the first job of its lane, `first_id`; `ahead` jobs of the lane come
-    before it. `world`: what the plan followed from; None for a job of a cluster."""
+    """Why a job waits: the reasons of the first job of its lane, `ahead` jobs before it. `world`: None on a cluster."""
 
     lane: int
     world: World | None
