@@ -306,8 +306,13 @@ def config_fault() -> str | None:
 def check_config() -> Config:
     """Return the settings of the file as it is. Raises UserError, with the line and the key, or EnvironmentFault."""
     path = config_dir() / "config.toml"
+    content = b""
     try:
-        text = read_trusted(str(path)).decode()
+        content = read_trusted(str(path))
+        import tomllib  # takes 3 ms, and most users have no such file
+
+        text = content.decode()
+        return parse_config(tomllib.loads(text), path, text)
     except FileNotFoundError:
         return Config()
     except PrivateFileError as error:
@@ -315,18 +320,10 @@ def check_config() -> Config:
     except OSError as error:  # its mode, or no file can be opened now
         hint = "see its owner and mode, and the limit on open files (ulimit -n)"
         raise EnvironmentFault(f"{path} cannot be read: {error.strerror}", hint=hint) from error
-    except UnicodeDecodeError as error:
-        from gpuyard.config_errors import explain_encoding
+    except ValueError as error:  # no UTF-8, or no TOML
+        from gpuyard.config_errors import explain_syntax
 
-        raise UserError(explain_encoding(path, error)) from error
-    import tomllib  # takes 3 ms, and most users have no such file
-
-    try:
-        return parse_config(tomllib.loads(text), path, text)
-    except tomllib.TOMLDecodeError as error:
-        from gpuyard.config_errors import explain_toml
-
-        raise UserError(explain_toml(path, text, error)) from error
+        raise UserError(explain_syntax(path, content.decode(errors="replace"), error)) from error
 
 
 def config_stamp() -> int | None:
@@ -369,10 +366,8 @@ def lease_dir() -> Path:
     if named:
         path = Path(named).expanduser()
         if not path.is_absolute():
-            raise UserError(
-                f"the lease directory '{named}' is not an absolute path",
-                hint="give an absolute path: a relative one would name another ledger in each working directory",
-            )
+            hint = "give an absolute path: a relative one would name another ledger in each working directory"
+            raise UserError(f"the lease directory '{named}' is not an absolute path", hint=hint)
         return path
     own = Path.home() / ".gpu_locks"
     is_local = not os.environ.get("GPUYARD_HOME") and sharing_problem(str(own)) is None

@@ -3,7 +3,6 @@
 import difflib
 import re
 from enum import StrEnum
-from tomllib import TOMLDecodeError
 from typing import Any, Literal, get_args, get_origin
 
 from msgspec import Struct, ValidationError
@@ -21,13 +20,11 @@ _TYPES = {
 }
 
 
-def explain_encoding(path: object, error: UnicodeDecodeError) -> str:
-    line = error.object[: error.start].count(b"\n") + 1
-    return f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not UTF-8; save the file as UTF-8"
-
-
-def explain_toml(path: object, text: str, error: TOMLDecodeError) -> str:
+def explain_syntax(path: object, text: str, error: ValueError) -> str:
     """Return the line and its key. Never the value, which may be secret."""
+    if isinstance(error, UnicodeDecodeError):
+        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
+        return f"{path}:{line}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8"
     lines = text.splitlines()
     place = _AT_LINE.search(str(error))
     number = int(place[1]) if place and place[1] else len(lines)

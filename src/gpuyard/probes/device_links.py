@@ -189,19 +189,18 @@ def _ask(nvml: ModuleType, function: str, *arguments: Any) -> Any:
 # What tools print
 
 
-class _Ids:
-    """The ids of cards by number, and by bus id where a tool gives it."""
-
-    def __init__(self, devices: Sequence[Device]) -> None:
-        cards = [device for device in devices if device.parent is None]
-        self._by_index = {card.index: card.id for card in cards}
-        self._by_bus = {card.pci_bus_id: card.id for card in cards if card.pci_bus_id is not None}
-
-    def find(self, index: object, bus_id: object = None) -> str | None:
-        bus = pci_bus_id(bus_id)
-        if bus is not None:
-            return self._by_bus.get(bus)
-        return self._by_index.get(index) if isinstance(index, int) else None
+def _find(devices: Sequence[Device], index: object, bus_id: object = None) -> str | None:
+    """Return the id of a card by its bus id, where a tool gives it, or by its number."""
+    bus = pci_bus_id(bus_id)
+    cards = (card for card in devices if card.parent is None)
+    return next(
+        (
+            card.id
+            for card in cards
+            if (card.pci_bus_id == bus if bus else isinstance(index, int) and card.index == index)
+        ),
+        None,
+    )
 
 
 def parse_amd_smi(text: str, devices: Sequence[Device]) -> Topology:
@@ -214,12 +213,12 @@ def parse_amd_smi(text: str, devices: Sequence[Device]) -> Topology:
         content = next((each for each in content.values() if isinstance(each, list)), None)
     if not isinstance(content, list):
         raise ProbeGarbled("amd-smi", "`topology` prints no list of GPUs")
-    ids, found = _Ids(devices), []
+    found = []
     for card in (card for card in content if isinstance(card, dict)):
-        one, links = ids.find(card.get("gpu"), card.get("bdf")), card.get("links")
+        one, links = _find(devices, card.get("gpu"), card.get("bdf")), card.get("links")
         for link in links if isinstance(links, list) and one is not None else ():
             if isinstance(link, dict) and link.get("link_type") == "XGMI" and link.get("link_status") != "DISABLED":
-                other = ids.find(link.get("gpu"), link.get("bdf"))
+                other = _find(devices, link.get("gpu"), link.get("bdf"))
                 if one is not None and other is not None and one < other:
                     found.append(Link(one=one, other=other, kind=LinkKind.XGMI))
     return Topology(links=tuple(found))
@@ -229,20 +228,25 @@ def parse_rocm_smi(text: str, devices: Sequence[Device]) -> Topology:
     """Read the section of link types and that of NUMA nodes."""
     sections: dict[str, list[list[str]]] = {}
     rows: list[list[str]] = []
-    nodes, find = {}, _Ids(devices).find
+    nodes = {}
     for line in map(str.strip, text.splitlines()):
         if title := re.fullmatch(r"=+ *(.*?) *=+", line):
             rows = sections.setdefault(title[1], [])
         elif line:
             rows.append(line.split())
         node = re.match(r"GPU ?\[?(\d{1,4})\]?\s*: \(Topology\) Numa Node: (\d{1,4})", line, re.ASCII)
-        if node and (device_id := find(int(node[1]))) is not None:
+        if node and (device_id := _find(devices, int(node[1]))) is not None:
             nodes[device_id] = int(node[2])
     types = sections.get("Link Type between two GPUs")
     if types is None:
         raise ProbeGarbled("rocm-smi", "`--showtopo` prints no types of links")
     # Below a line of columns. Each pair is there twice; one is enough.
-    ids = {name: find(int(name[3:])) for row in types for name in row if re.fullmatch(r"GPU\d{1,4}", name, re.ASCII)}
+    ids = {
+        name: _find(devices, int(name[3:]))
+        for row in types
+        for name in row
+        if re.fullmatch(r"GPU\d{1,4}", name, re.ASCII)
+    }
     links = [
         Link(one=one, other=other, kind=LinkKind.XGMI)
         for row in types[1:]

@@ -50,11 +50,6 @@ class _MemoryLimit(Struct, frozen=True, kw_only=True):
         return max(0.0, self.size - max(0.0, used - cached)) if used is not None else None
 
 
-class _Limits(Struct, frozen=True, kw_only=True):
-    memory: tuple[_MemoryLimit, ...] = ()
-    cpu: _CpuQuota | None = None
-
-
 class _CpuTime(Struct, frozen=True, kw_only=True):
     """Seconds of CPU time that `source` (a quota, or `None` for the machine) used, and could have used, until `at`."""
 
@@ -74,7 +69,8 @@ class PsutilHost:
         self._root = root
         self._monotonic = monotonic
         self._sleep = sleep
-        self._limits = _Limits()
+        self._limits: tuple[_MemoryLimit, ...] = ()
+        self._quota: _CpuQuota | None = None
         self._limits_found_at = float("-inf")
         self._last: _CpuTime | None = None
         self._percent: float | None = None
@@ -82,8 +78,8 @@ class PsutilHost:
     def read(self) -> Host:
         now = self._monotonic()
         if now - self._limits_found_at > REREAD_LIMITS_AFTER_S:
-            self._limits, self._limits_found_at = _find_limits(self._root), now
-        cpus, quota = _usable_cpus(), self._limits.cpu
+            (self._limits, self._quota), self._limits_found_at = _find_limits(self._root), now
+        cpus, quota = _usable_cpus(), self._quota
         if quota is not None and cpus is not None and quota.cpus >= cpus:
             quota = None
         total, available, is_limited = self._memory()
@@ -111,7 +107,7 @@ class PsutilHost:
         total = float(machine.total) if machine else None
         available = float(machine.available) if machine else None
         is_limited = False
-        for limit in self._limits.memory:
+        for limit in self._limits:
             left = limit.left()
             if total is None or limit.size < total:
                 total, is_limited = limit.size, True
@@ -154,7 +150,7 @@ class PsutilHost:
         return _CpuTime(source=quota, at=at, used=counted * quota.unit_s, whole=at * quota.cpus)
 
 
-def _find_limits(root: Path) -> _Limits:
+def _find_limits(root: Path) -> tuple[tuple[_MemoryLimit, ...], _CpuQuota | None]:
     """Return the limits in the directories from the top of each cgroup hierarchy down to our group."""
     paths: dict[str, str] = {}  # our group in the hierarchy of each controller; version 2 has the empty name
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
@@ -179,15 +175,13 @@ def _find_limits(root: Path) -> _Limits:
         quota, period = (read_text(folder / f"cpu.cfs_{each}_us") for each in ("quota", "period"))
         counted = legacy["cpuacct"][depth] if depth < len(legacy["cpuacct"]) else folder
         quotas.append(_quota(quota, period, counted / "cpuacct.usage", 1e-9))
-    return _Limits(
-        # Version 1 says "no limit" with the largest number of pages, a little under 2**63 bytes.
-        memory=tuple(
-            _MemoryLimit(size=size, folder=folder, usage=usage)
-            for size, folder, usage in sizes
-            if size is not None and 0 <= size < 2.0**60
-        ),
-        cpu=min(filter(None, quotas), key=lambda quota: quota.cpus, default=None),
+    # Version 1 says "no limit" with the largest number of pages, a little under 2**63 bytes.
+    limits = tuple(
+        _MemoryLimit(size=size, folder=folder, usage=usage)
+        for size, folder, usage in sizes
+        if size is not None and 0 <= size < 2.0**60
     )
+    return limits, min(filter(None, quotas), key=lambda quota: quota.cpus, default=None)
 
 
 def _quota(quota: str | None, period: str | None, usage: Path, unit_s: float) -> _CpuQuota | None:

@@ -1,4 +1,4 @@
-"""The tree of accelerators that `ioreg` prints on Apple silicon and Intel Macs."""
+"""The tree of accelerators that `ioreg` prints."""
 
 import pytest
 

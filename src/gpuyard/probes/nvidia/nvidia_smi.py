@@ -175,8 +175,12 @@ def _memory(of: Element) -> dict[str, Any]:
 
 
 def _power(card: Element, figures: tuple[str, ...]) -> float | None:
-    paths = (f"{section}/{figure}" for section in ("gpu_power_readings", "power_readings") for figure in figures)
-    return next((value for path in paths if (value := watts(card.findtext(path))) is not None), None)
+    sections = ("gpu_power_readings", "power_readings")
+    return _first_watts(card.findtext(f"{section}/{figure}") for section in sections for figure in figures)
+
+
+def _first_watts(texts: Iterable[str | None]) -> float | None:
+    return next((value for text in texts if (value := watts(text)) is not None), None)
 
 
 def _processes(card: Element, instance: tuple[str | None, str | None] | None) -> tuple[Process, ...] | None:
@@ -261,15 +265,11 @@ def _card_of_row(place: int, row: _Row) -> Device:
         memory_used_mb=megabytes(row.get("memory.used")),
         memory_free_mb=megabytes(row.get("memory.free")),
         utilization_percent=percent(row.get("utilization.gpu")),
-        power_draw_w=_first_watts(row, "power.draw", "power.draw.average", "power.draw.instant"),
-        power_limit_w=_first_watts(row, "enforced.power.limit", "power.limit"),
+        power_draw_w=_first_watts(map(row.get, ("power.draw", "power.draw.average", "power.draw.instant"))),
+        power_limit_w=_first_watts(map(row.get, ("enforced.power.limit", "power.limit"))),
         temperature_c=celsius(row.get("temperature.gpu")),
         fault=fault_in(row.values()),
     )
-
-
-def _first_watts(row: _Row, *names: str) -> float | None:
-    return next((value for name in names if (value := watts(row.get(name))) is not None), None)
 
 
 def _app_row(header: list[str], cells: list[str]) -> _Row:

@@ -54,8 +54,6 @@ def list_kernel_cards(root: Path = Path("/")) -> tuple[KernelCard, ...]:
 
 # `NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.`; older drivers leave out `PCI:`.
 _XID_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\): (\d{1,4})\b")
-# Xids of one card.
-MOST_REMEMBERED = 32
 
 
 def find_xids(text: str) -> Iterator[tuple[str, int]]:
@@ -216,7 +214,7 @@ class NvmlHealth:
 
     def _note_xid(self, card_id: str, code: int) -> None:
         card = self._card(card_id)
-        xids = (*card.figures.xids, XidEvent(code=code, at=time.time()))[-MOST_REMEMBERED:]
+        xids = (*card.figures.xids, XidEvent(code=code, at=time.time()))[-32:]
         card.figures = replace(card.figures, xids=xids)
         card.rare_asked_at = float("-inf")
 
