@@ -26,26 +26,10 @@ if TYPE_CHECKING:
     from gpuyard.scripting.gpu_scheduler import GPUScheduler
 
 __all__ = [
-    "BANNED_GPUS",
-    "BANNED_GPU_NAMES",
-    "Client",
-    "Device",
-    "GPUScheduler",
-    "Host",
-    "Problem",
-    "Process",
-    "Snapshot",
-    "__version__",
-    "find_free_gpus",
-    "get_gpu_info",
-    "get_gpu_memory_usage",
-    "get_gpu_names",
-    "get_gpu_power_usage",
-    "get_gpu_utilization",
-    "get_total_num_gpus",
-    "progress",
-    "snapshot",
-]
+    "BANNED_GPUS", "BANNED_GPU_NAMES", "Client", "Device", "GPUScheduler", "Host", "Problem", "Process", "Snapshot",
+    "__version__", "find_free_gpus", "get_gpu_info", "get_gpu_memory_usage", "get_gpu_names", "get_gpu_power_usage",
+    "get_gpu_utilization", "get_total_num_gpus", "progress", "snapshot",
+]  # fmt: skip
 _MODULES = {
     **dict.fromkeys(__all__, "gpuyard.scripting.gpu_info"),
     **dict.fromkeys(("Device", "Host", "Problem", "Process", "Snapshot"), "gpuyard.model.machine_snapshot"),

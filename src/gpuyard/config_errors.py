@@ -11,13 +11,9 @@ from msgspec.structs import fields
 _AT_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _AT_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text in quotes",
-    "bool": "true or false",
-    "array": "a list in brackets",
-    "object": "a table of keys",
-}
+    "int": "a whole number", "float": "a number", "str": "text in quotes", "bool": "true or false",
+    "array": "a list in brackets", "object": "a table of keys",
+}  # fmt: skip
 
 
 def explain_syntax(path: object, text: str, error: ValueError) -> str:

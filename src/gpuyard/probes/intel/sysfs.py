@@ -32,24 +32,13 @@ from gpuyard.probes.run_tool import Deadline
 
 DRIVERS = frozenset({"i915", "xe"})
 _NAMES = {
-    "0bd5": "Intel Data Center GPU Max 1550",
-    "0bda": "Intel Data Center GPU Max 1100",
-    "4905": "Intel Iris Xe MAX Graphics",
-    "5690": "Intel Arc A770M Graphics",
-    "5691": "Intel Arc A730M Graphics",
-    "5692": "Intel Arc A550M Graphics",
-    "5693": "Intel Arc A370M Graphics",
-    "5694": "Intel Arc A350M Graphics",
-    "56a0": "Intel Arc A770 Graphics",
-    "56a1": "Intel Arc A750 Graphics",
-    "56a2": "Intel Arc A580 Graphics",
-    "56a5": "Intel Arc A380 Graphics",
-    "56a6": "Intel Arc A310 Graphics",
-    "56c0": "Intel Data Center GPU Flex 170",
-    "56c1": "Intel Data Center GPU Flex 140",
-    "e20b": "Intel Arc B580 Graphics",
-    "e20c": "Intel Arc B570 Graphics",
-}
+    "0bd5": "Data Center GPU Max 1550", "0bda": "Data Center GPU Max 1100", "4905": "Iris Xe MAX Graphics",
+    "5690": "Arc A770M Graphics", "5691": "Arc A730M Graphics", "5692": "Arc A550M Graphics",
+    "5693": "Arc A370M Graphics", "5694": "Arc A350M Graphics", "56a0": "Arc A770 Graphics",
+    "56a1": "Arc A750 Graphics", "56a2": "Arc A580 Graphics", "56a5": "Arc A380 Graphics",
+    "56a6": "Arc A310 Graphics", "56c0": "Data Center GPU Flex 170", "56c1": "Data Center GPU Flex 140",
+    "e20b": "Arc B580 Graphics", "e20c": "Arc B570 Graphics",
+}  # fmt: skip
 
 
 def device_id(index: int | None, uuid: str | None = None, bus_id: str | None = None) -> str:
@@ -116,7 +105,7 @@ def _card(node: Path) -> IntelCard | None:
         sizes = [parse_numbers.megabytes(read_text(file), "B") or 0.0 for file in files]
         if total_mb is None and sizes and all(sizes) and place != "0000:00:02.0":
             total_mb = round(sum(sizes), 2)
-    identity = {"name": _NAMES.get(model, f"Intel Graphics [{model}]"), "memory_total_mb": total_mb}
+    identity = {"name": f"Intel {_NAMES.get(model, f'Graphics [{model}]')}", "memory_total_mb": total_mb}
     return IntelCard(folder=folder, driver=driver, bus_id=place, identity={**identity, "pci_bus_id": place})
 
 
