@@ -108,13 +108,13 @@ class JobCgroups:
         group = None if base is None else base / f"{self._prefix}{key}"
         if group is None or not group.exists():
             return None
+        events = _read(group / "memory.events").splitlines()
         limit = RamLimit(
             limit_mb=_megabytes(group / "memory.max"),
-            kills=_count(group / "memory.events", "oom_kill"),
+            kills=next((int(line.split()[1]) for line in events if line.startswith("oom_kill ")), 0),
             peak_mb=_megabytes(group / "memory.peak"),
         )
-        if not _remove(group):
-            self._left.add(group)
+        self._left |= set() if _remove(group) else {group}
         return limit
 
     def take_over(self, live: Collection[str]) -> None:
@@ -152,11 +152,6 @@ def _remove(group: Path) -> bool:
 def _megabytes(path: Path) -> float | None:
     text = _read(path).strip()
     return int(text) / _MB if text.isdecimal() else None
-
-
-def _count(path: Path, name: str) -> int:
-    words = (line.split() for line in _read(path).splitlines())
-    return next((int(pair[1]) for pair in words if len(pair) == 2 and pair[0] == name), 0)
 
 
 def _read(path: Path) -> str:
