@@ -93,12 +93,6 @@ class SelectionReader:
         selection = parse_selection(_ids_text(body))
         return not selection.states and not selection.names_each_job
 
-    async def count_finished(self, body: requests.ChangeRequest) -> dict[str, int]:
-        """Return how many finished jobs are selected, by state."""
-        ranges = [each for piece in await self.pieces(body) for each in piece.ranges]
-        counts = await self._reader.search(lambda search: search.count_states(ranges))
-        return {state: count for state, count in counts.items() if state in FINISHED}
-
     async def pieces(self, body: requests.ChangeRequest, only: tuple[JobState, ...] = ()) -> list[JobSelection]:
         """Return the selected jobs in pieces. Their states are checked again when they are changed."""
         if body.where is None:
@@ -263,9 +257,10 @@ class JobHandler:
         act = ask.retry_only if body.only else ask.retry
         if body.all or (body.where is not None and body.where.state) or not self.selection.is_broad(body):
             return await self.change(act, body)
-        left = await self.selection.count_finished(body)
-        result = await self.change(act, body, only=UNSUCCESSFUL)
-        return replace(result, left_alone={state: count for state, count in left.items() if state not in UNSUCCESSFUL})
+        ranges = [each for piece in await self.selection.pieces(body) for each in piece.ranges]
+        counts = await self._reader.search(lambda search: search.count_states(ranges))
+        left = {state: counts[state] for state in counts if state in FINISHED and state not in UNSUCCESSFUL}
+        return replace(await self.change(act, body, only=UNSUCCESSFUL), left_alone=left)
 
     async def change(
         self, act: Act, body: requests.ChangeRequest, only: tuple[JobState, ...] = (), *, takes_back: bool = False

@@ -15,6 +15,7 @@
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 from collections import Counter
@@ -75,11 +76,10 @@ def bind(path: Path) -> socket.socket:
 
 def file_identity(path: Path) -> tuple[int, int] | None:
     """Return the device and inode of a file, or None if it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino
+    return None
 
 
 class StrangerLimit(Generic[T]):
