@@ -6,8 +6,8 @@ FAULTS = (
     Fault(
         id="daemon-older-one-is-stopped-for-nothing",
         file="src/gpuyard/store/database.py",
-        old="    if version and not can_migrate(version, SCHEMA_VERSION):\n",
-        new="    if version and not can_migrate(version, SCHEMA_VERSION) and not stop:\n",
+        old="    if version and version < SCHEMA_VERSION:\n",
+        new="    if version and version < SCHEMA_VERSION and not stop:\n",
         breaks="A newer command stops an older daemon, and cannot start the next: its database cannot be read.",
         near=("tests/integration/test_other_version.py",),
     ),

@@ -158,7 +158,7 @@ _WHICH_JOB_MAKES_WAY = (
     Fault(
         id="guard-tries-at-each-reading",
         file=_CARDS,
-        old="self._kept_at[live.job.id] = now + _TRY_AGAIN_S",
+        old="self._kept_at[live.job.id] = now + 1.0",
         new="self._kept_at[live.job.id] = now",
         breaks="The daemon runs a step ten times a second for a job that can neither be suspended nor stopped.",
         near=_CARD_TESTS,
@@ -209,7 +209,7 @@ _WHAT_FOLLOWS = (
     Fault(
         id="guard-leaves-the-card-open",
         file=_CARDS,
-        old="            self._note_gate(device, alarm, now)\n",
+        old="            if gate.is_closed:\n                self._gates[device.id] = gate\n",
         new="",
         breaks="New jobs start on the card whose memory has just run out.",
         near=_CARD_TESTS,

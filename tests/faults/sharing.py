@@ -74,15 +74,15 @@ _WHAT_IS_EXPECTED = (
     ),
     Fault(
         id="sharing-running-jobs-show-nothing",
-        file="src/gpuyard/queue/adjust_leases.py",
-        old="                if newcomer.flat_s >= _SHOWN_S:\n",
+        file="src/gpuyard/queue/own_leases.py",
+        old="                if newcomer.flat_s >= 1.0:  # its memory says what to expect of others of its program\n",
         new="                if False:\n",
         breaks="An array of a small new program is packed by guesses until its first run has ended.",
         near=_ADJUST_TESTS,
     ),
     Fault(
         id="sharing-a-job-confirms-itself",
-        file="src/gpuyard/queue/adjust_leases.py",
+        file="src/gpuyard/queue/own_leases.py",
         old="for other, peak in found if other.id != but])",
         new="for other, peak in found])",
         breaks="What is expected of a first run is what it shows itself, so others join it too closely.",

@@ -94,8 +94,8 @@ FAULTS = (
     Fault(
         id="store-long-lane-read-in-part",
         file="src/gpuyard/store/job_store.py",
-        old="            last, limit = found[-1][0], _NEXT_PAGE\n",
-        new="            last, limit = found[-1][0] + 1, _NEXT_PAGE\n",
+        old="            last, limit = found[-1][0], 64\n",
+        new="            last, limit = found[-1][0] + 1, 64\n",
         breaks="A job in a long lane is skipped, and starts after jobs that were submitted later.",
         near=("tests/unit/store/test_job_store.py",),
     ),
@@ -118,7 +118,7 @@ FAULTS = (
     Fault(
         id="store-older-schema-is-used",
         file="src/gpuyard/store/database.py",
-        old="    if version and not can_migrate(version, SCHEMA_VERSION):\n",
+        old="    if version and version < SCHEMA_VERSION:\n",
         new="    if version < 0:\n",
         breaks="The daemon uses a database with missing columns, and fails at the first change.",
         near=("tests/unit/store/test_database.py",),
@@ -149,8 +149,8 @@ FAULTS = (
     ),
     Fault(
         id="store-backup-has-secrets",
-        file="src/gpuyard/store/database.py",
-        old='            copy.execute("DELETE FROM secrets")\n',
+        file="src/gpuyard/store/backup.py",
+        old='        copy.execute("DELETE FROM secrets")\n',
         new="",
         breaks="A backup, which is copied to other machines, holds the tokens and passwords of waiting jobs.",
         near=("tests/integration/test_backup.py",),
@@ -206,7 +206,7 @@ FAULTS = (
     Fault(
         id="store-loop-begins-the-log-after-a-checkpoint",
         file="src/gpuyard/store/checkpoints.py",
-        old="        self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next log\n",
+        old="            self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next log\n",
         new="",
         breaks="The first change after each checkpoint holds the daemon's loop for a sync of the disk.",
         near=("tests/unit/store/test_checkpoints.py",),

@@ -11,7 +11,7 @@ from gpuyard.policy import plan as planner
 from gpuyard.policy.batch_pacing import ExpectedUse
 from gpuyard.policy.foreign_load import SteadyGate, smooth
 from gpuyard.policy.rules import Stagger
-from gpuyard.queue import collect_world as planner_input
+from gpuyard.queue import decide_starts as planner_input
 from gpuyard.queue.batch_gates import BatchGates
 from gpuyard.store.job_store import JobStore
 from tests.simulation.test_batches import simulate_batches

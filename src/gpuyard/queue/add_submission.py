@@ -46,10 +46,12 @@ class Wanted(Struct, frozen=True, kw_only=True):
     def per_job(self) -> int:
         return len(self.on_all) + max(map(len, self.on_each.values()), default=0)
 
-    def of(self, first: int, piece: Sequence[ArrayElement]) -> Iterator[tuple[int, Dependency]]:
-        for job_id, element in enumerate(piece, first):
-            paired = self.on_each.get(element.index, ()) if element.index is not None else ()
-            yield from ((job_id, other) for other in (*self.on_all, *paired))
+    def of(self, first: int, piece: Sequence[ArrayElement]) -> list[tuple[int, Dependency]]:
+        return [
+            (job_id, other)
+            for job_id, element in enumerate(piece, first)
+            for other in (*self.on_all, *(self.on_each.get(element.index, ()) if element.index is not None else ()))
+        ]
 
 
 class SubmissionIntake:
@@ -63,8 +65,7 @@ class SubmissionIntake:
         self._selected_ids = selected_ids
 
     def submit(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
-        """Store a submission; return the first and the last job id once all jobs are on disk. A submission that is sent
-        again with the same token returns the same ids."""
+        """Store a submission; return its first and last job id, the same for one that is sent again with its token."""
         before = self._store.find_submission(submission.token) if submission.token else None
         if submission.after_each:  # its indexes are read twice
             submission = replace(submission, elements=list(submission.elements))
@@ -89,7 +90,13 @@ class SubmissionIntake:
 
             def add(start: int, piece: list[ArrayElement]) -> None:
                 self._store.add_jobs(like, spec_id, lane_id, start, piece)
-                self._add_dependencies(wanted, start, piece)
+                if pairs := wanted.of(start, piece):
+                    self._store.add_pairs(pairs)
+                # The first state is that of jobs whose own dependencies have not ended.
+                own = {other.job_id for _, other in pairs} if wanted.on_each else ()
+                for job_id, state in self._states(own).items():
+                    if state in FINISHED:
+                        self._transitions.dependants.settle(job_id, self._clock.now())
 
             size = submission.count if is_small else max(1, PIECE // (1 + wanted.per_job))
             pieces = zip(itertools.count(first, size), batched(iter(submission.elements), size))
@@ -104,9 +111,8 @@ class SubmissionIntake:
                     yield
                     with self._transitions.in_step(), self._store.transaction():
                         now = self._first_job(submission, user, wanted)  # a dependency may have ended, or run again
-                        like = replace(
-                            like, state=now.state, reason=now.reason, ended_at=now.ended_at, due_at=now.due_at
-                        )
+                        like = replace(like, state=now.state, reason=now.reason)
+                        like = replace(like, ended_at=now.ended_at, due_at=now.due_at)
                         add(start, piece)
                 yield
                 with self._transitions.in_step(), self._store.transaction(is_synced=True):
@@ -116,15 +122,6 @@ class SubmissionIntake:
                 if not is_stored:
                     self._store.refused.add(number, first, last)
         return first, last
-
-    def _add_dependencies(self, wanted: Wanted, start: int, piece: Sequence[ArrayElement]) -> None:
-        pairs = list(wanted.of(start, piece))
-        if pairs:
-            self._store.add_pairs(pairs)
-        # The first state is that of jobs whose own dependencies have not ended.
-        for job_id, state in self._states({other.job_id for _, other in pairs} if wanted.on_each else ()).items():
-            if state in FINISHED:
-                self._transitions.dependants.settle(job_id, self._clock.now())
 
     def _states(self, job_ids: Iterable[int]) -> dict[int, JobState]:
         """Return the states of dependencies. Raises UserError if one was deleted since the submission began."""
@@ -232,12 +229,8 @@ def batched(values: Iterator[T], size: int) -> Iterator[list[T]]:
         yield piece
 
 
-_LONGEST_S = 3660 * 86400.0
-
-
 def read_start_time(text: str, clock: Clock) -> float:
-    """Return the queue time of a moment such as `22:00`, a time of day of this machine, or `+2h`. UserError if it is
-    over: a date that is past is a mistake."""
+    """Return the queue time of a moment such as `22:00` or `+2h`. UserError if it is over: that is a mistake."""
     now = clock.now()
     moment = parse_moment(text)
     if isinstance(moment, timedelta):
@@ -249,6 +242,6 @@ def read_start_time(text: str, clock: Clock) -> float:
         raise UserError(f"--at {text} is out of range", hint="write it as 22:00 or 2026-11-18T22:00") from None
     if at < now - 1.0:
         raise UserError(f"--at {text} is past", hint="leave it out to start now")
-    if at > now + _LONGEST_S:
+    if at > now + 3660 * 86400.0:
         raise UserError(f"--at {text} is more than ten years from now", hint="write it as 22:00 or 2026-11-18T22:00")
     return at

@@ -1,16 +1,12 @@
-"""Faults of the GPUs of attempts: whether a program failed because of its device.
+"""Ends of attempts: collected from the engines, kept until they are recorded, and what follows from each.
 
-The driver reports a fault at about the time at which the program fails, so the latest sample may be too old to show it.
-The end of a failed program is therefore recorded when a newer sample has arrived, or after 2 s without one.
-
-Finds out whether an attempt failed for lack of memory, and who held the memory at that moment.
-
-Ends of attempts: collects them from the engines, keeps them until they are recorded, and decides what follows.
+The driver reports a fault of a GPU at about the time at which its program fails, so the latest sample may be too old to
+show it. The end of a failed program is therefore recorded when a newer sample has arrived, or after 2 s without one.
 """
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -33,13 +29,10 @@ from gpuyard.policy.device_health import device_issues, first_faults
 from gpuyard.policy.sizing import grow, hopeless_reason
 from gpuyard.policy.wait_reasons import describe_holder
 from gpuyard.ports import Ended, LeaseLedger
-from gpuyard.queue.cluster_jobs import ClusterDispatch
-from gpuyard.queue.engine_set import EngineSet
 from gpuyard.queue.launch_jobs import OOM_COUNT_VARIABLE
 from gpuyard.queue.live_attempts import Live
-from gpuyard.queue.measure_usage import NOTHING_MB, ProgressTracker, UsageTracker
-from gpuyard.queue.start_pauses import StartPauses
-from gpuyard.queue.transitions import JobTransitions
+from gpuyard.queue.measure_usage import NOTHING_MB
+from gpuyard.queue.step_parts import QueueParts
 from gpuyard.system.command_mentions import mentions
 
 WAIT_FOR_SAMPLE_S = 2.0
@@ -57,8 +50,7 @@ class DeviceHealthWatch:
         return next((faults[device_id].text for device_id in attempt.devices if device_id in faults), None)
 
     def needs_newer_sample(self, live: Live, ended: Ended, sample: Sample | None, now: float) -> bool:
-        """Return whether to wait for a sample that was taken after the end: only then is it known whether a GPU that
-        reports its health failed."""
+        """Return whether only a sample that was taken after the end can show that a GPU failed."""
         attempt = live.attempt
         if sample is None or ended.at is None or abs(now - ended.at) >= WAIT_FOR_SAMPLE_S:
             return False
@@ -70,103 +62,24 @@ class DeviceHealthWatch:
         return any(device.health is not None for device in sample.snapshot.devices if device.id in attempt.devices)
 
 
-# A device with less free memory than this counts as full.
-_FULL_MB, _FULL_SHARE = 512.0, 0.02
-_CRASHED = (134, 135, 139)  # SIGABRT, SIGBUS, SIGSEGV: programs that do not check their allocations end like this
-
-
-class MemoryLackFinder:
-    def __init__(self, usage_tracker: UsageTracker, leases: LeaseLedger) -> None:
-        self._usage_tracker = usage_tracker
-        self._leases = leases
-
-    def find(self, live: Live, ended: Ended) -> MemoryLack | None:
-        """Return what memory the attempt lacked; None if it did not run out of memory or was asked to stop."""
-        if live.attempt.stopping is not None or ended.outcome.kind is not OutcomeKind.FAILED:
-            return None
-        shortage = ended.shortage or self._infer_shortage(live.attempt, ended.outcome.status)
-        had_devices = bool(live.attempt.devices) or (live.attempt.engine and live.job.spec.need.devices)
-        if shortage is None or (shortage.where is ShortageKind.DEVICE and not had_devices):
-            return None
-        others = self._others(live.attempt) if shortage.where is ShortageKind.DEVICE else ()
-        return MemoryLack(shortage=shortage, others=tuple(others))
-
-    def _infer_shortage(self, attempt: Attempt, status: int | None) -> Shortage | None:
-        """Infer a shortage that the program did not report: killed while RAM was full, or crashed on a full device."""
-        sample = self._usage_tracker.last
-        if sample is None or attempt.usage is None or attempt.engine:
-            return None
-        snapshot = sample.snapshot
-        killed = killed_by_kernel(status, None, None, attempt.usage.ram_mb, snapshot.host.memory_total_mb)
-        if killed is not None or status not in _CRASHED:
-            return killed
-        for device in filter(None, map(snapshot.device, attempt.devices)):
-            free, total = device.memory_free_mb, device.memory_total_mb
-            if free is not None and total is not None and free < max(_FULL_MB, _FULL_SHARE * total):
-                return Shortage(
-                    where=ShortageKind.DEVICE,
-                    says="it crashed while its GPU was full",
-                    free_mb=free,
-                    total_mb=total,
-                    held_mb=attempt.usage.peaks_mb.get(device.id),
-                )
-        return None
-
-    def _others(self, attempt: Attempt) -> Iterator[tuple[str, float | None]]:
-        """Yield the other holders of memory on its devices in the last sample, and how much each held."""
-        sample = self._usage_tracker.last
-        if sample is None:
-            return
-        snapshot, leases = sample.snapshot, self._usage_tracker.all_leases()
-        measured = self._leases.measure(snapshot, leases)
-        for device in filter(None, map(snapshot.device, attempt.devices)):
-            here = [lease for lease in leases if lease.on(device.id) is not None and lease.id != attempt.lease_id]
-            yield from ((describe_holder(lease.holder), measured.get((lease.id, device.id))) for lease in here)
-            seen = sum(measured.get((lease.id, device.id)) or 0.0 for lease in here)
-            own = 0.0 if attempt.usage is None else attempt.usage.peaks_mb.get(device.id, 0.0)
-            foreign = (device.memory_used_mb or 0.0) - seen - own
-            if foreign > NOTHING_MB:
-                yield "processes without a lease", foreign
-
-
 class AttemptEnds:
-    def __init__(  # noqa: PLR0913 - everything that ends concern
-        self,
-        transitions: JobTransitions,
-        engines: EngineSet,
-        lack_finder: MemoryLackFinder,
-        cluster_dispatch: ClusterDispatch,
-        start_pauses: StartPauses,
-        *,
-        health: DeviceHealthWatch,
-        progress: ProgressTracker,
-        boot_id: str | None,
-    ) -> None:
-        self._transitions = transitions
-        self._engines = engines
-        self._lack_finder = lack_finder
-        self._cluster_dispatch = cluster_dispatch
-        self._start_pauses = start_pauses
-        self._health = health
-        self._progress = progress
-        self._boot_id = boot_id
+    def __init__(self, parts: QueueParts) -> None:
+        self._parts = parts
+        self._transitions = parts.transitions
+        self._progress = parts.progress_tracker
+        self._health = DeviceHealthWatch(parts.leases)
         self._unrecorded: dict[tuple[int, int], Ended] = {}
-        self._waiting: set[tuple[int, int]] = set()  # of `_unrecorded`: recorded once a newer sample shows their GPUs
-        self._unread: set[tuple[int, int]] = set()  # of `_unrecorded`: recorded once their output was read
-        self._set_aside: dict[int, Verdict] = {}  # by job, for those of `_unrecorded` that did not begin
+        self._waiting: set[tuple[int, int]] = set()  # of these: recorded once a newer sample shows their GPUs
+        self._unread: set[tuple[int, int]] = set()  # of these: recorded once their output was read
+        self._set_aside: dict[int, Verdict] = {}  # by job, for those that did not begin
 
     def collect(self, now: float) -> None:
-        ends = self._engines.ended(self._is_cut_off, has_unrecorded=bool(self._unrecorded))
+        ends = self._parts.engines.ended(self._is_cut_off, has_unrecorded=bool(self._unrecorded))
         self._unrecorded |= {(ended.job_id, ended.attempt): ended for ended in ends}
-        self._set_aside |= dict(self._note_limits(ends, now))
-
-    def _note_limits(self, ends: Sequence[Ended], now: float) -> Iterator[tuple[int, Verdict]]:
-        """Note what kept attempts from starting. Yield the jobs that are set aside for a while."""
         for ended in ends:
-            if ended.limit is not None:
-                verdict = self._start_pauses.note_limit(ended.job_id, ended.limit, now)
-                if verdict is not None:
-                    yield ended.job_id, verdict
+            if ended.limit is not None:  # it kept the attempt from starting
+                verdict = self._parts.start_pauses.note_limit(ended.job_id, ended.limit, now)
+                self._set_aside |= {} if verdict is None else {ended.job_id: verdict}
 
     def collected(self) -> set[int]:
         """Return the jobs of which attempts have ended that are not recorded yet."""
@@ -182,7 +95,7 @@ class AttemptEnds:
         }
 
     def end_times(self, now: float) -> dict[int, float]:
-        """Return when attempts with devices ended that are not recorded yet, by job."""
+        """Return when attempts with devices ended whose ends can be recorded, by job."""
         return {live.job.id: _end_time(live, ended, now) for live, ended in self._live_ends() if live.attempt.devices}
 
     def forget_recorded(self) -> None:
@@ -197,19 +110,16 @@ class AttemptEnds:
         return min((at + WAIT_FOR_SAMPLE_S for at in times if at is not None), default=None)
 
     def record(self, now: float, sample: Sample | None = None) -> bool:
-        """Record the collected ends whose output was read; return whether a lease has ended. That of a slice ends
-        with its last attempt: record what has begun before."""
+        """Record the collected ends; return whether a lease has ended. Record what has begun in slices before."""
         has_ended_lease = False
-        self._waiting = {
-            (live.job.id, live.attempt.number)
-            for live, ended in self._all_live_ends()
-            if self._health.needs_newer_sample(live, ended, sample, now)
-        }
-        self._unread = {
-            (live.job.id, live.attempt.number)
-            for live, ended in self._all_live_ends()
-            if ended.outcome.kind is not OutcomeKind.NEVER_STARTED and not self._progress.is_read(live.attempt)
-        }
+        waiting, unread = set[tuple[int, int]](), set[tuple[int, int]]()
+        for live, ended in self._live_ends(is_held=True):
+            key = live.job.id, live.attempt.number
+            if self._health.needs_newer_sample(live, ended, sample, now):
+                waiting.add(key)
+            if ended.outcome.kind is not OutcomeKind.NEVER_STARTED and not self._progress.is_read(live.attempt):
+                unread.add(key)
+        self._waiting, self._unread = waiting, unread
         known = (self._transitions.live, self._transitions.upcoming) if self._unrecorded else ()
         holders = Counter(live.attempt.lease_id for lives in known for live in lives.values())
         for live, ended in self._live_ends():
@@ -219,65 +129,66 @@ class AttemptEnds:
                 before = live.attempt.usage or Usage()
                 self._transitions.note_usage(live.job.id, replace(ended.usage, progress=before.progress))
             self._progress.add_rest(live, _end_time(live, ended, now))
-            if died_with_the_machine(live.attempt, self._boot_id):
-                self._record_end_of_earlier_boot(live, ended.outcome, now)
-            else:
+            if not died_with_the_machine(live.attempt, self._parts.me.boot_id):
                 self._record_end(live, ended, sample, now)
+            elif ended_before_reboot(ended.outcome):
+                self._transitions.end(live.job.id, ended.outcome, now)
+            else:
+                verdict = after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
+                self._transitions.end(live.job.id, REBOOTED, now, verdict=verdict)
         return has_ended_lease
 
-    def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
-        """Yield the ends that can be recorded."""
-        for live, ended in self._all_live_ends():
-            if (live.job.id, live.attempt.number) not in self._waiting | self._unread:
-                yield live, ended
-
-    def _all_live_ends(self) -> Iterator[tuple[Live, Ended]]:
+    def _live_ends(self, *, is_held: bool = False) -> Iterator[tuple[Live, Ended]]:
+        """Yield the ends that can be recorded; with `is_held` also those that wait for a sample or their output."""
+        held = set() if is_held else self._waiting | self._unread
         for (job_id, number), ended in self._unrecorded.items():
             live = self._transitions.recorded(job_id)
             # Otherwise an earlier daemon recorded it, and died before it could forget it.
-            if live is not None and live.attempt.number == number:
+            if live is not None and live.attempt.number == number and (job_id, number) not in held:
                 yield live, ended
 
     def _is_cut_off(self, job_id: int, number: int, kind: OutcomeKind) -> bool:
-        """Return whether an attempt of this machine may have left processes: none may run beside the next attempt. Not
-        after a reboot: its pids may belong to other processes now."""
+        """Whether an attempt may have left processes. Not after a reboot: its pids may belong to others now."""
         live = self._transitions.recorded(job_id)  # one of a slice may have begun without a word that has arrived yet
-        if live is None or live.attempt.number != number or died_with_the_machine(live.attempt, self._boot_id):
+        if live is None or live.attempt.number != number or died_with_the_machine(live.attempt, self._parts.me.boot_id):
             return False
         return live.attempt.stopping is not None or kind is OutcomeKind.LOST
 
     def _record_end(self, live: Live, ended: Ended, sample: Sample | None, now: float) -> None:
-        job_id, attempt, outcome = live.job.id, live.attempt, ended.outcome
-        if ended.warned_at is not None and live.job.spec.warning is not None:
-            text = f"signal {signal_name(live.job.spec.warning.signum)} on {attempt.engine}"
+        job_id, attempt, outcome, warning = live.job.id, live.attempt, ended.outcome, live.job.spec.warning
+        if ended.warned_at is not None and warning is not None:
+            text = f"signal {signal_name(warning.signum)} on {attempt.engine}"
             self._transitions.note_warning(job_id, min(now, max(attempt.since, ended.warned_at)), text)
         live = self._transitions.live.get(job_id, live)
         ended_at = _end_time(live, ended, now)
-        lack = self._lack_finder.find(live, ended)
+        lack = find_lack(self._parts, live, ended)
+        verdict: Verdict | None = None
         if lack is not None:
             outcome, verdict = _after_shortage(live, lack, outcome.status, sample)
-            self._transitions.end(
-                job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack, unbrought=ended.unbrought
-            )
-            return
-        special_verdict = self._cluster_dispatch.verdict(live, ended, now)
-        if special_verdict is None and attempt.stopping is None:
-            outcome, special_verdict = self._judge_device(live, ended, sample)
-        if attempt.stopping is None:
-            special_verdict = special_verdict or self._set_aside.get(job_id)
-            if outcome.kind is OutcomeKind.CANCELLED:  # cancelled at the site
-                self._transitions.stop(job_id, OutcomeKind.CANCELLED, ended_at)
+        else:
+            verdict = self._parts.cluster_dispatch.verdict(live, ended, now)
+            if verdict is None and attempt.stopping is None:
+                outcome, verdict = self._judge_device(live, ended, sample)
+            if attempt.stopping is None:
+                verdict = verdict or self._set_aside.get(job_id)
+                if outcome.kind is OutcomeKind.CANCELLED:  # cancelled at the site
+                    self._transitions.stop(job_id, OutcomeKind.CANCELLED, ended_at)
         self._transitions.end(
-            job_id, outcome, ended_at, verdict=special_verdict, pid=ended.pid, unbrought=ended.unbrought
-        )
+            job_id, outcome, ended_at, verdict=verdict, pid=ended.pid, lack=lack,
+            unbrought=ended.unbrought,
+        )  # fmt: skip
 
     def _judge_device(self, live: Live, ended: Ended, sample: Sample | None) -> tuple[Outcome, Verdict | None]:
-        """Return the outcome of a failed program, and a verdict if its GPU is to blame."""
+        """Return the outcome of a failed program, and a verdict if its GPU is to blame. Its log and the last sample are
+        weaker evidence than a fault that the driver reports: a program may hide its GPU from itself."""
         outcome = ended.outcome
         if outcome.kind is not OutcomeKind.FAILED or not live.job.spec.need.devices:
             return outcome, None
         reported = self._health.fault_of(live.attempt, sample)
-        fault = reported or _device_fault(live, ended, sample)
+        fault = reported or ended.device_fault
+        if fault is None and sample is not None:
+            devices = filter(None, map(sample.snapshot.device, live.attempt.devices))
+            fault = next((device.fault for device in devices if device.fault is not None), None)
         if fault is None:
             return outcome, None
         why = outcome.reason or outcome.kind
@@ -288,27 +199,59 @@ class AttemptEnds:
         before = sum(each is not None and each.kind is OutcomeKind.DEVICE_FAULT for each in outcomes)
         return after_device_fault(live.job, outcome, before)
 
-    def _record_end_of_earlier_boot(self, live: Live, outcome: Outcome, now: float) -> None:
-        """Record without signalling: none of its processes is left, and its pid may belong to another process now."""
-        if ended_before_reboot(outcome):
-            self._transitions.end(live.job.id, outcome, now)
-        else:
-            verdict = after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
-            self._transitions.end(live.job.id, REBOOTED, now, verdict=verdict)
-
 
 def _end_time(live: Live, ended: Ended, now: float) -> float:
     """Return when an attempt ended: maybe while no daemon could record it."""
     return now if ended.at is None else min(now, max(live.attempt.since, ended.at))
 
 
-def _device_fault(live: Live, ended: Ended, sample: Sample | None) -> str | None:
-    """Return what was wrong with a GPU of a failed attempt, by its log or by the last sample. That is weaker evidence
-    than a fault that the driver reports: a program may hide its GPU from itself."""
-    if ended.device_fault is not None:
-        return ended.device_fault
-    found = [sample.snapshot.device(device_id) for device_id in live.attempt.devices] if sample is not None else []
-    return next((device.fault for device in found if device is not None and device.fault is not None), None)
+def find_lack(parts: QueueParts, live: Live, ended: Ended) -> MemoryLack | None:
+    """Return what memory the attempt lacked; None if it did not run out of memory or was asked to stop."""
+    if live.attempt.stopping is not None or ended.outcome.kind is not OutcomeKind.FAILED:
+        return None
+    sample = parts.usage_tracker.last
+    shortage = ended.shortage or _infer_shortage(sample, live.attempt, ended.outcome.status)
+    had_devices = bool(live.attempt.devices) or (live.attempt.engine and live.job.spec.need.devices)
+    if shortage is None or (shortage.where is ShortageKind.DEVICE and not had_devices):
+        return None
+    others = _others(parts, sample, live.attempt) if sample and shortage.where is ShortageKind.DEVICE else ()
+    return MemoryLack(shortage=shortage, others=tuple(others))
+
+
+def _infer_shortage(sample: Sample | None, attempt: Attempt, status: int | None) -> Shortage | None:
+    """Infer a shortage that the program did not report: killed while RAM was full, or crashed on a full device."""
+    if sample is None or attempt.usage is None or attempt.engine:
+        return None
+    snapshot = sample.snapshot
+    killed = killed_by_kernel(status, None, None, attempt.usage.ram_mb, snapshot.host.memory_total_mb)
+    # Programs that do not check their allocations end with SIGABRT, SIGBUS or SIGSEGV.
+    if killed is not None or status not in {134, 135, 139}:
+        return killed
+    for device in filter(None, map(snapshot.device, attempt.devices)):
+        free, total = device.memory_free_mb, device.memory_total_mb
+        if free is not None and total is not None and free < max(512.0, 0.02 * total):  # full
+            return Shortage(
+                where=ShortageKind.DEVICE,
+                says="it crashed while its GPU was full",
+                free_mb=free,
+                total_mb=total,
+                held_mb=attempt.usage.peaks_mb.get(device.id),
+            )
+    return None
+
+
+def _others(parts: QueueParts, sample: Sample, attempt: Attempt) -> Iterator[tuple[str, float | None]]:
+    """Yield the other holders of memory on its devices in the last sample, and how much each held."""
+    leases = parts.usage_tracker.all_leases()
+    measured = parts.leases.measure(sample.snapshot, leases)
+    for device in filter(None, map(sample.snapshot.device, attempt.devices)):
+        here = [lease for lease in leases if lease.on(device.id) is not None and lease.id != attempt.lease_id]
+        yield from ((describe_holder(lease.holder), measured.get((lease.id, device.id))) for lease in here)
+        seen = sum(measured.get((lease.id, device.id)) or 0.0 for lease in here)
+        own = 0.0 if attempt.usage is None else attempt.usage.peaks_mb.get(device.id, 0.0)
+        foreign = (device.memory_used_mb or 0.0) - seen - own
+        if foreign > NOTHING_MB:
+            yield "processes without a lease", foreign
 
 
 def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sample | None) -> tuple[Outcome, Verdict]:

@@ -29,8 +29,6 @@ from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 _log = logging.getLogger(__name__)
-_SAVE_EVERY_S = 5.0
-_FORGET_S = 60.0
 _GATES = {
     ReasonKind.STAGGERED: "stagger",
     ReasonKind.LIMIT: "concurrency",
@@ -44,8 +42,8 @@ _GATES = {
 
 
 class BatchGateState(Struct, frozen=True, kw_only=True):
-    """What the store keeps of a batch: seconds for which each gate held its next run, limits that cannot be enforced
-    because no probe measures the value, and which probe of GPUs did not answer."""
+    """What the store keeps of a batch: for how long each gate held its next run, limits that cannot be enforced because
+    no probe measures the value, and which probe of GPUs did not answer."""
 
     waits_s: dict[str, float] = {}
     unknown: tuple[str, ...] = ()
@@ -115,8 +113,7 @@ class BatchGates:
         return None if batch is None or batch.held_by is None or batch.gate is None else (batch.gate, batch.held_by)
 
     def saved_state(self, group: int) -> BatchGateState:
-        batch = self._waiting.get(group)
-        return self._read(group) if batch is None else batch.saved
+        return self._waiting[group].saved if group in self._waiting else self._read(group)
 
     def update(self, lanes: Iterable[Lane], sample: Sample, now: float) -> None:
         """Update the pace of all batches that have runs to start."""
@@ -124,12 +121,20 @@ class BatchGates:
         if not waiting and not self._waiting:
             return
         self.close(besides=waiting)
-        self._note_ends(now)
+        runs = {live.attempt.key: live for live in self._transitions.live.values() if live.job.spec.pace is not None}
+        self._ended += [(now, self._runs[key]) for key in self._runs.keys() - runs.keys()]
+        self._ended = [(at, live) for at, live in self._ended if now - at < 60.0]
+        self._runs = runs
         running = Counter(live.job.group for live in self._runs.values())
         any_launched_at = max((live.attempt.since for live in self._runs.values()), default=None)
         for group, lane in waiting.items():
             assert lane.pace is not None
-            batch = self._waiting.get(group) or self._load(group, lane.pace, now)
+            batch = self._waiting.get(group)
+            if batch is None:
+                first = PaceState(launched_at=self._transitions.store.last_start_in_batch(group))
+                saved = self._read(group)
+                batch = _WaitingBatch(pace=lane.pace, pace_state=first, saved=saved, counted_at=now, saved_at=now)
+                self._waiting[group] = batch
             state = replace(batch.pace_state, running=running[group], any_launched_at=any_launched_at)
             taken_at = sample.snapshot.taken_at
             if taken_at is None or taken_at != state.sampled_at:
@@ -156,12 +161,15 @@ class BatchGates:
                 batch.saved = replace(batch.saved, waits_s={**batch.saved.waits_s, batch.gate: waited_s})
             start, held = launched.get(group), waiting.get(group)
             batch.held_by = held.reasons[0] if held is not None and held.reasons else None
-            batch.gate = None if held is None else _gate_of(batch.held_by)
+            batch.gate = None if held is None else "room"
+            is_of_device = batch.held_by and batch.held_by.kind is ReasonKind.LIMIT and batch.held_by.device_id
+            if held is not None and batch.held_by is not None and not is_of_device:
+                batch.gate = _GATES.get(batch.held_by.kind, "room")
             batch.counted_at = now
             if start is not None:
                 batch.pace_state = replace(batch.pace_state, launched_at=now)
             self._log_rows(batch, start, sample)
-            if start is not None or now >= batch.saved_at + _SAVE_EVERY_S:
+            if start is not None or now >= batch.saved_at + 5.0:
                 batch.saved_at = now
                 self._save(group, batch)
 
@@ -188,13 +196,6 @@ class BatchGates:
         self._waiting.clear()
         self._rows.clear()
 
-    def _load(self, group: int, pace: BatchPace, now: float) -> _WaitingBatch:
-        state = PaceState(launched_at=self._transitions.store.last_start_in_batch(group))
-        self._waiting[group] = _WaitingBatch(
-            pace=pace, pace_state=state, saved=self._read(group), counted_at=now, saved_at=now
-        )
-        return self._waiting[group]
-
     def _read(self, group: int) -> BatchGateState:
         body = self._transitions.store.batch_state(group)
         return BatchGateState() if body is None else msgspec.json.decode(body, type=BatchGateState)
@@ -208,15 +209,12 @@ class BatchGates:
                 batch.saved = replace(batch.saved, unknown=(*batch.saved.unknown, limit))
                 _log.warning("batch %d: %s is not enforced: %s", group, limit, why_unread(limit, batch.saved.silent))
 
-    def _note_ends(self, now: float) -> None:
-        runs = {live.attempt.key: live for live in self._transitions.live.values() if live.job.spec.pace is not None}
-        self._ended += [(now, self._runs[key]) for key in self._runs.keys() - runs.keys()]
-        self._ended = [(at, live) for at, live in self._ended if now - at < _FORGET_S]
-        self._runs = runs
-
     def _expected_use(self, group: int, pace: BatchPace, sample: Sample, now: float) -> ExpectedUse:
         unshown, run_mb, run_vram_mb = 0.0, pace.run_ram_mb or 0.0, 0.0
-        shown = self._shown_ram_mb()
+        shown: dict[int | None, float] = {}  # the peak RAM of a single running run, by batch
+        for live in self._runs.values():
+            ram_mb = live.attempt.usage.ram_mb if live.attempt.usage is not None else None
+            shown[live.job.group] = max(shown.get(live.job.group, 0.0), ram_mb or 0.0)
         for live in self._runs.values():
             assert live.job.spec.pace is not None
             known = live.job.spec.pace.run_ram_mb or self._transitions.estimates.ram_mb(live.job)
@@ -233,20 +231,12 @@ class BatchGates:
             unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb, cpu_percent=cpu_percent, loads=loads
         )
 
-    def _shown_ram_mb(self) -> dict[int | None, float]:
-        """Return the peak RAM of a single running run, by batch."""
-        shown: dict[int | None, float] = {}
-        for live in self._runs.values():
-            ram_mb = live.attempt.usage.ram_mb if live.attempt.usage is not None else None
-            shown[live.job.group] = max(shown.get(live.job.group, 0.0), ram_mb or 0.0)
-        return shown
-
     def _unshown_load(
         self, smoothing_s: float, core_percent: float, devices: Sequence[str], now: float
     ) -> tuple[float, dict[str, float]]:
-        """Return the CPU and device load of started runs that the averages do not show yet, minus the load of ended
-        runs that they still show: a run that replaces another changes nothing. A run without an estimate is assumed to
-        keep one core and its devices busy; without devices of its own, the devices that its gates watch."""
+        """Return the CPU and device load of started runs that the averages do not show yet, minus that of ended runs
+        that they still show: a run that replaces another changes nothing. A run without an estimate is assumed to keep
+        one core and its devices busy; without devices of its own, those that its gates watch."""
         cpu_percent, loads = 0.0, dict[str, float]()
         changes = [(live.attempt.since, live, 1.0) for live in self._runs.values()]
         for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
@@ -276,11 +266,6 @@ class BatchGates:
         taken_at = sample.snapshot.taken_at
         fields["taken_at"] = None if taken_at is None else iso_time(self._to_wall(taken_at))
         self._rows += [(path, replace(row, **fields)) for row in _rows(batch.pace_state, devices)]
-
-
-def _gate_of(reason: Reason | None) -> str:
-    is_of_device = reason is not None and reason.kind is ReasonKind.LIMIT and reason.device_id is not None
-    return "room" if reason is None or is_of_device else _GATES.get(reason.kind, "room")
 
 
 def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:

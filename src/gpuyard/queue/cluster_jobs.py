@@ -33,14 +33,7 @@ from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.running_jobs import running_jobs
 from gpuyard.queue.transitions import JobTransitions
 
-_BEING_CHANGED = Reason(ReasonKind.PAUSED, "jobs that wait at a cluster are being changed")
-_CLOCK_ERROR_S = 10.0
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 5.0, 300.0
-# What a command needed says little about its next run, and a site ends what exceeds its request: ask for far more.
-_MUCH_LONGER, _LONGER_S = 3.0, 900.0
-_MORE_RAM, _MORE_RAM_MB = 2.0, 1024.0
-# Learned amounts are rounded up to these, so that jobs that are alike have equal terms.
-_STEP_S, _RAM_STEP_MB, _MEMORY_STEP_MB = 900.0, 512.0, 256.0
+_RAM_STEP_MB = 512.0
 
 
 class ClusterDispatch:
@@ -62,8 +55,7 @@ class ClusterDispatch:
         self._changes += self._engines.site_changes()
 
     def record(self, now: float) -> None:
-        """Record the reported changes. A started attempt never goes back to waiting. An attempt whose engine
-        reports no site id keeps the one it has."""
+        """Record the reported changes. A started attempt never goes back to waiting."""
         for status in self._changes:
             live = self._transitions.live.get(status.job_id)
             if live is None or live.attempt.number != status.attempt:
@@ -81,7 +73,11 @@ class ClusterDispatch:
                 self._transitions.update_site(live, attempt, reason)
                 if status.is_suspended is not None:
                     self._transitions.follow_suspension(status.job_id, now, is_suspended=status.is_suspended)
-        self._take_back_stopped()
+        # Jobs wait at a site that may not start: the queue or their workspace was stopped.
+        is_paused, stopped = bool(self._store.setting("paused")), self._store.stopped_tags()
+        if is_paused or stopped:
+            waiting = self.waiting_there()
+            self.take_back([each.job.id for each in waiting if is_paused or each.job.spec.tag in stopped])
 
     def forget_recorded(self) -> None:
         self._changes.clear()
@@ -111,44 +107,35 @@ class ClusterDispatch:
         wanted = [each.attempt for each in lives if each.attempt.key not in self._asked_back]
         self._asked_back |= self._engines.withdraw(wanted)
 
-    def _take_back_stopped(self) -> None:
-        """Ask for the jobs that wait at a site while they may not start: the queue or their workspace was stopped."""
-        is_paused, stopped = bool(self._store.setting("paused")), self._store.stopped_tags()
-        if is_paused or stopped:
-            waiting = self.waiting_there()
-            self.take_back([each.job.id for each in waiting if is_paused or each.job.spec.tag in stopped])
-
     def verdict(self, live: Live, ended: Ended, now: float) -> Verdict | None:
         """Return the verdict on an end for which an engine has its own rules, or None for the general rules."""
-        job, attempt, kind = live.job, live.attempt, ended.outcome.kind
+        job, attempt, kind, why = live.job, live.attempt, ended.outcome.kind, ended.outcome.reason or ""
         if not attempt.engine or attempt.stopping is not None:
             return None
         if kind is OutcomeKind.NEVER_STARTED:
-            return self._after_no_start(live, ended, now)
+            return self._after_no_start(live, why, ended.node, now)
         if kind is OutcomeKind.LOST:
-            outcomes = [each.outcome for each in self._store.attempts(job.id)]
-            lost_before = [each for each in outcomes if each is not None and each.kind is OutcomeKind.LOST]
+            outcomes = filter(None, (each.outcome for each in self._store.attempts(job.id)))
+            lost_before = [each for each in outcomes if each.kind is OutcomeKind.LOST]
             return after_loss(job, len(lost_before))
         if kind is OutcomeKind.CANCELLED:
-            return Verdict(event=JobEvent.CANCEL, text=ended.outcome.reason or f"cancelled on {attempt.engine}")
+            return Verdict(event=JobEvent.CANCEL, text=why or f"cancelled on {attempt.engine}")
         has_learned_limit = job.spec.time_limit_s is None and attempt.number == 1 and self._longest_s(job) is not None
         if kind is OutcomeKind.TIMED_OUT and has_learned_limit:
             text = f"took far longer than ever before, and {attempt.engine} ended it; runs again without a time limit"
             return Verdict(event=JobEvent.RETRY, text=text)
         return None
 
-    def _after_no_start(self, live: Live, ended: Ended, now: float) -> Verdict:
-        attempt, why = live.attempt, ended.outcome.reason or ""
-        if attempt.key in self._asked_back:
-            self._given_back.add(attempt.key)
-            return Verdict(event=JobEvent.REQUEUE, text=f"taken back from {attempt.engine}", keeps_place=True)
-        if ended.node is not None:
-            self._bad_nodes[attempt.engine, ended.node] = (why, now)
-        text = (
-            f"{attempt.engine} refused it: {why}" if ended.node is None else f"{why}; queued again without {ended.node}"
-        )
+    def _after_no_start(self, live: Live, why: str, node: str | None, now: float) -> Verdict:
+        engine = live.attempt.engine
+        if live.attempt.key in self._asked_back:
+            self._given_back.add(live.attempt.key)
+            return Verdict(event=JobEvent.REQUEUE, text=f"taken back from {engine}", keeps_place=True)
+        if node is not None:
+            self._bad_nodes[engine, node] = (why, now)
+        text = f"{engine} refused it: {why}" if node is None else f"{why}; queued again without {node}"
         self.delay_lane(live.job, text, now)
-        return Verdict(event=JobEvent.REQUEUE, text=text, keeps_place=ended.node is not None)
+        return Verdict(event=JobEvent.REQUEUE, text=text, keeps_place=node is not None)
 
     def notices(self, now: float) -> list[str]:
         """Name the nodes that could not start jobs."""
@@ -166,7 +153,7 @@ class ClusterDispatch:
         before = self._delayed.get(lane_id)
         if before is not None and before[1] > now:
             return  # another job of the same submission
-        delay_s = _FIRST_DELAY_S if before is None else min(_LONGEST_DELAY_S, before[2] * 2)
+        delay_s = 5.0 if before is None else min(300.0, before[2] * 2)
         reason = Reason(ReasonKind.ENGINE, f"{why}; next try in {delay_s:.0f} s")
         self._delayed[lane_id] = (reason, now + delay_s, delay_s)
 
@@ -176,15 +163,9 @@ class ClusterDispatch:
         self.plan = self.plan_for(queues, rules, closed, now) if queues else Plan()
 
     def plan_for(
-        self,
-        queues: Sequence[LaneQueue],
-        rules: Rules,
-        closed: Iterable[Reason],
-        now: float,
-        about: int | None = None,
+        self, queues: Sequence[LaneQueue], rules: Rules, closed: Iterable[Reason], now: float, about: int | None = None
     ) -> Plan:
-        """Return the plan for lanes of cluster engines. `closed` are reasons why no job at all may start; lane `about`
-        is always considered."""
+        """Return the plan for lanes of clusters. `closed`: why no job may start. Lane `about` is always considered."""
         names = {queue.lane.engine for queue in queues}
         live, started = Counter[str](), Counter[str]()
         buffered: dict[str, dict[int, int]] = {}
@@ -195,6 +176,8 @@ class ClusterDispatch:
                 started[engine] += 1
             elif engine:
                 buffered.setdefault(engine, {})[job.group or -job.id] = job.priority  # an array counts as one
+        text = "jobs that wait at a cluster are being changed"
+        being_changed = [Reason(ReasonKind.PAUSED, text)] if self._changes_under_way else []
         return plan_dispatch(
             DispatchView(
                 now=now,
@@ -206,7 +189,7 @@ class ClusterDispatch:
                 started=started,
                 running=running_jobs(self._transitions),
                 used=self._transitions.used(now),
-                shut=(*closed, *([_BEING_CHANGED] if self._changes_under_way else [])),
+                shut=(*closed, *being_changed),
                 stopped=self._store.stopped_tags(),
                 tags=rules.limits.tags,
                 refused={lane_id: reason for lane_id, (reason, until, _) in self._delayed.items() if now < until},
@@ -228,7 +211,8 @@ class ClusterDispatch:
         """Return what the job needs from its engine, from its spec and from what was learned.
 
         A site ends a job that exceeds the time or the RAM it asked for. So these are learned only from the same
-        command, and left out of later attempts, as the first one may have exceeded them."""
+        command, asked for with far more than it needed, and left out of later attempts, as the first one may have
+        exceeded them. Learned amounts are rounded up, so that jobs that are alike have equal terms."""
         job = self._store.job(job_id)
         assert job is not None
         spec, is_first = job.spec, not job.attempts
@@ -242,7 +226,7 @@ class ClusterDispatch:
             cpus=spec.cpus,
             ram_mb=ram_mb,
             limit_s=spec.time_limit_s,
-            expected_s=None if longest_s is None else _round_up(longest_s * _MUCH_LONGER + _LONGER_S, _STEP_S),
+            expected_s=None if longest_s is None else _round_up(longest_s * 3.0 + 900.0, 900.0),
             group=job.group,
             at_most=job.group_limit,
             options=spec.engine_options,
@@ -260,8 +244,7 @@ class ClusterDispatch:
         if not job.spec.learns_memory:
             return need, Basis.DECLARED
         if isinstance(need.memory, FixedMemory):
-            memory_mb = _round_up(need.memory.required_mb, _MEMORY_STEP_MB)
-            return replace(need, memory=FixedMemory(memory_mb)), Basis.LEARNED
+            return replace(need, memory=FixedMemory(_round_up(need.memory.required_mb, 256.0))), Basis.LEARNED
         if sharing is not None and need.required_mb is None and sharing.most_per_device > 1:
             need = replace(need, memory=PartOfDevice(1.0 / sharing.most_per_device))
         return need, Basis.DEFAULT
@@ -272,10 +255,11 @@ class ClusterDispatch:
             has_grown = job.growth.ram_mb is not None
             ram_mb = _round_up(declared_mb, _RAM_STEP_MB) if has_grown else declared_mb
             return max(ram_mb, least_mb) or None, Basis.GROWN if has_grown else Basis.DECLARED
-        learned_mb = self._transitions.estimates.own_ram_mb(job) if is_first else None
+        exact = self._transitions.estimates.profiles(job)[0] if is_first else None
+        learned_mb = None if exact is None else exact.ram_mb
         if learned_mb is None:
             return least_mb or None, Basis.DECLARED if least_mb else Basis.DEFAULT
-        return max(_round_up(learned_mb * _MORE_RAM + _MORE_RAM_MB, _RAM_STEP_MB), least_mb), Basis.LEARNED
+        return max(_round_up(learned_mb * 2.0 + 1024.0, _RAM_STEP_MB), least_mb), Basis.LEARNED
 
     def _longest_s(self, job: Job) -> float | None:
         """Return how long this very command may take; None if it has not run and its duration was not declared."""
@@ -293,7 +277,7 @@ def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, n
     an earlier report of its start. A later report without a time changes only the place."""
     if attempt.started is not None and at is None:
         return replace(attempt, phase=replace(attempt.started, place=place))
-    earliest = attempt.since - (0.0 if attempt.started is None else _CLOCK_ERROR_S)
+    earliest = attempt.since - (0.0 if attempt.started is None else 10.0)
     limit, started_at = job.spec.time_limit_s, min(now, max(earliest, at or now))
     stop_at = None if limit is None else started_at + limit + attempt.suspended_s
     return replace(attempt, phase=Started(at=started_at, place=place), stop_at=stop_at)

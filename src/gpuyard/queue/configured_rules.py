@@ -1,6 +1,4 @@
-"""What the configuration file says about the queue: the rules as they are now, and the gates of the host, which apply
-its limits.
-"""
+"""What the configuration file says about the queue, and the gates of the host, which apply its limits."""
 
 import os
 from collections.abc import Iterator
@@ -17,9 +15,6 @@ from gpuyard.policy.machine import Packing
 from gpuyard.policy.sizing import FirstRuns
 from gpuyard.policy.wait_reasons import Reason, ReasonKind, over
 from gpuyard.policy.world import SchedulingLimits
-
-_CPU_MARGIN_PERCENT, _MEMORY_MARGIN_MB = 5.0, 128.0
-_SETTING = "under [queue] in config.toml limits all jobs"
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -58,8 +53,7 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 class HostGates:
-    """No job starts while CPU load is too high or free RAM too low. A closed gate opens again only when its value is
-    better than the limit by a margin."""
+    """No job starts while CPU load is too high or free RAM too low. A closed gate opens again by a margin."""
 
     def __init__(self) -> None:
         self._is_cpu_closed = self._is_memory_closed = False
@@ -67,15 +61,20 @@ class HostGates:
     def closed_reasons(self, sample: Sample, rules: Rules) -> Iterator[Reason]:
         """Update both gates and yield a reason for each closed one."""
         cpu, most = sample.cpu_percent, rules.max_cpu_percent
-        self._is_cpu_closed = is_above(cpu, most, _CPU_MARGIN_PERCENT, was_above=self._is_cpu_closed)
+        self._is_cpu_closed = is_above(cpu, most, 5.0, was_above=self._is_cpu_closed)
         if self._is_cpu_closed:
-            reason = over(ReasonKind.HOST_TOO_BUSY, cpu, most)
-            yield replace(reason, remedy=f"max_cpu_percent {_SETTING}")
+            yield replace(
+                over(ReasonKind.HOST_TOO_BUSY, cpu, most),
+                remedy="max_cpu_percent under [queue] in config.toml limits all jobs",
+            )
         available, least = sample.snapshot.host.memory_available_mb, rules.min_free_memory_mb
-        self._is_memory_closed = is_below(available, least, _MEMORY_MARGIN_MB, was_below=self._is_memory_closed)
+        self._is_memory_closed = is_below(available, least, 128.0, was_below=self._is_memory_closed)
         if self._is_memory_closed:
             text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"
-            yield replace(Reason(ReasonKind.HOST_TOO_FULL, text), remedy=f"min_free_memory_mb {_SETTING}")
+            yield replace(
+                Reason(ReasonKind.HOST_TOO_FULL, text),
+                remedy="min_free_memory_mb under [queue] in config.toml limits all jobs",
+            )
 
 
 def read_rules() -> Rules:

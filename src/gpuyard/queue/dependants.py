@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -14,21 +13,8 @@ from gpuyard.store.job_store import JobStore
 
 # Dependants that one transaction settles or revives: a few milliseconds of work.
 _AT_ONCE = 100
-# What reviving a dependant costs, compared with settling one; and dependants of a job that are read at once.
-_COST_OF_REVIVAL, _PAGE = 3, 100
-# Dependencies that are read for as much as settling one dependant costs, and dependants whose dependencies are read at
-# once.
-_READ_FOR_ONE, _READ_AT_ONCE = 10, 25
-
-
-class ApplyEvent(Protocol):
-    def __call__(self, job: Job, event: JobEvent, now: float, reason: str | None = None) -> JobState:
-        """Change the state of a job without a live attempt, and of no other job."""
-
-
-class ApplyToMany(Protocol):
-    def __call__(self, job_ids: Sequence[int], event: JobEvent, now: float, reason: str | None = None) -> None:
-        """Change the states of jobs without a live attempt that have the same state, and of no other job."""
+# Dependants of a job that are read at once.
+_PAGE = 100
 
 
 class Dependants:
@@ -38,7 +24,8 @@ class Dependants:
     are stored: the next daemon goes on with them.
     """
 
-    def __init__(self, store: JobStore, apply: ApplyEvent, apply_to_many: ApplyToMany) -> None:
+    def __init__(self, store: JobStore, apply: Callable[..., JobState], apply_to_many: Callable[..., None]) -> None:
+        """`apply` and `apply_to_many` change the states of these jobs, and of no other (`JobTransitions`)."""
         self._store = store
         self._apply = apply
         self._apply_to_many = apply_to_many
@@ -92,11 +79,11 @@ class Dependants:
         waiting = {each.id: each for each in dependants if can(each.state, JobEvent.REJECT)}
         decided = sorted(self._store.may_decide(waiting.values(), ended))
         self.left -= len(dependants) - len(decided)
-        for place in range(0, len(decided), _READ_AT_ONCE):
-            part = decided[place : place + _READ_AT_ONCE]
+        for place in range(0, len(decided), 25):
+            part = decided[place : place + 25]
             others = self._store.dependencies_of(part)
             self._decide([(waiting[job_id], others[job_id]) for job_id in part], now)
-            self.left -= len(part) + sum(map(len, others.values())) // _READ_FOR_ONE
+            self.left -= len(part) + sum(map(len, others.values())) // 10  # settling one costs as much as reading 10
             if self.left <= 0:
                 return part[-1] if place + len(part) < len(decided) else dependants[-1].id
         return dependants[-1].id
@@ -129,8 +116,7 @@ class Dependants:
             self.settle(job.id, now)
 
     def revive(self, job_id: int, now: float) -> bool:
-        """Let a job wait again that was skipped; return False if it was not, or if its dependencies still keep it from
-        starting."""
+        """Let a skipped job wait again; return False if it was not skipped, or can still not start."""
         job = self._store.job(job_id)
         if job is None or job.state is not JobState.REJECTED or not was_skipped(job.reason):
             return False
@@ -151,10 +137,9 @@ class Dependants:
 class Revival:
     """The jobs that wait again because jobs run again: those skipped because of them, and because of those in turn.
 
-    A job depends on earlier jobs only. Dependants are therefore decided in the order of their ids, and each is decided
-    once, however many of its dependencies run again. A transaction decides some of very many. The jobs that run again
-    with such others are stored: the next daemon goes on with them.
-    """
+    A job depends on earlier jobs only, so dependants are decided in the order of their ids, and each once. A
+    transaction decides some of very many. The jobs that run again with such others are stored: the next daemon goes on
+    with them."""
 
     def __init__(self, store: JobStore, dependants: Dependants) -> None:
         self._store = store
@@ -167,8 +152,7 @@ class Revival:
         self.revived: set[int] = set()
 
     def add(self, job_id: int, among: Callable[[int], bool] = lambda _: True) -> None:
-        """Note that a job runs again: those of one transaction in the order of their ids. Only dependants for which
-        `among` is true are decided."""
+        """Note that a job runs again, in the order of ids. Only dependants `among` these are decided."""
         self._unread[job_id] = self._dependants_of(job_id, among)
         if self._read_next(job_id):
             self._sources.add(job_id)
@@ -197,13 +181,12 @@ class Revival:
         return bool(self._undecided) and (up_to is None or self._undecided[0][0] <= up_to)
 
     def decide(self, now: float, up_to: int | None = None) -> list[int]:
-        """Decide dependants up to this id, below which no more jobs are added, or all before the end of a transaction,
-        but no more than one transaction may do; return those that wait again."""
+        """Decide dependants up to this id, or all, as many as one transaction may; return those that wait again."""
         revived: list[int] = []
         while self.has_undecided(up_to) and self._dependants.left > 0:
             job_id, source = heapq.heappop(self._undecided)
             self._read_next(source)
-            self._dependants.left -= _COST_OF_REVIVAL
+            self._dependants.left -= 3  # it costs as much as settling three
             if self._dependants.revive(job_id, now):
                 revived.append(job_id)
                 self.add(job_id)

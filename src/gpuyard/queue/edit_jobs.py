@@ -1,8 +1,4 @@
-"""Fit a submission to this machine: device ids in place of names, the vendor of its devices, and a refusal of what can
-never run here.
-
-JobEditor: changes the options of jobs that wait. A job that runs or has finished keeps its own.
-"""
+"""Fits submissions to this machine, and changes the options of jobs that wait: others keep their own."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -38,8 +34,7 @@ def fit_to_machine(
     """Return the submission with device ids in place of names, and with the vendor of its devices if the machine has
     several. `vendor` is the configured one, `plugged` are those with a GPU on the PCI bus. Raises UserError if this
     machine can never run it, and EnvironmentFault if none of its devices can be used now. While a probe does not
-    answer, a job that names no device is taken as it is: it waits until the driver recovers. The planner applies the
-    bans again at each decision."""
+    answer, a job that names no device is taken as it is: it waits until the driver recovers."""
     need = submission.spec.need
     if submission.spec.engine:
         return submission
@@ -47,8 +42,8 @@ def fit_to_machine(
     if not need.devices:
         if is_named:
             refuse_while_silent(need.vendor, snapshot)
-        only = _selected_devices(submission, snapshot) if is_named else None
-        return replace(submission, spec=replace(submission.spec, need=replace(need, only=only, banned=banned)))
+        need = replace(need, only=_selected_devices(submission, snapshot) if is_named else None, banned=banned)
+        return replace(submission, spec=replace(submission.spec, need=need))
     silent = silent_probe(need.vendor or (None if is_named else vendor), snapshot)
     has_none = not snapshot.usable_devices() and (silent is None or silent.vendor not in plugged)
     if submission.devices_are_optional and has_none:
@@ -67,14 +62,8 @@ def fit_to_machine(
             f"no GPU can be used now; {known[0].id}: {fault}", hint="`gpuyard doctor` says more; then submit again"
         )
     need = replace(need, only=_selected_devices(submission, snapshot))
-    need, suitable = choose_vendor(
-        need,
-        [each for each in snapshot.usable_devices() if need.only is None or each.id in need.only],
-        snapshot,
-        banned=banned,
-        preferred=vendor,
-        names_devices=is_named,
-    )
+    devices = [each for each in snapshot.usable_devices() if need.only is None or each.id in need.only]
+    need, suitable = choose_vendor(need, devices, snapshot, banned=banned, preferred=vendor, names_devices=is_named)
     if not known:
         option = "--gpus 0" if submission.spec.task is None else "`scheduler: {gpus: 0}` in its YAML"
         raise UserError(
@@ -101,12 +90,6 @@ def _own_variable(submission: Submission) -> str | None:
     return None if LEASE_VARIABLE in environment else environment.get("CUDA_VISIBLE_DEVICES")
 
 
-# Options that say how much memory a job gets: with another figure, what was learned from its failures is void.
-_SIZES = frozenset({"vram", "ram", "exclusive", "gpus"})
-# Options whose values may be secrets.
-_SECRET = frozenset({"env", "notify"})
-
-
 class JobEditor:
     """The changes of one request. `fit` fits a submission to this machine, or raises UserError."""
 
@@ -129,26 +112,26 @@ class JobEditor:
         refuse_pending(job)
         if job.state not in WAITING:
             raise UserError(f"it is {job.state}: only waiting jobs can be edited; `gpuyard resubmit` makes a new one")
-        spec_id, submission = self._edited(job)
-        new = replace(job, spec=submission.spec, priority=submission.priority)
-        self._edits.replace_spec(new, spec_id, drops_growth=not _SIZES.isdisjoint(self._options))
-        if "at" in self._options:
-            self._set_start(new, now)
-        self._transitions.store.add_event(job.id, now, "edited", self._text())
-        self._transitions.estimates.clear_cache()
-
-    def finish(self) -> None:
-        """Delete the specs that no job has any more. Call it in a transaction."""
-        self._edits.delete_unused_specs(self._replaced)
-
-    def _edited(self, job: Job) -> tuple[int, Submission]:
         before = self._edits.spec_of(job.id)
         key = before, job.priority
         if key not in self._new_specs:
             submission = self._fit(edited(job, self._options))
             self._new_specs[key] = self._edits.add_spec(submission.spec), submission
             self._replaced.add(before)
-        return self._new_specs[key]
+        spec_id, submission = self._new_specs[key]
+        new = replace(job, spec=submission.spec, priority=submission.priority)
+        # With other sizes, what was learned from the job's failures is void.
+        drops_growth = not self._options.keys().isdisjoint(("vram", "ram", "exclusive", "gpus"))
+        self._edits.replace_spec(new, spec_id, drops_growth=drops_growth)
+        if "at" in self._options:
+            self._set_start(new, now)
+        text = ", ".join(_option_text(name, value) for name, value in self._options.items())
+        self._transitions.store.add_event(job.id, now, "edited", text)
+        self._transitions.estimates.clear_cache()
+
+    def finish(self) -> None:
+        """Delete the specs that no job has any more. Call it in a transaction."""
+        self._edits.delete_unused_specs(self._replaced)
 
     def _set_start(self, job: Job, now: float) -> None:
         """Set the earliest start. A queued job is delayed until then, and a delayed one starts now if there is none."""
@@ -162,13 +145,11 @@ class JobEditor:
         if job.state is JobState.QUEUED and not_before is not None and not_before > now:
             self._transitions.apply(replace(job, not_before=not_before), JobEvent.DELAY, now)
 
-    def _text(self) -> str:
-        return ", ".join(_option_text(name, value) for name, value in self._options.items())
-
 
 def _option_text(name: str, value: Any) -> str:
     if value is None:
         return f"no --{name}"
     if name == "at" and str(value).startswith("+"):
         return f"--in {format_duration(parse_duration(str(value)[1:]))}"
-    return f"--{name}" if value is True or name in _SECRET else f"--{name} {value}"
+    may_be_secret = name in {"env", "notify"}
+    return f"--{name}" if value is True or may_be_secret else f"--{name} {value}"

@@ -21,10 +21,7 @@ OPEN_AGAIN_S = 30.0
 
 
 class EngineSet:
-    """Attempts of an engine that cannot be opened wait until it can.
-
-    Engines report wall times, their own or of other machines; `from_wall` makes them times of the queue.
-    """
+    """Attempts of an engine that cannot be opened wait until it can. Times of engines become times of the queue."""
 
     def __init__(
         self,
@@ -67,21 +64,18 @@ class EngineSet:
         """Return what `HostEngine.ended` does. Cluster engines are asked once all earlier ends are recorded."""
         for name in list(self._orphans):
             with contextlib.suppress(EnvironmentFault):  # `adopt` has logged it
-                self._engine(name)
+                self._cluster(name)
         ends = self._local.ended(is_cut_off, has_unrecorded=has_unrecorded)
         ends = self._in_queue_time([*ends, *([] if has_unrecorded else self._ask_clusters(lambda each: each.ended()))])
-        return [
-            each if each.warned_at is None else replace(each, warned_at=self._from_wall(each.warned_at))
-            for each in ends
-        ]
+        at = self._from_wall
+        return [each if each.warned_at is None else replace(each, warned_at=at(each.warned_at)) for each in ends]
 
     def is_ready(self) -> bool:
         """Return whether the local engine can start attempts at once; else it gets ready."""
         return self._local.is_ready()
 
     def begun(self) -> list[SiteStatus]:
-        """Return the attempts of slices on this machine that have begun since the last call. Ask after `ended`, and
-        record them before those ends."""
+        """Return the attempts of slices that have begun. Ask after `ended`, and record them before those ends."""
         return self._in_queue_time(self._local.site_changes())
 
     def _signal_at_site(self, attempt: Attempt, signum: int) -> int:
@@ -91,7 +85,7 @@ class EngineSet:
             return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
 
     def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
-        """Do as `signal` for each attempt; None for those on this machine for which that is under way."""
+        """Signal each attempt; return the numbers of processes, None for those of this machine that is still sought."""
         local = [attempt for attempt in attempts if not attempt.engine]
         counts = self._local.signal_each(local, signum) if local else []
         known = {each.key: count for each, count in zip(local, counts, strict=True)}
@@ -131,7 +125,7 @@ class EngineSet:
             return Offer(trouble=f"the engine {name} failed: {type(error).__name__}: {error}")
 
     def is_closed(self, name: str) -> bool:
-        """Return whether the engine could not be opened; it is tried again after OPEN_AGAIN_S seconds."""
+        """Return whether the engine could not be opened."""
         return name in self._faults
 
     def close(self) -> None:
@@ -166,21 +160,17 @@ class EngineSet:
             fault, until = self._faults.get(name, ("", 0.0))
             if fault and self._monotonic() < until:
                 raise EnvironmentFault(fault)
-            engine = self._open(name)
+            try:
+                if self._open_engine is None:
+                    raise EnvironmentFault(f"there is no engine {name} here")
+                engine = self._open_engine(name)
+            except Exception as error:  # a plugin may raise anything; jobs of other engines must not wait for it
+                fault = f"the engine {name} cannot be opened: {type(error).__name__}: {error}"
+                fault = error.with_hint if isinstance(error, GpuyardError) else fault
+                self._faults[name] = fault, self._monotonic() + OPEN_AGAIN_S
+                raise EnvironmentFault(fault) from error
+            self._faults.pop(name, None)
             if name in self._orphans:  # attempts from an earlier daemon
                 engine.adopt(self._orphans.pop(name))
             self._clusters[name] = engine
         return self._clusters[name]
-
-    def _open(self, name: str) -> Engine:
-        try:
-            if self._open_engine is None:
-                raise EnvironmentFault(f"there is no engine {name} here")
-            engine = self._open_engine(name)
-        except Exception as error:  # a plugin may raise anything; jobs of other engines must not wait for it
-            fault = f"the engine {name} cannot be opened: {type(error).__name__}: {error}"
-            fault = error.with_hint if isinstance(error, GpuyardError) else fault
-            self._faults[name] = fault, self._monotonic() + OPEN_AGAIN_S
-            raise EnvironmentFault(fault) from error
-        self._faults.pop(name, None)
-        return engine

@@ -1,9 +1,10 @@
-"""Watches the cards on which first runs grow, and lets the youngest of them make way before the memory is gone.
+"""Guards of the memory of cards and of the machine's RAM: the youngest job makes way before the memory is gone.
 
-The rules are in `policy/memory_guards.py`. `note` follows each reading of the devices, `act` is part of a step.
+The rules are in `policy/memory_guards.py`. `note` follows each reading, `act` is part of a step.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from msgspec.structs import replace
@@ -14,18 +15,30 @@ from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.model.machine_snapshot import Device, Sample
 from gpuyard.model.units import format_size
+from gpuyard.policy.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.policy.device_state import capacity
 from gpuyard.policy.foreign_load import SteadyGate
 from gpuyard.policy.memory_guards import (
     Alarm,
     GuardedJob,
+    HostAlarm,
+    HostJob,
+    HostProgram,
+    HostWatch,
     MemoryClimb,
     alarm_text,
     closed_reason,
     find_alarm,
+    find_host_alarm,
     grown_need,
+    grown_ram,
+    host_alarm_text,
+    is_short,
     judge_card,
     may_stop,
+    must_kill,
+    next_watch,
+    ram_to_restart,
     reserve_mb,
     room_to_restart,
     stops_soon,
@@ -39,8 +52,6 @@ from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.suspend_jobs import SuspendControl
 from gpuyard.queue.transitions import JobTransitions
 
-# A job that could not make way is not considered again at each reading.
-_TRY_AGAIN_S = 1.0
 # What is put back on a device is no growth.
 _AWAY = (JobState.SUSPENDED, JobState.RESUMING)
 
@@ -68,40 +79,31 @@ class MemoryGuard:
         self._kept_at: dict[int, float] = {}  # when a job could not make way
 
     def note(self, sample: Sample, held_mb: Mapping[int, Mapping[str, float | None]], now: float) -> bool:
-        """Judge the cards by a new reading; `held_mb` is what each job holds on each device. Return whether a job has
-        to make way."""
+        """Judge the cards by a new reading and by what each job holds. Return whether a job has to make way."""
         if sample is self._last:
             return bool(self._alarms)
         self._last = sample
         first_runs = self.first_runs()
         self._forget(now)
         self._note_climbs(sample, held_mb, now)
-        growing = self._growing_beside(first_runs)
+        # On which a first run is, and a job grows: it or another one.
+        with_first_runs = {each for live in first_runs.values() for each in live.attempt.devices}
+        climbs = chain.from_iterable(each.items() for each in self._climbs.values())
+        growing = frozenset(each for each, climb in climbs if each in with_first_runs and climb.rate_mb_s)
         self.watched = devices_to_watch((live.attempt for live in first_runs.values()), now) | growing
         self._alarms = {}
         if not first_runs and not self._gates:
             return False
-        for device in self._uncertain_devices(first_runs, growing, sample):
+        # Devices that are closed now, or on which a job may grow beside a first run.
+        ids = {*self._gates, *growing, *sample.snapshot.hiding.intersection(with_first_runs)}
+        for device in [each for each in sample.snapshot.devices if each.id in ids]:
             alarm = self._alarm(device, first_runs, now)
-            self._note_gate(device, alarm, now)
+            gate = judge_card(self._gates.pop(device.id, SteadyGate()), *_figures(device), alarm, now)
+            if gate.is_closed:
+                self._gates[device.id] = gate
             if alarm is not None and alarm.victim is not None and now >= self._kept_at.get(alarm.victim, 0.0):
                 self._alarms[device.id] = alarm
         return bool(self._alarms)
-
-    def _growing_beside(self, first_runs: Mapping[int, Live]) -> frozenset[str]:
-        """Return the devices that have a first run, and on which a job grows: it or another one."""
-        with_first_runs = {each for live in first_runs.values() for each in live.attempt.devices}
-        climbs = chain.from_iterable(each.items() for each in self._climbs.values())
-        return frozenset(device_id for device_id, climb in climbs if device_id in with_first_runs and climb.rate_mb_s)
-
-    def _uncertain_devices(
-        self, first_runs: Mapping[int, Live], growing: Collection[str], sample: Sample
-    ) -> Iterator[Device]:
-        """Yield the devices that are closed now, or on which a job may grow beside a first run."""
-        ids = {*self._gates, *growing}
-        if hiding := sample.snapshot.hiding:
-            ids |= hiding.intersection(each for live in first_runs.values() for each in live.attempt.devices)
-        return (device for device in sample.snapshot.devices if device.id in ids)
 
     def closed(self) -> dict[str, Reason]:
         """Return why nothing new starts on a card, for each such card."""
@@ -124,22 +126,32 @@ class MemoryGuard:
     def _make_way(self, first_runs: Mapping[int, Live], device: Device, alarm: Alarm, rules: Rules, now: float) -> None:
         live, sample = first_runs[alarm.victim or 0], self._last
         assert sample is not None
+        why = f"it held more than the {format_size(live.attempt.reserved_mb)} reserved for it"
+        if live.job.id in self._transitions.live.unpredicted:
+            why = "it was the youngest first run"
         label = sample.snapshot.labels.get(device.id, device.id)
-        text = f"{alarm_text(alarm, label, live.job.id)}; {self._why_this_job(live)}"
+        text = f"{alarm_text(alarm, label, live.job.id)}; {why}"
         is_stoppable = may_stop(alarm, live.attempt.ran_s(now))
         if not self.leave(live, device, text, sample, rules, now, may_be_stopped=is_stoppable):
-            self._kept_at[live.job.id] = now + _TRY_AGAIN_S
+            self._kept_at[live.job.id] = now + 1.0
 
     def leave(  # noqa: PLR0913, PLR0917 - everything that decides
         self, live: Live, device: Device, text: str, sample: Sample, rules: Rules, now: float, *, may_be_stopped: bool
     ) -> bool:
-        """Suspend a first run for the reason `text`; where it cannot be suspended, stop it and queue it again if it
-        `may_be_stopped`. Return False if it keeps running."""
-        why_not = self.why_not_suspended(live, sample, rules)
-        if why_not is None:
-            self._suspend(live, text, now)
+        """Suspend a first run for this reason, or stop it to queue it again, if allowed. False if it keeps running."""
+        job_id, why_not = live.job.id, "--on-preempt requeue"
+        if live.job.spec.on_preempt is not OnPreempt.REQUEUE:
+            why_not = self._suspend_control.why_not(live, sample, rules) or ""
+        if not why_not:
+            self.suspended += 1
+            self._left_at[job_id] = now
+            self._transitions.suspend(job_id, SuspendedBy.MEMORY_GUARD, now, text)
+            self._transitions.publish_made_way(job_id, now, text)
         elif may_be_stopped:
-            growth = grown_need(live.job.growth, self._room(live, device))
+            peak_mb = (live.attempt.usage and live.attempt.usage.peak_mb) or 0.0
+            size, foreign = _figures(device)[1], self._foreign_mb(device) or 0.0
+            room = room_to_restart(peak_mb, live.attempt.reserved_mb or 0.0, size, foreign)
+            growth = grown_need(live.job.growth, room)
             self._transitions.set_growth(live.job.id, growth)
             text = f"{text}, and cannot be suspended ({why_not}); it needs {format_size(growth.memory_mb)} next time"
             self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)
@@ -147,22 +159,6 @@ class MemoryGuard:
         else:
             return False
         return True
-
-    def why_not_suspended(self, live: Live, sample: Sample, rules: Rules) -> str | None:
-        if live.job.spec.on_preempt is OnPreempt.REQUEUE:
-            return "--on-preempt requeue"
-        return self._suspend_control.why_not(live, sample, rules)
-
-    def _suspend(self, live: Live, text: str, now: float) -> None:
-        self.suspended += 1
-        self._left_at[live.job.id] = now
-        self._transitions.suspend(live.job.id, SuspendedBy.MEMORY_GUARD, now, text)
-        self._transitions.publish_made_way(live.job.id, now, text)
-
-    def _why_this_job(self, live: Live) -> str:
-        if live.job.id in self._transitions.live.unpredicted:
-            return "it was the youngest first run"
-        return f"it held more than the {format_size(live.attempt.reserved_mb)} reserved for it"
 
     def first_runs(self) -> dict[int, Live]:
         """Return the running jobs whose need is unknown, and those that hold more than they reserve."""
@@ -198,11 +194,16 @@ class MemoryGuard:
         free, size = _figures(device)
         if not size:
             return None
-        jobs = [self._guarded(live, device, first_runs, now) for live in self._on(device) if _is_there(live)]
+        jobs = [
+            self._guarded(live, device, first_runs, now)
+            for live in self._on(device)
+            if live.job.state is not JobState.SUSPENDED
+        ]
         card = self._cards.get(device.id)
         if device.hides_processes and card is not None:
             # It is not known which job grows: the youngest first run that cannot be measured counts as the one.
-            unknown = [job for job in jobs if job.is_first_run and not self._is_measured(job.job_id, device.id)]
+            live = self._transitions.live
+            unknown = [job for job in jobs if job.is_first_run and not self._climb(live[job.job_id], device.id)]
             youngest = max(unknown, key=lambda job: job.since, default=None)
             rates = {"rate_mb_s": card.rate_mb_s, "steady_mb_s": card.steady_mb_s}
             jobs = [replace(job, **rates) if job is youngest else job for job in jobs]
@@ -210,9 +211,6 @@ class MemoryGuard:
 
     def _climb(self, live: Live, device_id: str) -> MemoryClimb | None:
         return self._climbs.get((live.job.id, live.attempt.number), {}).get(device_id)
-
-    def _is_measured(self, job_id: int, device_id: str) -> bool:
-        return self._climb(self._transitions.live[job_id], device_id) is not None
 
     def _guarded(self, live: Live, device: Device, first_runs: Mapping[int, Live], now: float) -> GuardedJob:
         attempt = live.attempt
@@ -242,15 +240,9 @@ class MemoryGuard:
             return None
         return max(0.0, size - free - sum(climb.held_mb for climb in climbs if climb is not None))
 
-    def _room(self, live: Live, device: Device) -> float:
-        """Return how much memory a stopped job gets at its next start."""
-        size, foreign = _figures(device)[1], self._foreign_mb(device) or 0.0
-        return room_to_restart(_peak_mb(live), live.attempt.reserved_mb or 0.0, size, foreign)
-
     def _has_other_leases(self, device: Device, now: float) -> bool:
-        """Return whether another lease was on the device before the only job of this queue there. A younger one does
-        not count, nor do leases where only this job holds memory: with a small lease, any user could have the job
-        suspended, and the time of a lease is what its file says."""
+        """Return whether another lease was here before the only job of this queue on it, and holds memory. With
+        younger or small leases, any user could have the job suspended, and the time of a lease is in its file."""
         foreign, device_id = self._foreign_mb(device), device.id
         if foreign is None or foreign < reserve_mb(_figures(device)[1]):
             return False
@@ -261,13 +253,6 @@ class MemoryGuard:
         except EnvironmentFault:
             return False
         return any(lease.on(device_id) is not None and self._from_wall(lease.since) <= first for lease in others)
-
-    def _note_gate(self, device: Device, alarm: Alarm | None, now: float) -> None:
-        gate = judge_card(self._gates.get(device.id, SteadyGate()), *_figures(device), alarm, now)
-        if gate.is_closed:
-            self._gates[device.id] = gate
-        else:
-            self._gates.pop(device.id, None)
 
     def _forget(self, now: float) -> None:
         live = self._transitions.live
@@ -280,10 +265,6 @@ class MemoryGuard:
         self._climbs = {key: climbs for key, climbs in self._climbs.items() if key[0] in live}
 
 
-def _peak_mb(live: Live) -> float:
-    return (live.attempt.usage.peak_mb if live.attempt.usage is not None else None) or 0.0
-
-
 def _is_leaving(live: Live, now: float) -> bool:
     """Return whether the memory of the job will be free soon."""
     if live.job.state is JobState.STOPPING:
@@ -291,11 +272,161 @@ def _is_leaving(live: Live, now: float) -> bool:
     return live.job.state is JobState.SUSPENDING
 
 
-def _is_there(live: Live) -> bool:
-    return live.job.state is not JobState.SUSPENDED
-
-
 def _figures(device: Device) -> tuple[float, float]:
     """Return the free memory and the size of a device; no size if one of them is unknown."""
     free, size = device.memory_free_mb, capacity(device)
     return (0.0, 0.0) if free is None or size is None else (free, size)
+
+
+class ProgramsBeside:
+    """Programs beside the jobs of this queue, by their leases: scripts, `gpuyard run`, and jobs of other users' queues.
+
+    The host guard compares the age of its jobs with theirs: the youngest makes way, and it can only stop jobs.
+    `from_wall` turns the time of a lease into queue time.
+    """
+
+    def __init__(self, transitions: JobTransitions, leases: LeaseLedger, from_wall: Callable[[float], float]) -> None:
+        self._transitions = transitions
+        self._leases = leases
+        self._from_wall = from_wall
+        self._read_at: float | None = None
+        self._found: Sequence[HostProgram] = ()
+
+    def read(self, now: float) -> Sequence[HostProgram]:
+        """Return the programs whose RAM is known, as of at most a second ago; none if the ledger cannot be read."""
+        if self._read_at is not None and 0.0 <= now - self._read_at < 1.0:  # near the floor, RAM is read every 0.1 s
+            return self._found
+        self._read_at, self._found = now, ()
+        own = {live.attempt.lease_id for live in self._transitions.live.values()}
+        with contextlib.suppress(EnvironmentFault):
+            others = [lease for lease in self._leases.read()[0] if lease.id not in own]
+            held_mb = self._leases.measure_holders(others) if others else {}
+            self._found = [
+                HostProgram(since=self._from_wall(lease.since), held_mb=held_mb[lease.id])
+                for lease in others
+                if lease.id in held_mb
+            ]
+        return self._found
+
+
+class HostGuard:
+    """`programs` returns the programs beside the jobs of this queue, at a time: it is called while RAM is short."""
+
+    def __init__(
+        self, transitions: JobTransitions, programs: Callable[[float], Sequence[HostProgram]] = lambda _: ()
+    ) -> None:
+        self._transitions = transitions
+        self._programs = programs
+        self._last: Sample | None = None
+        self._figures: tuple[float, float] | None = None  # available RAM, and how much of it stays free
+        self._fall = MemoryClimb()
+        self._climbs: dict[str, MemoryClimb] = {}  # by the key of an attempt: the RAM that it holds
+        self._gate = SteadyGate()
+        self._alarm: HostAlarm | None = None
+        self._must_kill = False
+        self._hastened: set[str] = set()  # keys of attempts that are killed before their grace period is over
+        self._times: dict[str, int] = {}  # by the key of an attempt: how often its job has made way before
+
+    def note(self, sample: Sample, rules: Rules, now: float) -> bool:
+        """Judge the machine by a new reading. Return whether a job has to make way, or to be killed."""
+        if sample is self._last:
+            return self._is_due
+        host, before = sample.snapshot.host, self._last and self._last.snapshot.host
+        if self._last is None or sample.ram_mb is not self._last.ram_mb:
+            climbs, self._climbs = self._climbs, {}
+            for (job_id, number), held in sample.ram_mb.items():
+                live = self._transitions.live.get(job_id)
+                if live is not None and live.attempt.number == number and not live.attempt.engine:
+                    key = live.attempt.key
+                    self._climbs[key] = climbs.get(key, MemoryClimb()).add(now, held, live.attempt.since)
+        self._last = sample
+        self._figures = ram_figures(host, rules.host.keep_free_mb)
+        if self._figures is None:
+            self._fall, self._gate, self._alarm = MemoryClimb(), SteadyGate(), None
+            return False
+        available, floor = self._figures
+        if host is not before:
+            self._fall = self._fall.add(now, -available)
+        self._alarm = None
+        if is_short(available, floor, self._fall, grows=True):
+            self._alarm = self._find_alarm(list(self._jobs(now)), now)
+        self._must_kill = must_kill(available, floor, self._fall)
+        self._gate = judge_host(self._gate, available, floor, now, has_alarm=self._alarm is not None)
+        return self._is_due
+
+    @property
+    def watch(self) -> HostWatch | None:
+        """How often RAM is read between samples; None while no job runs on this machine."""
+        if self._figures is None or all(live.attempt.engine for live in self._transitions.live.values()):
+            return None
+        return next_watch(*self._figures)
+
+    @property
+    def _is_due(self) -> bool:
+        return (self._alarm is not None and self._alarm.victim is not None) or any(self._to_kill())
+
+    def closed_reasons(self) -> Iterator[Reason]:
+        """Yield why nothing new starts on this machine."""
+        if self._gate.is_closed and self._figures is not None:
+            yield host_closed_reason(*self._figures)
+
+    def act(self, now: float) -> None:
+        """Stop the job that makes way, if that still holds: jobs may have ended since."""
+        sample, lives = self._last, self._transitions.live
+        if sample is None or self._figures is None or not self._is_due:
+            return
+        available, floor = self._figures
+        for live in list(self._to_kill()):
+            self._hastened.add(live.attempt.key)
+            self._transitions.postpone_kill(live.job.id, now)
+        by_key = {each.attempt.key: each for each in lives.values()}
+        self._hastened &= by_key.keys()
+        self._times = {key: times for key, times in self._times.items() if key in by_key}
+        for key in by_key.keys() - self._times.keys():  # a job in its first attempt never has
+            job_id, number = by_key[key].job.id, by_key[key].attempt.number
+            outcomes = [each.outcome for each in (self._transitions.store.attempts(job_id) if number > 1 else ())]
+            self._times[key] = sum(each is not None and each.kind is OutcomeKind.HOST_GUARD for each in outcomes)
+        jobs = {job.job_id: job for job in self._jobs(now)}
+        self._alarm = self._find_alarm(list(jobs.values()), now)
+        victim = None if self._alarm is None else self._alarm.victim
+        if self._alarm is None or victim is None:
+            return
+        job, total = jobs[victim], sample.snapshot.host.memory_total_mb
+        held = sum(each.held_mb for each in jobs.values())
+        foreign = None if total is None else max(0.0, total - available - held)
+        growth = grown_ram(lives[victim].job.growth, ram_to_restart(job.held_mb, floor, total, foreign))
+        self._transitions.set_growth(victim, growth)
+        text = host_alarm_text(self._alarm, job, growth.ram_mb or 0.0)
+        self._transitions.stop(victim, OutcomeKind.HOST_GUARD, now, text)
+        self._alarm = None
+
+    def _find_alarm(self, jobs: Sequence[HostJob], now: float) -> HostAlarm | None:
+        assert self._figures is not None
+        alarm = find_host_alarm(*self._figures, self._fall, jobs)
+        if alarm is None or alarm.victim is not None or not jobs:
+            return alarm
+        return find_host_alarm(*self._figures, self._fall, jobs, self._programs(now))
+
+    def _to_kill(self) -> Iterator[Live]:
+        """Yield the jobs that were asked to make way, and whose grace period cannot be waited for."""
+        for live in self._transitions.live.apart.values() if self._must_kill else ():
+            if live.attempt.stopping is OutcomeKind.HOST_GUARD and live.attempt.key not in self._hastened:
+                yield live
+
+    def _jobs(self, now: float) -> Iterator[HostJob]:
+        """Yield the jobs of this queue whose processes run on this machine."""
+        for live in self._transitions.live.values():
+            attempt, spec, state = live.attempt, live.job.spec, live.job.state
+            if attempt.engine:
+                continue
+            is_stopping, climb = state is JobState.STOPPING, self._climbs.get(attempt.key, MemoryClimb())
+            yield HostJob(
+                job_id=live.job.id,
+                since=attempt.since,
+                held_mb=climb.held_mb,
+                rate_mb_s=climb.rate_mb_s,
+                declared_mb=spec.need.ram_mb,
+                is_leaving=is_stopping and stops_soon(attempt.stop_at, attempt.kill_at, now),
+                times=self._times.get(attempt.key, 0),
+                may_be_stopped=state is JobState.RUNNING and spec.on_preempt is not OnPreempt.NEVER,
+            )

@@ -1,18 +1,13 @@
 """Slices (`policy/plan.py`): jobs that were started together, and run one after the other on one lease.
 
 All are recorded before the keeper gets them. The first one runs; the others are pending, in `transitions.upcoming`,
-until the keeper reports that they have begun. They are taken back, and queued again as they were,
-
-- before a request that may change the queue: it finds each job either queued or running;
-- when the slice has lasted for a second;
-- when the job of the slice that runs is stopped or suspended: its lease may reserve nothing then.
-
-What was taken back ends as NEVER_STARTED, as does what the keeper did not start because the daemon died.
+until the keeper reports that they have begun. They are taken back, and queued again as they were, before a request that
+may change the queue (it finds each job either queued or running), when the slice has lasted for a second, and when the
+job that runs is stopped or suspended: its lease may reserve nothing then. What was taken back ends as NEVER_STARTED, as
+does what the keeper did not start because the daemon died.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-
-from msgspec import Struct
 
 from gpuyard.model.job import Growth, Job
 from gpuyard.model.lease import Need, asks_for_the_same
@@ -25,11 +20,6 @@ from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
 
-class _Slice(Struct, frozen=True):
-    job_ids: tuple[int, ...]
-    until: float
-
-
 class Slices:
     def __init__(self, transitions: JobTransitions, engines: EngineSet, need_of: Callable[[int], Need]) -> None:
         """`need_of` returns the need of a job in a lane that sizes each."""
@@ -38,10 +28,8 @@ class Slices:
         self._engines = engines
         self._need_of = need_of
         self._begun: list[SiteStatus] = []  # not recorded yet
-        self._slices: list[_Slice] = []  # those of which some jobs may not have begun
+        self._slices: list[tuple[tuple[int, ...], float]] = []  # jobs, some of which may not have begun; until when
         self._changes = 0  # requests that may change the queue, and are not answered yet
-
-    # Requests
 
     @property
     def has_upcoming(self) -> bool:
@@ -50,23 +38,23 @@ class Slices:
     def begin_change(self) -> None:
         """Take back what has not begun, and let no start take jobs along until `end_change`."""
         self._changes += 1
-        for each in self._slices:
-            self._take_back(each)
+        for job_ids, _ in self._slices:
+            self._take_back(job_ids)
         self._slices.clear()
 
     def end_change(self) -> None:
         self._changes -= 1
 
-    # What starts take along
-
     def taken_along(self, plan: Plan, world: World | None) -> Mapping[int, Sequence[Job]]:
         """Return the jobs that starts take along, by the first job."""
         found: dict[int, Sequence[Job]] = {}
         by_lane: dict[int, list[Start]] = {}
-        for start in plan.starts if world is not None and not self._changes else ():
+        if world is None or self._changes:
+            return found
+        for start in plan.starts:
             by_lane.setdefault(start.lane.id, []).append(start)
         for starts in by_lane.values():
-            if world is not None and may_slice(starts[0].lane, plan, world):
+            if may_slice(starts[0].lane, plan, world):
                 jobs = self._next_jobs(starts, places=len(world.running) + len(plan.starts))
                 found |= {start.job_id: jobs[place :: len(starts)] for place, start in enumerate(starts)}
         return found
@@ -93,11 +81,9 @@ class Slices:
 
     def note(self, prepared: Prepared, now: float) -> None:
         """Note that these were recorded, and their keeper gets them now."""
-        job_ids = prepared.job_id, *(each.job_id for each in prepared.rest)
         if prepared.rest:
-            self._slices.append(_Slice(job_ids, now + LONGEST_S))
-
-    # What has begun
+            job_ids = prepared.job_id, *(each.job_id for each in prepared.rest)
+            self._slices.append((job_ids, now + LONGEST_S))
 
     def collect(self) -> None:
         self._begun += self._engines.begun()
@@ -115,28 +101,26 @@ class Slices:
 
     def take_back(self, now: float) -> None:
         """Take back what has to start no more. Call it when a step is recorded, and before signals are sent."""
-        live, upcoming = self._transitions.live.apart, self._transitions.upcoming
-        kept = []
-        for each in self._slices:
-            is_stopping = any(_is_stopping(live[job_id]) for job_id in each.job_ids if job_id in live)
-            if now >= each.until or is_stopping:
-                self._take_back(each)
-            elif not upcoming.keys().isdisjoint(each.job_ids):
-                kept.append(each)
+        live, kept = self._transitions.live.apart, []
+        for job_ids, until in self._slices:
+            is_stopping = any(_is_stopping(live[job_id]) for job_id in job_ids if job_id in live)
+            if now >= until or is_stopping:
+                self._take_back(job_ids)
+            elif not self._transitions.upcoming.keys().isdisjoint(job_ids):
+                kept.append((job_ids, until))
         self._slices = kept
 
-    def _take_back(self, taken: _Slice) -> None:
+    def _take_back(self, job_ids: Sequence[int]) -> None:
         upcoming = self._transitions.upcoming
-        self._engines.withdraw([upcoming[job_id].attempt for job_id in taken.job_ids if job_id in upcoming])
+        self._engines.withdraw([upcoming[job_id].attempt for job_id in job_ids if job_id in upcoming])
 
     def wake_at(self) -> float | None:
         """Return when the first slice has lasted for too long."""
-        return min((each.until for each in self._slices), default=None)
+        return min((until for _, until in self._slices), default=None)
 
 
 def _may_follow(job: Job) -> bool:
-    """Return whether a job can run on the lease of another one with the same spec, with the same variables but for
-    those that number it."""
+    """Return whether a job can run on the lease of another one with the same spec, its variables but for its number."""
     spec = job.spec
     is_plain = spec.container is None and spec.task is None and spec.code.snapshot is None
     return is_plain and not spec.filled_variables and not job.is_unreadable and job.growth == Growth()

@@ -11,24 +11,23 @@ from gpuyard.ledger.measured_usage import LEASE_VARIABLE
 from gpuyard.model.cluster_terms import ClusterTerms
 from gpuyard.model.container import Container, Mount
 from gpuyard.model.job import Attempt, HandedOver, Job, Started
-from gpuyard.model.job_spec import CodeSnapshot, JobSpec, place_of
+from gpuyard.model.job_spec import CodeSnapshot, place_of
 from gpuyard.model.lifecycle import JobEvent
 from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.model.placeholders import fill_in, fill_pattern
 from gpuyard.model.shell_environment import CPUS_VARIABLE, thread_variables
 from gpuyard.model.sweep import SWEEP_PREFIX, variable_of
 from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
+from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.policy.host_room import CpuLayout, choose_cpus, owned_cpus
 from gpuyard.policy.preallocation import growth_variables
 from gpuyard.policy.sizing import ram_limit_mb
 from gpuyard.policy.world import Start
 from gpuyard.ports import HeldClaim, Launch, Prepared
 from gpuyard.probes.kernel_files import node_of, read_cpu_layout
-from gpuyard.queue.cluster_jobs import ClusterDispatch
 from gpuyard.queue.configured_rules import Rules
-from gpuyard.queue.engine_set import EngineSet
 from gpuyard.queue.job_slices import Slices
-from gpuyard.queue.start_pauses import StartPauses
+from gpuyard.queue.step_parts import QueueParts
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.visible_devices import visible_variables
 
@@ -48,28 +47,15 @@ class CpuPinning:
         """Return the CPUs of the job's next attempt on these devices; empty: it may run on any."""
         live = (each for each in self._transitions.live.values() if not each.attempt.engine)
         taken = owned_cpus((each.job.spec.cpus, each.attempt.cpus) for each in live)
-        return choose_cpus(job.spec.cpus, self._read_layout(), taken, {self._node(device) for device in devices})
+        return choose_cpus(job.spec.cpus, self._read_layout(), taken, set(map(self._node, devices)))
 
 
-# A job that was submitted from inside another job must not inherit these.
-CODE_VARIABLES = ("GPUYARD_SUBMIT_DIR", "GPUYARD_SNAPSHOT", "GPUYARD_COMMIT")
 OOM_COUNT_VARIABLE = "GPUYARD_OOM_COUNT"
 # A job that was submitted from inside another job must not inherit these.
-_OWN_VARIABLES = frozenset(
-    {
-        "GPUYARD_JOB_ID",
-        "GPUYARD_ATTEMPT",
-        "GPUYARD_ARRAY_INDEX",
-        OOM_COUNT_VARIABLE,
-        "GPUYARD_QUEUE",
-        LEASE_VARIABLE,
-        CPUS_VARIABLE,
-        PROGRESS_VARIABLE,
-        *CODE_VARIABLES,
-    }
-)
-# Python buffers output that does not go to a terminal: without it `gpuyard logs -f` shows nothing for a long time.
-_UNBUFFERED = "PYTHONUNBUFFERED"
+_OWN_VARIABLES = frozenset((
+    "GPUYARD_JOB_ID", "GPUYARD_ATTEMPT", "GPUYARD_ARRAY_INDEX", OOM_COUNT_VARIABLE, "GPUYARD_QUEUE", LEASE_VARIABLE,
+    CPUS_VARIABLE, PROGRESS_VARIABLE, "GPUYARD_SUBMIT_DIR", "GPUYARD_SNAPSHOT", "GPUYARD_COMMIT",
+))  # fmt: skip
 
 
 def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
@@ -86,13 +72,24 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     if job.is_unreadable:
         raise UserError("its command could not be read from queue.db: submit it again")
     devices = [device for share in held.lease.shares if (device := snapshot.device(share.device_id))] if held else []
-    submitted = _submitted_variables(job)
-    own = _own_variables(job, number)
+    values = job.placeholders
+    filled = frozenset(job.spec.filled_variables if values else ())
+    submitted = {
+        name: fill_in((value,), values)[0] if name in filled else value
+        for name, value in job.spec.environment.items()
+        if name not in _OWN_VARIABLES and not name.startswith(SWEEP_PREFIX)
+    }
+    own = {**_own_variables(job, number), "GPUYARD_SUBMIT_DIR": job.spec.cwd}
+    if job.spec.code.snapshot is not None:
+        own["GPUYARD_SNAPSHOT"] = job.spec.code.snapshot.folder
+    if job.spec.code.commit is not None:
+        own["GPUYARD_COMMIT"] = job.spec.code.commit
     engine_selects = terms is not None and terms.need.devices > 0
     selects_devices = not (job.spec.sees_all_devices or engine_selects)
     by_uuid = rules.devices.visible == "uuid"
     visible = _visible(devices, snapshot, job.spec.container, by_uuid=by_uuid) if selects_devices else {}
-    unbuffered = {_UNBUFFERED: "1"} if rules.unbuffers_python else {}
+    # Python buffers output that does not go to a terminal: `gpuyard logs -f` would show nothing for a long time.
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if rules.unbuffers_python else {}
     growing = growth_variables(submitted) if rules.stops_preallocation and job.spec.need.devices else {}
     threads = thread_variables(job.spec.cpus, submitted) if terms is None else {}
     task = job.spec.task
@@ -102,7 +99,6 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
         visible[task.variable] = visible.pop("CUDA_VISIBLE_DEVICES")
     if held is not None:
         own[LEASE_VARIABLE] = held.lease.id
-    own |= code_variables(job.spec)
     launch = Launch(
         job_id=job.id,
         attempt=number,
@@ -129,7 +125,7 @@ def launch_of(  # noqa: PLR0913 - everything that an attempt is started with
     return launch if job.spec.code.snapshot is None else in_snapshot(launch, job.spec.code.snapshot)
 
 
-def launch_after(launch: Launch, job: Job) -> Launch:
+def _launch_after(launch: Launch, job: Job) -> Launch:
     """Return the launch of another job with the same spec, which runs on the same devices."""
     number = job.attempts + 1
     environment = {**launch.environment, **_own_variables(job, number)}
@@ -139,14 +135,9 @@ def launch_after(launch: Launch, job: Job) -> Launch:
 def upcoming(attempt: Attempt, prepared: Prepared) -> Attempt:
     """Return the attempt that follows another one on its lease, as it is recorded until it begins."""
     return replace(
-        attempt,
-        job_id=prepared.job_id,
-        number=prepared.attempt,
-        phase=HandedOver(at=attempt.since),
-        log=prepared.log,
-        error_log=prepared.error_log,
-        stop_at=None,
-    )
+        attempt, job_id=prepared.job_id, number=prepared.attempt, phase=HandedOver(at=attempt.since),
+        log=prepared.log, error_log=prepared.error_log, stop_at=None,
+    )  # fmt: skip
 
 
 def _own_variables(job: Job, number: int) -> dict[str, str]:
@@ -160,18 +151,6 @@ def _own_variables(job: Job, number: int) -> dict[str, str]:
     if job.index is not None:
         own["GPUYARD_ARRAY_INDEX"] = str(job.index)
     return own
-
-
-def _submitted_variables(job: Job) -> dict[str, str]:
-    """Return the variables of the submission, without those that a job has of its own, and with placeholders filled in
-    where --env has some."""
-    values = job.placeholders
-    filled = frozenset(job.spec.filled_variables if values else ())
-    return {
-        name: fill_in((value,), values)[0] if name in filled else value
-        for name, value in job.spec.environment.items()
-        if name not in _OWN_VARIABLES and not name.startswith(SWEEP_PREFIX)
-    }
 
 
 def _output_path(job: Job, pattern: str | None, number: int) -> str | None:
@@ -193,8 +172,7 @@ def _output_path(job: Job, pattern: str | None, number: int) -> str | None:
 def _visible(
     devices: Sequence[Device], snapshot: Snapshot, container: Container | None, *, by_uuid: bool
 ) -> dict[str, str]:
-    """Return the variables that select the devices. In a container that has no other devices they count from 0, and
-    NVIDIA's are named by UUID."""
+    """Return the variables that select the devices: from 0 in a container that has no others, NVIDIA's by UUID."""
     if container is None or not container.maps_devices or any(device.is_simulated for device in devices):
         return visible_variables(devices, snapshot, by_uuid=by_uuid)
     inside = [replace(device, index=index) for index, device in enumerate(devices)]
@@ -204,61 +182,26 @@ def _visible(
     return visible
 
 
-def attempt_of(  # noqa: PLR0913 - everything that is known at the start
-    job: Job,
-    prepared: Prepared,
-    start: Start,
-    held: HeldClaim | None,
-    *,
-    predicted_mb: float | None,
-    boot_id: str | None,
-    now: float,
-) -> Attempt:
-    """Return the attempt as it is recorded. With `terms` it is handed over to another machine: its time limit counts
-    from its start there, and a reboot of this machine does not end it."""
-    terms, shares, limit = start.terms, start.claim.shares, job.spec.time_limit_s
-    reserved_mb = shares[0].memory_mb if shares else None
-    if terms is not None and not terms.need.is_exclusive:
-        reserved_mb = terms.need.required_mb
-    return Attempt(
-        job_id=job.id,
-        number=prepared.attempt,
-        phase=Started(at=now, keeper_pid=prepared.keeper_pid) if terms is None else HandedOver(at=now),
-        boot_id=boot_id if terms is None else None,
-        lease_id=held.lease.id if held is not None else None,
-        devices=tuple(share.device_id for share in shares),
-        log=prepared.log,
-        error_log=prepared.error_log,
-        stop_at=None if limit is None or terms is not None else now + limit,
-        reserved_mb=reserved_mb,
-        predicted_mb=predicted_mb,
-        engine=job.spec.engine,
-    )
-
-
-def code_variables(spec: JobSpec) -> dict[str, str]:
-    """Return the variables that say where the job was submitted, where its code is, and which commit that was."""
-    found = {"GPUYARD_SUBMIT_DIR": spec.cwd}
-    if spec.code.snapshot is not None:
-        found["GPUYARD_SNAPSHOT"] = spec.code.snapshot.folder
-    if spec.code.commit is not None:
-        found["GPUYARD_COMMIT"] = spec.code.commit
-    return found
-
-
 def in_snapshot(launch: Launch, snapshot: CodeSnapshot) -> Launch:
     """Return the launch with its working directory in the snapshot. Whole arguments that are files of the tree, and
-    folders of PYTHONPATH, become those of the snapshot. A container gets both the snapshot and the tree."""
+    folders of PYTHONPATH, become those of the snapshot. A container gets both the snapshot and the tree, to which links
+    of the snapshot lead."""
     environment = {**launch.environment, "PWD": snapshot.cwd}
     if python_path := environment.get("PYTHONPATH"):
         folders = (_copied(each, snapshot, stat.S_IFDIR) for each in python_path.split(":"))
         environment["PYTHONPATH"] = ":".join(folders)
+    container = launch.container
+    if container is not None:
+        given = {mount.target for mount in container.mounts}
+        folders = (each for each in (snapshot.folder, snapshot.root) if each not in given)
+        mounts = tuple(Mount(source=each, target=each) for each in folders)
+        container = replace(container, mounts=(*mounts, *container.mounts))
     return replace(
         launch,
         command=tuple(_copied(word, snapshot, stat.S_IFREG) for word in launch.command),
         cwd=snapshot.cwd,
         environment=environment,
-        container=None if launch.container is None else _with_tree(launch.container, snapshot),
+        container=container,
         snapshot=snapshot,
     )
 
@@ -272,32 +215,12 @@ def _copied(path: str, snapshot: CodeSnapshot, kind: int) -> str:
         return path
 
 
-def _with_tree(container: Container, snapshot: CodeSnapshot) -> Container:
-    """Mount the snapshot, and the tree that its links lead to."""
-    given = {mount.target for mount in container.mounts}
-    folders = [each for each in (snapshot.folder, snapshot.root) if each not in given]
-    mounts = tuple(Mount(source=each, target=each) for each in folders)
-    return replace(container, mounts=(*mounts, *container.mounts))
-
-
 class JobLauncher:
-    def __init__(  # noqa: PLR0913 - everything that a start concerns
-        self,
-        transitions: JobTransitions,
-        engines: EngineSet,
-        dispatch: ClusterDispatch,
-        pauses: StartPauses,
-        *,
-        slices: Slices,
-        boot_id: str | None,
-    ) -> None:
-        self._transitions = transitions
-        self._engines = engines
-        self._dispatch = dispatch
-        self._pauses = pauses
+    def __init__(self, parts: QueueParts, slices: Slices) -> None:
+        self._parts = parts
+        self._transitions = parts.transitions
         self._slices = slices
-        self._boot_id = boot_id
-        self._pinning = CpuPinning(transitions)
+        self._pinning = CpuPinning(parts.transitions)
         self.has_rejected = False  # a job was rejected, and other jobs waited behind its start
 
     def launch(  # noqa: PLR0913 - everything that an attempt is started with
@@ -310,8 +233,7 @@ class JobLauncher:
         *,
         rest: Sequence[Job] = (),
     ) -> int:
-        """Prepare the attempt and record it; return 1, or 0 if it could not be prepared. `rest` are the jobs that run
-        after it on its lease."""
+        """Prepare and record the attempt, and the `rest` of its slice; return 1, or 0 if that failed."""
         job = self._transitions.store.job(start.job_id)
         assert job is not None
         try:
@@ -320,24 +242,51 @@ class JobLauncher:
             if job.spec.task is not None and job.attempts:
                 launch = replace(launch, retried=self._describe_retry(job))
             if launch.ram_limit_mb is None:
-                launch = replace(launch, rest=tuple(launch_after(launch, each) for each in rest))
-            prepared = self._engines.prepare(launch, held.descriptor if held is not None else None)
+                launch = replace(launch, rest=tuple(_launch_after(launch, each) for each in rest))
+            prepared = self._parts.engines.prepare(launch, held.descriptor if held is not None else None)
         except GpuyardError as error:
             if held is not None:
                 held.release()
-            self._note_failure(job, start, error, now)
+            if isinstance(error, UserError):
+                self._transitions.apply(job, JobEvent.REJECT, now, str(error))
+                self.has_rejected = True
+            elif start.terms is not None:
+                self._parts.cluster_dispatch.delay_lane(job, str(error), now)
+            else:
+                limit = ResourceLimit(text=str(error), remedy=error.hint or "")
+                self._parts.start_pauses.note_limit(job.id, limit, now)
             return 0
-        has_devices = bool(start.claim.shares) or start.terms is not None
-        predicted_mb = self._transitions.estimates.predicted_mb(job) if has_devices else None
-        attempt = attempt_of(job, prepared, start, held, predicted_mb=predicted_mb, boot_id=self._boot_id, now=now)
-        attempt = replace(attempt, cpus=launch.cpus)
+        attempt = replace(self._attempt(job, prepared, start, held, now), cpus=launch.cpus)
         self._transitions.start(job, attempt)
         for each, ready in zip(rest, prepared.rest, strict=False):
             self._transitions.start(each, upcoming(attempt, ready))
         self._slices.note(prepared, now)
         if start.terms is None:
-            self._pauses.note_start(now)
+            self._parts.start_pauses.note_start(now)
         return 1
+
+    def _attempt(self, job: Job, prepared: Prepared, start: Start, held: HeldClaim | None, now: float) -> Attempt:
+        """Return the attempt as it is recorded. With `terms` it is handed over to another machine: its time limit
+        counts from its start there, and a reboot of this machine does not end it."""
+        terms, shares, limit = start.terms, start.claim.shares, job.spec.time_limit_s
+        reserved_mb = shares[0].memory_mb if shares else None
+        if terms is not None and not terms.need.is_exclusive:
+            reserved_mb = terms.need.required_mb
+        has_devices = bool(shares) or terms is not None
+        return Attempt(
+            job_id=job.id,
+            number=prepared.attempt,
+            phase=Started(at=now, keeper_pid=prepared.keeper_pid) if terms is None else HandedOver(at=now),
+            boot_id=self._parts.me.boot_id if terms is None else None,
+            lease_id=held.lease.id if held is not None else None,
+            devices=tuple(share.device_id for share in shares),
+            log=prepared.log,
+            error_log=prepared.error_log,
+            stop_at=None if limit is None or terms is not None else now + limit,
+            reserved_mb=reserved_mb,
+            predicted_mb=self._transitions.estimates.predicted_mb(job) if has_devices else None,
+            engine=job.spec.engine,
+        )
 
     def _describe_retry(self, job: Job) -> str:
         """Return which attempt of how many comes next, and how the last one ended."""
@@ -346,12 +295,3 @@ class JobLauncher:
         ended = past[-1].outcome if past else None  # the job may come from a backup
         why = "" if ended is None else f": {ended.reason or ended.kind}"
         return f"attempt {job.attempts + 1} of {most}{why}"
-
-    def _note_failure(self, job: Job, start: Start, error: GpuyardError, now: float) -> None:
-        if isinstance(error, UserError):
-            self._transitions.apply(job, JobEvent.REJECT, now, str(error))
-            self.has_rejected = True
-        elif start.terms is not None:
-            self._dispatch.delay_lane(job, str(error), now)
-        else:
-            self._pauses.note_fault(job.id, error, now)

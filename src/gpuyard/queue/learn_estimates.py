@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from gpuyard.model.container import bare_container_tool
 from gpuyard.model.job import Attempt, Growth, Job, Outcome, OutcomeKind, Usage
-from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lease import Need
 from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.out_of_memory import ShortageKind
@@ -36,10 +35,7 @@ from gpuyard.policy.sizing import (
 )
 from gpuyard.store.job_store import JobStore
 
-_MAX_LABEL = 200
 _CACHE_SIZE = 65_536
-# An attempt that used no device in this many samples and this time does not need one.
-_MIN_IDLE_SAMPLES, _MIN_IDLE_S = 3, 0.75
 # Set in the store once a job without devices has used enough RAM or CPUs that such jobs reserve them.
 _HOST_USE_SETTING = "host-use-learned"
 
@@ -57,8 +53,6 @@ class LearnedEstimates:
         self._last_kind = 0
         self._estimates: dict[int, Estimate] = {}  # by kind, as the next
         self._needs: dict[int, tuple[object, Need]] = {}
-        self._runs: dict[int, tuple[JobSpec, KnownRuns]] = {}  # by job, as the next
-        self._prints: dict[int, tuple[JobSpec, tuple[str, str]]] = {}
         self._store = store
         self._unsaved: dict[str, Profile] = {}
         self._saved: dict[str, Profile | None] = {}
@@ -97,8 +91,7 @@ class LearnedEstimates:
         running_like: Callable[[Job], RunningPeaks] = lambda _: ((), None),
         grantable_mb: float | None = None,
     ) -> Need:
-        """Return the need of a job whose lane leaves the memory or the RAM open. `grantable_mb` is the RAM that this
-        machine can give."""
+        """Return the need of a job whose lane leaves the memory or the RAM open. `grantable_mb`: this machine's RAM."""
         job, _, kind = self._known(job_id)
         if devices is not self._cards.devices and not self._cards.update(devices):
             self._cards = DeviceSizes(devices)
@@ -120,14 +113,12 @@ class LearnedEstimates:
         return self._store.setting(_HOST_USE_SETTING) is not None
 
     def known_runs(self, job: Job, running_mb: tuple[float, ...] = (), batch: ExpectedPeak | None = None) -> KnownRuns:
-        found = self._runs.get(job.id)
-        if found is None or found[0] is not job.spec:
-            exact, program = self.profiles(job)
-            machine, *frameworks = (self._profile(fingerprint) for fingerprint, _ in _wider_groups(job))
-            framework = frameworks[0] if frameworks else None
-            found = job.spec, KnownRuns(exact=exact, program=program, framework=framework, machine=machine)
-            self._runs[job.id] = found
-        return replace(found[1], running_mb=running_mb, batch=batch) if running_mb or batch is not None else found[1]
+        exact, program = self.profiles(job)
+        machine, *frameworks = (self._profile(fingerprint) for fingerprint, _ in _wider_groups(job))
+        framework = frameworks[0] if frameworks else None
+        return KnownRuns(
+            exact=exact, program=program, framework=framework, machine=machine, running_mb=running_mb, batch=batch
+        )
 
     def need_elsewhere(self, job: Job) -> Need:
         """Return the need for an engine that places the job on GPUs unknown here: a whole GPU without an estimate."""
@@ -141,11 +132,6 @@ class LearnedEstimates:
         """Return the RAM that earlier runs used, or None."""
         return next((each.ram_mb for each in self.profiles(job) if each and each.ram_mb is not None), None)
 
-    def own_ram_mb(self, job: Job) -> float | None:
-        """Return the RAM that earlier runs of this very command used, or None."""
-        exact = self.profiles(job)[0]
-        return None if exact is None else exact.ram_mb
-
     def load_percent(self, job: Job) -> float | None:
         """Return how busy earlier runs kept a device, or None."""
         return next((each.load_percent for each in self.profiles(job) if each and each.load_percent is not None), None)
@@ -155,19 +141,9 @@ class LearnedEstimates:
         return next((each.power_w for each in self.profiles(job) if each and each.power_w is not None), None)
 
     def profiles(self, job: Job) -> tuple[Profile | None, Profile | None]:
-        """Return the profiles of the exact command and of the program, but not those of runs that preallocated if the
-        job is set not to."""
-        exact, program = self.fingerprints(job)
+        """Return the profiles of command and program, but not of runs that preallocated if the job is set not to."""
+        exact, program = fingerprints_of(job)
         return self._applicable(job, exact), self._applicable(job, program)
-
-    def fingerprints(self, job: Job) -> tuple[str, str]:
-        """Return the fingerprints of the exact command and of the program. A job has them for life."""
-        found = self._prints.get(job.id)
-        if found is None or found[0] is not job.spec:
-            if len(self._prints) >= _CACHE_SIZE:
-                self._prints.clear()
-            found = self._prints[job.id] = job.spec, fingerprints_of(job)
-        return found[1]
 
     def _applicable(self, job: Job, fingerprint: str) -> Profile | None:
         profile = self._profile(fingerprint)
@@ -176,34 +152,32 @@ class LearnedEstimates:
         return None if profile.preallocates in frameworks_set_to_grow(job.argv, job.spec.environment) else profile
 
     def learn(self, job: Job, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """Update the profiles of the command and of the program with an attempt that has ended, and with a first run
-        also that of the machine."""
+        """Update the profiles of command and program with an ended attempt, and by a first run the machine's."""
         run = _finished_run(job, attempt, outcome, now)
         if run is None:
             return
         self._forget_derived()
         prints = fingerprints_of(job)
         for fingerprint, is_exact in zip(prints, (True, False), strict=True):
-            before = self._profile(fingerprint) or _new_profile(job, is_exact=is_exact)
+            if (before := self._profile(fingerprint)) is None:
+                command, vendor = _command(job), job.spec.need.vendor
+                words = command if is_exact else find_program(command, job.spec.cwd)
+                label = " ".join((*filter(None, words), *(() if vendor is None else (f"[{vendor}]",))))
+                before = Profile(label=label[:200], is_exact=is_exact)
             self._unsaved[fingerprint] = learn(before, run)
-        self._learn_for_machine(job, run)
+        # What a program preallocates says nothing about others, nor does a script that uses no GPU.
+        is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
+        if is_first and run.peak_mb and not run.preallocates:
+            taught = replace(run, seconds=None, load_percent=None, power_w=None, cpus_used=None)
+            for fingerprint, label in _wider_groups(job):
+                wider = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
+                self._unsaved[fingerprint] = learn(wider, taught)
         is_large = (run.ram_mb or 0.0) >= LEAST_RAM_MB / 2 or (run.cpus_used or 0.0) >= LEAST_CPUS - 0.5
         if is_large and not job.spec.need.devices and not self.knows_host_use:
             self._store.set_setting(_HOST_USE_SETTING, "1")
         advice = declaration_advice(job.spec.need.required_mb, attempt.usage)
         if advice is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", advice)
-
-    def _learn_for_machine(self, job: Job, run: FinishedRun) -> None:
-        """Learn from a first run how much memory first runs use."""
-        # What a program preallocates says nothing about others, nor does a script that uses no GPU.
-        is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
-        if not is_first or not run.peak_mb or run.preallocates:
-            return
-        taught = replace(run, seconds=None, load_percent=None, power_w=None, cpus_used=None)
-        for fingerprint, label in _wider_groups(job):
-            before = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
-            self._unsaved[fingerprint] = learn(before, taught)
 
     def save(self) -> None:
         for fingerprint, profile in self._unsaved.items():
@@ -217,7 +191,6 @@ class LearnedEstimates:
         self._last_look_up = None
         self._kinds.clear()
         self._saved.clear()
-        self._prints.clear()
         self._forget_derived()
 
     def _forget_derived(self) -> None:
@@ -225,14 +198,15 @@ class LearnedEstimates:
         self.version += 1
         self._estimates.clear()
         self._needs.clear()
-        self._runs.clear()
 
     def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str], int]:
         job = self._store.job(job_id)
         assert job is not None
         last = self._last_look_up
-        if last is not None and _are_alike(job, last[0]):  # as the jobs of an array
-            return job, last[1], last[2]
+        if last is not None:  # jobs of an array are alike at a glance
+            is_same = job.spec is last[0].spec and job.group == last[0].group and job.growth == last[0].growth
+            if is_same and job.argv == last[0].argv:
+                return job, last[1], last[2]
         prints, spec = fingerprints_of(job), job.spec
         batch = None if spec.pace is None else job.group
         times = (spec.duration_s, spec.time_limit_s, spec.grace_s)
@@ -263,12 +237,6 @@ def _command(job: Job) -> tuple[str, ...]:
     return job.argv if job.spec.pace is None else job.spec.command
 
 
-def _are_alike(one: Job, other: Job) -> bool:
-    """Return whether need and duration of both jobs are estimated alike. False if that is not seen at a glance."""
-    is_same = one.spec is other.spec and one.group == other.group and one.growth == other.growth
-    return is_same and one.argv == other.argv
-
-
 def fingerprints_of(job: Job) -> tuple[str, str]:
     """Return the fingerprints of the exact command and of the program."""
     image = "" if job.spec.container is None else job.spec.container.image
@@ -283,21 +251,6 @@ def _wider_groups(job: Job) -> list[tuple[str, str]]:
     if framework:
         groups.append((machine_fingerprint(vendor, framework), f"(first runs with {framework}){where}"))
     return groups
-
-
-def _new_profile(job: Job, *, is_exact: bool) -> Profile:
-    command = _command(job) if is_exact else find_program(_command(job), job.spec.cwd)
-    vendor = job.spec.need.vendor
-    words = (*filter(None, command), *(() if vendor is None else (f"[{vendor}]",)))
-    return Profile(label=" ".join(words)[:_MAX_LABEL], is_exact=is_exact)
-
-
-def _uses_nothing(job: Job, attempt: Attempt, usage: Usage, now: float) -> bool:
-    """Return whether the attempt is known to have used no device. Never for a command that starts a container itself,
-    nor if foreign memory was seen: its work may run outside the job's processes."""
-    if usage.peak_mb is not None or usage.saw_foreign or usage.idle_looks < _MIN_IDLE_SAMPLES:
-        return False
-    return attempt.ran_s(now) >= _MIN_IDLE_S and bare_container_tool(job.argv) is None
 
 
 def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> FinishedRun | None:
@@ -317,7 +270,11 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
         at=now,
     )
     if is_whole:
-        return replace(run, peak_mb=0.0, load_percent=0.0) if _uses_nothing(job, attempt, usage, now) else run
+        # An attempt that used no device in three samples does not need one, unless its work may run outside its
+        # processes: its command starts a container itself, or foreign memory was seen.
+        is_idle = usage.peak_mb is None and not usage.saw_foreign and usage.idle_looks >= 3
+        uses_nothing = is_idle and attempt.ran_s(now) >= 0.75 and bare_container_tool(job.argv) is None
+        return replace(run, peak_mb=0.0, load_percent=0.0) if uses_nothing else run
     if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:
         return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))
     return run if usage.peak_mb is not None else None

@@ -1,8 +1,4 @@
-"""Jobs with a live attempt, with indexes of those that a step looks at: most live jobs just run.
-
-The recent device time of users and tags, by which jobs of equal priority are ordered.
-
-When jobs last started whose starts are staggered: of an array, and of a tag with sharing rules.
+"""Jobs with a live attempt, the recent device time of users and tags, and when staggered jobs last started.
 
 Everything kept here can be read from the store again.
 """
@@ -65,10 +61,14 @@ class LiveJobs(dict[int, Live]):
         is_apart = not just_runs or attempt.stop_at is not None or attempt.kill_at is not None
         has_estimate = attempt.predicted_mb is not None or job.growth.memory_mb is not None or job.growth.is_alone
         is_unpredicted = job.spec.learns_memory and attempt.lease_id is not None and not has_estimate
-        _keep(self.apart, job_id, live, is_member=is_apart)
-        _keep(self.unpredicted, job_id, live, is_member=is_unpredicted)
-        _keep(self.outgrown, job_id, live, is_member=holds_more_than_reserved(attempt))
-        _keep(self.without_devices, job_id, live, is_member=not attempt.devices)
+        for index, is_member in (
+            (self.apart, is_apart), (self.unpredicted, is_unpredicted), (self.without_devices, not attempt.devices),
+            (self.outgrown, holds_more_than_reserved(attempt)),
+        ):  # fmt: skip
+            if is_member:
+                index[job_id] = live
+            else:
+                index.pop(job_id, None)
         for device_id in attempt.devices:
             self.on_device.setdefault(device_id, {})[job_id] = live
         if attempt.lease_id is not None and (before is None or self._holds_lease(live)):
@@ -77,16 +77,8 @@ class LiveJobs(dict[int, Live]):
     def set_usage(self, job_id: int, usage: Usage) -> None:
         """Replace what a job was measured to use."""
         before = self[job_id]
-        live = Live(job=before.job, attempt=replace(before.attempt, usage=usage))
-        super().__setitem__(job_id, live)
-        for index in (self.apart, self.unpredicted, self.without_devices):
-            if job_id in index:
-                index[job_id] = live
-        _keep(self.outgrown, job_id, live, is_member=holds_more_than_reserved(live.attempt))
-        for device_id in live.attempt.devices:
-            self.on_device[device_id][job_id] = live
-        if before.attempt.lease_id is not None and self._holds_lease(before):
-            self.by_lease[before.attempt.lease_id] = live
+        self[job_id] = Live(job=before.job, attempt=replace(before.attempt, usage=usage))
+        self.version -= 1
 
     def take(self, job_id: int) -> Live:
         """Remove and return a job whose attempt is over."""
@@ -115,15 +107,8 @@ class LiveJobs(dict[int, Live]):
                 del self.on_device[device_id]
 
 
-def _keep(index: dict[int, Live], job_id: int, live: Live, *, is_member: bool) -> None:
-    if is_member:
-        index[job_id] = live
-    else:
-        index.pop(job_id, None)
-
-
 class RecentUse:
-    """Kept in memory, and written to the store by `save`."""
+    """By which jobs of equal priority are ordered. Kept in memory, and written to the store by `save`."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -135,7 +120,7 @@ class RecentUse:
         self._unsaved.clear()
 
     def add(self, ended: Live, now: float) -> None:
-        party = _party(ended)
+        party = ended.job.user, ended.job.spec.tag
         self._uses[party] = add_use(self._uses.get(party, WeightedUse()), ended.device_seconds(now), now)
         self._unsaved.add(party)
 
@@ -143,7 +128,7 @@ class RecentUse:
         """Return the recent use of each user and tag, including running jobs."""
         used = {party: weight(use, now) for party, use in self._uses.items()}
         for live in running:
-            party = _party(live)
+            party = live.job.user, live.job.spec.tag
             used[party] = used.get(party, 0.0) + live.device_seconds(now)
         return used
 
@@ -151,10 +136,6 @@ class RecentUse:
         for party in self._unsaved & self._uses.keys():
             self._store.learned.set_recent_use(party, self._uses[party])
         self._unsaved.clear()
-
-
-def _party(live: Live) -> Party:
-    return live.job.user, live.job.spec.tag
 
 
 class StaggeredStarts:
@@ -186,10 +167,12 @@ class StaggeredStarts:
     def next_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
         """Yield when the next job of each staggered array and tag may start, where that is later than now."""
         for lane in lanes:
+            waits = []
             if lane.stagger_s and lane.group is not None:
-                yield from _later(self._of_array(lane.group), lane.stagger_s, now)
+                waits.append((self._of_array(lane.group), lane.stagger_s))
             if lane.tag_sharing is not None:
-                yield from _later(self._of_tag(lane.tag), lane.tag_sharing.stagger_s, now)
+                waits.append((self._of_tag(lane.tag), lane.tag_sharing.stagger_s))
+            yield from (at + wait_s for at, wait_s in waits if at is not None and at <= now < at + wait_s)
 
     def _of_array(self, group: int) -> float | None:
         if group not in self._of_arrays:
@@ -200,8 +183,3 @@ class StaggeredStarts:
         if tag not in self._of_tags:
             self._of_tags[tag] = self._store.last_start_with_tag(tag)
         return self._of_tags[tag]
-
-
-def _later(last: float | None, stagger_s: float, now: float) -> Iterator[float]:
-    if last is not None and last <= now < last + stagger_s:
-        yield last + stagger_s

@@ -27,11 +27,6 @@ from gpuyard.model.machine_snapshot import Device, Sample, Snapshot
 from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
 
-# Samples may follow each other within milliseconds, and a counter moves about ten times a second.
-_LEAST_S = 0.2
-# In RAM: its GPUs do nothing for it.
-_MOVED_OUT = (JobState.SUSPENDED, JobState.RESUMING)
-
 _until = attrgetter("until")
 
 Loads = Mapping[tuple[str, str], float | None]
@@ -58,25 +53,31 @@ class EnergyMeter:
         self.total = EnergyUse()
 
     def note(self, sample: Sample, loads: Loads, ended_at: Mapping[int, float]) -> None:
-        """Charge what the cards used since the sample before. `loads` is how busy each lease keeps each device, as far
-        as known; `ended_at` is when attempts ended that are not recorded yet, by job."""
+        """Charge what the cards used since the last sample. `ended_at`: by job, ends that are not recorded yet."""
         at = sample.snapshot.taken_at
         if sample is self._last or sample.reread or at is None:
             return
         self._last = sample
         devices = sample.snapshot.devices
         metered = [each for each in devices if each.energy_j is not None or each.power_draw_w is not None]
-        read = [device for device in metered if self._has_news(device, at)]
+        # Samples may follow each other within milliseconds, and a counter moves about ten times a second.
+        known = self._cards.get
+        read = [
+            device
+            for device in metered
+            if (card := known(device.id)) is None or (device is not card.device and at - card.reading.at >= 0.2)
+        ]
         holders = self._holders(sample.snapshot) if read else {}
         parts: dict[int, EnergyUse] = {}
         for device in read:
             before = self._cards.get(device.id)
             here = holders.get(device.id, {})
             uses = {key: _use(device, ids, live, loads, is_alone=len(here) == 1) for key, (live, ids) in here.items()}
+            powers = (None if before is None else before.idle_w, device.power_draw_w)
             card = _Card(
                 device=device,
                 reading=CardReading(at=at, counter_j=device.energy_j, power_w=device.power_draw_w),
-                idle_w=_lower(None if before is None else before.idle_w, device.power_draw_w),
+                idle_w=min((each for each in powers if each is not None), default=None),
                 foreign_percent=_foreign(device, uses),
                 uses=uses,
             )
@@ -87,11 +88,6 @@ class EnergyMeter:
                 _add_parts(parts, before, card, held)
         for key, part in parts.items():
             self._charge(key, part)
-
-    def _has_news(self, device: Device, at: float) -> bool:
-        """Return whether a card was read again long enough after its last reading."""
-        before = self._cards.get(device.id)
-        return before is None or (device is not before.device and at - before.reading.at >= _LEAST_S)
 
     def settle(self, ended_at: Mapping[int, float]) -> None:
         """Charge attempts that end now for the time since the last reading of their cards."""
@@ -142,7 +138,7 @@ class EnergyMeter:
         cards = {device.id: device.parent or device.id for device in snapshot.devices}
         found: dict[str, dict[int, tuple[Live, list[str]]]] = {}
         for key, live in self._transitions.live.items():
-            if live.attempt.started is None or live.job.state in _MOVED_OUT:
+            if live.attempt.started is None or live.job.state in (JobState.SUSPENDED, JobState.RESUMING):  # in RAM
                 continue
             for device_id in live.attempt.devices:
                 if device_id in cards:
@@ -179,8 +175,7 @@ def _use(device: Device, ids: list[str], live: Live, loads: Loads, *, is_alone: 
     found = [load for load in known if load is not None]
     if len(found) == len(known):
         return sum(found)
-    is_at_rest = device.utilization_percent == 0.0
-    return device.utilization_percent if is_alone or is_at_rest else None
+    return device.utilization_percent if is_alone or device.utilization_percent == 0.0 else None
 
 
 def _foreign(device: Device, uses: Mapping[int, float | None]) -> float:
@@ -191,7 +186,3 @@ def _foreign(device: Device, uses: Mapping[int, float | None]) -> float:
         return 0.0
     rest = sum(known) - sum(use or 0.0 for use in uses.values())
     return rest if rest >= 1.0 else 0.0
-
-
-def _lower(before: float | None, power_w: float | None) -> float | None:
-    return min((each for each in (before, power_w) if each is not None), default=None)

@@ -1,15 +1,11 @@
-"""Measures what live attempts use, sample by sample: memory, load and RAM.
+"""Measures what live attempts use, sample by sample: memory, load and RAM; and keeps the progress of attempts.
 
-Keeps the progress of attempts, and says when they end by it.
-
-The readings come from outside: a thread reads output and files (`daemon/monitor/job_progress_watch.py`). An end is
-recorded after the rest of what its attempt has written was read, with what that says.
-
-Watches running jobs for programs that preallocate, and records once what lets others share the device.
+Readings of progress come from outside: a thread reads output and files (`daemon/monitor/job_progress_watch.py`). An end
+is recorded after the rest of what its attempt has written was read, with what that says.
 """
 
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -27,26 +23,22 @@ from gpuyard.queue.transitions import JobTransitions
 
 # Used by the driver itself and by idle foreign processes.
 NOTHING_MB = 128.0
-_NO_PID = -1
-_NEVER_RESTS = 0.1
 # A suspending job may allocate more until it is paused, and has to get all of that back.
 _UNSEEN = (JobState.SUSPENDED, JobState.RESUMING)
-_LEAST_CPU_S = 1.0  # of a shorter run, most CPU time is that of its start
 
 
 class UsageTracker:
     def __init__(self, transitions: JobTransitions, leases: LeaseLedger, me: Holder) -> None:
         self._transitions = transitions
         self._leases = leases
-        self._no_process = replace(me, pid=_NO_PID)
+        self._no_process = replace(me, pid=-1)
         self.last: Sample | None = None
         self._devices: tuple[Device, ...] = ()
         self.held_mb: dict[int, dict[str, float | None]] = {}  # what each job held in the last reading of its devices
         self.loads: Mapping[tuple[str, str], float | None] = {}  # how busy each lease keeps each device, where known
 
     def note(self, sample: Sample, now: float, ended: Container[int] = ()) -> None:
-        """Update the usage of all live attempts; each sample counts once. `ended` are the jobs whose programs were gone
-        when it was taken."""
+        """Update the usage of all live attempts but of those jobs that had `ended`; each sample counts once."""
         if sample is self.last:
             return
         self.last = sample
@@ -67,46 +59,47 @@ class UsageTracker:
             ]
             for device_id in {device_id for each in live for device_id in each.attempt.devices}
         }
-        mine = [self._lease_of(each.attempt) for each in live if each.attempt.lease_id is not None]
+        # Without holder processes: one that is just ending no longer shows its lease, and as a descendant of the daemon
+        # it could be counted for any job.
+        mine = [
+            Lease(
+                id=each.attempt.lease_id,
+                holder=self._no_process,
+                shares=tuple(Share(device_id=device_id) for device_id in each.attempt.devices),
+                since=each.attempt.since,
+            )
+            for each in live
+            if each.attempt.lease_id is not None
+        ]
         measured = self._measure(sample.snapshot, mine) if mine else {}
         by_process = self._leases.measure_loads(sample.snapshot, tuple(mine)) if mine and not sample.reread else {}
         self.loads = by_process if not sample.reread else self.loads
         for each in live:
             attempt = each.attempt
-            ram_mb = sample.ram_mb.get((attempt.job_id, attempt.number))
+            key, ran_s = (attempt.job_id, attempt.number), attempt.ran_s(now)
+            ram_mb, cpu_s = sample.ram_mb.get(key), sample.cpu_s.get(key)
             memory = {device_id: measured.get((attempt.lease_id or "", device_id)) for device_id in attempt.devices}
             if ram_mb is None and all(used is None for used in memory.values()):
                 continue
             self.held_mb[attempt.job_id] = memory
             own = [by_process.get((attempt.lease_id or "", device_id)) for device_id, used in memory.items() if used]
-            load = _largest(own) if own and None not in own else _own_load(each, sharers, devices, memory)
+            loads = [load for load in own if load is not None]
+            load = max(loads) if own and len(loads) == len(own) else _own_load(each, sharers, devices, memory)
             if sample.reread:  # the load was not read again
                 load = None if attempt.usage is None else attempt.usage.load_now
             # Zero on all devices is no peak: the memory is not used yet, or cannot be measured.
             peaks = memory if any(memory.values()) else {}
-            usage = add_sample(attempt.usage or Usage(), attempt.ran_s(now), peaks, ram_mb=ram_mb, load_percent=load)
-            usage = _with_cpus_used(usage, sample, attempt, now)
-            if attempt.devices and all(_is_unused(devices.get(device_id)) for device_id in attempt.devices):
-                usage = replace(usage, idle_looks=usage.idle_looks + 1)
-            elif _is_since(sample.snapshot, attempt) and _has_foreign(attempt, devices, measured):
-                usage = replace(usage, saw_foreign=True)
-            self._transitions.note_usage(attempt.job_id, usage)
+            usage = add_sample(attempt.usage or Usage(), ran_s, peaks, ram_mb=ram_mb, load_percent=load)
+            # In a sample with devices that were read again, the CPU time is that of an earlier one; and most of that of
+            # the first second is that of the start.
+            if not sample.reread and cpu_s is not None and ran_s >= 1.0:
+                usage = replace(usage, cpus_used=round(cpu_s / ran_s, 2))
+            self._transitions.note_usage(attempt.job_id, _with_presence(usage, sample.snapshot, attempt, measured))
 
     def _fresh(self, snapshot: Snapshot) -> list[str]:
-        """Return the devices that are other objects than at the last call. Mostly they are listed in the same order."""
-        before, self._devices = self._devices, snapshot.devices
-        if len(before) == len(snapshot.devices):
-            changed = [(now, then) for now, then in zip(snapshot.devices, before, strict=True) if now is not then]
-            if all(now.id == then.id for now, then in changed):
-                return [now.id for now, _ in changed]
-        known = {device.id: device for device in before}
+        """Return the devices that are other objects than at the last call."""
+        known, self._devices = {device.id: device for device in self._devices}, snapshot.devices
         return [device.id for device in snapshot.devices if known.get(device.id) is not device]
-
-    def _lease_of(self, attempt: Attempt) -> Lease:
-        """Return the lease without its holder process: a process that is just ending no longer shows its lease, and as
-        a descendant of the daemon it could be counted for any job."""
-        shares = tuple(Share(device_id=device_id) for device_id in attempt.devices)
-        return Lease(id=attempt.lease_id or "", holder=self._no_process, shares=shares, since=attempt.since)
 
     def _measure(self, snapshot: Snapshot, mine: Sequence[Lease]) -> Mapping[tuple[str, str], float | None]:
         """Return the memory of each lease's processes. If the driver hides them, it depends on all other leases."""
@@ -125,47 +118,31 @@ class UsageTracker:
             return ()
 
 
-def _is_unused(device: Device | None) -> bool:
-    """Return whether no process at all is on the device, our own included."""
-    return device is not None and device.processes == () and (device.memory_used_mb or 0.0) < NOTHING_MB
-
-
-def _is_since(snapshot: Snapshot, attempt: Attempt) -> bool:
-    """Return whether the snapshot was taken since the attempt began: before, the last job may still be in it."""
-    return snapshot.taken_at is None or snapshot.taken_at >= attempt.since
-
-
-def _has_foreign(
-    attempt: Attempt, devices: Mapping[str, Device], measured: Mapping[tuple[str, str], float | None]
-) -> bool:
-    """Return whether memory is in use on its devices that belongs to no job, such as that of a container's program."""
-    for device in filter(None, map(devices.get, attempt.devices)):
+def _with_presence(
+    usage: Usage, snapshot: Snapshot, attempt: Attempt, measured: Mapping[tuple[str, str], float | None]
+) -> Usage:
+    """Note whether its devices have no process at all, or memory that belongs to no job, such as a container's."""
+    devices = list(filter(None, map(snapshot.device, attempt.devices)))
+    unused = [each for each in devices if each.processes == () and (each.memory_used_mb or 0.0) < NOTHING_MB]
+    if attempt.devices and len(unused) == len(attempt.devices):
+        return replace(usage, idle_looks=usage.idle_looks + 1)
+    if snapshot.taken_at is not None and snapshot.taken_at < attempt.since:
+        return usage  # the last job may still be in it
+    for device in devices:
         known = sum((used or 0.0 for (_, device_id), used in measured.items() if device_id == device.id), 0.0)
         if (device.memory_used_mb or 0.0) - known > NOTHING_MB:
-            return True
-    return False
-
-
-def _with_cpus_used(usage: Usage, sample: Sample, attempt: Attempt, now: float) -> Usage:
-    ran_s, cpu_s = attempt.ran_s(now), sample.cpu_s.get((attempt.job_id, attempt.number))
-    # In a sample with devices that were read again, the CPU time is that of an earlier one.
-    if sample.reread or cpu_s is None or ran_s < _LEAST_CPU_S:
-        return usage
-    return replace(usage, cpus_used=round(cpu_s / ran_s, 2))
-
-
-def _largest(figures: Iterable[float | None]) -> float | None:
-    return max((figure for figure in figures if figure is not None), default=None)
+            return replace(usage, saw_foreign=True)
+    return usage
 
 
 def _own_load(
     live: Live, sharers: dict[str, list[Live]], devices: Mapping[str, Device], memory: dict[str, float | None]
 ) -> float | None:
     """Return how busy the job keeps its devices by itself, where the driver says only how busy they are; None beside
-    foreign processes.
+    foreign processes, or a job that never leaves the device idle.
 
     Jobs that share a device each leave it idle for a part of the time, and these parts multiply. Jobs of unknown load
-    are assumed to be alike. Beside a job that never leaves the device idle, the load cannot be determined.
+    are assumed to be alike.
     """
     loads = []
     for device_id, used in memory.items():
@@ -178,7 +155,7 @@ def _own_load(
             return None
         known = [each.load_percent for each in others if each is not None and each.load_percent is not None]
         resting = math.prod(1.0 - min(1.0, load / 100.0) for load in known)
-        if resting < _NEVER_RESTS:
+        if resting < 0.1:  # another one never leaves it idle
             return None
         idle = min(1.0, max(0.0, 1.0 - device.utilization_percent / 100.0) / resting)
         loads.append(100.0 * (1.0 - float(idle ** (1.0 / (1 + len(others) - len(known))))))
@@ -212,8 +189,7 @@ class ProgressTracker:
         return key not in self._unread
 
     def note_rest(self, key: tuple[int, int], reading: ProgressReading | None) -> None:
-        """Keep the last reading of an attempt (job and number) until its end is recorded. None: it could not be read,
-        or says nothing."""
+        """Keep the last reading of an attempt (job and number) until its end is recorded. None: it says nothing."""
         if key in self._rest:
             self._rest[key] = self._rest[key] or reading
             self._unread.discard(key)
@@ -229,12 +205,11 @@ class ProgressTracker:
 
 
 EVENT = "preallocates"
-# A process that holds this part of a device is the one that has jumped.
-_LARGE_PART = 0.5
 
 
 class PreallocationWatch:
-    """`loaded_libraries` returns the shared libraries of a process, one path per line."""
+    """Watches running jobs for programs that preallocate, and records once what lets others share the device.
+    `loaded_libraries` returns the shared libraries of a process, one path per line."""
 
     def __init__(self, transitions: JobTransitions, loaded_libraries: Callable[[int], str]) -> None:
         self._transitions = transitions
@@ -251,24 +226,29 @@ class PreallocationWatch:
         if len(self._judged) > 2 * len(live) + 64:
             self._judged &= {(each.attempt.job_id, each.attempt.number) for each in live.values()}
         for each in [each for on_device in live.on_device.values() for each in on_device.values()]:
-            attempt, usage = each.attempt, each.attempt.usage
-            if usage is None or not usage.peaks_mb or (attempt.job_id, attempt.number) in self._judged:
+            usage, key = each.attempt.usage, (each.attempt.job_id, each.attempt.number)
+            # With `preallocates`, an earlier daemon has judged it.
+            if usage is None or not usage.peaks_mb or usage.preallocates or key in self._judged:
                 continue
-            if usage.preallocates:  # an earlier daemon has judged it
-                continue
-            devices = list(filter(None, map(sample.snapshot.device, attempt.devices)))
+            devices = list(filter(None, map(sample.snapshot.device, each.attempt.devices)))
             total_mb = sum(device.memory_total_mb or 0.0 for device in devices)
             if not total_mb or sum(usage.peaks_mb.values()) < JUMP_PART * total_mb:
                 continue
-            self._judged.add((attempt.job_id, attempt.number))
+            self._judged.add(key)
             if has_jumped(usage.curve, total_mb):
                 self._judge(each, devices, now)
 
     def _judge(self, live: Live, devices: list[Device], now: float) -> None:
-        job, attempt = live.job, live.attempt
-        usage = attempt.usage
+        job, usage = live.job, live.attempt.usage
         assert usage is not None
-        libraries = map(self._loaded_libraries, sorted(_large_processes(devices)))
+        # A process with half of a device is the one that has jumped. The pids on a simulated device may be invented.
+        large = {
+            process.pid
+            for device in devices
+            for process in device.processes or ()
+            if not device.is_simulated and (process.memory_mb or 0.0) >= 0.5 * (device.memory_total_mb or 0.0)
+        }
+        libraries = map(self._loaded_libraries, sorted(large))
         traces = "\n".join([f"{job.spec.framework}/" if job.spec.framework else "", *libraries])
         least_mb = min(device.memory_total_mb or 0.0 for device in devices)
         found = find_preallocation(job.argv, job.spec.environment, traces, usage.peak_mb, least_mb)
@@ -276,13 +256,3 @@ class PreallocationWatch:
             framework, advice = found
             self._transitions.note_usage(job.id, replace(usage, preallocates=framework))
             self._transitions.store.add_event(job.id, now, EVENT, advice)
-
-
-def _large_processes(devices: Sequence[Device]) -> set[int]:
-    """Return the pids of processes with a large part of a device. The pids on a simulated device may be invented."""
-    return {
-        process.pid
-        for device in devices
-        for process in device.processes or ()
-        if not device.is_simulated and (process.memory_mb or 0.0) >= _LARGE_PART * (device.memory_total_mb or 0.0)
-    }

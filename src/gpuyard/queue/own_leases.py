@@ -1,4 +1,4 @@
-"""The shares of running attempts stay taken, even if their lease files are removed.
+"""The leases of this queue in the ledger, and its ticket there.
 
 A lease is a file that the program of an attempt keeps locked. Its user, the owner of the directory and a cleaner of
 temporary files can remove it, and the program does not notice. Rules:
@@ -7,31 +7,34 @@ temporary files can remove it, and the program does not notice. Rules:
 - A lease that stays missing is made again under its old name, so that other programs see it, too. Not at once: the
   lease of a program that has just ended is gone a moment before its end is recorded.
 - The daemon holds such a lease until the attempt has ended. The next daemon makes it again at its first grant.
-
-The queue's own ticket in the ledger, for the job at the head of the queue.
 """
 
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault
+from gpuyard.model.job import Job
 from gpuyard.model.lease import Claim, Holder, Lease, Share, Ticket, amended
-from gpuyard.model.lifecycle import IN_SUSPENSION
+from gpuyard.model.lifecycle import IN_SUSPENSION, JobState
+from gpuyard.model.machine_snapshot import Sample
+from gpuyard.policy.device_state import capacity
+from gpuyard.policy.estimates import ExpectedPeak
+from gpuyard.policy.usage_curve import Newcomer
 from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.policy.world import WaitingJob
 from gpuyard.ports import HeldClaim, LeaseLedger, WantedClaim
-from gpuyard.queue.live_attempts import Live, LiveJobs
+from gpuyard.queue.learn_estimates import RunningPeaks, fingerprints_of
+from gpuyard.queue.live_attempts import Live
+from gpuyard.queue.measure_usage import UsageTracker
 from gpuyard.queue.transitions import JobTransitions
 
 _log = logging.getLogger(__name__)
-_CHECK_EVERY_S = 1.0
-_REMAKE_AFTER_S = 0.9
-_MOST_NAMED = 10
 
 
 class OwnLeases:
@@ -45,13 +48,10 @@ class OwnLeases:
         self._checked_at = -math.inf
         self._remade = 0
         self._takes_over = True
-        self._known_leased: tuple[LiveJobs, int, dict[str, Live]] | None = None
-        self._labels_for: dict[str, Live] | None = None  # the result of `_leased` that the next belongs to
-        self._labels: dict[str, str] = {}  # of leases, each with the name of its job
 
     def is_check_due(self, now: float) -> bool:
         """Whether the ledger should be read although no job waits for a device. `now` is of a monotonic clock."""
-        return now >= self._checked_at + _CHECK_EVERY_S and bool(self._leased())
+        return now >= self._checked_at + 1.0 and bool(self._leased())
 
     def complete(self, leases: Sequence[Lease]) -> tuple[Lease, ...]:
         """Return the leases of the ledger, and those of live attempts that are missing there."""
@@ -59,9 +59,7 @@ class OwnLeases:
         leased = self._leased()
         missing = [self._lease_of(lease_id, live) for lease_id, live in leased.items() if lease_id not in found]
         self._seen = {lease_id: found[lease_id] for lease_id in leased if lease_id in found}
-        self._seen.update({lease.id: lease for lease in missing})
-        if not missing:
-            return tuple(leases)
+        self._seen |= {lease.id: lease for lease in missing}
         return (*leases, *missing)
 
     def wanted(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
@@ -70,7 +68,7 @@ class OwnLeases:
         leased, known_since = self._leased(), self._missing
         missing = leased.keys() - {lease.id for lease in leases}
         self._missing = {each: known_since.get(each, now) for each in leased if each in missing} if missing else {}
-        due = [each for each, since in self._missing.items() if self._takes_over or now >= since + _REMAKE_AFTER_S]
+        due = [each for each, since in self._missing.items() if self._takes_over or now >= since + 0.9]
         return [
             WantedClaim(claim=_claim_of(self._seen[each]), label=f"job {leased[each].job.id}", remakes=each)
             for each in due
@@ -78,15 +76,12 @@ class OwnLeases:
 
     def relabelled(self, leases: Sequence[Lease]) -> list[WantedClaim]:
         """Return claims that name the job of each lease of ours that has passed to the next job of a slice."""
-        leased, relabelled = self._leased(), []
-        if self._labels_for is not leased:
-            self._labels_for = leased
-            self._labels = {lease_id: f"job {live.job.id}" for lease_id, live in leased.items()}
-        for lease in leases:
-            label = self._labels.get(lease.id)
-            if label is not None and lease.holder.label != label:
-                relabelled.append(WantedClaim(claim=Claim(shares=lease.shares), label=label, amends=lease.id))
-        return relabelled
+        labels = {lease_id: f"job {live.job.id}" for lease_id, live in self._leased().items()}
+        return [
+            WantedClaim(claim=Claim(shares=lease.shares), label=labels[lease.id], amends=lease.id)
+            for lease in leases
+            if lease.id in labels and lease.holder.label != labels[lease.id]
+        ]
 
     def keep(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Hold the leases among the claims that were made again; return the others, which are new."""
@@ -95,8 +90,7 @@ class OwnLeases:
             return claims
         new = [held for held in claims if held.lease.id not in self._missing]
         for held in remade:
-            before = self._held.pop(held.lease.id, None)
-            if before is not None:
+            if (before := self._held.get(held.lease.id)) is not None:
                 before.leave()
             self._held[held.lease.id] = held
             self._missing.pop(held.lease.id, None)
@@ -105,8 +99,7 @@ class OwnLeases:
             _log.info("%d leases of running jobs were made again", len(remade))
             return new
         self._remade += len(remade)
-        jobs = ", ".join(str(held.lease.holder.label) for held in remade[:_MOST_NAMED])
-        jobs += ", …" if len(remade) > _MOST_NAMED else ""
+        jobs = ", ".join([str(held.lease.holder.label) for held in remade[:10]] + ["…"] * (len(remade) > 10))
         _log.warning("the leases of %s were gone from the ledger while they run, and were made again", jobs)
         self.notice = (
             f"the lease files of {self._remade} running jobs were removed ({jobs}), and made again: see that "
@@ -116,20 +109,13 @@ class OwnLeases:
 
     def release_ended(self) -> None:
         """Give back the leases of attempts that are over."""
-        if self._held:
-            for lease_id in self._held.keys() - self._transitions.live.by_lease.keys():
-                self._held.pop(lease_id).release()
+        for lease_id in self._held.keys() - self._transitions.live.by_lease.keys():
+            self._held.pop(lease_id).release()
 
     def _leased(self) -> dict[str, Live]:
-        """Return the live attempts on this machine that hold a lease, by lease. A suspended one reserves no device.
-        What they use may be that of an earlier step."""
-        lives, known = self._transitions.live, self._known_leased
-        if known is None or known[0] is not lives or known[1] != lives.version:
-            leased = {
-                lease_id: live for lease_id, live in lives.by_lease.items() if live.job.state not in IN_SUSPENSION
-            }
-            known = self._known_leased = lives, lives.version, leased
-        return known[2]
+        """Return the live attempts on this machine that hold a lease, by lease. A suspended one reserves no device."""
+        by_lease = self._transitions.live.by_lease
+        return {lease_id: live for lease_id, live in by_lease.items() if live.job.state not in IN_SUSPENSION}
 
     def _lease_of(self, lease_id: str, live: Live) -> Lease:
         attempt, reserved_mb = live.attempt, live.attempt.reserved_mb
@@ -150,8 +136,6 @@ def _claim_of(lease: Lease) -> Claim:
 
 def with_changes(leases: tuple[Lease, ...], changes: Sequence[WantedClaim]) -> tuple[Lease, ...]:
     """Return the leases as the amendments among the claims will make them."""
-    if not changes:
-        return leases
     claims = {wanted.amends: wanted.claim for wanted in changes}
     return tuple(amended(lease, claims[lease.id]) if lease.id in claims else lease for lease in leases)
 
@@ -160,7 +144,6 @@ def with_changes(leases: tuple[Lease, ...], changes: Sequence[WantedClaim]) -> t
 # with tickets, it gets one at once.
 TICKET_AFTER_S = 0.25
 LedgerState: TypeAlias = tuple[tuple[Lease, ...], tuple[Ticket, ...]]
-_WAITS_FOR_US = frozenset({ReasonKind.PAUSED, ReasonKind.ENGINE, ReasonKind.RESOURCE_LIMIT})
 
 
 class QueueTicket:
@@ -170,8 +153,7 @@ class QueueTicket:
         self._after_s = TICKET_AFTER_S
 
     def update(self, head: WaitingJob | None, now: float, *, has_started: bool, others_wait: bool) -> None:
-        """Keep a ticket for `head`, unless it waits only for this queue itself. After a start of one of our jobs, the
-        ticket is given up, so that the queue goes behind those that already wait."""
+        """Keep a ticket for `head`, unless it waits for this queue. A start gives it up: others are next."""
         self._after_s = 0.0 if others_wait else TICKET_AFTER_S
         if head is None or has_started:
             self._leases.return_ticket()
@@ -180,7 +162,8 @@ class QueueTicket:
             return
         if self._head_since is None or self._head_since[0] != head.lane.id:
             self._head_since = (head.lane.id, now)
-        waits_for_others = not any(reason.kind in _WAITS_FOR_US for reason in head.reasons)
+        for_us = (ReasonKind.PAUSED, ReasonKind.ENGINE, ReasonKind.RESOURCE_LIMIT)
+        waits_for_others = not any(reason.kind in for_us for reason in head.reasons)
         if now - self._head_since[1] >= self._after_s and waits_for_others:
             with contextlib.suppress(EnvironmentFault):
                 self._leases.take_ticket(head.need, head.lane.priority, f"job {head.job_id}")
@@ -191,3 +174,97 @@ class QueueTicket:
             return None
         due_at = self._head_since[1] + self._after_s
         return due_at if now < due_at else None
+
+
+class _Evidence(Struct):
+    """What a sample says about the newcomers until `until`, while the live jobs and the estimates are the same."""
+
+    sample: Sample | None
+    versions: tuple[int, int]
+    until: float
+    sizes_mb: Mapping[str, float]  # of the devices
+    newcomers: list[tuple[Live, Newcomer]]
+    shown: dict[str, list[tuple[Job, ExpectedPeak]]]  # by program
+    settled_for: float | None = None  # the sureness for which no lease needs to be adjusted
+
+
+class LeaseAdjuster:
+    """Adjusts the leases of newcomers, running jobs without an estimate, to what is expected of them now. What a
+    newcomer has shown also counts for jobs of its program that wait or run beside it (ADR 61)."""
+
+    def __init__(self, transitions: JobTransitions, usage_tracker: UsageTracker) -> None:
+        self._transitions = transitions
+        self._usage_tracker = usage_tracker
+        self._shares: dict[str, tuple[Share, ...]] = {}  # of newcomers, by lease, as they were adjusted last
+        self._known: _Evidence | None = None
+
+    def adjust(self, leases: Sequence[Lease], now: float, sureness: float) -> Iterator[WantedClaim]:
+        """Yield amendments for leases that reserve more or less than is expected of their jobs now."""
+        if self._usage_tracker.last is None:
+            return
+        held = {lease.id: lease.shares for lease in leases}
+        self._shares = {}
+        for live, newcomer in list(self._evidence(now).newcomers):
+            lease_id = live.attempt.lease_id or ""
+            before = held.get(lease_id, ())
+            shares = self._shares[lease_id] = self._adjusted(live, newcomer, before, now, sureness)
+            if shares != before:
+                self._transitions.set_reserved(live.job.id, Claim(shares=shares))
+                yield WantedClaim(claim=Claim(shares=shares), amends=live.attempt.lease_id)
+
+    def has_adjustments(self, now: float, sureness: float) -> bool:
+        """Return whether `adjust` would change a lease: then the ledger has to be read."""
+        if not self._transitions.live.unpredicted:
+            return False
+        evidence = self._evidence(now)
+        if evidence.settled_for != sureness:
+            for live, newcomer in evidence.newcomers:
+                before = self._shares.get(live.attempt.lease_id or "")
+                if before is None or self._adjusted(live, newcomer, before, now, sureness) != before:
+                    return True
+            evidence.settled_for = sureness
+        return False
+
+    def _adjusted(
+        self, live: Live, newcomer: Newcomer, before: tuple[Share, ...], now: float, sureness: float
+    ) -> tuple[Share, ...]:
+        """Return the shares by what is expected of the job, by itself and by running jobs like it."""
+        means_mb, batch = self.running_like(live.job, now, but=live.job.id)
+        if means_mb or batch is not None:
+            known = self._transitions.estimates.known_runs(live.job, means_mb, batch)
+            newcomer = Newcomer(live.attempt, known, now)
+        return newcomer.adjusted_shares(before, self._evidence(now).sizes_mb, sureness)
+
+    def evidence_due(self) -> dict[int, float]:
+        """Return for each newcomer, by job id, when a sample will say more about it if its memory stays as it is."""
+        newcomers = [] if self._known is None else self._known.newcomers
+        return {live.job.id: newcomer.changes_at for live, newcomer in newcomers}
+
+    def running_like(self, job: Job, now: float, *, but: int | None = None) -> RunningPeaks:
+        """Return what to expect of a job from running jobs that have shown what they use: the expected peaks of those
+        of its program, without the job `but`, and the largest of those of its batch."""
+        found = self._evidence(now).shown.get(fingerprints_of(job)[1], ())
+        batch = [peak for other, peak in found if other.group == job.group] if job.spec.pace is not None else []
+        means_mb = tuple([peak.mean_mb for other, peak in found if other.id != but])
+        return means_mb, max(batch, default=None, key=lambda peak: peak.mean_mb)
+
+    def _evidence(self, now: float) -> _Evidence:
+        known, sample, estimates = self._known, self._usage_tracker.last, self._transitions.estimates
+        versions = estimates.version, self._transitions.live.version
+        if known is None or known.sample is not sample or known.versions != versions or now >= known.until:
+            newcomers = [
+                (live, Newcomer(live.attempt, estimates.known_runs(live.job), now))
+                for live in self._transitions.live.unpredicted.values()
+                if live.job.state is JobState.RUNNING
+            ]
+            devices = sample.snapshot.devices if sample is not None else ()
+            sizes_mb = {device.id: size for device in devices if (size := capacity(device)) is not None}
+            until = min((newcomer.changes_at for _, newcomer in newcomers), default=float("inf"))
+            self._known = known = _Evidence(sample, versions, until, sizes_mb, newcomers, {})
+            for live, newcomer in newcomers:
+                if newcomer.flat_s >= 1.0:  # its memory says what to expect of others of its program
+                    peaks = newcomer.usage.peaks_mb
+                    device_id = max(peaks, key=peaks.__getitem__)
+                    peak = newcomer.expected(device_id, sizes_mb.get(device_id, 0.0))
+                    known.shown.setdefault(fingerprints_of(live.job)[1], []).append((live.job, peak))
+        return known

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from gpuyard.errors import EnvironmentFault, GpuyardError, WaitedTooLong
+from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.model.lifecycle import JobEvent
 from gpuyard.model.retry import Verdict
 from gpuyard.policy.disk_and_system_limits import (
@@ -21,8 +21,6 @@ from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import StartCap
 from gpuyard.ports import DiskSpace
 from gpuyard.queue.transitions import JobTransitions
-
-_OPTION = "--min-free-disk, or min_free_disk under [host],"
 
 
 class WatchedDisk(Struct, frozen=True, kw_only=True):
@@ -57,7 +55,7 @@ class DiskGate:
         return [f"no job starts: {reason.text}; {reason.remedy}" for reason in reasons]
 
     def job_reasons(self, job_id: int, least_mb: float) -> tuple[Reason, ...]:
-        """Return why this job may not start now: the disks that it writes to. `least_mb` is the configured limit."""
+        """Return why this job may not start now, by the disks that it writes to. `least_mb` is the configured limit."""
         spec = self._transitions.estimates.job(job_id).spec
         own_mb = spec.disk.min_free_mb
         folders = dict.fromkeys(output_folders(spec), "the disk of its output")
@@ -65,8 +63,8 @@ class DiskGate:
             for what, folder in self._folders.items():
                 folders.setdefault(folder, f"the disk of the queue's {what}")
         limit = least_mb if own_mb is None else own_mb
-        found = (self._reason(folder, limit, what, _OPTION) for folder, what in folders.items())
-        return tuple(reason for reason in found if reason is not None)
+        option = "--min-free-disk, or min_free_disk under [host],"
+        return tuple(filter(None, (self._reason(folder, limit, what, option) for folder, what in folders.items())))
 
     def watched(self) -> list[WatchedDisk]:
         """Return the disks of the queue, and others that jobs write to, with their last figures."""
@@ -75,11 +73,9 @@ class DiskGate:
         for folder in self._folders.values():
             self._disks.figure(folder, 0.0)  # reads it again if it is old
         known = self._disks.known()
-        own = [
-            WatchedDisk(what=what, figure=known[folder]) for what, folder in self._folders.items() if folder in known
-        ]
-        theirs = known.keys() - set(self._folders.values())
-        return own + [WatchedDisk(what="output", figure=known[folder]) for folder in sorted(theirs)]
+        own = [(what, folder) for what, folder in self._folders.items() if folder in known]
+        theirs = [("output", folder) for folder in sorted(known.keys() - set(self._folders.values()))]
+        return [WatchedDisk(what=what, figure=known[folder]) for what, folder in own + theirs]
 
     def _reason(self, folder: str, least_mb: float, what: str, limit: str) -> Reason | None:
         if self._disks is None or least_mb <= 0:
@@ -88,7 +84,6 @@ class DiskGate:
 
 
 _log = logging.getLogger(__name__)
-_LEDGER_RETRY_S = 1.0
 
 
 class StartPauses:
@@ -106,8 +101,6 @@ class StartPauses:
         if before.limit is not None and self._backoff.limit is None:
             _log.info("jobs start again")
 
-    # Limits of the system
-
     def note_limit(self, job_id: int, limit: ResourceLimit, now: float) -> Verdict | None:
         """Note that a job did not begin. Return the verdict on a job that is set aside, so that others can be tried."""
         if not limit.is_own:
@@ -119,35 +112,25 @@ class StartPauses:
         text = f"{limit.text}; next try in {LONGEST_DELAY_S:g} s"
         return Verdict(event=JobEvent.RETRY, delay_s=LONGEST_DELAY_S, text=f"{text} ({limit.remedy})")
 
-    def note_fault(self, job_id: int, error: GpuyardError, now: float) -> None:
-        """Note that the engine could not prepare a job."""
-        self.note_limit(job_id, ResourceLimit(text=str(error), remedy=error.hint or ""), now)
-
     def note_start(self, now: float) -> None:
         self._backoff = self._backoff.after_start(now)
 
     def may_start(self, now: float) -> bool:
         return self._backoff.most_starts(now) != 0
 
-    # The ledger
-
     def note_ledger(self, error: EnvironmentFault | None, now: float) -> None:
         """Note that the ledger could not be used, or with None that it could."""
         before, self._ledger_fault = self._ledger_fault, error
         if error is not None:
-            self._ledger_retry_at = now + _LEDGER_RETRY_S
+            self._ledger_retry_at = now + 1.0
             if before is None or str(before) != str(error):
                 _log.warning("%s; jobs that need devices wait", error)
-
-    # The configuration
 
     def note_config(self, fault: str | None) -> None:
         """Start nothing as long as the settings are unknown, such as which devices are banned. None: they are known."""
         if fault != self.config_fault:
             _log.warning("%s", "jobs start again" if fault is None else f"jobs wait: {fault}")
         self.config_fault = fault
-
-    # What follows
 
     def start_caps(self, now: float) -> Iterator[StartCap]:
         limit, most = self._backoff.limit, self._backoff.most_starts(now)

@@ -1,37 +1,29 @@
 """Controller.step(): reports in, a plan, instructions out. One step is one transaction.
 
-An attempt is recorded before its keeper gets it. So at every moment:
-
-- before the commit, a crash leaves a job that is still queued, and leases that no process holds;
-- after the commit, a crash leaves a recorded attempt. If its keeper got it, it runs exactly once; if not, it never
-  started, and its job is queued again.
-
-What engines, clusters and the suspender report is kept in memory until it is recorded. A request to stop is recorded
-before the signal is sent; signals may be sent twice.
+An attempt is recorded before its keeper gets it. A crash before the commit leaves a job that is still queued, and
+leases that no process holds. After it, the attempt runs exactly once, or never started and its job is queued again.
+Reports are kept in memory until they are recorded. A stop is recorded before its signal, which may be sent twice.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from gpuyard.engines.common.program_outcome import loaded_libraries
 from gpuyard.model.job import PublishedEvent
-from gpuyard.model.lease import Holder
 from gpuyard.model.lifecycle import JobEvent
 from gpuyard.model.machine_snapshot import Sample
 from gpuyard.model.retry import died_with_the_machine
 from gpuyard.policy.wait_reasons import NOTICED_BY_QUEUE, ReasonKind
 from gpuyard.policy.world import Plan, WaitingJob
-from gpuyard.ports import Clock, Engine, HeldClaim, HostEngine, LeaseLedger, Suspender
-from gpuyard.queue.attempt_ends import AttemptEnds, DeviceHealthWatch, MemoryLackFinder
-from gpuyard.queue.configured_rules import Rules
+from gpuyard.ports import HeldClaim
+from gpuyard.queue.attempt_ends import AttemptEnds
 from gpuyard.queue.decide_starts import Starts
 from gpuyard.queue.measure_usage import PreallocationWatch
 from gpuyard.queue.own_leases import QueueTicket
 from gpuyard.queue.step_parts import QueueParts
 from gpuyard.queue.stop_signals import MachineSleep, StopSignals
-from gpuyard.store.job_store import JobStore
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -42,7 +34,7 @@ class Step(Struct, frozen=True, kw_only=True):
       whether a job may start. `waits_for_others`: the end of another program's lease, or of a drain, may let it.
     - `is_outdated`: the sample may not show memory that was freed, so nothing was started.
     - `needs_sample`: the end of an attempt is recorded when a newer sample shows whether its GPU failed.
-    - `events`: events of this step and of user requests since the last one. `has_more_events`: the next step, which
+    - `events`: those of this step and of user requests since the last one; with `has_more_events` the next step, which
       follows at once, has more.
     """
 
@@ -65,43 +57,16 @@ def awaited(waiting: Sequence[WaitingJob]) -> tuple[bool, bool]:
     return for_lease, not kinds <= NOTICED_BY_QUEUE or (ReasonKind.TOO_FEW in kinds and not for_lease)
 
 
-def are_held_by_others(waiting: Sequence[WaitingJob], pid: int) -> bool:
-    """Return whether jobs wait for a device that a process other than this daemon holds, or that is drained."""
-    for each in waiting:
-        for reason in each.reasons:
-            if reason.kind is ReasonKind.CLOSED:
-                return True
-            for holder in reason.holders:
-                if holder.pid != pid:
-                    return True
-    return False
-
-
 class Controller(QueueParts):
-    def __init__(  # noqa: PLR0913 - the ports
-        self,
-        store: JobStore,
-        leases: LeaseLedger,
-        engine: HostEngine,
-        clock: Clock,
-        *,
-        rules: Rules,
-        me: Holder,
-        suspender: Suspender,
-        open_engine: Callable[[str], Engine] | None = None,
-    ) -> None:
-        super().__init__(store, leases, engine, clock, rules=rules, me=me, suspender=suspender, open_engine=open_engine)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._starts = Starts(self)
         self.slices, self.explain = self._starts.slices, self._starts.explain
-        self._ends = AttemptEnds(
-            self.transitions, self.engines, MemoryLackFinder(self.usage_tracker, leases), self.cluster_dispatch,
-            self.start_pauses, health=DeviceHealthWatch(leases),
-            progress=self.progress_tracker, boot_id=me.boot_id,
-        )  # fmt: skip
+        self._ends = AttemptEnds(self)
         self._stop_signals = StopSignals(self.transitions, self.engines)
-        self._machine_sleep = MachineSleep(self.transitions, me.boot_id)
+        self._machine_sleep = MachineSleep(self.transitions, self.me.boot_id)
         self._preallocation = PreallocationWatch(self.transitions, loaded_libraries)
-        self._ticket = QueueTicket(leases)
+        self._ticket = QueueTicket(self.leases)
 
     @property
     def plan(self) -> Plan:
@@ -119,8 +84,7 @@ class Controller(QueueParts):
         with self.store.transaction():
             self.store.drop_incomplete_submissions()
             self.transitions.reload()
-        recorded = [*self.transitions.live.values(), *self.transitions.upcoming.values()]
-        attempts = [each.attempt for each in recorded]
+        attempts = [each.attempt for each in (*self.transitions.live.values(), *self.transitions.upcoming.values())]
         self.engines.adopt(attempts)
         if any(died_with_the_machine(attempt, self.me.boot_id) for attempt in attempts):
             self._ends.collect(now)
@@ -134,14 +98,17 @@ class Controller(QueueParts):
     def step(self, sample: Sample, *, is_fresh: bool = True) -> Step:
         """Run one step. With `is_fresh=False` (the sample is too old) it records what happened and starts nothing."""
         now = self.clock.now()
-        self._collect_reports(now)
+        self._ends.collect(now)
+        self.slices.collect()
+        self.cluster_dispatch.collect()
+        self.suspend_control.collect()
         self.observe(sample)
         with self._transaction() as granted:
             self._record_reports(sample, now)
             self._record_what_is_due(sample, now)
-            self._make_way(now)
             started = self._starts.start(sample, now, granted, is_fresh=is_fresh)
-        self._forget_reports()
+        for reports in (self._ends, self.slices, self.cluster_dispatch, self.suspend_control):
+            reports.forget_recorded()
         self._carry_out(granted, now)
         self._ticket.update(self.plan.head, now, has_started=started > 0, others_wait=self._starts.others_wait())
         return self._result(now, started)
@@ -153,14 +120,6 @@ class Controller(QueueParts):
         self.energy_meter.note(sample, self.usage_tracker.loads, self._ends.end_times(now))
         is_due = self.host_guard.note(sample, self.rules, now)
         return self.memory_guard.note(sample, self.usage_tracker.held_mb, now) or is_due
-
-    # Facts
-
-    def _collect_reports(self, now: float) -> None:
-        self._ends.collect(now)
-        self.slices.collect()
-        self.cluster_dispatch.collect()
-        self.suspend_control.collect()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[list[HeldClaim]]:
@@ -191,24 +150,13 @@ class Controller(QueueParts):
             self._starts.note_freed_memory(now, has_ended_lease=True)
         self.transitions.store_begun()
 
-    def _forget_reports(self) -> None:
-        self._ends.forget_recorded()
-        self.slices.forget_recorded()
-        self.cluster_dispatch.forget_recorded()
-        self.suspend_control.forget_recorded()
-
     def _record_what_is_due(self, sample: Sample, now: float) -> None:
-        """Settle dependants, note what was measured, and queue jobs whose time has come."""
+        """Settle dependants, note statistics, queue jobs whose time has come, and let jobs stop or make way."""
         self.transitions.dependants.settle_more(now)
         self._preallocation.note(sample, now)
         self.transitions.note_statistics(now)
         for job in filter(None, map(self.store.job, self.store.due_jobs(now))):
             self.transitions.apply(job, JobEvent.DUE, now)
-
-    # Instructions
-
-    def _make_way(self, now: float) -> None:
-        """Record which jobs stop or are suspended: for want of memory, or because their time is over."""
         self.host_guard.act(now)
         self._stop_signals.stop_overdue(now)
         self.memory_guard.act(self.rules, now)
@@ -224,7 +172,7 @@ class Controller(QueueParts):
         self.suspend_control.request()
 
     def _result(self, now: float, started: int) -> Step:
-        events = tuple(self.transitions.take_events())
+        events, waiting = tuple(self.transitions.take_events()), self.plan.waiting
         sample_due = self._ends.sample_due()
         has_more = bool(self.transitions.events) or self.transitions.dependants.has_more
         times = [
@@ -239,13 +187,18 @@ class Controller(QueueParts):
             *self._starts.wake_times(now),
             now if has_more else None,
         ]
-        waits_for_lease, waits_for_sample = awaited(self.plan.waiting)
+        waits_for_lease, waits_for_sample = awaited(waiting)
         waits_for_devices = waits_for_sample or waits_for_lease
         return Step(
             wake_at=min((at for at in times if at is not None), default=None),
             waits_for_devices=waits_for_devices,
             waits_for_sample=waits_for_sample,
-            waits_for_others=waits_for_devices and are_held_by_others(self.plan.waiting, self.me.pid),
+            waits_for_others=waits_for_devices
+            and any(
+                reason.kind is ReasonKind.CLOSED or any(holder.pid != self.me.pid for holder in reason.holders)
+                for each in waiting
+                for reason in each.reasons
+            ),
             started=started,
             is_outdated=self._starts.is_outdated,
             needs_sample=sample_due is not None,

@@ -2,22 +2,17 @@
 
 - What is due follows from what is recorded: a daemon that starts finds it again.
 - A stop is recorded before SIGTERM is sent, which may be sent twice.
-- A warning (`model/stopping.py`) is sent first and recorded in the next step, which follows at once. Only a
-  daemon that dies in between leaves it unrecorded: then the next one sends it again. A program that could not be warned
-  in time, because no daemon ran, is warned late and stopped as much later.
+- A warning (`model/stopping.py`) is sent first and recorded in the next step, which follows at once. If a daemon dies
+  in between, the next one sends it again. A program that could not be warned in time, because no daemon ran, is warned
+  late and stopped as much later.
 - The engine may take a while to find processes, and wakes the loop: then it is asked again, for the number. A program
   that ends before the number is known counts as warned: it may have got the signal, and saved its work.
 - Only processes that handle the signal get it. If there are none yet, it is tried again until the stop.
-
-MachineSleep: the time in which the machine is suspended does not count as run time of its jobs.
-
-Queue time goes on while a machine sleeps, and so do waiting and ageing. A program does not run meanwhile: its time
-limit and its grace period are extended by the sleep, and the sleep is subtracted from how long the program ran.
 """
 
 import json
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -25,15 +20,10 @@ from gpuyard.model.job import Attempt, OutcomeKind
 from gpuyard.model.job_spec import StopWarning
 from gpuyard.model.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.model.stopping import signal_name, warn_at
-from gpuyard.model.units import format_count, format_duration
+from gpuyard.model.units import format_duration
 from gpuyard.queue.engine_set import EngineSet
 from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
-
-_KILL_AGAIN_S = 5.0
-_STOP_AGAIN_S = 0.05
-# Between two tries to warn a program: this part of its lead, or this long.
-_WARN_AGAIN_PART, _LEAST_WARN_AGAIN_S, _MOST_WARN_AGAIN_S = 0.05, 0.1, 5.0
 
 
 class StopSignals:
@@ -48,19 +38,15 @@ class StopSignals:
         self._being_warned: set[str] = set()  # the engine looks for their processes
         self._warn_again: dict[str, float] = {}
 
-    # In the transaction of a step
-
     def record_warnings(self, now: float, ended: Collection[int] = ()) -> None:
-        """Record the warnings that were sent. Call it before ends are recorded: those of the jobs `ended`, of which
-        nothing is stopped any more."""
+        """Record the warnings that were sent, before ends are recorded: those of the jobs `ended`."""
         apart = self._transitions.live.apart.values()
         self._warn([each for each in apart if each.attempt.key in self._being_warned], now)
         self._ended = {each.attempt.key for each in apart if each.job.id in ended}
         warned = self._warned.keys() | (self._being_warned & self._ended)
         for live in [each for each in apart if each.attempt.key in warned]:
             if warn_at(live.job.spec, live.job.state, live.attempt) is not None:
-                text = _warning_note(live, self._warned.get(live.attempt.key), now)
-                self._transitions.note_warning(live.job.id, now, text)
+                self._transitions.note_warning(live.job.id, now, _warning_note(live, self._warned, now))
 
     def stop_overdue(self, now: float) -> None:
         killed: list[Attempt] = []
@@ -70,13 +56,14 @@ class StopSignals:
             is_due = attempt.stop_at is not None and attempt.stop_at <= now
             if is_due and self._has_missed_warning(live):
                 assert live.job.spec.warning is not None
-                self._transitions.postpone_stop(live.job.id, now + live.job.spec.warning.lead_s)
-                continue
-            if is_running and is_due:
+                stop_at = now + live.job.spec.warning.lead_s
+                kill_at = None if attempt.kill_at is None else stop_at + live.job.spec.grace_s
+                self._transitions.keep_attempt(live, replace(attempt, stop_at=stop_at, kill_at=kill_at))
+            elif is_running and is_due:
                 self._transitions.stop(live.job.id, OutcomeKind.TIMED_OUT, now)
             elif attempt.kill_at is not None and attempt.kill_at <= now:
                 killed.append(attempt)
-                self._transitions.postpone_kill(live.job.id, now + _KILL_AGAIN_S)
+                self._transitions.postpone_kill(live.job.id, now + 5.0)
         self._engines.send_each(killed, signal.SIGKILL)
 
     def _has_missed_warning(self, live: Live) -> bool:
@@ -84,12 +71,16 @@ class StopSignals:
         is_unsent = not any(live.attempt.key in tried for tried in (self._warned, self._being_warned, self._warn_again))
         return is_unsent and warn_at(live.job.spec, live.job.state, live.attempt) is not None
 
-    # After the commit of a step
-
     def send(self, now: float) -> None:
         """Signal attempts that are due; those that are to stop again if no process was found, and after a crash."""
         live = self._transitions.live.apart
-        self._send_warnings([each for each in live.values() if each.job.spec.warning is not None], now)
+        due = []
+        for each in live.values():
+            due_at = None if each.job.spec.warning is None else warn_at(each.job.spec, each.job.state, each.attempt)
+            is_due = due_at is not None and max(due_at, self._warn_again.get(each.attempt.key, 0.0)) <= now
+            if is_due and each.attempt.key not in self._warned:
+                due.append(each)
+        self._warn(due, now)
         stopping = {
             job_id: each.attempt
             for job_id, each in live.items()
@@ -104,15 +95,6 @@ class StopSignals:
         self._engines.send_each(parked, signal.SIGCONT)  # a stopped process does not handle SIGTERM
         self._has_unstopped = len(self._stopped) < len(stopping)
 
-    def _send_warnings(self, lives: Sequence[Live], now: float) -> None:
-        due = []
-        for live in lives:
-            key, due_at = live.attempt.key, warn_at(live.job.spec, live.job.state, live.attempt)
-            is_due = due_at is not None and max(due_at, self._warn_again.get(key, 0.0)) <= now
-            if is_due and key not in self._warned:
-                due.append(live)
-        self._warn(due, now)
-
     def _warn(self, lives: Sequence[Live], now: float) -> None:
         """Send the warning, or ask how many processes got the one that is under way."""
         due: dict[StopWarning, list[Attempt]] = {}
@@ -120,7 +102,7 @@ class StopSignals:
             if live.job.spec.warning is not None:
                 due.setdefault(live.job.spec.warning, []).append(live.attempt)
         for warning, attempts in due.items():
-            delay_s = min(_MOST_WARN_AGAIN_S, max(_LEAST_WARN_AGAIN_S, warning.lead_s * _WARN_AGAIN_PART))
+            delay_s = min(5.0, max(0.1, warning.lead_s * 0.05))
             for attempt, count in zip(attempts, self._engines.warn_each(attempts, warning.signum), strict=True):
                 self._being_warned.discard(attempt.key)
                 if count is None:
@@ -139,15 +121,13 @@ class StopSignals:
         self._warned = {key: count for key, count in self._warned.items() if key in keys}
         self._warn_again = {key: at for key, at in self._warn_again.items() if key in keys}
         if self._has_unstopped:
-            yield now + _STOP_AGAIN_S
+            yield now + 0.05
         for each in live.apart.values():
-            if each.attempt.key not in self._ended:
+            if each.attempt.key not in self._ended and each.job.state not in IN_SUSPENSION:
                 yield from self._wake_times_of(each, now)
 
     def _wake_times_of(self, live: Live, now: float) -> Iterator[float]:
         attempt = live.attempt
-        if live.job.state in IN_SUSPENSION:
-            return
         due_at = warn_at(live.job.spec, live.job.state, attempt)
         if due_at is not None and attempt.key not in self._being_warned:
             yield now if attempt.key in self._warned else max(due_at, self._warn_again.get(attempt.key, 0.0))
@@ -157,12 +137,12 @@ class StopSignals:
             yield next_at
 
 
-def _warning_note(live: Live, count: int | None, now: float) -> str:
+def _warning_note(live: Live, warned: Mapping[str, int], now: float) -> str:
     assert live.job.spec.warning is not None
     left = format_duration(max(0.0, (live.attempt.stop_at or now) - now))
     before = "it is stopped" if live.attempt.stopping is not None else "its time limit"
-    name = signal_name(live.job.spec.warning.signum)
-    processes = "its processes" if count is None else format_count(count, "process").replace("processs", "processes")
+    name, count = signal_name(live.job.spec.warning.signum), warned.get(live.attempt.key)
+    processes = "its processes" if count is None else "1 process" if count == 1 else f"{count:,} processes"
     return f"signal {name} to {processes}, {left} before {before}"
 
 
@@ -172,7 +152,11 @@ _LEAST_S = 1.0
 
 
 class MachineSleep:
-    """The store has how much sleep is accounted for: a sleep counts once, also after a restart of the daemon."""
+    """The time in which the machine is suspended does not count as run time of its jobs: it extends their time limits
+    and grace periods. Queue time goes on, and so do waiting and ageing.
+
+    The store has how much sleep is accounted for: a sleep counts once, also after a restart of the daemon.
+    """
 
     def __init__(self, transitions: JobTransitions, boot_id: str | None) -> None:
         self._transitions = transitions
@@ -180,10 +164,7 @@ class MachineSleep:
         self._accounted: float | None = None  # as in the store; None until it was read for this boot
 
     def record(self, asleep: float, now: float) -> None:
-        """Account for the sleep since the last call. `asleep` is `Clock.asleep`. Needs a transaction.
-
-        Where the boot is unknown (macOS), sleep counts as run time.
-        """
+        """Account for sleep since the last call, in a transaction. With an unknown boot (macOS) it is run time."""
         if self._boot_id is None or (self._accounted is not None and abs(asleep - self._accounted) < _LEAST_S):
             return
         store = self._transitions.store
@@ -194,18 +175,14 @@ class MachineSleep:
             self._accounted = accounted  # and not when it is written: that may be rolled back
             return
         store.set_setting(_SETTING, json.dumps([self._boot_id, asleep]))
-        if is_same_boot and slept_s > 0:
-            self._extend_run_times(slept_s, now)
-
-    def _extend_run_times(self, slept_s: float, now: float) -> None:
+        if not is_same_boot or slept_s <= 0:
+            return
         text = f"the machine was suspended for {format_duration(round(slept_s))}, which does not count as run time"
         for live in list(self._transitions.live.values()):
             attempt = live.attempt
             if attempt.engine or attempt.suspended_at is not None:
                 continue  # it runs elsewhere, or its run time is paused anyway
             stop_at, kill_at = (None if at is None else at + slept_s for at in (attempt.stop_at, attempt.kill_at))
-            paused_s = attempt.suspended_s + slept_s
-            self._transitions.keep_attempt(
-                live, replace(attempt, suspended_s=paused_s, stop_at=stop_at, kill_at=kill_at)
-            )
-            self._transitions.store.add_event(live.job.id, now, "asleep", text)
+            attempt = replace(attempt, suspended_s=attempt.suspended_s + slept_s, stop_at=stop_at, kill_at=kill_at)
+            self._transitions.keep_attempt(live, attempt)
+            store.add_event(live.job.id, now, "asleep", text)

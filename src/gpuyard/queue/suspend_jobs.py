@@ -1,9 +1,4 @@
-"""LearnedRates: how fast this machine suspends and resumes, kept in the queue's database.
-
-A figure counts for one program only if no other was moved at the same time. The figures of programs that were moved out
-side by side, from within 2 s of each other, count together, once the last of them is out.
-
-Suspends and resumes jobs: a request is recorded first, then carried out, and then its result is recorded.
+"""Suspends and resumes jobs: a request is recorded first, then carried out, and then its result is recorded.
 
 - A new daemon repeats the request for each job that is `suspending` or `resuming`: asking twice is harmless.
 - The lease of a suspended job reserves RAM, and no device. It is resumed only after the ledger has granted its devices.
@@ -33,10 +28,15 @@ from gpuyard.queue.transitions import JobTransitions
 from gpuyard.store.job_store import JobStore
 
 _SETTING = "move_rates"
-_TOGETHER_S = 2.0
 
 
 class LearnedRates:
+    """How fast this machine suspends and resumes, kept in the queue's database.
+
+    A figure counts for one program only if no other was moved at the same time. The figures of programs that were moved
+    out side by side, from within 2 s of each other, count together, once the last of them is out.
+    """
+
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._known: tuple[str | None, MoveRates] | None = None
@@ -62,7 +62,7 @@ class LearnedRates:
             self._began_at, self._out_mb, self._was_shared, self._is_spoilt = now, 0.0, False, False
         self._moving.add((job_id, is_resumed))
         self._was_shared = self._was_shared or len(self._moving) > 1
-        self._is_spoilt = self._is_spoilt or is_resumed or now > self._began_at + _TOGETHER_S
+        self._is_spoilt = self._is_spoilt or is_resumed or now > self._began_at + 2.0
 
     def fail(self, job_id: int, *, is_resumed: bool) -> None:
         """Note a move that failed: it says nothing about rates, nor do those beside it."""
@@ -89,12 +89,6 @@ class LearnedRates:
             self._store.set_setting(_SETTING, msgspec.json.encode(rates).decode())
 
 
-# A suspended job without an estimate may need this part more than was expected of it.
-_MAY_GROW = 0.25
-# A program that is asked to stop usually has ended by then.
-_STOPS_IN_S = 1.0
-_TRY_AGAIN_S = 5.0
-_PREEMPT_AGAIN_S, _LONGEST_PREEMPT_AGAIN_S = 15.0, 3600.0
 _MOVING = (JobState.SUSPENDING, JobState.RESUMING)
 
 
@@ -111,8 +105,6 @@ class SuspendControl:
         self._preempted_for: dict[int, tuple[int, float]] = {}
         self._refused: dict[tuple[int, int], str] = {}
         self._left_mb: dict[int, dict[str, float]] = {}  # what suspended jobs still hold, by device
-
-    # Results
 
     def collect(self) -> None:
         if not self._unrecorded:
@@ -136,7 +128,11 @@ class SuspendControl:
                 self._transitions.store.add_event(moved.job_id, now, "not-restored", moved.text)
                 self._transitions.stop(moved.job_id, OutcomeKind.NOT_RESTORED, now)
             elif moved.is_resumed and live.job.state is JobState.RESUMING:
-                self._record_resumption(live, moved, now)
+                event, text = JobEvent.CONTINUE, f"memory restored{_took(moved)}"
+                if not moved.is_done:
+                    self._not_before[live.job.id] = now + 5.0
+                    event, text = JobEvent.MOVED_OUT, f"could not be resumed yet: {moved.text}"
+                self._transitions.move_suspension(live.job.id, event, now, text)
             elif not moved.is_resumed and live.job.state is JobState.SUSPENDING:
                 self._record_suspension(live, moved, now)
                 has_freed = has_freed or moved.is_done
@@ -156,38 +152,30 @@ class SuspendControl:
         self.learned_rates.end(job_id, memory_mb, moved.seconds, now, is_resumed=moved.is_resumed, is_parked=is_parked)
 
     def _record_suspension(self, live: Live, moved: SuspendResult, now: float) -> None:
-        job_id, attempt, event = live.job.id, live.attempt, JobEvent.MOVED_OUT
-        if moved.is_done:
-            usage = attempt.usage or Usage()  # it may have held more than in the last sample
-            held = {each: max(mb, usage.peaks_mb.get(each, 0.0)) for each, mb in moved.held_mb.items() if mb}
-            self._transitions.note_usage(job_id, replace(usage, peaks_mb={**usage.peaks_mb, **held}))
-            text = _suspended_text(self._transitions.live[job_id], moved)
-            if attempt.parked is SuspendedBy.MEMORY_GUARD:
-                self._ask_for_room(self._transitions.live[job_id])
-                text = f"{live.job.reason}; {text}" if live.job.reason else text
-        else:
+        job_id, attempt = live.job.id, live.attempt
+        if not moved.is_done:
             if not moved.may_pass:  # else a victim would be stopped, and lose its work, for a limit that passes
                 self._refused[job_id, attempt.number] = moved.text
-            event, text = JobEvent.CONTINUE, f"could not be suspended: {moved.text}"
-        self._transitions.move_suspension(job_id, event, now, text)
-
-    def _ask_for_room(self, live: Live) -> None:
-        """Record that a job of the memory guard resumes only where clearly more than it held is free."""
-        room = room_to_resume(max(_held_mb(live.attempt).values(), default=0.0), live.attempt.reserved_mb or 0.0)
-        self._transitions.keep_attempt(live, replace(live.attempt, reserved_mb=room))
-
-    def _record_resumption(self, live: Live, moved: SuspendResult, now: float) -> None:
-        event, text = JobEvent.CONTINUE, f"memory restored{_took(moved)}"
-        if not moved.is_done:
-            self._not_before[live.job.id] = now + _TRY_AGAIN_S
-            event, text = JobEvent.MOVED_OUT, f"could not be resumed yet: {moved.text}"
-        self._transitions.move_suspension(live.job.id, event, now, text)
-
-    # Requests
+            text = f"could not be suspended: {moved.text}"
+            self._transitions.move_suspension(job_id, JobEvent.CONTINUE, now, text)
+            return
+        usage = attempt.usage or Usage()  # it may have held more than in the last sample
+        held = {each: max(mb, usage.peaks_mb.get(each, 0.0)) for each, mb in moved.held_mb.items() if mb}
+        self._transitions.note_usage(job_id, replace(usage, peaks_mb={**usage.peaks_mb, **held}))
+        live = self._transitions.live[job_id]
+        held_mb, is_by_person = _held_mb(live.attempt), attempt.parked is SuspendedBy.BY_PERSON
+        until = f"until `gpuyard resume {job_id}`" if is_by_person else "resumes when enough memory is free"
+        by_program = "" if moved.parked_mb is None else " by the program itself"
+        not_parked = f"; the program did not park it: {moved.text}" if moved.text else ""
+        text = f"{format_size(sum(held_mb.values()))} moved to RAM{by_program}{_took(moved)}{not_parked}; {until}"
+        if attempt.parked is SuspendedBy.MEMORY_GUARD:  # it resumes only where clearly more than it held is free
+            room = room_to_resume(max(held_mb.values(), default=0.0), live.attempt.reserved_mb or 0.0)
+            self._transitions.keep_attempt(live, replace(live.attempt, reserved_mb=room))
+            text = f"{live.job.reason}; {text}" if live.job.reason else text
+        self._transitions.move_suspension(job_id, JobEvent.MOVED_OUT, now, text)
 
     def request(self) -> None:
-        """Ask the suspender for what is recorded; again after a crash of the daemon. A job is resumed only once its
-        lease is known to reserve what it needs."""
+        """Ask the suspender for what is recorded; for a resumption only once the lease reserves what it needs."""
         wanted = {
             (job_id, live.job.state): live
             for job_id, live in self._transitions.live.apart.items()
@@ -206,8 +194,7 @@ class SuspendControl:
                 self._suspender.resume(live.attempt, _held_mb(live.attempt))
 
     def refusal(self, live: Live, sample: Sample, rules: Rules) -> str | None:
-        """Return why the job cannot be suspended now, or None. RAM that suspending jobs will need is taken; those that
-        park their memory have theirs already."""
+        """Return why the job cannot be suspended now, or None. RAM that suspending jobs will need is taken."""
         if not live.attempt.devices:
             return "it holds no GPU memory"
         available = sample.snapshot.host.memory_available_mb
@@ -217,8 +204,6 @@ class SuspendControl:
         if moved and available is not None and available < needed:
             return f"{format_size(available)} of RAM are available, {format_size(needed)} needed"
         return self._suspender.refusal(live.attempt, sample.snapshot)
-
-    # Preemption
 
     def why_not(self, live: Live, sample: Sample, rules: Rules) -> str | None:
         """Return why the job cannot be suspended. A failed try is not repeated, unless a person asks for it."""
@@ -231,43 +216,44 @@ class SuspendControl:
         """Yield the running jobs with what it costs to preempt each."""
         for run in running:
             live = self._transitions.live[run.job_id]
-            may_be = live.job.state is JobState.RUNNING and live.job.spec.on_preempt is not OnPreempt.NEVER
-            yield self._with_cost(run, live, sample, rules, now) if may_be else run
+            on_preempt, warning = live.job.spec.on_preempt, live.job.spec.warning
+            if live.job.state is not JobState.RUNNING or on_preempt is OnPreempt.NEVER:
+                yield run
+            elif on_preempt is OnPreempt.SUSPEND and self.why_not(live, sample, rules) is None:
+                rates, (held_mb, parks) = self.learned_rates.rates, self._move(live)
+                out_s, shares_s = rates.out_s(held_mb, is_parked=parks), held_mb / rates.together_mb_s
+                cost_s = out_s + rates.back_s(held_mb, is_parked=parks)
+                yield replace(run, preempt_cost_s=cost_s, frees_in_s=out_s, shares_s=0.0 if parks else shares_s)
+            else:  # it starts again; a program that is asked to stop usually has ended after a second
+                leaves_s = 1.0 + (warning.lead_s if warning is not None else 0.0)
+                yield replace(run, preempt_cost_s=live.attempt.ran_s(now), frees_in_s=leaves_s)
 
-    def _with_cost(self, run: RunningJob, live: Live, sample: Sample, rules: Rules, now: float) -> RunningJob:
-        if live.job.spec.on_preempt is OnPreempt.SUSPEND and self.why_not(live, sample, rules) is None:
-            rates, out_s, held_mb = self.learned_rates.rates, self.out_s(live), sum(_held_mb(live.attempt).values())
-            parks = self._suspender.can_park(live.attempt)
-            return replace(
-                run,
-                preempt_cost_s=out_s + rates.back_s(held_mb, is_parked=parks),
-                frees_in_s=out_s,
-                shares_s=0.0 if parks else held_mb / rates.together_mb_s,
-            )
-        warning = live.job.spec.warning
-        leaves_s = _STOPS_IN_S + (warning.lead_s if warning is not None else 0.0)
-        return replace(run, preempt_cost_s=live.attempt.ran_s(now), frees_in_s=leaves_s)  # it starts again
-
-    def out_s(self, live: Live) -> float:
-        """Return how long it takes until the memory of a job that is suspended is free."""
-        held_mb, parks = sum(_held_mb(live.attempt).values()), self._suspender.can_park(live.attempt)
-        return self.learned_rates.rates.out_s(held_mb, is_parked=parks)
+    def _move(self, live: Live) -> tuple[float, bool]:
+        """Return how much memory has to leave the devices, and whether the program moves it itself."""
+        return sum(_held_mb(live.attempt).values()), self._suspender.can_park(live.attempt)
 
     def frees_memory_at(self, job_ids: Collection[int]) -> float | None:
         """Return when these jobs should have moved their memory out; None if one of them is not being suspended."""
         lives = [self._transitions.live[each] for each in job_ids if each in self._transitions.live]
         if not lives or any(each.job.state is not JobState.SUSPENDING for each in lives):
             return None
-        moves = [(sum(_held_mb(each.attempt).values()), self._suspender.can_park(each.attempt)) for each in lives]
         began_at = max(each.attempt.suspended_at or 0.0 for each in lives)
-        return began_at + self.learned_rates.rates.all_out_s(moves)
+        return began_at + self.learned_rates.rates.all_out_s([self._move(each) for each in lives])
 
     def preempt(self, preempts: Sequence[Preempt], sample: Sample, rules: Rules, now: float) -> None:
-        """Suspend the victims, or stop and queue them again if they cannot be suspended."""
-        if not preempts or not self._may_preempt(preempts, now):
+        """Suspend the victims, or stop and queue them again if they cannot be suspended.
+
+        If the first victims for a job did not help, something else is in the way: wait twice as long each time. Victims
+        that could not be suspended may be preempted again at once.
+        """
+        if not preempts:
             return
-        for preempt in preempts:
-            live = self._transitions.live[preempt.job_id]
+        for_job, lives = preempts[0].for_job, [self._transitions.live[each.job_id] for each in preempts]
+        times, not_before = self._preempted_for.get(for_job, (0, 0.0))
+        if now < not_before and not any((each.job.id, each.attempt.number) in self._refused for each in lives):
+            return
+        self._preempted_for = {for_job: (times + 1, now + min(3600.0, 15.0 * float(2**times)))}
+        for preempt, live in zip(preempts, lives, strict=True):
             is_stopped = live.job.spec.on_preempt is OnPreempt.REQUEUE
             why_not = None if is_stopped else self.why_not(live, sample, rules)
             if is_stopped or why_not is not None:
@@ -275,23 +261,8 @@ class SuspendControl:
                 self._transitions.store.add_event(preempt.job_id, now, "preempted", note)
                 self._transitions.stop(preempt.job_id, OutcomeKind.PREEMPTED, now)
             else:
-                self._transitions.suspend(
-                    preempt.job_id, SuspendedBy.FOR_ROOM, now, f"preempted by job {preempt.for_job}"
-                )
-
-    def _may_preempt(self, preempts: Sequence[Preempt], now: float) -> bool:
-        """Return whether more victims may be preempted for this job. If the first ones did not help, something else is
-        in the way: wait twice as long each time. Victims that could not be suspended may be preempted again at once."""
-        for_job = preempts[0].for_job
-        times, not_before = self._preempted_for.get(for_job, (0, 0.0))
-        live = (self._transitions.live[each.job_id].attempt for each in preempts)
-        if now < not_before and not any((each.job_id, each.number) in self._refused for each in live):
-            return False
-        delay_s = min(_LONGEST_PREEMPT_AGAIN_S, _PREEMPT_AGAIN_S * float(2**times))
-        self._preempted_for = {for_job: (times + 1, now + delay_s)}
-        return True
-
-    # Resuming
+                text = f"preempted by job {preempt.for_job}"
+                self._transitions.suspend(preempt.job_id, SuspendedBy.FOR_ROOM, now, text)
 
     def measure_left(self, ledger: LeaseLedger, leases: Sequence[Lease], snapshot: Snapshot) -> None:
         """Measure what the processes of jobs that wait to resume still hold on their devices, such as contexts that no
@@ -329,14 +300,7 @@ class SuspendControl:
             if not _waits_for_memory(live) or now < self._not_before.get(job_id, 0.0):
                 continue
             job, need = live.job, resume_need(live, self._left_mb.get(job_id, {}))
-            lane = Lane(
-                id=-job_id,
-                priority=job.priority,
-                user=job.user,
-                tag=job.spec.tag,
-                need=need,
-                resumes=True,
-            )
+            lane = Lane(id=-job_id, priority=job.priority, user=job.user, tag=job.spec.tag, need=need, resumes=True)
             # It did not wait while it ran: it must not come before the job that preempted it. The memory guard
             # suspends a job for no other one: it keeps its place.
             is_guarded = live.attempt.parked is SuspendedBy.MEMORY_GUARD
@@ -356,20 +320,16 @@ class SuspendControl:
         self._transitions.move_suspension(job_id, JobEvent.RESUME, now, "enough memory is free again")
 
     def release_leases(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
-        """Return amendments for leases of suspended jobs that still reserve something.
-
-        The daemon may have crashed between a change in the ledger and its record. A job whose lease has no shares is
-        suspended: its lease was amended after its memory had moved out, or before it was back.
-        """
+        """Return amendments for leases of suspended jobs that still reserve something. A daemon may have died between
+        a change of the ledger and its record: a job whose lease has no shares is suspended, whatever is recorded."""
         live = {lease.id for lease in leases if lease.shares}
         paused = [each for each in self._transitions.live.apart.values() if each.job.state in IN_SUSPENSION]
         for each in paused:
             if each.attempt.lease_id in live:
                 self._granted |= {each.job.id} if each.job.state is JobState.RESUMING else set()
             elif each.job.state is not JobState.SUSPENDED:
-                self._transitions.move_suspension(
-                    each.job.id, JobEvent.MOVED_OUT, now, "suspended when the daemon ended"
-                )
+                text = "suspended when the daemon ended"
+                self._transitions.move_suspension(each.job.id, JobEvent.MOVED_OUT, now, text)
         return [
             WantedClaim(claim=Claim(shares=()), amends=each.attempt.lease_id)
             for each in paused
@@ -409,7 +369,7 @@ def resume_need(live: Live, left_mb: Mapping[str, float]) -> Need:
         if was_alone:
             return WholeDevice(held if is_measured else None)
         expected = max(held, reserved - left)
-        return UncertainMemory(held, expected, expected * _MAY_GROW) if is_uncertain else FixedMemory(held)
+        return UncertainMemory(held, expected, expected * 0.25) if is_uncertain else FixedMemory(held)  # it may grow
 
     needed = {each: memory_on(held, left_mb.get(each, 0.0)) for each, held in held_mb.items()}
     least = min(needed.values(), key=lambda memory: memory.required_mb or 0.0)
@@ -421,15 +381,6 @@ def _held_mb(attempt: Attempt) -> dict[str, float]:
     """Return the memory that has to be free on each device to resume: the measured peak, or what was reserved."""
     usage = attempt.usage or Usage()
     return {device_id: usage.peaks_mb.get(device_id, attempt.reserved_mb or 0.0) for device_id in attempt.devices}
-
-
-def _suspended_text(live: Live, moved: SuspendResult) -> str:
-    is_by_person = live.attempt.parked is SuspendedBy.BY_PERSON
-    until = f"until `gpuyard resume {live.job.id}`" if is_by_person else "resumes when enough memory is free"
-    by_program = "" if moved.parked_mb is None else " by the program itself"
-    not_parked = f"; the program did not park it: {moved.text}" if moved.text else ""
-    size = format_size(sum(_held_mb(live.attempt).values()))
-    return f"{size} moved to RAM{by_program}{_took(moved)}{not_parked}; {until}"
 
 
 def _took(moved: SuspendResult) -> str:

@@ -34,10 +34,7 @@ from gpuyard.queue.learn_estimates import LearnedEstimates
 from gpuyard.queue.live_attempts import Live, LiveJobs, RecentUse, StaggeredStarts
 from gpuyard.store.database import convert_sqlite_errors
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.row_codec import EndedJob
 
-_NOTE_EVERY_S = 1.0
-_USAGE_EVERY_S = 30.0
 # Events that listeners get after one step: a few milliseconds of work.
 _MOST_EVENTS = 1000
 # Events after which a job still waits for the time for which it was submitted. A retry starts it at once.
@@ -95,8 +92,6 @@ class JobTransitions:
         taken, self.events = self.events[:_MOST_EVENTS], self.events[_MOST_EVENTS:]
         return taken
 
-    # Attempts
-
     def start(self, job: Job, attempt: Attempt) -> None:
         """Record a new attempt: the job runs, is pending with its engine, or is pending until its turn in a slice."""
         self.store.start_attempt(attempt)
@@ -110,11 +105,9 @@ class JobTransitions:
         self._note_live(Live(job=job, attempt=attempt))
 
     def begin(self, live: Live, at: float, keeper_pid: int) -> None:
-        """Record that the turn of an attempt has come. It may have ended already: it is stored with its end, or by
-        `store_begun`."""
+        """Record that an attempt's turn has come. It is stored with its end, or by `store_begun`."""
         job = replace(live.job, state=advance(live.job.state, JobEvent.START))
-        limit = job.spec.time_limit_s
-        stop_at = None if limit is None else at + limit
+        stop_at = None if job.spec.time_limit_s is None else at + job.spec.time_limit_s
         attempt = replace(live.attempt, phase=Started(at=at, keeper_pid=keeper_pid), stop_at=stop_at)
         del self.upcoming[job.id]
         self._unstored.add(job.id)
@@ -138,13 +131,15 @@ class JobTransitions:
         """Return the attempt of a job that has not ended, whether or not it has begun."""
         return self.live.get(job_id) or self.upcoming.get(job_id)
 
-    def _publish(self, kind: PublishedEventKind, job: Job, at: float, attempt: Attempt | None = None) -> None:
-        self.events.append(PublishedEvent(kind=kind, job=job, at=at, attempt=attempt))
+    def _publish(
+        self, kind: PublishedEventKind, job: Job, at: float, attempt: Attempt | None = None, text: str = ""
+    ) -> None:
+        self.events.append(PublishedEvent(kind=kind, job=job, at=at, attempt=attempt, text=text))
 
     def publish_made_way(self, job_id: int, now: float, text: str) -> None:
         """Publish that the memory guard suspends or stops a job, and why; people may want to know."""
-        live, kind = self.live[job_id], PublishedEventKind.MADE_WAY
-        self.events.append(PublishedEvent(kind=kind, job=live.job, at=now, attempt=live.attempt, text=text))
+        live = self.live[job_id]
+        self._publish(PublishedEventKind.MADE_WAY, live.job, now, live.attempt, text)
 
     def update_site(self, live: Live, attempt: Attempt, reason: str) -> None:
         """Record where a cluster engine has the attempt: it runs, or waits there for `reason`."""
@@ -197,11 +192,6 @@ class JobTransitions:
         self.store.add_event(job_id, now, "stopping", text)
         return True
 
-    def postpone_stop(self, job_id: int, stop_at: float) -> None:
-        live = self.live[job_id]
-        kill_at = None if live.attempt.kill_at is None else stop_at + live.job.spec.grace_s
-        self.keep_attempt(live, replace(live.attempt, stop_at=stop_at, kill_at=kill_at))
-
     def note_warning(self, job_id: int, now: float, text: str) -> None:
         """Record that the program got the signal before its stop."""
         live = self.live[job_id]
@@ -219,29 +209,26 @@ class JobTransitions:
         self.store.add_event(job_id, now, JobState.SUSPENDING, text)
 
     def move_suspension(self, job_id: int, event: JobEvent, now: float, text: str | None = None) -> None:
-        """Record the next step of a suspension: MOVED_OUT, RESUME or CONTINUE. When the job continues, its time limit
-        is extended by the pause."""
+        """Record MOVED_OUT, RESUME or CONTINUE. The pause extends the time limit when the job continues."""
         live = self.live[job_id]
         attempt = live.attempt
         if event is JobEvent.CONTINUE and attempt.suspended_at is not None:
             paused = now - attempt.suspended_at
             stop_at = None if attempt.stop_at is None else attempt.stop_at + paused
-            suspended_s = attempt.suspended_s + paused
-            attempt = replace(attempt, parked=None, suspended_at=None, suspended_s=suspended_s, stop_at=stop_at)
+            attempt = replace(attempt, suspended_s=attempt.suspended_s + paused, stop_at=stop_at)
+            attempt = replace(attempt, parked=None, suspended_at=None)
         state = self._change(live, attempt, event, None if event is JobEvent.CONTINUE else text)
         self.store.add_event(job_id, now, "resumed" if event is JobEvent.CONTINUE else state, text)
 
-    def stay_suspended(self, job_id: int, now: float) -> None:
-        live = self.live[job_id]
-        attempt = replace(live.attempt, parked=SuspendedBy.BY_PERSON)
-        self._change(live, attempt, None, f"suspended by hand until `gpuyard resume {job_id}`")
-        self.store.add_event(job_id, now, "suspend", "by hand: stays suspended")
-
-    def resume_when_memory_is_free(self, job_id: int, now: float) -> None:
-        live = self.live[job_id]
-        attempt = replace(live.attempt, parked=SuspendedBy.FOR_ROOM)
-        self._change(live, attempt, None, "resumes when enough memory is free")
-        self.store.add_event(job_id, now, "resume", "requested")
+    def change_parking(self, job_id: int, now: float, *, by_person: bool) -> None:
+        """Let a suspended job stay so until a person resumes it, or until enough memory is free."""
+        live, text = self.live[job_id], "resumes when enough memory is free"
+        parked, event, note = SuspendedBy.FOR_ROOM, "resume", "requested"
+        if by_person:
+            text = f"suspended by hand until `gpuyard resume {job_id}`"
+            parked, event, note = SuspendedBy.BY_PERSON, "suspend", "by hand: stays suspended"
+        self._change(live, replace(live.attempt, parked=parked), None, text)
+        self.store.add_event(job_id, now, event, note)
 
     def _change(self, live: Live, attempt: Attempt, event: JobEvent | None, reason: str | None) -> JobState:
         """Record the attempt, the reason and, with an `event`, the job's next state."""
@@ -287,8 +274,8 @@ class JobTransitions:
         lack: MemoryLack | None = None,
         unbrought: str | None = None,
     ) -> None:
-        """Record how the live attempt ended, and what becomes of its job. `pid` is the program's; `verdict` replaces
-        the general rules for retries. `unbrought`: why results stay in its snapshot."""
+        """Record how the live attempt ended, and what becomes of its job. `pid` is the program's, `verdict` replaces
+        the general rules for retries, and `unbrought` is why results stay in its snapshot."""
         live = self.upcoming.pop(job_id, None) or self.live.take(job_id)
         job, attempt = live.job, live.attempt
         outcome = outcome_after_stop(job, attempt, outcome)
@@ -312,15 +299,6 @@ class JobTransitions:
         is_back_in_line = never_started and state is JobState.QUEUED and not attempt.engine
         has_reason = verdict.note or not (state is JobState.SUCCEEDED or is_back_in_line)
         reason = f"{verdict.text}{verdict.note}" if has_reason else None
-        end = EndedJob(
-            attempt=attempt,
-            state=state,
-            reason=reason,
-            due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
-            ended_at=now if state in FINISHED else None,
-            failures=job.failures + verdict.counts,
-            queued_at=now if state is JobState.QUEUED and not (is_back_in_line or verdict.keeps_place) else None,
-        )
         self._unstored.discard(job.id)
         if verdict.growth is not None:
             self.set_growth(job.id, verdict.growth)
@@ -329,14 +307,19 @@ class JobTransitions:
         job = replace(job, state=state, reason=reason, outcome=outcome)
         if not never_started:
             self._publish(PublishedEventKind.ENDED, job, now, attempt)
+        self.store.end_attempt(
+            attempt,
+            state,
+            reason=reason,
+            failures=job.failures + verdict.counts,
+            due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
+            ended_at=now if state in FINISHED else None,
+            queued_at=now if state is JobState.QUEUED and not (is_back_in_line or verdict.keeps_place) else None,
+        )
         if state in FINISHED:
             self._publish(PublishedEventKind.FINISHED, job, now, attempt)
             self.finished += 1
-        self.store.end_attempt(end)
-        if end.ended_at is not None:
-            self.dependants.settle(job.id, end.ended_at)
-
-    # Jobs without a live attempt
+            self.dependants.settle(job.id, now)
 
     def apply(self, job: Job, event: JobEvent, now: float, reason: str | None = None) -> JobState:
         """Change the state of a job without a live attempt. Raises UserError if its state does not allow the event."""
@@ -362,30 +345,25 @@ class JobTransitions:
         return state
 
     def _apply_to_many(self, job_ids: Sequence[int], event: JobEvent, now: float, reason: str | None = None) -> None:
-        """Unblock or reject jobs that no time keeps waiting, as `_apply` does, in a few SQL statements."""
+        """Do as `_apply` for jobs that are unblocked or rejected, and that no time keeps waiting."""
         state = TRANSITIONS[JobState.BLOCKED, event]
         self.store.change_states(job_ids, state, now, reason=reason)
         for job in filter(None, map(self.store.job, job_ids if state in FINISHED else ())):
             self.finished += 1
             self._publish(PublishedEventKind.FINISHED, job, now)
 
-    # Recent use and estimates
-
     def used(self, now: float) -> dict[Party, float]:
         """Return the recent use of each user and tag, including running jobs."""
         return self._recent_use.used(self.live.values(), now)
 
     def note_statistics(self, now: float) -> None:
-        """Save recent use and estimates about once a second, and the usage of live attempts about every 30 s.
-
-        A crash loses at most that much, which does not matter for any decision.
-        """
-        if now < self._noted_at + _NOTE_EVERY_S:
+        """Save recent use and estimates each second, the usage of live attempts every 30 s: a crash may lose that."""
+        if now < self._noted_at + 1.0:
             return
         self._noted_at = now
         self._recent_use.save()
         self.estimates.save()
-        if now >= self._usage_noted_at + _USAGE_EVERY_S:
+        if now >= self._usage_noted_at + 30.0:
             self._usage_noted_at = now
             for job_id in self._unsaved & self.live.keys():
                 self.store.update_attempt(self.live[job_id].attempt)

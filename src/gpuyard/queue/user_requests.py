@@ -1,17 +1,14 @@
-"""Change many jobs at once, in a few SQL statements: to cancel, hold, release or retry a whole queue.
-
-Only jobs without a live attempt are changed here, and only if the change concerns no other job: those with a part in
-dependencies are left to `JobTransitions`, which changes them one by one. The result is the same.
-
-Requests of users: submit, cancel, hold, release, suspend, resume, retry, priority, pause, clean, forget.
+"""Requests of users: submit, cancel, hold, release, suspend, resume, retry, priority, pause, clean, forget.
 
 A large request is done in pieces, each in its own transaction, so that other requests are served between two pieces.
-Such requests are generators: they yield after each piece and return the answer.
+Such requests are generators: they yield after each piece and return the answer. Jobs without a live attempt and without
+a part in dependencies are changed together, in a few SQL statements; the others one by one, with the same result.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -21,12 +18,11 @@ from gpuyard.errors import UserError
 from gpuyard.model.job import Job, OutcomeKind, PublishedEvent, PublishedEventKind, SuspendedBy
 from gpuyard.model.lifecycle import FINISHED, LIVE, TRANSITIONS, WAITING, JobEvent, JobState, can
 from gpuyard.model.machine_snapshot import Sample
-from gpuyard.model.selection import JobSelection
+from gpuyard.model.selection import JobSelection, describe_conditions, last_moment, parse_moment
 from gpuyard.policy.estimates import Profile
 from gpuyard.ports import Clock
 from gpuyard.queue.add_submission import InPieces, SubmissionIntake, batched
 from gpuyard.queue.dependants import Revival
-from gpuyard.queue.selected_jobs import SelectedJobs
 from gpuyard.queue.step import Controller
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.schema.queue import UnchangedJob
@@ -38,9 +34,8 @@ from gpuyard.store.queue_queries import QueueQueries
 class Change(Struct, frozen=True, kw_only=True):
     """The event that jobs in `states` get, and the reason that is recorded.
 
-    `resets`: the jobs get all their retries, and their original memory need, again. `unnamed_only`: the change of a job
-    with a name has to be checked against others with this name. `waits_for_time`: a job may have to wait for its time.
-    """
+    `resets`: the jobs get all their retries, and their original memory need, again. `unnamed_only`: others with the
+    name of a job have to be looked at. `waits_for_time`: a job may have to wait for its time."""
 
     event: JobEvent
     states: frozenset[JobState]
@@ -49,37 +44,27 @@ class Change(Struct, frozen=True, kw_only=True):
     unnamed_only: bool = False
     waits_for_time: bool = False
 
-    @property
-    def state(self) -> JobState:
-        """The state that follows; it is the same for all `states`."""
-        (state,) = {TRANSITIONS[before, self.event] for before in self.states}
-        return state
 
-
-def waiting_states(event: JobEvent) -> frozenset[JobState]:
+def _waiting_states(event: JobEvent) -> frozenset[JobState]:
     """Return the states without a live attempt, and not finished, that allow the event."""
     return frozenset(state for state in WAITING if (state, event) in TRANSITIONS)
 
 
-CANCEL = Change(event=JobEvent.CANCEL, states=waiting_states(JobEvent.CANCEL), reason="cancelled")
-HOLD = Change(event=JobEvent.HOLD, states=waiting_states(JobEvent.HOLD), reason="held until `gpuyard release`")
-RELEASE = Change(event=JobEvent.RELEASE, states=waiting_states(JobEvent.RELEASE), waits_for_time=True)
+CANCEL = Change(event=JobEvent.CANCEL, states=_waiting_states(JobEvent.CANCEL), reason="cancelled")
+HOLD = Change(event=JobEvent.HOLD, states=_waiting_states(JobEvent.HOLD), reason="held until `gpuyard release`")
+RELEASE = Change(event=JobEvent.RELEASE, states=_waiting_states(JobEvent.RELEASE), waits_for_time=True)
 RETRY = Change(event=JobEvent.REQUEUE, states=FINISHED, resets=True, unnamed_only=True)
 
 
 def change_many(
     transitions: JobTransitions, queries: QueueQueries, change: Change, job_ids: Sequence[int], now: float
 ) -> list[int]:
-    """Change those of these jobs that the change applies to and that no dependency concerns; return their ids.
-
-    Jobs that finish are published as one event. Call it in a transaction.
-    """
-    state = change.state
+    """Change those of these jobs that the change applies to and that no dependency concerns; return their ids. Jobs
+    that finish are published as one event. Call it in a transaction."""
+    (state,) = {TRANSITIONS[before, change.event] for before in change.states}
+    ready_at = now if change.waits_for_time else None
     chosen = queries.independent_jobs(
-        job_ids,
-        sorted(change.states),
-        unnamed_only=change.unnamed_only,
-        ready_at=now if change.waits_for_time else None,
+        job_ids, sorted(change.states), unnamed_only=change.unnamed_only, ready_at=ready_at
     )
     if not chosen:
         return []
@@ -94,11 +79,61 @@ def change_many(
     return chosen
 
 
+class SelectedJobs:
+    """Which jobs a selection of a user means. `since=` is a time of day of this machine."""
+
+    def __init__(self, queries: QueueQueries, clock: Clock) -> None:
+        self._queries = queries
+        self._clock = clock
+
+    def located(self, selection: JobSelection) -> JobSelection:
+        """Return the selection with the queue time of its `since`. Raises UserError if no job can be meant."""
+        if selection.is_empty:
+            raise UserError(
+                "no job is given", hint="give an id such as 17, a range such as 17-20, state=failed, tag=night or all"
+            )
+        refuse_empty_range(self._queries.empty_range(selection.ranges) if selection.ranges else None)
+        if not selection.since:
+            return selection
+        try:
+            now = datetime.fromtimestamp(self._clock.to_wall(self._clock.now()))  # noqa: DTZ006 - local time
+            at = last_moment(parse_moment(selection.since), now).timestamp()
+        except (ValueError, OverflowError, OSError):  # years that this system's clock does not know
+            raise UserError(
+                f"since={selection.since} is out of range", hint="write it as since=22:00 or since=2d"
+            ) from None
+        return replace(selection, since_at=self._clock.from_wall(at))
+
+    def ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
+        """Return the selected job ids as ranges. Raises UserError for ids that do not exist, and if none matches."""
+        found = self._queries.ranges(self.located(selection))
+        refuse_no_match(selection, found)
+        return found
+
+    def ids(self, selection: JobSelection) -> Iterator[int]:
+        for first, last in self.ranges(selection):
+            yield from self._queries.ids(first, last)
+
+
+def refuse_no_match(selection: JobSelection, found: list[tuple[int, int]]) -> None:
+    if not found and not (selection.is_all and not selection.has_conditions):
+        among = " among these ids" if selection.ranges else ""
+        raise _not_found(f"no job matches {describe_conditions(selection)}{among}")
+
+
+def refuse_empty_range(ids: tuple[int, int] | None) -> None:
+    if ids is not None:
+        first, last = ids
+        raise _not_found(f"there is no {f'job {first}' if first == last else f'job in {first}-{last}'}")
+
+
+def _not_found(problem: str) -> UserError:
+    return UserError(problem, hint="`gpuyard queue --all` lists all jobs", code="not_found")
+
+
 Act: TypeAlias = Callable[[Job, float], None]
 # A piece of a change takes about this long: other requests are served between two.
 _PIECE_S = 0.008
-_NO_SNAPSHOT = "the snapshot of its code was removed (`snapshots` under [keep]): submit it again from its directory"
-_BEGINS = "it is about to start: try again in a moment"
 
 
 class ChangeResult(Struct, frozen=True, kw_only=True):
@@ -124,12 +159,8 @@ class UserRequests:
         self._queries = queries
         self._clock = clock
         self._changes_of_many: dict[Act, Change] = {
-            self.cancel: CANCEL,
-            self.hold: HOLD,
-            self.release: RELEASE,
-            self.retry: RETRY,
-            self.retry_only: RETRY,
-        }
+            self.cancel: CANCEL, self.hold: HOLD, self.release: RELEASE, self.retry: RETRY, self.retry_only: RETRY,
+        }  # fmt: skip
         self._revival = Revival(store, self._transitions.dependants)  # of the change that is being made
         self._supply = Supply()  # of that change
         # Revivals of interrupted requests, which the store knows, and how far we are with them.
@@ -138,8 +169,6 @@ class UserRequests:
         self.selected = SelectedJobs(queries, clock)
         intake = SubmissionIntake(self._transitions, clock, self.selected.ids)
         self.submit, self.check, self.drop_refused = intake.submit, intake.check, intake.drop_refused
-
-    # Changes
 
     def prioritise(self, job: Job, now: float, priority: int) -> None:
         _refuse_finished(job.state)
@@ -196,13 +225,12 @@ class UserRequests:
         if job.spec.engine:
             raise UserError(f"it runs on {job.spec.engine}, and only local jobs can be suspended")
         if job.state in (JobState.SUSPENDED, JobState.SUSPENDING):
-            self._transitions.stay_suspended(job.id, now)
+            self._transitions.change_parking(job.id, now, by_person=True)
             return
         if job.state is not JobState.RUNNING:
             raise UserError(f"it is {job.state}: only running jobs can be suspended")
-        why_not = self._controller.suspend_control.refusal(
-            self._transitions.live[job.id], sample, self._controller.rules
-        )
+        live = self._transitions.live[job.id]
+        why_not = self._controller.suspend_control.refusal(live, sample, self._controller.rules)
         if why_not is not None:
             raise UserError(f"it cannot be suspended: {why_not}")
         self._transitions.suspend(job.id, SuspendedBy.BY_PERSON, now, "suspended by hand")
@@ -212,16 +240,14 @@ class UserRequests:
             raise UserError(f"it is {job.state}, not suspended")
         if job.spec.engine:
             raise UserError(f"{job.spec.engine} has suspended it, and resumes it")
-        self._transitions.resume_when_memory_is_free(job.id, now)
+        self._transitions.change_parking(job.id, now, by_person=False)
 
     def change(
         self, selection: JobSelection, act: Act, supply: Supply | None = None, *, is_last: bool = True
     ) -> InPieces[ChangeResult]:
-        """Apply `act`, such as `cancel`, to each selected job; a job for which it raises UserError is unchanged.
-
-        With a `supply`, jobs whose secrets were dropped get them again, and are unchanged if it lacks some. `is_last`:
-        the request selects no more jobs.
-        """
+        """Apply `act`, such as `cancel`, to each selected job; a job for which it raises UserError is unchanged. With a
+        `supply`, jobs whose secrets were dropped get them again, and are unchanged if it lacks some. `is_last`: the
+        request selects no more jobs."""
         changed: list[int] = []
         refused: list[UnchangedJob] = []
         revival = Revival(self._store, self._transitions.dependants)
@@ -260,8 +286,7 @@ class UserRequests:
             yield
 
     def revive_more(self) -> bool:
-        """Revive some of the dependants that an interrupted request, or an earlier daemon, left. Return whether there
-        are more."""
+        """Revive some of the dependants that an interrupted request or daemon left. Return whether there are more."""
         if not self._has_left_revivals:
             return False
         revival, self._left_revival = self._left_revival or Revival(self._store, self._transitions.dependants), None
@@ -281,11 +306,8 @@ class UserRequests:
     def _change_piece(
         self, piece: list[int], only: Sequence[JobState], act: Act, lacking: Mapping[int, tuple[str, ...]]
     ) -> tuple[list[int], list[UnchangedJob], list[int]]:
-        """Change the jobs for which that needs no more than SQL together, and the others one by one.
-
-        Return the jobs that changed, those that did not, and the rest: its changes follow in the next transaction, when
-        all dependants of these are decided.
-        """
+        """Change the jobs for which that needs no more than SQL together, and the others one by one. Return the jobs
+        that changed, those that did not, and the rest: it follows when all dependants of these are decided."""
         began, now = self._clock.monotonic(), self._clock.now()
         states = {
             job_id: state
@@ -299,7 +321,8 @@ class UserRequests:
         ]
         change = self._changes_of_many.get(act)
         # Their keeper has not said yet whether they have begun. If they were held now, they might run twice.
-        begin = dict.fromkeys(sorted(states.keys() & self._transitions.upcoming.keys()), _BEGINS)
+        text = "it is about to start: try again in a moment"
+        begin = dict.fromkeys(sorted(states.keys() & self._transitions.upcoming.keys()), text)
         refused += [
             UnchangedJob(id=job_id, state=states.pop(job_id), reason=text)
             for job_id, text in (begin | (self._lacking_code(list(states)) if change is RETRY else {})).items()
@@ -332,10 +355,11 @@ class UserRequests:
         """Return the jobs whose snapshot was removed, and what to do."""
         specs = self._store.specs
         found = ((job_id, specs.read(spec).code.snapshot) for job_id, spec in specs.code.specs_to_run_again(job_ids))
-        return {job_id: _NO_SNAPSHOT for job_id, each in found if each is not None and not os.path.isdir(each.folder)}
+        text = "the snapshot of its code was removed (`snapshots` under [keep]): submit it again from its directory"
+        return {job_id: text for job_id, each in found if each is not None and not os.path.isdir(each.folder)}
 
     def _revive_dependants(self, now: float, up_to: int | None = None) -> None:
-        """Let dependants of retried jobs wait again: all, or those up to an id. Those that lack secrets are held."""
+        """Let dependants of retried jobs wait again, all or those up to an id. Those that lack secrets are held."""
         if revived := self._revival.decide(now, up_to):
             lacking = {job_id: _lacking_text(names) for job_id, names in self._supply_secrets(revived).items()}
             for job_id, text in {**lacking, **self._lacking_code(list(revived))}.items():
@@ -345,8 +369,6 @@ class UserRequests:
         if up_to is None:
             self._revival.store()
 
-    # The queue as a whole
-
     def set_paused(self, *, paused: bool, draining: bool = False) -> None:
         with self._store.transaction(is_synced=True):
             self._store.set_setting("paused", "1" if paused else "")
@@ -354,8 +376,7 @@ class UserRequests:
 
     def set_stopped(self, tag: str, *, stopped: bool) -> None:
         """Keep jobs of this tag from starting, or allow them again."""
-        tags = self._store.stopped_tags()
-        tags = tags | {tag} if stopped else tags - {tag}
+        tags = self._store.stopped_tags() | {tag} if stopped else self._store.stopped_tags() - {tag}
         with self._store.transaction(is_synced=True):
             self._store.set_setting("stopped_tags", json.dumps(sorted(tags)))
 

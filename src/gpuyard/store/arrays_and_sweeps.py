@@ -1,9 +1,8 @@
 """Arrays and sweeps: the queue with one row for each of them, and the runs of one as a table that any column sorts.
 
-Jobs of a group have consecutive ids, from its own id up to the last id of its submission. So the next row behind a
-group is found by its last id, and the cost of a page does not grow with the size of groups. Their counts are kept by
-triggers (`schema.sql`). A column of the table is an SQL expression over `jobs`.
-"""
+Jobs of a group have consecutive ids, from its own id up to the last id of its submission: so the cost of a page does
+not grow with the size of groups. Their counts are kept by triggers (`schema.sql`). A column of the table is an SQL
+expression over `jobs`."""
 
 import heapq
 import sqlite3
@@ -29,14 +28,6 @@ _IN_STATE = (
 _READY = (
     "SELECT id, group_id, coalesce(queued_at, submitted_at) FROM jobs INDEXED BY jobs_ready "
     "WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
-)
-_FINISHED_ALONE = (
-    "SELECT id, ended_at FROM jobs INDEXED BY jobs_finished_alone WHERE ended_at IS NOT NULL AND group_id IS NULL "
-    "ORDER BY ended_at DESC, id DESC LIMIT ? OFFSET ?"
-)
-_GROUPS = (
-    "SELECT group_id, last_id, is_complete, state, jobs, ended_at FROM group_counts "
-    "JOIN submissions ON first_id = group_id WHERE jobs > 0"
 )
 
 
@@ -65,11 +56,6 @@ class GroupCounts:
     @property
     def is_finished(self) -> bool:
         return self.counts.keys() <= FINISHED
-
-    def add(self, state: JobState, jobs: int, ended_at: float | None) -> None:
-        self.counts[state] = jobs
-        if ended_at is not None and state in FINISHED:
-            self.ended_at = max(ended_at, self.ended_at or ended_at)
 
 
 def find_group(connection: sqlite3.Connection, job_id: int) -> GroupCounts | None:
@@ -105,13 +91,12 @@ class FoldedQueue:
     def _unfinished(self, used: Mapping[Party, float], now: float) -> Iterator[FoldedRow]:
         seen: set[int] = set()
         for job_id, group_id in self._unfinished_jobs(used, now):
+            group = None if group_id is None else self._groups.get(group_id)
             if group_id is None:
                 yield FoldedRow(job_id)
-            elif group_id not in seen:
+            elif group_id not in seen and group is not None and group.is_complete:
                 seen.add(group_id)
-                group = self._groups.get(group_id)
-                if group is not None and group.is_complete:
-                    yield FoldedRow(job_id, group)
+                yield FoldedRow(job_id, group)
 
     def _unfinished_jobs(self, used: Mapping[Party, float], now: float) -> Iterator[tuple[int, int | None]]:
         """Yield jobs and their groups in listing order; of a group, some."""
@@ -119,15 +104,16 @@ class FoldedQueue:
             yield from (row[:2] for row in self._skip_through(_IN_STATE, state))
         groups: dict[int, int | None] = {}
         lanes = (queue.lane for queue in JobStore(Database(self._connection)).ready_queues())
-        queues = [LaneQueue(lane=lane, jobs=self._candidates(lane.id, groups)) for lane in lanes]
+
+        def candidates(lane_id: int) -> Iterator[Candidate]:
+            for job_id, group_id, queued_at in self._skip_through(_READY, lane_id):
+                groups[job_id] = group_id
+                yield Candidate(job_id=job_id, queued_at=queued_at)
+
+        queues = [LaneQueue(lane=lane, jobs=candidates(lane.id)) for lane in lanes]
         yield from ((each.job_id, groups[each.job_id]) for each in full_order(queues, used, now))
         for state in NOT_READY:
             yield from (row[:2] for row in self._skip_through(_IN_STATE, state))
-
-    def _candidates(self, lane_id: int, groups: dict[int, int | None]) -> Iterator[Candidate]:
-        for job_id, group_id, queued_at in self._skip_through(_READY, lane_id):
-            groups[job_id] = group_id
-            yield Candidate(job_id=job_id, queued_at=queued_at)
 
     def _skip_through(self, query: str, value: str | int) -> Iterator[tuple[int, int | None, float]]:
         """Yield the rows of a query by id, with the first job of each group in place of all of them."""
@@ -148,7 +134,11 @@ class FoldedQueue:
 
     def _finished_alone(self) -> Iterator[tuple[float, int, GroupCounts | None]]:
         offset = 0
-        while rows := self._connection.execute(_FINISHED_ALONE, (_PAGE, offset)).fetchall():
+        query = (
+            "SELECT id, ended_at FROM jobs INDEXED BY jobs_finished_alone WHERE ended_at IS NOT NULL "
+            "AND group_id IS NULL ORDER BY ended_at DESC, id DESC LIMIT ? OFFSET ?"
+        )
+        while rows := self._connection.execute(query, (_PAGE, offset)).fetchall():
             yield from ((-ended_at, -job_id, None) for job_id, ended_at in rows)
             offset += len(rows)
 
@@ -170,12 +160,18 @@ class FoldedQueue:
 
 
 def _read_groups(
-    connection: sqlite3.Connection, only: str = "", values: tuple[int | None, ...] = ()
+    connection: sqlite3.Connection, only: str = "", values: tuple[int, ...] = ()
 ) -> dict[int, GroupCounts]:
     groups: dict[int, GroupCounts] = {}
-    for first, last, is_complete, state, jobs, ended_at in connection.execute(f"{_GROUPS} {only}", values):
+    query = (
+        "SELECT group_id, last_id, is_complete, state, jobs, ended_at FROM group_counts "  # noqa: S608 - our own text
+        f"JOIN submissions ON first_id = group_id WHERE jobs > 0 {only}"
+    )
+    for first, last, is_complete, state, jobs, ended_at in connection.execute(query, values):
         group = groups.setdefault(first, GroupCounts(first, last, is_complete=bool(is_complete)))
-        group.add(JobState(state), jobs, ended_at)
+        group.counts[JobState(state)] = jobs
+        if ended_at is not None and state in FINISHED:
+            group.ended_at = max(ended_at, group.ended_at or ended_at)
     return groups
 
 
@@ -183,42 +179,13 @@ FIGURE = "figure"
 # The last values by job and name. None: it was no finite number.
 LiveFigures = Mapping[int, Mapping[str, float | None]]
 
-_LAST_FIGURES = (
-    "FROM attempts JOIN json_each(attempts.usage, '$.progress.figures') AS figures "
-    "WHERE attempts.job = jobs.id AND attempts.number = jobs.attempts"
-)
-_NAMES = (
-    "SELECT figures.key FROM jobs JOIN attempts ON attempts.job = jobs.id AND attempts.number = jobs.attempts "
-    "JOIN json_each(attempts.usage, '$.progress.figures') AS figures WHERE jobs.id BETWEEN ? AND ? "
-    "GROUP BY figures.key ORDER BY count(*) DESC, figures.key LIMIT ?"
-)
 
-
-def stored_names(connection: sqlite3.Connection, group: GroupCounts) -> list[str]:
-    """Return the names of stored figures, those that most runs have first. Reads all runs of the group."""
-    return [name for (name,) in connection.execute(_NAMES, (group.first, group.last, 2 * MOST_FIGURES))]
-
-
-def live_names(group: GroupCounts, live: LiveFigures) -> list[str]:
-    """Return the names of figures that running jobs of the group have."""
-    return [name for job_id, figures in live.items() if group.first <= job_id <= group.last for name in figures]
-
-
-def figure_sql(name: str) -> str:
-    """Return the last value of a figure as an SQL expression over `jobs`."""
-    literal = "'" + name.replace("'", "''") + "'"
-    return f"(SELECT json_extract(figures.value, '$.last') {_LAST_FIGURES} AND figures.key = {literal})"
-
-
-# What took longer than _SLOW_S to read is kept for _KEEP_FACTOR times as long as that took.
-_SLOW_S, _KEEP_FACTOR = 0.05, 10.0
 Cell = str | float | None
 T = TypeVar("T")
 
 
 class TableColumn(NamedTuple):
-    """`sql` is its value, for the query parameter `:now` as the time; `kind` is how it is shown: text, seconds or
-    figure."""
+    """`sql` is its value (`:now` is the time), `kind` how it is shown: text, seconds or figure."""
 
     name: str
     title: str
@@ -227,8 +194,7 @@ class TableColumn(NamedTuple):
 
 
 class TableOrder(NamedTuple):
-    """The column by which runs are sorted, None for their ids; and the states of the runs that are wanted, all if
-    empty."""
+    """The column by which runs are sorted, None for their ids; and the states that are wanted, all if empty."""
 
     column: str | None = None
     is_descending: bool = False
@@ -239,14 +205,6 @@ class TablePage(NamedTuple):
     ids: list[int]
     cells: dict[int, list[Cell]]
     total: int
-
-
-def table_columns(varies: Sequence[str], *, has_index: bool) -> list[TableColumn]:
-    """Return the columns of a sweep over these names. Names of values are identifiers, so they can be part of SQL."""
-    index = [TableColumn("index", "INDEX", "array_index")] if has_index else []
-    values = [TableColumn(name, name, f"json_extract(details, '$.values.{name}')") for name in varies]
-    ran = TableColumn("time", "TIME", "CASE WHEN ended_at IS NULL THEN :now ELSE ended_at END - started_at", "seconds")
-    return [*index, *values, TableColumn("state", "STATE", "state"), ran]
 
 
 class Present(NamedTuple):
@@ -278,18 +236,43 @@ class SweepTable:
             first = self._by_id(group, TableOrder(), PageRange(offset=0, count=1))
             job = store.job(first[0])
             assert job is not None
-            *columns, ran = table_columns(job.spec.varies, has_index=job.index is not None)
+            # Names of values are identifiers, so they can be part of SQL.
+            columns = [TableColumn("index", "INDEX", "array_index")] if job.index is not None else []
+            columns += [
+                TableColumn(name, name, f"json_extract(details, '$.values.{name}')") for name in job.spec.varies
+            ]
+            columns.append(TableColumn("state", "STATE", "state"))
+            end = "CASE WHEN ended_at IS NULL THEN :now ELSE ended_at END"
+            ran = TableColumn("time", "TIME", f"{end} - started_at", "seconds")
             columns += [*self._figure_columns(group, [*columns, ran], present), ran]
             return group, job, columns, self._page(group, columns, order, page, present)
 
     def _figure_columns(
         self, group: GroupCounts, columns: Sequence[TableColumn], present: Present
     ) -> list[TableColumn]:
-        """Return a column for each figure; one that is also a value of the sweep, such as lr, has a column already."""
-        stored = self._keep(("names", group.first), lambda: stored_names(self._connection, group))
+        """Return a column for each figure, the most common first. A value of the sweep, such as lr, has one already."""
+        query = (
+            "SELECT figures.key FROM jobs JOIN attempts ON attempts.job = jobs.id AND attempts.number = jobs.attempts "
+            "JOIN json_each(attempts.usage, '$.progress.figures') AS figures WHERE jobs.id BETWEEN ? AND ? "
+            "GROUP BY figures.key ORDER BY count(*) DESC, figures.key LIMIT ?"
+        )
+        values = (group.first, group.last, 2 * MOST_FIGURES)
+        stored = self._keep(("names", group.first), lambda: [row[0] for row in self._connection.execute(query, values)])
+        live = [name for job_id, on in present.figures.items() if group.first <= job_id <= group.last for name in on]
         taken = {column.name for column in columns}
-        names = [name for name in dict.fromkeys([*stored, *live_names(group, present.figures)]) if name not in taken]
-        return [TableColumn(name, name, figure_sql(name), FIGURE) for name in names[:MOST_FIGURES]]
+        names = [name for name in dict.fromkeys([*stored, *live]) if name not in taken][:MOST_FIGURES]
+        literals = ["'" + name.replace("'", "''") + "'" for name in names]
+        return [
+            TableColumn(
+                name,
+                name,
+                "(SELECT json_extract(figures.value, '$.last') FROM attempts "  # noqa: S608 - quoted
+                "JOIN json_each(attempts.usage, '$.progress.figures') AS figures WHERE attempts.job = jobs.id "
+                f"AND attempts.number = jobs.attempts AND figures.key = {literal})",
+                FIGURE,
+            )
+            for name, literal in zip(names, literals, strict=True)
+        ]
 
     def _page(
         self,
@@ -303,7 +286,10 @@ class SweepTable:
         if order.column is None:
             ids = self._by_id(group, order, page)
         else:
-            column = _find_column(columns, order.column)
+            column = next((each for each in columns if each.name == order.column), None)
+            if column is None:
+                names = ", ".join(each.name for each in columns)
+                raise UserError(f"there is no column '{order.column}' in this sweep", hint=f"sort by one of {names}")
             every = self._keep((group.first, order), lambda: self._sorted(group, column, order, present))
             ids = every[page.offset : page.offset + page.count]
         wanted = order.states or tuple(group.counts)
@@ -332,8 +318,8 @@ class SweepTable:
         found = read()
         ended = time.monotonic()
         self._kept = {each: kept for each, kept in self._kept.items() if kept[0] > ended}
-        if ended - started > _SLOW_S:
-            self._kept[key] = ended + _KEEP_FACTOR * (ended - started), found
+        if ended - started > 0.05:
+            self._kept[key] = ended + 10.0 * (ended - started), found
         return found
 
     def _cells(self, ids: Sequence[int], columns: Sequence[TableColumn], present: Present) -> dict[int, list[Cell]]:
@@ -343,14 +329,6 @@ class SweepTable:
             for job_id in ids
             if (row := self._connection.execute(query, {"id": job_id, "now": present.now}).fetchone()) is not None
         }
-
-
-def _find_column(columns: Sequence[TableColumn], name: str) -> TableColumn:
-    column = next((each for each in columns if each.name == name), None)
-    if column is None:
-        names = ", ".join(each.name for each in columns)
-        raise UserError(f"there is no column '{name}' in this sweep", hint=f"sort by one of {names}")
-    return column
 
 
 def _chosen(order: TableOrder) -> str:

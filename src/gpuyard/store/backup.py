@@ -1,10 +1,9 @@
 """Backups of the queue's database: made while the daemon runs, and restored while it does not.
 
-- A backup is one file, a database of the same schema, without secrets. It is made from one moment, and nothing waits
-  for it.
+- A backup is one file, a database of the same schema, without secrets, of one moment. Nothing waits for it.
 - A restored queue never runs a job by itself: a job that had not finished is held, because it may have run since the
   backup was made, or run on the machine that the backup comes from.
-- The database before a restore, or before a migration, is kept beside the new one.
+- The database before a restore is kept beside the new one.
 """
 
 import contextlib
@@ -23,16 +22,16 @@ from gpuyard.errors import EnvironmentFault, UserError
 from gpuyard.model.lifecycle import FINISHED, LIVE, WAITING
 from gpuyard.store.damaged_rows import set_aside_in
 from gpuyard.store.database import (
-    NEW_FILE,
     SCHEMA_VERSION,
+    QueueProgress,
+    QueueRecord,
     are_pages_sound,
     convert_sqlite_errors,
-    copy_database,
     open_reader,
 )
-from gpuyard.store.stale_database_check import QueueProgress, QueueRecord
 from gpuyard.system.private_files import open_trusted
 
+NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAGIC = b"SQLite format 3\0"
 _LOST = json.dumps({"kind": "lost", "status": None, "reason": "it ran when the backup was made"})
 _UNFINISHED = ", ".join(f"'{state}'" for state in sorted(LIVE | WAITING))
@@ -55,9 +54,6 @@ class Restored(Struct, frozen=True, kw_only=True):
     begun: list[int]
 
 
-# Make
-
-
 def back_up(database: Path, target: Path, *, overwrite: bool = False) -> BackupContent:
     """Write a backup that only this user can read. Raises UserError if `target` exists and `overwrite` is not set."""
     if os.path.lexists(target) and not overwrite:
@@ -66,21 +62,36 @@ def back_up(database: Path, target: Path, *, overwrite: bool = False) -> BackupC
         raise UserError("there is no queue yet", hint="`gpuyard submit` makes one")
     draft = database.with_name(f".{os.urandom(8).hex()}.backup")
     with contextlib.closing(open_reader(database)) as reader, convert_sqlite_errors():
-        copy_database(reader, draft)
-    try:
-        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy, convert_sqlite_errors():
-            found = _count(copy, os.path.getsize(draft))
-        _write(draft, target, overwrite=overwrite)
-        return found
-    finally:
-        os.unlink(draft)
+        try:
+            os.close(os.open(draft, NEW_FILE, 0o600))
+        except OSError as error:
+            raise EnvironmentFault(f"{draft} cannot be written: {error.strerror}") from error
+        try:
+            found = _copy_database(reader, draft)
+            _write(draft, target, overwrite=overwrite)
+            return found
+        finally:
+            os.unlink(draft)
+
+
+def _copy_database(connection: sqlite3.Connection, draft: Path) -> BackupContent:
+    """Copy the database of a connection, without secrets, while others use it; it needs no write-ahead log.
+
+    Not with VACUUM INTO: SQLite 3.40 fails for generated columns of a table without row ids.
+    """
+    with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+        connection.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")
+        copy.execute("PRAGMA secure_delete = ON")
+        copy.execute("BEGIN")
+        copy.execute("INSERT OR IGNORE INTO dropped_secrets SELECT spec FROM secrets")
+        copy.execute("DELETE FROM secrets")
+        copy.execute("COMMIT")
+        return _count(copy, os.path.getsize(draft))
 
 
 def _write(draft: Path, target: Path, *, overwrite: bool) -> None:
-    """Copy the draft to a folder that may be another user's: no link there is followed, and nothing of others changed.
-
-    The target has its name once it is complete.
-    """
+    """Copy the draft to a folder that may be another user's: no link is followed, and no file of others changed."""
     beside = target.with_name(f".{os.urandom(8).hex()}.gpuyard")
     try:
         with open(os.open(beside, NEW_FILE, 0o600), "wb") as file, draft.open("rb") as content:
@@ -108,12 +119,8 @@ def _rename(draft: Path, target: Path, *, overwrite: bool) -> None:
     os.replace(draft, target)
 
 
-# Restore
-
-
 def count_unfinished(database: Path) -> dict[str, int]:
-    """Return the number of unfinished jobs by state; none without a database. Raises StoreFault if it cannot be
-    read."""
+    """Return the number of unfinished jobs by state; none without a database."""
     if not database.exists():
         return {}
     query = f"SELECT state, jobs FROM counts WHERE jobs > 0 AND state IN ({_UNFINISHED})"  # noqa: S608

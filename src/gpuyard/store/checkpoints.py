@@ -21,12 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from gpuyard.errors import EnvironmentFault, StoreFault
-from gpuyard.store.database import Database, convert_sqlite_errors
-from gpuyard.store.stale_database_check import SET_GENERATION
+from gpuyard.store.database import SET_GENERATION, Database, convert_sqlite_errors
 
-# In the file formats of SQLite: the last frame of the log, in its index; and what precedes a page in the log.
-_LAST_FRAME_AT, _FRAME_HEADER_BYTES = 16, 24
-_PRIMARY_CODE = 0xFF  # the rest of an error's code says more about it
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
@@ -39,14 +35,14 @@ class WalCheckpoints:
         self._file, self._log, self._index = map(database.open_descriptor, ("", "-wal", "-shm"))
         self._connection = _connect(path)
         self._snapshot = _connect(path)
-        self._frame_bytes = _FRAME_HEADER_BYTES + int(database.value("PRAGMA page_size"))
+        self._frame_bytes = 24 + int(database.value("PRAGMA page_size"))  # a header precedes each page
         # False if all frames of the log may have been copied: a snapshot would not keep writers from beginning it anew.
         self._has_frames = True
 
     @property
     def log_bytes(self) -> int:
-        """The part of the log that is in use: its file stays as large as it once was, until it is truncated."""
-        return int.from_bytes(os.pread(self._index, 4, _LAST_FRAME_AT), sys.byteorder) * self._frame_bytes
+        """The part of the log that is in use, by its index: the file stays as large as it once was."""
+        return int.from_bytes(os.pread(self._index, 4, 16), sys.byteorder) * self._frame_bytes
 
     def sync(self) -> None:
         """Wait until everything that was committed so far is on disk."""
@@ -74,20 +70,17 @@ class WalCheckpoints:
         Otherwise the next log overwrites it. Return False if a reader or a writer prevents it for 0.1 s.
         """
         self._end_snapshot()
+        mode = "TRUNCATE" if is_truncated else "RESTART"
         try:
-            return self._empty(generation, is_truncated=is_truncated)
+            self._connection.execute(SET_GENERATION, (str(generation),))
+            self._has_frames = False
+            if self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]:
+                return False
+            self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next log
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & _PRIMARY_CODE == sqlite3.SQLITE_BUSY:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                 return False
             raise
-
-    def _empty(self, generation: int, *, is_truncated: bool) -> bool:
-        self._connection.execute(SET_GENERATION, (str(generation),))
-        self._has_frames = False
-        mode = "TRUNCATE" if is_truncated else "RESTART"
-        if self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]:
-            return False
-        self._connection.execute(SET_GENERATION, (str(generation),))  # begins the next log
         self._has_frames = True
         return True
 
@@ -180,13 +173,15 @@ class CheckpointThread:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._threads, self._files.sync)
             except OSError as error:
-                raise _sync_fault(error) from error
+                lost = "the change is made, and may be lost in a power cut"
+                raise StoreFault(
+                    f"{lost}: the disk does not store it ({error.strerror})",
+                    hint="check the disk of the queue's folder, which `gpuyard daemon status` names, then try again",
+                ) from error
             self._synced = commits
 
     def notices(self) -> list[str]:
         return [] if self._problem is None else [self._problem]
-
-    # Checkpoints
 
     def _on_commit(self) -> None:
         if self._database.has_unsaved:  # else nothing was changed: the step that a checkpoint wakes causes none
@@ -236,13 +231,6 @@ class CheckpointThread:
             self._may_write.set()
             self._on_resume()
         return is_done
-
-
-def _sync_fault(problem: OSError) -> StoreFault:
-    return StoreFault(
-        f"the change is made, and may be lost in a power cut: the disk does not store it ({problem.strerror})",
-        hint="check the disk of the queue's folder, which `gpuyard daemon status` names, then try again",
-    )
 
 
 def _reader_notice(log_bytes: int) -> str:

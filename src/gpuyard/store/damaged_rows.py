@@ -66,8 +66,7 @@ class _Row(NamedTuple):
 
 
 def may_be_a_row(error: Exception) -> bool:
-    """Return whether the error may come from a row that cannot be read: it is none that gpuyard or the system raised
-    for another cause."""
+    """Whether the error may come from a row that cannot be read, and not from gpuyard or the system."""
     return isinstance(error, UnreadableRow) or not isinstance(error, GpuyardError | OSError | MemoryError)
 
 

@@ -1,11 +1,12 @@
 """Open the queue's database. A damaged file is set aside, never deleted; another schema is refused and left alone.
 
-A record beside it (`stale_database_check.py`) shows whether the database is older than the queue was. A copy is kept
-before a migration changes anything.
+The database alone cannot show that it is older than the queue was: it may be a copy of last week, or its write-ahead
+log may have been deleted. So a small record beside it (`QueueRecord`) says how far the queue had come.
 """
 
 import contextlib
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,81 +14,49 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from msgspec import Struct
+
 from gpuyard.errors import EnvironmentFault, StoreFault, UnreadableRow
-from gpuyard.store.stale_database_check import SET_GENERATION, QueueProgress, QueueRecord, compare
-from gpuyard.system.write_files import sync
-
-NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def copy_database(connection: sqlite3.Connection, target: Path) -> None:
-    """Copy the database of a connection while others use it; it needs no write-ahead log. The target has its name once
-    it is complete and on disk, and that name is on disk at the end.
-
-    Not with VACUUM INTO: SQLite 3.40 fails for generated columns of a table without row ids.
-    """
-    draft = target.with_name(f".{os.urandom(8).hex()}.copy")
-    try:
-        os.close(os.open(draft, NEW_FILE, 0o600))
-    except OSError as error:
-        raise EnvironmentFault(f"{target} cannot be written: {error.strerror}") from error
-    try:
-        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as copy:
-            connection.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")
-            copy.execute("PRAGMA secure_delete = ON")
-            copy.execute("BEGIN")
-            copy.execute("INSERT OR IGNORE INTO dropped_secrets SELECT spec FROM secrets")
-            copy.execute("DELETE FROM secrets")
-            copy.execute("COMMIT")
-        sync(draft)
-        os.replace(draft, target)
-    except BaseException:
-        os.unlink(draft)
-        raise
-    sync(target.parent)
-
-
-# By the version of the schema that it starts from.
-STEPS: dict[int, str] = {}
-
-
-def can_migrate(version: int, to: int) -> bool:
-    return all(each in STEPS for each in range(version, to))
-
-
-def migrate(connection: sqlite3.Connection, database: Path, version: int, to: int) -> None:
-    """Bring the database to version `to` in one transaction, if `can_migrate`.
-
-    The copy beside it is named after the version that it has.
-    """
-    steps = [STEPS[each] for each in range(version, to)]
-    aside = database.with_name(f"{database.name}.schema-{version}")
-    if not aside.exists():  # it does after a migration that failed: that changed nothing
-        copy_database(connection, aside)
-    try:
-        connection.executescript(f"BEGIN IMMEDIATE; {' '.join(steps)} PRAGMA user_version = {to}; COMMIT;")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
 
 # Rows that one transaction writes, or one query returns, before other requests are served: a few milliseconds of work.
 PIECE = 200
-# No schema was released yet.
+# No schema was released yet, so there are no migrations.
 SCHEMA_VERSION = 16
-_VERSION_AT = 60  # of `user_version`, in the header of SQLite's file
 _FILE_SUFFIXES = ("", "-wal", "-shm")
-# Checking every page of a file of this size takes about a second. Damage in a larger file shows when it is read.
-_MAX_CHECKED_BYTES = 64 * 1024 * 1024
 _BUSY_TIMEOUT = "PRAGMA busy_timeout = 5000"
-# SQLite's default.
-_CHECKPOINT_PAGES = 1000
-_DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# A text that is not UTF-8 (an error of Python's module without a code), malformed JSON, a value against a rule of its
-# column.
-_ROW_CODES = (None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH)
-_ROW_CHECKS = ("NULL value in", "CHECK constraint failed in", "TEXT value in", "NUMERIC value in", "non-")
+SET_GENERATION = "INSERT OR REPLACE INTO settings VALUES ('generation', ?)"
+
+
+class QueueProgress(Struct, frozen=True):
+    """`generation` is in the database, too, and goes up whenever it is saved (`Database.save`). `has_unsaved`: changes
+    were committed since, so that there must be a write-ahead log."""
+
+    generation: int = 0
+    last_id: int = 0
+    has_unsaved: bool = False
+
+
+class QueueRecord:
+    """Written with one `pwrite`, without a sync, when new jobs or the first change after a save are committed."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            found = re.match(rb"(\d{12}) (\d{12}) ([01])\n", os.pread(self._file, 100, 0))
+        except OSError as error:
+            raise EnvironmentFault(f"{path} cannot be used: {error.strerror}", hint="move it away") from error
+        self.progress = QueueProgress(int(found[1]), int(found[2]), found[3] == b"1") if found else QueueProgress()
+
+    def write(self, progress: QueueProgress) -> None:
+        """Keep the highest job id that was ever recorded. Nothing depends on a record that cannot be written."""
+        last_id = max(progress.last_id, self.progress.last_id)
+        self.progress = QueueProgress(progress.generation, last_id, progress.has_unsaved)
+        content = f"{progress.generation:012d} {last_id:012d} {progress.has_unsaved:d}\n"
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, content.encode(), 0)
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 class Database:
@@ -96,8 +65,8 @@ class Database:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.execute = connection.execute
         self.executemany = connection.executemany
-        self._connection = connection
-        self._record: QueueRecord | None = None
+        self.connection = connection
+        self.record: QueueRecord | None = None
         self._saved_changes = 0  # `total_changes` when it was last saved
         self.has_unsaved = False
         # Of a daemon, whose loop must not wait for the disk: see `leave_disk_to`.
@@ -106,12 +75,8 @@ class Database:
         self.commits_to_sync = 0
 
     @property
-    def connection(self) -> sqlite3.Connection:
-        return self._connection
-
-    @property
     def in_transaction(self) -> bool:
-        return self._connection.in_transaction
+        return self.connection.in_transaction
 
     @property
     def path(self) -> Path:
@@ -119,11 +84,9 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, *, is_synced: bool = False) -> Iterator[None]:
-        """Commit the block's changes, or roll them back if it raises.
-
-        What is committed survives a crash of this process. With `is_synced` it also survives a power cut: the commit
-        waits for the disk, or counts as one of `commits_to_sync`.
-        """
+        """Commit the block's changes, or roll them back if it raises. What is committed survives a crash of this
+        process; with `is_synced` also a power cut: the commit waits for the disk, or counts as one of
+        `commits_to_sync`."""
         is_synced_later = is_synced and self._on_commit is not None
         is_synced = is_synced and not is_synced_later
         with convert_sqlite_errors():
@@ -133,7 +96,7 @@ class Database:
             try:
                 yield
                 self.execute("COMMIT")
-                if not self.has_unsaved and self._connection.total_changes != self._saved_changes:
+                if not self.has_unsaved and self.connection.total_changes != self._saved_changes:
                     self.has_unsaved = True
                     self.note_last_id(0)
                 self.commits_to_sync += is_synced_later
@@ -156,18 +119,18 @@ class Database:
     @property
     def changes(self) -> int:
         """The number of rows that were changed since it was opened."""
-        return self._connection.total_changes
+        return self.connection.total_changes
 
     @property
     def is_file(self) -> bool:
         """Whether it is a file with a record beside it, as a queue's is."""
-        return self._record is not None
+        return self.record is not None
 
     def leave_disk_to(self, on_commit: Callable[[], None] | None) -> None:
         """Wait for the disk no more: make no checkpoints and no syncs, and call `on_commit` after each commit. The
         caller has to make the checkpoints, and to sync the log for `commits_to_sync`. None: as before."""
         self._on_commit = on_commit
-        self.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES if on_commit is None else 0}")
+        self.execute(f"PRAGMA wal_autocheckpoint = {1000 if on_commit is None else 0}")  # 1000 is SQLite's default
 
     def open_descriptor(self, suffix: str = "") -> int:
         """Return a descriptor of one of its files. It is closed after the connection: SQLite's locks on a file, which
@@ -177,29 +140,22 @@ class Database:
 
     @property
     def generation(self) -> int:
-        return 0 if self._record is None else self._record.progress.generation
+        return 0 if self.record is None else self.record.progress.generation
 
     def note_saved(self, generation: int, changes: int) -> None:
         """Note that the file has this generation, with what was committed up to these `changes`."""
         self.has_unsaved = self.changes != changes
         self._saved_changes = changes
-        if self._record is not None:
-            self._record.write(QueueProgress(generation, 0, has_unsaved=self.has_unsaved))
-
-    def keep_record(self, record: QueueRecord) -> None:
-        """Note in the record from now on how far the queue has come."""
-        self._record = record
+        if self.record is not None:
+            self.record.write(QueueProgress(generation, 0, has_unsaved=self.has_unsaved))
 
     def note_last_id(self, job_id: int) -> None:
-        if self._record is not None:
-            self._record.write(QueueProgress(self._record.progress.generation, job_id, has_unsaved=True))
+        if self.record is not None:
+            self.record.write(QueueProgress(self.record.progress.generation, job_id, has_unsaved=True))
 
     def save(self) -> bool:
-        """Move all changes from the write-ahead log into the file, so that a copy of the file is a copy of the queue.
-
-        Return False if a reader or a full disk prevents that now. Takes milliseconds: call it when the queue is quiet.
-        """
-        if self._record is None or not self.has_unsaved:
+        """Move all changes from the log into the file. Return False if a reader or a full disk prevents that now."""
+        if self.record is None or not self.has_unsaved:
             return True
         generation = self.generation + 1
         try:
@@ -216,9 +172,8 @@ class Database:
 
     def progress(self) -> QueueProgress:
         """Return how far the queue has come, according to the database."""
-        found = dict(
-            self.execute("SELECT name, value FROM settings WHERE name IN ('generation', 'next_id')").fetchall()
-        )
+        query = "SELECT name, value FROM settings WHERE name IN ('generation', 'next_id')"
+        found = dict(self.execute(query).fetchall())
         return QueueProgress(int(found.get("generation", 0)), int(found["next_id"]) - 1)
 
     def rollback(self) -> None:
@@ -226,20 +181,17 @@ class Database:
             self.execute("ROLLBACK")
 
     def close(self) -> None:
-        self._close()
+        if self.record is None:
+            self.connection.close()
+        else:
+            is_saved, path, record = self.save(), self.path, self.record
+            self.record = None
+            self.connection.close()  # which saves, too, if no other process reads
+            if not is_saved and not _size_of(Path(f"{path}-wal")):
+                record.write(QueueProgress(record.progress.generation, 0))
+            record.close()
         while self._descriptors:
             os.close(self._descriptors.pop())
-
-    def _close(self) -> None:
-        if self._record is None:
-            self._connection.close()
-            return
-        is_saved, path, record = self.save(), self.path, self._record
-        self._record = None
-        self._connection.close()  # which saves, too, if no other process reads
-        if not is_saved and not _size_of(Path(f"{path}-wal")):
-            record.write(QueueProgress(record.progress.generation, 0))
-        record.close()
 
 
 @contextlib.contextmanager
@@ -250,11 +202,13 @@ def convert_sqlite_errors() -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", None)
         code = None if code is None else code & 0xFF
-        if code in _ROW_CODES:
+        # A text that is not UTF-8 (an error of Python's module without a code), malformed JSON, a value against a rule
+        # of its column.
+        if code in {None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH}:
             # The error of a text that cannot be decoded has all of it.
             why = "a text is not UTF-8" if code is None else str(error)
             raise UnreadableRow(f"a row of the queue's database cannot be read: {why}", hint="see daemon.log") from None
-        if code in _DAMAGE_CODES:
+        if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
             raise StoreFault(
                 f"the queue's database is damaged: {error}",
                 hint="restart the daemon with `gpuyard daemon restart`: it sets the damaged file aside",
@@ -268,10 +222,8 @@ def convert_sqlite_errors() -> Iterator[None]:
 
 def open_database(path: Path | None) -> tuple[Database, str | None]:
     """Return the database at `path` (None: in memory), and a notice for the user if it is not what the queue was: a
-    damaged file was set aside, or it is older than the record beside it, `queue.record`.
-
-    Raises EnvironmentFault if another version of gpuyard made the file.
-    """
+    damaged file was set aside, or it is older than `queue.record`. Raises EnvironmentFault if another version of
+    gpuyard made the file."""
     if path is None:
         return _connect(":memory:"), None
     try:
@@ -315,7 +267,7 @@ def _catch_up(database: Database, record: QueueRecord) -> int:
             raise
         generation = recorded.generation  # on a full disk a daemon can still watch its running jobs
     record.write(QueueProgress(generation, last_id, has_unsaved=True))
-    database.keep_record(record)
+    database.record = record
     return found.last_id
 
 
@@ -355,7 +307,8 @@ def _closed_on_error(connection: sqlite3.Connection | Database) -> Iterator[None
 def are_pages_sound(connection: sqlite3.Connection) -> bool:
     """Return whether SQLite can read all pages. A row that only breaks a rule of its columns is set aside by itself."""
     found: str = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    return found == "ok" or found.startswith(_ROW_CHECKS)
+    rules = ("NULL value in", "CHECK constraint failed in", "TEXT value in", "NUMERIC value in", "non-")
+    return found == "ok" or found.startswith(rules)
 
 
 def _prepare(connection: sqlite3.Connection, name: str) -> None:
@@ -363,31 +316,29 @@ def _prepare(connection: sqlite3.Connection, name: str) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
-    if name != ":memory:" and os.path.getsize(name) < _MAX_CHECKED_BYTES and not are_pages_sound(connection):
+    # Checking every page of 64 MB takes about a second. Damage in a larger file shows when it is read.
+    if name != ":memory:" and os.path.getsize(name) < 64 * 1024 * 1024 and not are_pages_sound(connection):
         raise StoreFault("the queue's database is damaged", is_damage=True)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     refuse_schema(name, version)
     if version == 0:
         schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
         connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    elif version < SCHEMA_VERSION:
-        migrate(connection, Path(name), version, SCHEMA_VERSION)
 
 
 def refuse_schema(name: str, version: int | None = None) -> None:
-    """Raise EnvironmentFault if this version of gpuyard cannot read the database. `version` is that of its schema;
-    without it, it is read from the file's header, also while a daemon uses it."""
+    """Raise EnvironmentFault if the database has another schema: `version`, or what its header says."""
     stop = "" if version is not None else "`gpuyard daemon stop`, then "
     if version is None:
         try:
             with open(name, "rb") as file:
-                version = int.from_bytes(file.read(_VERSION_AT + 4)[_VERSION_AT:])
+                version = int.from_bytes(file.read(64)[60:])  # where SQLite's header has it
         except OSError:
             return  # there is none
     what = f"it has schema {version}, and this version reads schema {SCHEMA_VERSION}"
     if version > SCHEMA_VERSION:
         raise EnvironmentFault(f"a newer gpuyard made {name}: {what}", hint="use the newer gpuyard")
-    if version and not can_migrate(version, SCHEMA_VERSION):
+    if version and version < SCHEMA_VERSION:
         raise EnvironmentFault(
             f"an unreleased gpuyard made {name}: {what}",
             hint=f"to start with an empty queue, {stop}move it away: mv {name} {name}.schema-{version}",
@@ -402,3 +353,16 @@ def _set_aside(path: Path) -> Path:
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
     return aside
+
+
+def compare(recorded: QueueProgress, found: QueueProgress, *, was_new: bool, has_log: bool) -> str | None:
+    """Return what is wrong with a database, for a notice, or None. `found` is the progress according to the database;
+    `was_new`: there was none, or an empty file; `has_log`: it has a write-ahead log with content."""
+    if was_new and recorded.last_id:
+        return "the queue's database was missing or empty, and gpuyard started a new one"
+    # With a higher generation in the database the save was complete, and the daemon was killed before it recorded that.
+    if recorded.has_unsaved and not has_log and found.generation == recorded.generation:
+        return "the write-ahead log of the queue's database (queue.db-wal) was removed"
+    if found.generation < recorded.generation or found.last_id < recorded.last_id:
+        return "the queue's database is an older copy"
+    return None

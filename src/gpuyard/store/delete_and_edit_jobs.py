@@ -10,14 +10,10 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from gpuyard.model.job import Job
-from gpuyard.model.job_spec import JobSpec
 from gpuyard.model.lifecycle import WAITING, JobState
 from gpuyard.store import row_codec
 from gpuyard.store.database import PIECE, Database
 from gpuyard.store.job_store import JobStore
-
-# An array of a million jobs with different commands would leave a million profiles behind.
-_MAX_PROFILES = 50_000
 
 
 class OldJobs:
@@ -26,13 +22,15 @@ class OldJobs:
         self._store = store
 
     def delete_ended_before(self, before: float) -> Generator[None, None, list[int]]:
-        """Delete the jobs that ended before this time and that no other job needs; return their ids. Yields after each
-        piece."""
+        """Delete jobs that ended before this and that no other job needs; return their ids. Yields after each piece."""
         gone: list[int] = []
         while found := (yield from self._delete_once(before)):  # a job that a deleted job needed goes the next time
             gone += found
-        with self._store.transaction():
-            self._delete_old_profiles()
+        with self._store.transaction():  # an array of a million jobs with different commands leaves a million profiles
+            self._db.execute(
+                "DELETE FROM profiles WHERE seen_at <= "
+                "(SELECT seen_at FROM profiles ORDER BY seen_at DESC LIMIT 1 OFFSET 50000)"
+            )
         return gone
 
     def _delete_once(self, before: float) -> Generator[None, None, list[int]]:
@@ -48,14 +46,12 @@ class OldJobs:
         return gone
 
     def _page(self, after: tuple[float, int]) -> list[tuple[float, int]]:
-        """Return the ends and ids of the next jobs that finished before this one, the last finished first: so jobs come
-        before those that they depend on."""
-        # A job has rows in four tables.
+        """Return the next ends and ids, the last finished first: so jobs come before those that they depend on."""
         query = (
             "SELECT ended_at, id FROM jobs WHERE (ended_at, id) < (?, ?) AND ended_at IS NOT NULL "
             "ORDER BY ended_at DESC, id DESC LIMIT ?"
         )
-        return self._db.execute(query, (*after, PIECE // 4)).fetchall()
+        return self._db.execute(query, (*after, PIECE // 4)).fetchall()  # a job has rows in four tables
 
     def _deletable(self, page: Sequence[int]) -> list[int]:
         """Return those jobs of the page that no job depends on, apart from those of the page that are deleted, too."""
@@ -74,10 +70,7 @@ class OldJobs:
         return set(job_ids) - set(self._db.column(query, (json.dumps(job_ids), before)))
 
     def delete(self, job_ids: Sequence[int]) -> None:
-        """Delete these jobs, and their specs, lanes, submissions and batches if no other job has them.
-
-        Call it in a transaction.
-        """
+        """Delete these jobs, in a transaction, with the specs, lanes, submissions and batches that no other has."""
         among, ids = "IN (SELECT value FROM json_each(?))", (json.dumps(job_ids),)
         found = set(self._db.execute(f"SELECT spec, lane FROM jobs WHERE id {among}", ids).fetchall())  # noqa: S608
         query = (
@@ -90,16 +83,6 @@ class OldJobs:
             self._db.execute(f"DELETE FROM {table} WHERE {column} {among}", ids)  # noqa: S608
         self._store.specs.delete_unused({spec for spec, _ in found})
         self._store.delete_unused_lanes({lane for _, lane in found})
-        self._delete_submissions(submissions)
-
-    def _delete_old_profiles(self) -> None:
-        self._db.execute(
-            "DELETE FROM profiles WHERE seen_at <= "
-            "(SELECT seen_at FROM profiles ORDER BY seen_at DESC LIMIT 1 OFFSET ?)",
-            (_MAX_PROFILES,),
-        )
-
-    def _delete_submissions(self, submissions: Iterable[int | None]) -> None:
         query = (
             "SELECT id, first_id FROM submissions WHERE id = ? AND is_complete AND NOT EXISTS "
             "(SELECT 1 FROM jobs WHERE jobs.id BETWEEN first_id AND last_id)"
@@ -115,6 +98,7 @@ class JobEdits:
     def __init__(self, database: Database, store: JobStore) -> None:
         self._db = database
         self._store = store
+        self.add_spec, self.delete_unused_specs = store.specs.add, store.specs.delete_unused
         self._lanes: dict[tuple[int, int, bool], int] = {}  # by the new spec, the old lane, and whether sizes differ
 
     def spec_of(self, job_id: int) -> int:
@@ -130,31 +114,21 @@ class JobEdits:
                 if (job := self._store.job(job_id)) is not None:
                     yield job
 
-    def add_spec(self, spec: JobSpec) -> int:
-        return self._store.add_spec(spec)
-
     def replace_spec(self, job: Job, spec_id: int, *, drops_growth: bool) -> None:
         """Store the spec and the priority that `job` has now. Call it in a transaction."""
         sizes_each = bool(job.growth.count) and not drops_growth
-        lane_id = self._lane_id(job, spec_id, sizes_each=sizes_each)
-        row = (spec_id, lane_id, job.priority, job.spec.name, job.spec.tag, job.id)
-        growth = ", growth = NULL" if drops_growth else ""
-        query = f"UPDATE jobs SET spec = ?, lane = ?, priority = ?, name = ?, tag = ?{growth} WHERE id = ?"  # noqa: S608
-        self._db.execute(query, row)
-
-    def _lane_id(self, job: Job, spec_id: int, *, sizes_each: bool) -> int:
         before = self._store.lane_of(job.id)
         key = spec_id, before.id, sizes_each
         if key not in self._lanes:
             batch = before.batch if before.batch in self._store.arriving else None  # as long as it must not start
             lane = row_codec.lane_of(job, batch)
             self._lanes[key] = self._store.ensure_lane(replace(lane, sizes_each=lane.sizes_each or sizes_each))
-        return self._lanes[key]
+        row = (spec_id, self._lanes[key], job.priority, job.spec.name, job.spec.tag, job.id)
+        growth = ", growth = NULL" if drops_growth else ""
+        query = f"UPDATE jobs SET spec = ?, lane = ?, priority = ?, name = ?, tag = ?{growth} WHERE id = ?"  # noqa: S608
+        self._db.execute(query, row)
 
     def set_start(self, job_id: int, not_before: float | None) -> None:
         """Store the earliest start; of a delayed job, also when it is due."""
         due_at = f"CASE WHEN state = '{JobState.DELAYED}' THEN ?1 END"
         self._db.execute(f"UPDATE jobs SET not_before = ?1, due_at = {due_at} WHERE id = ?2", (not_before, job_id))  # noqa: S608
-
-    def delete_unused_specs(self, numbers: Iterable[int]) -> None:
-        self._store.specs.delete_unused(numbers)

@@ -22,9 +22,7 @@ class Dependant(Struct, frozen=True):
 class DependencyStore:
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._execute = database.execute
-        self._value = database.value
-        self._column = database.column
+        self._execute, self._value, self._column = database.execute, database.value, database.column
         self.has_dependencies = self._value("SELECT 1 FROM dependencies LIMIT 1") is not None
 
     def add_pairs(self, pairs: Iterable[tuple[int, Dependency]]) -> None:
@@ -76,8 +74,8 @@ class DependencyStore:
 
     def may_decide(self, dependants: Iterable[Dependant], ended: JobState) -> set[int]:
         """Return the dependants of which the end of a job, in this state, may decide that they can start or never can,
-        given that no earlier end did. A job that depends on thousands is checked at the end of each: only the last
-        reads them all."""
+        given that no earlier end did. A job that depends on thousands is checked at each end: only the last reads
+        all."""
         decided: set[int] = set()
         undecided: dict[bool, list[int]] = {True: [], False: []}  # by whether those that had to fail are awaited
         for each in dependants:
@@ -90,23 +88,19 @@ class DependencyStore:
                 else:
                     undecided[kind is DependencyKind.FAILED].append(each.id)
         for had_to_fail, job_ids in undecided.items():
-            undecided_ids = [each for each in job_ids if each not in decided]
-            decided.update(self._without_pending(undecided_ids, had_to_fail=had_to_fail))
+            if open_ids := [each for each in job_ids if each not in decided]:
+                # All dependencies have ended, of the set of which one has to fail, or of the others. The last is tried
+                # first: jobs mostly end in order.
+                kinds = "= 'failed'" if had_to_fail else "<> 'failed'"
+                query = (
+                    "SELECT value FROM json_each(?) WHERE (SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job "  # noqa: S608
+                    f"WHERE job = value AND ended_at IS NULL AND kind {kinds} ORDER BY on_job DESC LIMIT 1) IS NULL"
+                )
+                decided.update(self._column(query, (json.dumps(open_ids),)))
         return decided
 
-    def _without_pending(self, job_ids: Sequence[int], *, had_to_fail: bool) -> list[int]:
-        """Return the jobs of which all dependencies have ended: of the set of which one has to fail, or of the others.
-        The query tries the last first: jobs mostly end in order."""
-        kinds = "= 'failed'" if had_to_fail else "<> 'failed'"
-        query = (
-            "SELECT value FROM json_each(?) WHERE (SELECT 1 FROM dependencies JOIN jobs ON jobs.id = on_job "  # noqa: S608
-            f"WHERE job = value AND ended_at IS NULL AND kind {kinds} ORDER BY on_job DESC LIMIT 1) IS NULL"
-        )
-        return self._column(query, (json.dumps(job_ids),)) if job_ids else []
-
     def may_reject_ready(self, job_id: int, after: int) -> bool:
-        """Return whether queued jobs with higher ids than `after` depend on this job, and may be rejected because of
-        its end."""
+        """Return whether queued jobs with higher ids than `after` may be rejected because of the end of this job."""
         lost = [kind for kind in DependencyKind if outlook(kind, self.state_of(job_id)) is DependencyOutlook.NEVER]
         query = (
             "SELECT 1 FROM dependencies JOIN jobs ON jobs.id = job "
@@ -140,18 +134,14 @@ class DependencyStore:
 
     def states_of(self, job_ids: Sequence[int]) -> dict[int, JobState]:
         """Return the states of those of these jobs that exist."""
-        if not job_ids:
-            return {}
         query = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
         return {job_id: JobState(state) for job_id, state in self._execute(query, (json.dumps(job_ids),)).fetchall()}
 
     def change_states(
         self, job_ids: Sequence[int], state: JobState, at: float, *, reason: str | None, resets: bool = False
     ) -> None:
-        """Set the state of jobs without a live attempt, as `change_state` does, and add an event to each.
-
-        `resets`: as `reset_failures` does.
-        """
+        """Do as `change_state` for jobs without a live attempt, with an event for each. `resets`: `reset_failures`,
+        too."""
         ids = json.dumps(job_ids)
         ended_at, queued_at = at if state in FINISHED else None, at if state is JobState.QUEUED else None
         self._execute(

@@ -11,8 +11,7 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from gpuyard.model.job import Attempt, Growth, Job, Outcome
-from gpuyard.model.job_spec import JobSpec
+from gpuyard.model.job import Attempt, Growth, Job, Outcome, OutcomeKind
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.placeholders import ArrayElement
 from gpuyard.policy.estimates import Profile
@@ -20,31 +19,28 @@ from gpuyard.policy.queue_order import Candidate, Lane, LaneQueue, Party, Weight
 from gpuyard.store import row_codec
 from gpuyard.store.database import PIECE, Database
 from gpuyard.store.dependency_store import DependencyStore
-from gpuyard.store.row_codec import END_JOB, EndedJob
-from gpuyard.store.specs_and_code import StoredSpecs
-from gpuyard.store.submission_senders import RefusedSubmissions, Submitters
+from gpuyard.store.specs_and_code import RefusedSubmissions, StoredSpecs, Submitters
 
 
 class LearnedStore:
     def __init__(self, database: Database) -> None:
-        self._execute = database.execute
-        self._value = database.value
+        self._db = database
 
     def recent_use(self) -> dict[Party, WeightedUse]:
         """Return the recent device time of users and tags."""
-        rows = self._execute("SELECT user, tag, seconds, at FROM uses").fetchall()
+        rows = self._db.execute("SELECT user, tag, seconds, at FROM uses").fetchall()
         return {(user, tag): WeightedUse(seconds=seconds, at=at) for user, tag, seconds, at in rows}
 
     def set_recent_use(self, party: Party, use: WeightedUse) -> None:
-        self._execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
+        self._db.execute("INSERT OR REPLACE INTO uses VALUES (?, ?, ?, ?)", (*party, use.seconds, use.at))
 
     def profile(self, fingerprint: str) -> Profile | None:
-        body = self._value("SELECT body FROM profiles WHERE fingerprint = ?", (fingerprint,))
+        body = self._db.value("SELECT body FROM profiles WHERE fingerprint = ?", (fingerprint,))
         return None if body is None else msgspec.json.decode(body, type=Profile)
 
     def set_profile(self, fingerprint: str, profile: Profile) -> None:
         row = (fingerprint, row_codec.to_json(profile), profile.seen_at)
-        self._execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", row)
+        self._db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", row)
 
 
 # Steps from one lane with ready jobs to the next through the index jobs_ready.
@@ -56,8 +52,6 @@ WITH RECURSIVE ready (lane) AS (
 )
 SELECT lane FROM ready WHERE lane IS NOT NULL
 """
-# Most steps start few jobs of a lane, so the first page of a lane is small.
-_FIRST_PAGE, _NEXT_PAGE = 4, 64
 _MARKS = ", ".join("?" * len(row_codec.ATTEMPT_COLUMNS.split(",")))
 _INSERT_ATTEMPT = f"INSERT INTO attempts ({row_codec.ATTEMPT_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
 _SET_PHASE, _SET_PROGRESS = (
@@ -77,7 +71,7 @@ class JobStore(DependencyStore):
         self.specs = StoredSpecs(database)
         self.submitters = Submitters(database)
         self.learned = LearnedStore(database)
-        self.spec = self.specs.read
+        self.spec, self.add_spec = self.specs.read, self.specs.add
         self._lane = lru_cache(maxsize=4096)(self._read_lane)
 
     @contextlib.contextmanager
@@ -101,8 +95,6 @@ class JobStore(DependencyStore):
         self._new_last_id = 0
         self.has_dependencies = self._has_delayed = True
 
-    # Settings
-
     def setting(self, name: str) -> str | None:
         if self._settings is None:
             self._settings = dict(self._execute("SELECT name, value FROM settings").fetchall())
@@ -123,8 +115,6 @@ class JobStore(DependencyStore):
         self.refused.subtract_from(found)
         return {state: found[state] for state in JobState}
 
-    # Submissions
-
     def find_submission(self, token: str) -> tuple[int, int] | None:
         """Return the first and last job id of the complete submission with this token."""
         query = "SELECT first_id, last_id FROM submissions WHERE token = ? AND is_complete"
@@ -143,10 +133,7 @@ class JobStore(DependencyStore):
         return lane_id is not None and self._lane(lane_id).batch in self.arriving
 
     def start_submission(self, token: str, count: int) -> tuple[int, int]:
-        """Return the submission's id and the first of `count` job ids.
-
-        Its jobs are not listed and do not start before `complete_submission`.
-        """
+        """Return its id and the first job id. Its jobs do not start before `complete_submission`."""
         first = int(self.setting("next_id") or 1)
         self.set_setting("next_id", str(first + count))
         self._new_last_id = first + count - 1
@@ -178,9 +165,6 @@ class JobStore(DependencyStore):
         if int(self.setting("next_id") or 1) <= job_id:
             self.set_setting("next_id", str(job_id + 1))
 
-    def add_spec(self, spec: JobSpec) -> int:
-        return self.specs.add(spec)
-
     def ensure_lane(self, lane: Lane) -> int:
         """Return the id of the stored lane that equals `lane`; add it if there is none."""
         text = row_codec.lane_to_text(lane)
@@ -205,8 +189,6 @@ class JobStore(DependencyStore):
                 for job_id, element in enumerate(elements, first_id)
             ),
         )  # fmt: skip
-
-    # Jobs
 
     def job(self, job_id: int) -> Job | None:
         query = f"SELECT {row_codec.JOB_COLUMNS} FROM jobs WHERE id = ?"  # noqa: S608 - our own column names
@@ -311,8 +293,6 @@ class JobStore(DependencyStore):
         self._has_delayed = due_at is not None
         return due_at
 
-    # Attempts
-
     def start_attempt(self, attempt: Attempt) -> None:
         self._execute(_INSERT_ATTEMPT, row_codec.attempt_to_row(attempt))
         state = JobState.PENDING if attempt.started is None else JobState.RUNNING
@@ -322,14 +302,32 @@ class JobStore(DependencyStore):
             (state, attempt.number, attempt.started_at, attempt.job_id),
         )
 
-    def end_attempt(self, end: EndedJob) -> None:
-        """Store how an attempt ended, and what becomes of its job. One that never started is dropped."""
-        self._has_delayed = self._has_delayed or end.due_at is not None
-        if end.never_started:
-            self.drop_attempt(end.attempt.job_id, end.attempt.number)
+    def end_attempt(  # noqa: PLR0913 - the columns that change with a job's state
+        self,
+        attempt: Attempt,
+        state: JobState,
+        *,
+        reason: str | None,
+        failures: int,
+        due_at: float | None,
+        ended_at: float | None,
+        queued_at: float | None,
+    ) -> None:
+        """Store how an attempt ended, and what becomes of its job. One that never started is dropped. `queued_at` is
+        set if the job waits again, and not in its old place."""
+        self._has_delayed = self._has_delayed or due_at is not None
+        if attempt.outcome is not None and attempt.outcome.kind is OutcomeKind.NEVER_STARTED:
+            self.drop_attempt(attempt.job_id, attempt.number)
         else:
-            self._execute(_SET_PHASE, row_codec.phase_to_row(end.attempt))
-        self._execute(END_JOB, end.to_row())
+            self._execute(_SET_PHASE, row_codec.phase_to_row(attempt))
+        self._execute(  # of an attempt in a slice, the start may be stored with its end alone
+            "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, failures = ?, "
+            "queued_at = coalesce(?, queued_at), started_at = coalesce(?, started_at) WHERE id = ?",
+            (
+                state, row_codec.printable(reason), due_at, ended_at, row_codec.to_json(attempt.outcome), failures,
+                queued_at, attempt.started_at, attempt.job_id,
+            ),
+        )  # fmt: skip
 
     def update_attempt(self, attempt: Attempt) -> None:
         """Store what changes while the attempt is live, other than its phase."""
@@ -358,8 +356,6 @@ class JobStore(DependencyStore):
     def attempts(self, job_id: int) -> list[Attempt]:
         query = f"SELECT {row_codec.ATTEMPT_COLUMNS} FROM attempts WHERE job = ? ORDER BY number"  # noqa: S608
         return [row_codec.attempt_from_row(row) for row in self._execute(query, (job_id,)).fetchall()]
-
-    # Batches
 
     def batch_state(self, group: int) -> str | None:
         body: str | None = self._value("SELECT body FROM batches WHERE first_id = ?", (group,))
@@ -390,11 +386,11 @@ class JobStore(DependencyStore):
             "SELECT id, coalesce(queued_at, submitted_at) FROM jobs INDEXED BY jobs_ready "
             "WHERE state = 'queued' AND lane = ? AND id > ? ORDER BY id LIMIT ?"
         )
-        last, limit = 0, _FIRST_PAGE
+        last, limit = 0, 4  # most steps start few jobs of a lane
         while found := self._execute(query, (lane_id, last, limit)).fetchall():
             for job_id, queued_at in found:
                 yield Candidate(job_id=job_id, queued_at=queued_at)
-            last, limit = found[-1][0], _NEXT_PAGE
+            last, limit = found[-1][0], 64
 
     def _read_lane(self, lane_id: int) -> Lane:
         return row_codec.lane_from_text(lane_id, self._value("SELECT body FROM lanes WHERE id = ?", (lane_id,)))

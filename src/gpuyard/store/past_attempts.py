@@ -1,13 +1,11 @@
 """Read past attempts and jobs for the timeline, reports and summaries.
 
-A report may read very many rows: only the columns that it needs, and what attempts of one lane or tag have in common
-only once.
+A report may read very many rows: only the columns that it needs, and what attempts have in common only once.
 """
 
 import sqlite3
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,21 +18,19 @@ from gpuyard.report.chart_rows import suspensions
 from gpuyard.report.failure_causes import FailedJob, FinishedJobs
 from gpuyard.report.usage_report import GroupBy, PastAttempt
 
-_ENDED_SINCE = "FROM jobs INDEXED BY jobs_finished WHERE ended_at IS NOT NULL AND ended_at > ?"
-_COUNTS = f"SELECT state, count(*) {_ENDED_SINCE} GROUP BY state"
-_FAILED = (
-    "SELECT id, json_extract(outcome, '$.error_line'), json_extract(outcome, '$.reason'), reason "
-    f"{_ENDED_SINCE} AND state = ? ORDER BY id"
-)
-
 
 def finished_since(connection: sqlite3.Connection, since: float) -> FinishedJobs:
-    counts = {JobState(state): count for state, count in connection.execute(_COUNTS, (since,))}
+    ended = "FROM jobs INDEXED BY jobs_finished WHERE ended_at IS NOT NULL AND ended_at > ?"
+    counts = connection.execute(f"SELECT state, count(*) {ended} GROUP BY state", (since,)).fetchall()
+    query = (
+        "SELECT id, json_extract(outcome, '$.error_line'), json_extract(outcome, '$.reason'), reason "
+        f"{ended} AND state = ? ORDER BY id"
+    )
     failed = tuple(
         FailedJob(id=job_id, error_line=error, outcome_reason=outcome, reason=reason)
-        for job_id, error, outcome, reason in connection.execute(_FAILED, (since, JobState.FAILED))
+        for job_id, error, outcome, reason in connection.execute(query, (since, JobState.FAILED))
     )
-    return FinishedJobs(counts=counts, failed=failed)
+    return FinishedJobs(counts={JobState(state): count for state, count in counts}, failed=failed)
 
 
 UNKNOWN = "-"
@@ -69,23 +65,20 @@ class PastRun(Struct, frozen=True, kw_only=True):
 
 
 def runs_between(connection: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[PastRun], int]:
-    """Return the finished attempts that ran in this time, the last ended first, and how many the limit left out.
-
-    An attempt that never started has no start time, so no comparison finds it.
-    """
+    """Return the finished attempts that ran in this time, the last ended first, and how many the limit left out. An
+    attempt that never started has no start time, so no comparison finds it."""
     rows = connection.execute(_RUNS, (since, until, limit)).fetchall()
     left_out = 0
     if len(rows) == limit:
         query = f"SELECT count(*) FROM attempts WHERE {_ENDED_BETWEEN}"  # noqa: S608
         left_out = max(0, connection.execute(query, (since, until)).fetchone()[0] - limit)
-    return [_past_run(connection, *row) for row in rows], left_out
-
-
-def _past_run(connection: sqlite3.Connection, *row: Any) -> PastRun:
-    *values, was_suspended = row
-    fields = dict(zip(PastRun.__struct_fields__, values, strict=False))
-    moves = connection.execute(_MOVES, (fields["job"],)).fetchall() if was_suspended else ()
-    return msgspec.convert({**fields, "devices": (fields["devices"] or "").split(), "moves": moves}, PastRun)
+    runs = []
+    for *values, was_suspended in rows:
+        fields = dict(zip(PastRun.__struct_fields__, values, strict=False))
+        moves = connection.execute(_MOVES, (fields["job"],)).fetchall() if was_suspended else ()
+        fields |= {"devices": (fields["devices"] or "").split(), "moves": moves}
+        runs.append(msgspec.convert(fields, PastRun))
+    return runs, left_out
 
 
 # Reports
@@ -129,7 +122,9 @@ def attempts_since(connection: sqlite3.Connection, since: float, by: GroupBy) ->
 class _AttemptReader:
     def __init__(self, connection: sqlite3.Connection, by: GroupBy) -> None:
         self._execute = connection.execute
-        self._lane = lru_cache(maxsize=None)(self._find_lane)
+        query = "SELECT body FROM lanes WHERE id = ?"
+        find = connection.execute
+        self._lane = lru_cache(maxsize=None)(lambda lane_id: _read_lane(find(query, (lane_id,)).fetchone()[0]))
         self._workspaces: dict[str, str] = {}
         self._by = by
 
@@ -142,10 +137,11 @@ class _AttemptReader:
         lane = self._lane(lane_id)
         held = _read_devices(devices) if devices else ()
         ended = None if outcome is None else _read_outcome(outcome)
-        was_suspended = suspended_s or suspended_at is not None
+        was_suspended = started_at is not None and (suspended_s or suspended_at is not None)
+        moves = self._execute(_MOVES, (job,)).fetchall() if was_suspended else []
         return PastAttempt(
             job=job,
-            group=self._group(group, spec),
+            group=UNKNOWN if not group else self._workspace(group, spec) if self._by is GroupBy.WORKSPACE else group,
             started_at=started_at,
             ended_at=ended_at,
             queued_at=None
@@ -160,15 +156,10 @@ class _AttemptReader:
             status=None if ended is None else ended.status,
             lacked=lacked,
             is_healed=state == JobState.SUCCEEDED,
-            suspended=() if started_at is None or not was_suspended else self._suspended(job, started_at, ended_at),
+            suspended=tuple(suspensions(moves, started_at or 0.0, ended_at)),
             energy=_read_energy(energy) if energy else None,
             error_line=None if ended is None else ended.error_line,
         )
-
-    def _group(self, value: str | None, spec: int) -> str:
-        if not value:
-            return UNKNOWN
-        return self._workspace(value, spec) if self._by is GroupBy.WORKSPACE else value
 
     def _workspace(self, tag: str, spec: int) -> str:
         """Return the workspace of the jobs with this tag, or the tag. Each workspace has a tag of its own."""
@@ -176,9 +167,6 @@ class _AttemptReader:
             query = "SELECT json_extract(body, '$.task.workspace') FROM specs WHERE id = ?"
             self._workspaces[tag] = self._execute(query, (spec,)).fetchone()[0] or tag
         return self._workspaces[tag]
-
-    def _find_lane(self, lane_id: int) -> _LaneNeed:
-        return _read_lane(self._execute("SELECT body FROM lanes WHERE id = ?", (lane_id,)).fetchone()[0])
 
     def _waited_since(self, job: int, started_at: float, submitted_at: float, queued_at: float | None) -> float:
         """Return when the job was queued before this start. `queued_at` is the last time it was queued: if that was
@@ -188,6 +176,3 @@ class _AttemptReader:
         query = "SELECT max(at) FROM events WHERE job = ? AND kind = ? AND at <= ?"
         at: float | None = self._execute(query, (job, JobState.QUEUED, started_at)).fetchone()[0]
         return submitted_at if at is None else at
-
-    def _suspended(self, job: int, since: float, until: float | None) -> tuple[tuple[float, float | None], ...]:
-        return tuple(suspensions(self._execute(_MOVES, (job,)).fetchall(), since, until))

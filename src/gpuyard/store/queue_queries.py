@@ -1,4 +1,5 @@
-"""QueueQueries: the queries of users about the queue, and the jobs that they select, in SQL."""
+"""QueueQueries: the queries of users about the queue, and the jobs that they select, in SQL; and OldJobs, which deletes
+finished jobs."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,8 +62,6 @@ def among(states: Sequence[JobState]) -> str:
     return f"state IN ({', '.join(repr(str(state)) for state in states)})"
 
 
-# Ids that are read in a few milliseconds.
-_MAX_IDS = 20_000
 # Jobs of an incomplete submission are in a lane of their own.
 SUBMISSION_IS_COMPLETE = (
     "lane NOT IN (SELECT id FROM lanes WHERE json_extract(body, '$.batch') IN "
@@ -73,9 +72,7 @@ _read_profile = msgspec.json.Decoder(Profile).decode
 
 class QueueQueries:
     def __init__(self, database: Database, store: JobStore) -> None:
-        self._execute = database.execute
-        self._value = database.value
-        self._column = database.column
+        self._execute, self._value, self._column = database.execute, database.value, database.column
         self._store = store
         self.old_jobs = OldJobs(database, store)
 
@@ -109,19 +106,17 @@ class QueueQueries:
         found: tuple[int, int] | None = self._execute(EMPTY_RANGE, (json.dumps(ranges),)).fetchone()
         return found
 
-    def ids(self, first: int, last: int, states: Sequence[JobState] | None = None) -> Iterator[int]:
-        """Yield the ids of existing jobs in order, fetched 1000 at a time."""
-        only = "" if states is None else f" AND state IN ({', '.join('?' * len(states))})"
-        query = f"SELECT id FROM jobs WHERE id BETWEEN ? AND ?{only} ORDER BY id LIMIT 1000"  # noqa: S608
-        while found := self._column(query, (first, last, *(states or ()))):
+    def ids(self, first: int, last: int, states: Sequence[JobState] | None = None, limit: int = 1000) -> Iterator[int]:
+        """Yield the ids of existing jobs in order, fetched `limit` at a time."""
+        only = "" if states is None else f" AND {among(states)}"
+        query = f"SELECT id FROM jobs WHERE id BETWEEN ? AND ?{only} ORDER BY id LIMIT ?"  # noqa: S608
+        while found := self._column(query, (first, last, limit)):
             yield from found
             first = found[-1] + 1
 
     def has_any(self, first: int, last: int, states: Sequence[JobState]) -> bool:
         """Return whether a job of this range of ids is in one of these states."""
-        marks = ", ".join("?" * len(states))
-        query = f"SELECT 1 FROM jobs WHERE id BETWEEN ? AND ? AND state IN ({marks}) LIMIT 1"  # noqa: S608
-        return self._value(query, (first, last, *states)) is not None
+        return next(self.ids(first, last, states, limit=1), None) is not None
 
     def first_unfinished(self, first: int, last: int) -> int | None:
         query = "SELECT id FROM jobs WHERE id BETWEEN ? AND ? AND ended_at IS NULL ORDER BY id LIMIT 1"
@@ -129,20 +124,15 @@ class QueueQueries:
         return job_id
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """Return the ids of unfinished jobs as pairs of first and last.
-
-        If there are very many, return one range from the first unfinished job on, with the finished jobs in between.
-        """
+        """Return the ids of unfinished jobs as ranges; of very many one range, with finished jobs in between."""
         found: list[int] = []
         for where in ("INDEXED BY jobs_ready WHERE state = 'queued'",
                       "INDEXED BY jobs_not_queued WHERE ended_at IS NULL AND state <> 'queued'"):  # fmt: skip
-            found += self._column(f"SELECT id FROM jobs {where} LIMIT ?", (_MAX_IDS,))  # noqa: S608
+            found += self._column(f"SELECT id FROM jobs {where} LIMIT 20000")  # noqa: S608 - a few milliseconds
         ranges = _to_ranges(found)
-        if len(found) < _MAX_IDS and len(ranges) <= MOST_RANGES:
+        if len(found) < 20_000 and len(ranges) <= MOST_RANGES:
             return ranges
         return [(self.first_unfinished(1, self.last_id()) or 1, self.last_id())]
-
-    # Estimates
 
     def profiles(self, limit: int) -> list[tuple[str, Profile]]:
         """Return fingerprints and profiles, the last used first."""
@@ -160,8 +150,6 @@ class QueueQueries:
             return self._execute("DELETE FROM profiles").rowcount
         query = "DELETE FROM profiles WHERE fingerprint = ?"
         return sum(self._execute(query, (each,)).rowcount for each in fingerprints)
-
-    # Jobs
 
     def count_in(self, ranges: Sequence[tuple[int, int]], state: JobState) -> int:
         query = "SELECT count(*) FROM jobs WHERE id BETWEEN ? AND ? AND state = ?"
@@ -196,12 +184,11 @@ class QueueQueries:
 
     def in_state(self, states: Sequence[JobState], limit: int, offset: int = 0) -> list[Job]:
         """Return jobs in these states, by state and id. The states must be unfinished ones other than queued."""
-        parameters = ", ".join("?" * len(states))
-        chosen = f"state IN ({parameters}) AND ended_at IS NULL AND state <> 'queued'"
+        chosen = f"{among(states)} AND ended_at IS NULL AND state <> 'queued'"
         if self._store.arriving:
             chosen += f" AND {SUBMISSION_IS_COMPLETE}"
         query = f"INDEXED BY jobs_not_queued WHERE {chosen} ORDER BY state DESC, id LIMIT ? OFFSET ?"
-        return self._jobs(query, (*states, limit, offset))
+        return self._jobs(query, (limit, offset))
 
     def finished(self, limit: int, offset: int = 0) -> list[Job]:
         """Return finished jobs, the last finished first."""
@@ -211,8 +198,6 @@ class QueueQueries:
         """Return the job's history: time, kind and text of each event."""
         query = "SELECT at, kind, text FROM events WHERE job = ? ORDER BY id"
         return self._execute(query, (job_id,)).fetchall()
-
-    # Many jobs at once
 
     def independent_jobs(
         self, job_ids: Sequence[int], states: Sequence[JobState], *, unnamed_only: bool, ready_at: float | None = None
@@ -241,11 +226,11 @@ class QueueQueries:
 def _to_ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
     """Return ids as pairs of first and last. There may be very many, and few ranges: no pair is made for each id."""
     ranges: list[tuple[int, int]] = []
-    ordered = iter(sorted(ids))
-    first = last = next(ordered, None)
-    for job_id in ordered:
-        if last is not None and first is not None and job_id > last + 1:
-            ranges.append((first, last))
+    first = last = None
+    for job_id in sorted(ids):
+        if first is None or last is None or job_id > last + 1:
+            if first is not None and last is not None:
+                ranges.append((first, last))
             first = job_id
         last = job_id
     return ranges if first is None or last is None else [*ranges, (first, last)]

@@ -11,9 +11,8 @@ import msgspec
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from gpuyard.model.job import Attempt, Job, OutcomeKind
+from gpuyard.model.job import Attempt, Job
 from gpuyard.model.job_spec import JobSpec
-from gpuyard.model.lifecycle import JobState
 from gpuyard.model.placeholders import ArrayElement, fill_in
 from gpuyard.policy.disk_and_system_limits import writes_files
 from gpuyard.policy.queue_order import Lane
@@ -38,8 +37,7 @@ _read_progress = attrgetter(*PROGRESS_COLUMNS.split(", "))
 
 
 def spec_to_text(spec: JobSpec) -> str:
-    """Encode all but `dropped`. msgspec rejects the lone surrogates of a non-UTF-8 environment variable, and `json`
-    escapes them."""
+    """Encode all but `dropped`. msgspec rejects lone surrogates, of variables that are not UTF-8."""
     spec = replace(spec, dropped=())
     try:
         return msgspec.json.encode(spec).decode()
@@ -71,8 +69,7 @@ def details_to_text(element: ArrayElement) -> str | None:
 def own_command_text(spec: JobSpec, element: ArrayElement) -> str | None:
     """Return the command of this element as a search matches it, or None if it is the spec's."""
     values = dict(element.values) if element.command is None else {}
-    if element.index is not None:
-        values["index"] = str(element.index)
+    values |= {} if element.index is None else {"index": str(element.index)}
     command = spec.command if element.command is None else element.command
     filled = fill_in(command, values) if values else command
     return None if filled == spec.command else printable(" ".join(filled))
@@ -98,7 +95,7 @@ def job_from_row(row: tuple[Any, ...], spec: JobSpec) -> Job:
     return msgspec.convert({**fields, **fields.get("details", {}), "spec": spec}, Job)
 
 
-def phase_to_values(attempt: Attempt) -> tuple[Any, ...]:
+def _phase_to_values(attempt: Attempt) -> tuple[Any, ...]:
     started, over = attempt.started, attempt.over
     live: tuple[Any, ...] = (attempt.since, None, 0, None, None)
     if started is not None:
@@ -114,15 +111,15 @@ def progress_to_values(attempt: Attempt) -> tuple[Any, ...]:
 
 def phase_to_row(attempt: Attempt) -> tuple[Any, ...]:
     """Return all that changes, and what names the attempt."""
-    return (*phase_to_values(attempt), *progress_to_values(attempt), attempt.job_id, attempt.number)
+    return (*_phase_to_values(attempt), *progress_to_values(attempt), attempt.job_id, attempt.number)
 
 
 def attempt_to_row(attempt: Attempt) -> tuple[Any, ...]:
-    devices = " ".join(attempt.devices) or None
-    files = (attempt.log, attempt.error_log)
-    cpus = " ".join(map(str, attempt.cpus)) or None
-    values = (attempt.boot_id, attempt.lease_id, devices, *files, attempt.predicted_mb, attempt.engine, cpus)
-    return (attempt.job_id, attempt.number, *values, *phase_to_values(attempt), *progress_to_values(attempt))
+    devices, cpus = " ".join(attempt.devices) or None, " ".join(map(str, attempt.cpus)) or None
+    return (
+        attempt.job_id, attempt.number, attempt.boot_id, attempt.lease_id, devices, attempt.log, attempt.error_log,
+        attempt.predicted_mb, attempt.engine, cpus, *_phase_to_values(attempt), *progress_to_values(attempt),
+    )  # fmt: skip
 
 
 def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
@@ -169,34 +166,3 @@ def lane_of(job: Job, batch: int | None = None) -> Lane:
         # Options besides the need for which an engine may refuse one job and accept another.
         demands=(*spec.engine_options, f"cpus={spec.cpus}", f"limit={spec.time_limit_s}") if spec.engine else (),
     )
-
-
-# Of an attempt in a slice, the start may be stored with its end alone.
-END_JOB = (
-    "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, failures = ?, "
-    "queued_at = coalesce(?, queued_at), started_at = coalesce(?, started_at) "
-    "WHERE id = ?"
-)
-
-
-class EndedJob(Struct, frozen=True, kw_only=True):
-    """`attempt` is over. `queued_at` is set if the job waits again, and not in its old place."""
-
-    attempt: Attempt
-    state: JobState
-    reason: str | None
-    due_at: float | None
-    ended_at: float | None
-    failures: int
-    queued_at: float | None
-
-    @property
-    def never_started(self) -> bool:
-        outcome = self.attempt.outcome
-        return outcome is not None and outcome.kind is OutcomeKind.NEVER_STARTED
-
-    def to_row(self) -> tuple[Any, ...]:
-        """Return the values of END_JOB."""
-        attempt, outcome = self.attempt, to_json(self.attempt.outcome)
-        columns = (self.state, printable(self.reason), self.due_at, self.ended_at, outcome, self.failures)
-        return (*columns, self.queued_at, attempt.started_at, attempt.job_id)

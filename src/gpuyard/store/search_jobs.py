@@ -1,9 +1,8 @@
 """Search: find jobs by state, text, tag, user or id, and return one page of them, in listing order or by a column.
 
 A search runs on a connection and in a thread of its own. Nearly all of its work is done by SQLite, which releases
-Python's global lock meanwhile, so a slow search does not block the daemon. SQL cannot compute the queue order over
-several lanes: it is computed once for many pages and kept in a temporary table of this connection.
-"""
+Python's global lock meanwhile. SQL cannot compute the queue order over several lanes: it is computed once for many
+pages and kept in a temporary table of this connection."""
 
 import contextlib
 import json
@@ -28,46 +27,37 @@ from gpuyard.store.queue_queries import (
     selection_conditions,
 )
 
-_STATES = (
-    "running", "resuming", "stopping", "pending", "suspending", "suspended", "queued", "delayed", "blocked", "held",
-    "failed", "rejected", "succeeded", "cancelled",
+LIVE_IN_ORDER = (
+    JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
 )  # fmt: skip
-_SORT_RANKS = " ".join(f"WHEN '{state}' THEN {rank}" for rank, state in enumerate(_STATES))
-_WAITING = ", ".join(repr(str(state)) for state in sorted(WAITING))
+NOT_READY = (JobState.HELD, JobState.DELAYED, JobState.BLOCKED)
+
+
+def _rank(*states: JobState) -> str:
+    """Return the place of a job's state among these as an SQL expression."""
+    ranks = " ".join(f"WHEN '{state}' THEN {rank}" for rank, state in enumerate(states))
+    return f"CASE state {ranks} ELSE 100 END"
+
+
 _LAST_ATTEMPT = "FROM attempts WHERE attempts.job = jobs.id ORDER BY number DESC LIMIT 1"
 SORT_VALUES = {
     "id": "jobs.id",
-    "state": f"CASE state {_SORT_RANKS} END",
+    "state": _rank(
+        *LIVE_IN_ORDER, JobState.QUEUED, JobState.DELAYED, JobState.BLOCKED, JobState.HELD,
+        JobState.FAILED, JobState.REJECTED, JobState.SUCCEEDED, JobState.CANCELLED,
+    ),
     "name": "coalesce(jobs.name, jobs.command, (SELECT specs.command FROM specs WHERE specs.id = spec)) COLLATE NOCASE",
     "reason": "nullif(jobs.reason, '') COLLATE NOCASE",
     "gpu": f"(SELECT devices {_LAST_ATTEMPT})",
     "memory": f"(SELECT reserved_mb {_LAST_ATTEMPT})",
     "priority": "priority",
     # As the list shows it: the run time, or the waiting time of a job that has not started.
-    "time": f"CASE WHEN state IN ({_WAITING}) THEN :now - jobs.submitted_at "
+    "time": f"CASE WHEN {among(sorted(WAITING))} THEN :now - jobs.submitted_at "
     "ELSE coalesce(jobs.ended_at, :now) - jobs.started_at END",
-}
+}  # fmt: skip
 
 
-def order_clause(order: str) -> str:
-    """Return the ORDER BY of an order such as `name` or `-time`; it may need the parameter `now`.
-
-    Jobs with equal values come with the newest first.
-    """
-    value, direction = SORT_VALUES[order.removeprefix("-")], "DESC" if order.startswith("-") else "ASC"
-    return f"ORDER BY ({value}) IS NULL, {value} {direction}, jobs.id DESC"
-
-
-LIVE_IN_ORDER = (
-    JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
-)  # fmt: skip
-NOT_READY = (JobState.HELD, JobState.DELAYED, JobState.BLOCKED)
 RECENTLY_FINISHED = 10
-# The queue order changes with time, so it is computed again after _MAX_AGE_S. If computing it took longer than _SLOW_S,
-# it is kept for _KEEP_FACTOR times as long as that took, even if the queue changes.
-_MAX_AGE_S, _SLOW_S, _KEEP_FACTOR = 5.0, 0.05, 4.0
-_JOBS_PER_PAUSE, _PAUSE_S = 200, 0.0005
-
 _MATCHES_TEXT = r"""(
     name LIKE :text ESCAPE '\' OR tag LIKE :text ESCAPE '\' OR jobs.id = :id
     OR jobs.command LIKE :text ESCAPE '\' OR jobs.command LIKE :unquoted ESCAPE '\'
@@ -75,16 +65,11 @@ _MATCHES_TEXT = r"""(
         SELECT id FROM specs WHERE specs.command LIKE :text ESCAPE '\' OR specs.command LIKE :unquoted ESCAPE '\'
     )
 )"""
-_STATE_RANKS = " ".join(
-    f"WHEN '{state}' THEN {rank}" for rank, state in enumerate((*LIVE_IN_ORDER, "queued", *NOT_READY))
-)
 
 
 class JobFilter(Struct, frozen=True, kw_only=True):
-    """Conditions that a job must all meet; an empty one is met by every job.
-
-    `search` is part of the name, tag or command, or is the id. `ranges` are first and last ids; None means any id.
-    """
+    """Conditions that a job must all meet; an empty one is met by every job. `search` is part of the name, tag or
+    command, or is the id. `ranges` are first and last ids; None means any id."""
 
     states: tuple[JobState, ...] = ()
     search: str = ""
@@ -138,10 +123,8 @@ class Search:
     def page(
         self, job_filter: JobFilter, used: Mapping[Party, float], now: float, page: PageRange, *, show_all: bool
     ) -> SearchResult:
-        """Return a page in listing order: live jobs, queued jobs in queue order, other waiting jobs, finished jobs.
-
-        Finished jobs come last first; without `show_all` and without conditions, only the last RECENTLY_FINISHED.
-        """
+        """Return a page in listing order: live jobs, queued jobs in queue order, other waiting jobs, finished jobs with
+        the last first; without `show_all` and without conditions, only the last RECENTLY_FINISHED of these."""
         with one_snapshot(self.connection):
             if job_filter.ranges is not None:
                 return self._matching(job_filter, page, "", "ORDER BY jobs.id")
@@ -150,9 +133,18 @@ class Search:
                 self._order.update(JobStore(Database(self.connection)).ready_queues(), used, now)
             if job_filter.is_plain:
                 return _cut(list(self._sections(job_filter, show_all=show_all)), page)
-            by_rank = has_queued and not self._order.is_single_lane
-            joined = "LEFT JOIN queue_order USING (id)" if by_rank else ""
-            return self._matching(job_filter, page, joined, _listing_order(by_rank=by_rank))
+            joined = rank = ""
+            if has_queued and not self._order.is_single_lane:
+                # A job that has started since the order was computed still has a rank.
+                joined, rank = (
+                    "LEFT JOIN queue_order USING (id)",
+                    "CASE WHEN state = 'queued' THEN queue_order.rank END, ",
+                )
+            order = (
+                f"ORDER BY {_rank(*LIVE_IN_ORDER, JobState.QUEUED, *NOT_READY)}, {rank}"
+                "CASE WHEN jobs.ended_at IS NULL THEN jobs.id END, jobs.ended_at DESC, jobs.id DESC"
+            )
+            return self._matching(job_filter, page, joined, order)
 
     def newest(self, job_filter: JobFilter, page: PageRange) -> SearchResult:
         """Return a page with the newest submissions first."""
@@ -163,9 +155,11 @@ class Search:
             return _cut([self._section(f"jobs WHERE {among(states)} ORDER BY id DESC", states)], page)
 
     def sorted(self, job_filter: JobFilter, page: PageRange, order: str, now: float) -> SearchResult:
-        """Return a page in an order by a column, such as `-time`."""
+        """Return a page in an order by a column, such as `-time`; of equal values the newest jobs come first."""
+        value, direction = SORT_VALUES[order.removeprefix("-")], "DESC" if order.startswith("-") else "ASC"
+        clause = f"ORDER BY ({value}) IS NULL, {value} {direction}, jobs.id DESC"
         with one_snapshot(self.connection):
-            return self._matching(job_filter, page, "", order_clause(order), now=now)
+            return self._matching(job_filter, page, "", clause, now=now)
 
     def ranges(self, job_filter: JobFilter) -> list[tuple[int, int]]:
         """Return the ids of all matching jobs as pairs of first and last."""
@@ -219,8 +213,12 @@ class Search:
                 clauses.append(f"jobs.{column} = :{column} AND jobs.{column} <> ''")
                 values[column] = value
         if job_filter.search:
+            text = job_filter.search
             clauses.append(_MATCHES_TEXT)
-            values |= _text_parameters(job_filter.search)
+            is_id = text.isascii() and text.isdecimal() and len(text) < 19
+            values["id"] = int(text) if is_id else None
+            # Commands are also matched without quotes: the user may have copied some that only the display added.
+            values |= {"text": _contains(text), "unquoted": _contains(text.replace("'", ""))}
         return " AND ".join(clauses), values
 
     # Lists of all jobs in some states
@@ -265,8 +263,8 @@ class _QueueOrder:
         self._queues = queues
         version = self._execute("PRAGMA data_version").fetchone()[0]
         age = time.monotonic() - self._computed_at
-        is_current = version == self._version and age < _MAX_AGE_S
-        is_too_slow = self._took_s > _SLOW_S and age < _KEEP_FACTOR * self._took_s
+        is_current = version == self._version and age < 5.0  # it changes with time
+        is_too_slow = self._took_s > 0.05 and age < 4.0 * self._took_s  # then it is kept even if the queue changes
         if self.is_single_lane or is_current or is_too_slow:
             return
         self._version, started = None, time.monotonic()
@@ -299,8 +297,8 @@ class _QueueOrder:
 def _with_pauses(candidates: Iterator[Candidate]) -> Iterator[tuple[int, int]]:
     """Sleep briefly now and then: other threads wait 5 ms for Python's global lock unless its holder sleeps."""
     for rank, candidate in enumerate(candidates):
-        if rank % _JOBS_PER_PAUSE == _JOBS_PER_PAUSE - 1:
-            time.sleep(_PAUSE_S)
+        if rank % 200 == 199:
+            time.sleep(0.0005)
         yield candidate.job_id, rank
 
 
@@ -314,26 +312,6 @@ def _cut(sections: Sequence[Section], page: PageRange) -> SearchResult:
             ids += section.ids(first - start, last - first)
         start += section.size
     return SearchResult(ids=ids, total=start)
-
-
-def _listing_order(*, by_rank: bool) -> str:
-    # A job that has started since the order was computed still has a rank.
-    rank = "CASE WHEN state = 'queued' THEN queue_order.rank END, " if by_rank else ""
-    return (
-        f"ORDER BY CASE state {_STATE_RANKS} ELSE 100 END, {rank}"
-        "CASE WHEN jobs.ended_at IS NULL THEN jobs.id END, jobs.ended_at DESC, jobs.id DESC"
-    )
-
-
-def _text_parameters(search: str) -> dict[str, object]:
-    """Return the parameters of _MATCHES_TEXT. The user may have copied a command with quotes that only the display
-    added, so commands are also matched without them."""
-    is_id = search.isascii() and search.isdecimal() and len(search) < 19
-    return {
-        "text": _contains(search),
-        "unquoted": _contains(search.replace("'", "")),
-        "id": int(search) if is_id else None,
-    }
 
 
 def _contains(text: str) -> str:

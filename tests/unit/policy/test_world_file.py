@@ -13,7 +13,7 @@ from gpuyard.policy.plan import read_world, write_world
 from gpuyard.policy.rules import Rule
 from gpuyard.policy.wait_reasons import ReasonKind
 from gpuyard.policy.world import Plan, World
-from gpuyard.queue import collect_world as planner_input
+from gpuyard.queue import decide_starts as planner_input
 from tests.simulation.scenario import Scenario, random_script
 from tests.unit.policy.test_placement import card, machine
 from tests.unit.policy.test_planner import queue, view

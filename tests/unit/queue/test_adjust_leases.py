@@ -9,8 +9,8 @@ from gpuyard.model.job import Attempt, Started, Usage
 from gpuyard.model.lease import Lease, Need, Share, UnknownMemory
 from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.usage_curve import Newcomer
-from gpuyard.queue.adjust_leases import LeaseAdjuster
 from gpuyard.queue.measure_usage import UsageTracker
+from gpuyard.queue.own_leases import LeaseAdjuster
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.system.processes import this_process
 from tests.unit.policy.test_placement import GB, card, machine

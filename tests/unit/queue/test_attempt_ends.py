@@ -20,9 +20,9 @@ from gpuyard.model.out_of_memory import Shortage, ShortageKind
 from gpuyard.policy.world import Preempt
 from gpuyard.ports import Ended, SuspendResult
 from gpuyard.queue.attempt_ends import AttemptEnds, _after_shortage
-from gpuyard.queue.engine_set import EngineSet
 from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.measure_usage import ProgressTracker
+from gpuyard.queue.step_parts import QueueParts
 from gpuyard.queue.suspend_jobs import SuspendControl
 from gpuyard.queue.transitions import JobTransitions
 from tests.fakes.no_suspender import NoSuspender
@@ -121,10 +121,16 @@ def ends_of(
         found.clear()
         return taken
 
-    parts: Any = SimpleNamespace(find=lambda *_: None, verdict=lambda *_: None, needs_newer_sample=lambda *_: False)
-    parts.fault_of = lambda *_: None
-    engines = cast("EngineSet", SimpleNamespace(ended=ended))
-    return AttemptEnds(transitions, engines, parts, parts, parts, health=parts, progress=progress, boot_id="b")
+    parts = SimpleNamespace(
+        transitions=transitions,
+        engines=SimpleNamespace(ended=ended),
+        cluster_dispatch=SimpleNamespace(verdict=lambda *_: None),
+        leases=SimpleNamespace(health_marks=lambda: ()),
+        usage_tracker=SimpleNamespace(last=None),
+        progress_tracker=progress,
+        me=SimpleNamespace(boot_id="b"),
+    )
+    return AttemptEnds(cast("QueueParts", parts))
 
 
 def test_an_end_is_recorded_with_what_its_attempt_wrote_last(queue_db: QueueDb) -> None:

@@ -13,7 +13,7 @@ from gpuyard.model.machine_snapshot import Host, Sample, Snapshot
 from gpuyard.policy.memory_guards import HostProgram, HostWatch
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.configured_rules import Rules
-from gpuyard.queue.guard_host import HostGuard
+from gpuyard.queue.guard_memory import HostGuard
 from gpuyard.queue.transitions import JobTransitions
 from tests.unit.store import QueueDb
 

@@ -15,7 +15,7 @@ from gpuyard.policy.host_room import HostLimits, HostUse
 from gpuyard.policy.queue_order import Lane, LaneQueue
 from gpuyard.policy.world import SchedulingLimits
 from gpuyard.queue.configured_rules import Rules
-from gpuyard.queue.host_usage import HostUsage
+from gpuyard.queue.running_jobs import HostUsage
 from gpuyard.queue.transitions import JobTransitions
 from tests.unit.store import QueueDb
 

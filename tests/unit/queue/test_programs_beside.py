@@ -10,7 +10,7 @@ from gpuyard.model.job import Attempt, Started
 from gpuyard.model.lease import Lease
 from gpuyard.policy.memory_guards import HostProgram
 from gpuyard.ports import LeaseLedger
-from gpuyard.queue.guard_host import ProgramsBeside
+from gpuyard.queue.guard_memory import ProgramsBeside
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.system.processes import this_process
 from tests.unit.store import QueueDb

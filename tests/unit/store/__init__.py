@@ -74,9 +74,9 @@ class QueueDb:
     def statements(self, act: Callable[[], object]) -> list[str]:
         """Return the SQL statements of `act`, with their values."""
         seen: list[str] = []
-        self.db._connection.set_trace_callback(seen.append)
+        self.db.connection.set_trace_callback(seen.append)
         act()
-        self.db._connection.set_trace_callback(None)
+        self.db.connection.set_trace_callback(None)
         return seen
 
     def plan_of(self, act: Callable[[], object]) -> list[str]:
@@ -95,9 +95,9 @@ class QueueDb:
             steps[0] += 1
             return 0
 
-        self.db._connection.set_progress_handler(count, 1)
+        self.db.connection.set_progress_handler(count, 1)
         act()
-        self.db._connection.set_progress_handler(None, 0)
+        self.db.connection.set_progress_handler(None, 0)
         return steps[0]
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuyard.store.database import Database, open_database, open_reader
+from gpuyard.store.database import Database, QueueProgress, QueueRecord, compare, open_database, open_reader
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.stale_database_check import QueueProgress, QueueRecord, compare
 from tests.unit.store.sample_queue import fill
 
 FILES = ("queue.db", "queue.db-wal", "queue.record")

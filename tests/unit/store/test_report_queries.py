@@ -17,7 +17,7 @@ from tests.unit.store import QueueDb, full_scans
 
 
 def connection(queue_db: QueueDb) -> sqlite3.Connection:
-    return queue_db.db._connection
+    return queue_db.db.connection
 
 
 def found(queue_db: QueueDb, since: float = 0.0, by: GroupBy = GroupBy.USER) -> list[PastAttempt]:

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuyard.model.lifecycle import JobState
-from gpuyard.store.submission_senders import _join_nearest
+from gpuyard.store.specs_and_code import _join_nearest
 from tests.unit.store import QueueDb
 
 
