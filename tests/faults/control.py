@@ -21,7 +21,7 @@ FAULTS = (
     ),
     Fault(
         id="control-requests-leave-slices",
-        file="src/gpuyard/queue/job_slices.py",
+        file="src/gpuyard/queue/launch_jobs.py",
         old="        for job_ids, _ in self._slices:\n            self._take_back(job_ids)\n",
         new="",
         breaks="A cancelled job runs, because the keeper had it already.",
@@ -29,7 +29,7 @@ FAULTS = (
     ),
     Fault(
         id="control-suspended-job-followed",
-        file="src/gpuyard/queue/job_slices.py",
+        file="src/gpuyard/queue/launch_jobs.py",
         old="if now >= until or is_stopping:",
         new="if now >= until:",
         breaks="After a suspended job was cancelled, the rest of its slice runs under its empty lease.",
@@ -37,7 +37,7 @@ FAULTS = (
     ),
     Fault(
         id="control-slices-last-for-ever",
-        file="src/gpuyard/queue/job_slices.py",
+        file="src/gpuyard/queue/launch_jobs.py",
         old="if now >= until or is_stopping:",
         new="if is_stopping:",
         breaks="Dozens of jobs wait behind one that takes hours, while other GPUs are idle.",
@@ -86,8 +86,8 @@ FAULTS = (
     Fault(
         id="control-killed-gently",
         file="src/gpuyard/queue/stop_signals.py",
-        old="        self._engines.send_each(killed, signal.SIGKILL)\n",
-        new="        self._engines.send_each(killed, signal.SIGTERM)\n",
+        old="        self._engines.signal_each(killed, signal.SIGKILL, Signalling.SOON)\n",
+        new="        self._engines.signal_each(killed, signal.SIGTERM, Signalling.SOON)\n",
         breaks="A program that ignores SIGTERM keeps running after it was cancelled or its time limit has passed.",
         near=(
             "tests/simulation/test_scenarios.py::test_a_cancelled_job_that_ignores_sigterm_is_killed_after_its_grace",

@@ -201,7 +201,7 @@ _WHAT_FOLLOWS = (
     Fault(
         id="guard-forgets-what-a-stopped-job-needs",
         file=_CARDS,
-        old="            self._transitions.set_growth(live.job.id, growth)\n",
+        old="            transitions.set_growth(live.job.id, growth)\n",
         new="",
         breaks="A stopped job starts again beside the same neighbours, and is stopped again.",
         near=_CARD_TESTS,
@@ -226,10 +226,10 @@ _WHAT_FOLLOWS = (
         id="guard-does-not-tell-of-a-stop",
         file=_CARDS,
         old=(
-            "            self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)\n"
-            "            self._transitions.publish_made_way(live.job.id, now, text)\n"
+            "            transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)\n"
+            "            transitions.publish_made_way(live.job.id, now, text)\n"
         ),
-        new="            self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)\n",
+        new="            transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)\n",
         breaks="A user who asked for it is not notified that a job was stopped and queued again.",
         near=_CARD_TESTS,
     ),

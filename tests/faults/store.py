@@ -62,8 +62,8 @@ FAULTS = (
     Fault(
         id="store-rolled-back-rows-are-remembered",
         file="src/gpuyard/store/job_store.py",
-        old="        self.spec.cache_clear()\n        self._lane.cache_clear()\n        self._settings =",
-        new="        self._settings =",
+        old="        self.spec.cache_clear()\n        self._lane.cache_clear()\n        self._known_arriving =",
+        new="        self._known_arriving =",
         breaks="A job runs the command of a submission that was rolled back.",
         near=("tests/unit/store/test_job_store.py",),
     ),
@@ -101,7 +101,7 @@ FAULTS = (
     ),
     Fault(
         id="store-awaited-jobs-are-forgotten",
-        file="src/gpuyard/store/delete_and_edit_jobs.py",
+        file="src/gpuyard/store/queue_queries.py",
         old="            if found.keys() >= set(",
         new="            if found.keys() <= set(",
         breaks="`gpuyard clean` deletes jobs that other jobs depend on.",

@@ -15,7 +15,7 @@ from gpuyard.model.selection import parse_selection
 from gpuyard.model.submission import Submission, SubmissionRequest, parse_submission
 from gpuyard.queue.edit_jobs import JobEditor, fit_to_machine
 from gpuyard.queue.user_requests import Act, ChangeResult
-from gpuyard.store.delete_and_edit_jobs import JobEdits
+from gpuyard.store.queue_queries import JobEdits
 from tests.simulation.behaviors import DECLARED
 from tests.simulation.engine import UNPASSABLE
 from tests.simulation.simulated_daemon import SimulatedDaemon

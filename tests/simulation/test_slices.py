@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gpuyard.queue.job_slices import Slices
+from gpuyard.queue.launch_jobs import Slices
 from tests.scale import seeds, size
 from tests.simulation.behaviors import Behavior, BehaviorOf
 from tests.simulation.clients import Operation
@@ -189,6 +189,6 @@ def failed_checks(count: int) -> Iterator[str]:
 
 
 def test_the_checks_catch_a_slice_that_lasts_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuyard.queue.job_slices.LONGEST_S", 60.0)
+    monkeypatch.setattr("gpuyard.queue.launch_jobs.LONGEST_S", 60.0)
     with pytest.raises(AssertionError, match=r"takes its turn .* after its slice began"):
         simulate(array(0, "s", 20, gpus=1, duration="20ms"), behavior_of=_third_is_long)

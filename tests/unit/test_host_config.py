@@ -56,7 +56,7 @@ def test_the_rules_of_the_queue_follow_the_file(own_home: Path) -> None:
     text = '[host]\nmin_free_disk = "5G"\nmax_gpu_power_w = 1500\n[energy]\nprice = 0.3\ngco2_per_kwh = 350\n'
     (own_home / "config.toml").write_text(text)
     rules = read_rules()
-    assert (rules.min_free_disk_mb, rules.max_gpu_power_w) == (5120.0, 1500.0)
+    assert (rules.host.min_free_disk_mb, rules.host.max_gpu_power_w) == (5120.0, 1500.0)
     assert rules.energy_price == EnergyPrice(price=0.3, currency="EUR", gco2_per_kwh=350.0)
 
 

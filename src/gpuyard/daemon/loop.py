@@ -179,7 +179,7 @@ class SchedulerLoop:
         more = (notice for source in self.notice_sources for notice in source())
         labels = self.sampling.latest.snapshot.labels
         drains = (drain_notice(each, labels.get(each.device_id, each.device_id)) for each in self.ledger.read_drains())
-        disks = self.controller.disk_gate.notices(self.controller.rules.min_free_disk_mb)
+        disks = self.controller.disk_gate.notices(self.controller.rules.host.min_free_disk_mb)
         pauses = (*self.controller.start_pauses.notices(), *disks)
         nodes = self.controller.cluster_dispatch.notices(self.clock.now())
         return [*self.notices, *now, *drains, *more, *pauses, *nodes, *self._engine.problems()]

@@ -29,11 +29,6 @@ InPieces: TypeAlias = Generator[None, None, T]
 
 # A small submission is one piece.
 _SMALL = 1000
-_FIRST_STATE = {
-    DependencyOutlook.MET: JobState.QUEUED,
-    DependencyOutlook.PENDING: JobState.BLOCKED,
-    DependencyOutlook.NEVER: JobState.REJECTED,
-}
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -61,8 +56,7 @@ class SubmissionIntake:
         """`selected_ids` raises UserError for jobs that do not exist."""
         self._transitions = transitions
         self._store = transitions.store
-        self._clock = clock
-        self._selected_ids = selected_ids
+        self._clock, self._selected_ids = clock, selected_ids
 
     def submit(self, submission: Submission, user: str) -> InPieces[tuple[int, int]]:
         """Store a submission; return its first and last job id, the same for one that is sent again with its token."""
@@ -129,10 +123,8 @@ class SubmissionIntake:
         states = self._store.states_of(job_ids)
         if len(states) < len(job_ids):
             gone = format_ids([job_id for job_id in job_ids if job_id not in states])
-            raise UserError(
-                f"job {gone} was deleted while these were submitted",
-                hint="submit again, without the dependency on it: it had finished",
-            )
+            hint = "submit again, without the dependency on it: it had finished"
+            raise UserError(f"job {gone} was deleted while these were submitted", hint=hint)
         return states
 
     def drop_refused(self) -> bool:
@@ -149,16 +141,14 @@ class SubmissionIntake:
         states = self._states({other.job_id for other in wanted.on_all})
         found, why = outlook_of_all((other.job_id, other.kind, states[other.job_id]) for other in wanted.on_all)
         now = self._clock.now()
-        first = _FIRST_STATE[found]
-        if wanted.on_each and first is JobState.QUEUED:
+        not_before, is_never = submission.not_before, found is DependencyOutlook.NEVER
+        if submission.is_held:
+            first, why = JobState.HELD, f"{why}{WAS_HELD}" if is_never else "submitted as held"
+        elif wanted.on_each or found is DependencyOutlook.PENDING:
             first = JobState.BLOCKED
-        if submission.is_held and first is JobState.REJECTED:
-            why = f"{why}{WAS_HELD}"
-        elif submission.is_held:
-            first, why = JobState.HELD, "submitted as held"
-        not_before = submission.not_before
-        if first is JobState.QUEUED and not_before is not None and not_before > now:
-            first = JobState.DELAYED
+        else:
+            first = JobState.DELAYED if not_before is not None and not_before > now else JobState.QUEUED
+        first = JobState.REJECTED if is_never else first
         return Job(
             id=0,
             spec=submission.spec,
@@ -174,11 +164,8 @@ class SubmissionIntake:
         )
 
     def _find_dependencies(self, submission: Submission) -> Wanted:
-        on_all = [
-            Dependency(job_id=job_id, kind=kind)
-            for kind, selection in submission.dependencies
-            for job_id in self._known_ids(selection)
-        ]
+        known = ((kind, self._known_ids(selection)) for kind, selection in submission.dependencies)
+        on_all = [Dependency(job_id=job_id, kind=kind) for kind, ids in known for job_id in ids]
         on_each: dict[int, list[Dependency]] = {}
         for selection in submission.after_each:
             paired = self._by_index(list(self._known_ids(selection)))

@@ -88,11 +88,8 @@ class AttemptEnds:
     def ended_before(self, sample: Sample) -> set[int]:
         """Return the jobs whose attempts had ended when the sample was taken, and are not recorded yet."""
         taken_at = sample.snapshot.taken_at
-        return {
-            job_id
-            for (job_id, _), ended in self._unrecorded.items()
-            if ended.at is not None and taken_at is not None and ended.at <= taken_at
-        }
+        ends = self._unrecorded.items() if taken_at is not None else ()
+        return {job_id for (job_id, _), ended in ends if ended.at is not None and ended.at <= (taken_at or 0.0)}
 
     def end_times(self, now: float) -> dict[int, float]:
         """Return when attempts with devices ended whose ends can be recorded, by job."""

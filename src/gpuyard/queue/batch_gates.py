@@ -91,8 +91,7 @@ class BatchGates:
 
     def __init__(self, transitions: JobTransitions, to_wall: Callable[[float], float] = float) -> None:
         """`to_wall` makes a time of the queue one for people, for the sample log."""
-        self._transitions = transitions
-        self._to_wall = to_wall
+        self._transitions, self._to_wall = transitions, to_wall
         self._waiting: dict[int, _WaitingBatch] = {}
         self._rows: list[tuple[str, GateSample]] = []
         self._runs: dict[str, Live] = {}
@@ -227,9 +226,8 @@ class BatchGates:
         core_percent = 100.0 / max(1.0, cores) if cores else 0.0
         devices = [device.id for device in sample.snapshot.usable_devices()]
         cpu_percent, loads = self._unshown_load(pace.smoothing_s, core_percent, devices, now)
-        return ExpectedUse(
-            unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb, cpu_percent=cpu_percent, loads=loads
-        )
+        use = ExpectedUse(unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb)
+        return replace(use, cpu_percent=cpu_percent, loads=loads)
 
     def _unshown_load(
         self, smoothing_s: float, core_percent: float, devices: Sequence[str], now: float

@@ -1,11 +1,9 @@
 """Jobs for engines that place work themselves: their terms, where they are, and what follows from their ends.
 
-- A job is recorded as *pending* before its engine gets it. If the engine then refuses it, it never started and is
-  queued again; its lane is not offered again for a while, which gets longer each time.
-- The engine reports where a job runs and since when; the job's time limit counts from then.
+- A job is recorded as *pending* before its engine gets it. If the engine refuses it, it is queued again, and its lane
+  is not offered for a while, which gets longer each time.
 - Jobs that wait at their site are taken back for a change, such as `hold`, and while the queue or their workspace is
-  stopped. Then they are queued here, in their place, as if they had never been handed over. A job that has begun
-  meanwhile goes on: its engine reports that.
+  stopped: they are queued here, in their place. One that has begun meanwhile goes on: its engine reports that.
 """
 
 import contextlib
@@ -61,11 +59,8 @@ class ClusterDispatch:
             if live is None or live.attempt.number != status.attempt:
                 continue
             if status.place is not None or live.attempt.started is None:
-                attempt = replace(
-                    live.attempt,
-                    site_id=status.site_id or live.attempt.site_id or "",
-                    request=live.attempt.request or status.request,
-                )
+                attempt, site_id = live.attempt, status.site_id or live.attempt.site_id or ""
+                attempt = replace(attempt, site_id=site_id, request=attempt.request or status.request)
                 if status.place is not None:
                     attempt = _started_at_site(live.job, attempt, status.place, status.at, now)
                 where = " ".join(filter(None, (attempt.engine, attempt.site_id)))
@@ -211,8 +206,8 @@ class ClusterDispatch:
         """Return what the job needs from its engine, from its spec and from what was learned.
 
         A site ends a job that exceeds the time or the RAM it asked for. So these are learned only from the same
-        command, asked for with far more than it needed, and left out of later attempts, as the first one may have
-        exceeded them. Learned amounts are rounded up, so that jobs that are alike have equal terms."""
+        command, with a large margin, and left out of later attempts: the first one may have exceeded them. Learned
+        amounts are rounded up, so that jobs that are alike have equal terms."""
         job = self._store.job(job_id)
         assert job is not None
         spec, is_first = job.spec, not job.attempts
@@ -262,7 +257,7 @@ class ClusterDispatch:
         return max(_round_up(learned_mb * 2.0 + 1024.0, _RAM_STEP_MB), least_mb), Basis.LEARNED
 
     def _longest_s(self, job: Job) -> float | None:
-        """Return how long this very command may take; None if it has not run and its duration was not declared."""
+        """Return how long this command may take; None if it has not run and its duration was not declared."""
         return estimate(job.spec, self._transitions.estimates.profiles(job)[0]).most_s
 
 
@@ -271,10 +266,8 @@ def _round_up(figure: float, step: float) -> float:
 
 
 def _started_at_site(job: Job, attempt: Attempt, place: str, at: float | None, now: float) -> Attempt:
-    """Return an attempt that its engine reports to run at `place`. Its time limit counts from the start there.
-
-    The clock of the other machine may be wrong: the attempt has not started before it was handed over, nor much before
-    an earlier report of its start. A later report without a time changes only the place."""
+    """Return an attempt that runs at `place`. Its time limit counts from the start there. The clock of that machine may
+    be wrong: it has not started before it was handed over, nor much before an earlier report of its start."""
     if attempt.started is not None and at is None:
         return replace(attempt, phase=replace(attempt.started, place=place))
     earliest = attempt.since - (0.0 if attempt.started is None else 10.0)

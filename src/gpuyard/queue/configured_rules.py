@@ -18,34 +18,23 @@ from gpuyard.policy.world import SchedulingLimits
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """Settings of the scheduler.
-
-    - `shares_first_runs`: a job without an estimate shares a device from its start; else it holds it alone at first.
-    - `ram_reserve_mb`: RAM that has to stay free when a job is suspended.
-    - `engine`: engine of jobs that name none. `devices`: banned devices, and how jobs see their devices.
-    - `host`: how the RAM and the CPUs of the machine are used.
-    - `secret_names`: patterns of further variables whose values are secret (`model/shell_environment.py`).
-    - `unbuffers_python`: jobs get PYTHONUNBUFFERED=1 if they have no such variable.
-    - `stops_preallocation`: jobs with devices get variables that keep JAX and TensorFlow from taking a whole device.
-    - `min_free_disk_mb`: disk space that has to be free before jobs start; 0: no limit.
-    - `max_gpu_power_w`: how much power all GPUs together may draw; None: no limit.
-    """
+    """Settings of the scheduler."""
 
     limits: SchedulingLimits
     max_cpu_percent: float | None = None
     min_free_memory_mb: float | None = None
     packing: Packing = Packing()
-    shares_first_runs: bool = True
-    ram_reserve_mb: float = 2048.0
-    engine: str = ""
+    shares_first_runs: bool = (
+        True  # a job without an estimate shares a device from its start; else it is alone at first
+    )
+    ram_reserve_mb: float = 2048.0  # that has to stay free when a job is suspended
+    engine: str = ""  # of jobs that name none
     devices: DeviceConfig = DeviceConfig()
     host: HostConfig = HostConfig()
-    secret_names: tuple[str, ...] = ()
-    unbuffers_python: bool = True
-    stops_preallocation: bool = False
+    secret_names: tuple[str, ...] = ()  # patterns of further variables (`model/shell_environment.py`)
+    unbuffers_python: bool = True  # jobs get PYTHONUNBUFFERED=1 if they have no such variable
+    stops_preallocation: bool = False  # jobs get variables that keep JAX and TensorFlow from taking a whole device
     energy_price: EnergyPrice = EnergyPrice()
-    min_free_disk_mb: float = 0.0
-    max_gpu_power_w: float | None = None
 
     @property
     def first_runs(self) -> FirstRuns:
@@ -63,18 +52,14 @@ class HostGates:
         cpu, most = sample.cpu_percent, rules.max_cpu_percent
         self._is_cpu_closed = is_above(cpu, most, 5.0, was_above=self._is_cpu_closed)
         if self._is_cpu_closed:
-            yield replace(
-                over(ReasonKind.HOST_TOO_BUSY, cpu, most),
-                remedy="max_cpu_percent under [queue] in config.toml limits all jobs",
-            )
+            remedy = "max_cpu_percent under [queue] in config.toml limits all jobs"
+            yield replace(over(ReasonKind.HOST_TOO_BUSY, cpu, most), remedy=remedy)
         available, least = sample.snapshot.host.memory_available_mb, rules.min_free_memory_mb
         self._is_memory_closed = is_below(available, least, 128.0, was_below=self._is_memory_closed)
         if self._is_memory_closed:
             text = f"{available or 0.0:.0f} MB of RAM available < {least or 0.0:.0f} MB"
-            yield replace(
-                Reason(ReasonKind.HOST_TOO_FULL, text),
-                remedy="min_free_memory_mb under [queue] in config.toml limits all jobs",
-            )
+            remedy = "min_free_memory_mb under [queue] in config.toml limits all jobs"
+            yield Reason(ReasonKind.HOST_TOO_FULL, text, remedy=remedy)
 
 
 def read_rules() -> Rules:
@@ -101,6 +86,4 @@ def read_rules() -> Rules:
         unbuffers_python=queue.python_unbuffered,
         stops_preallocation=packing.preallocation == "off",
         energy_price=EnergyPrice(**asdict(config.energy)),
-        min_free_disk_mb=config.host.min_free_disk_mb,
-        max_gpu_power_w=config.host.max_gpu_power_w,
     )

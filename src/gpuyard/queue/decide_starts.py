@@ -24,8 +24,7 @@ from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import Explanation, JobFacts, Plan, Start, WaitingLane, World
 from gpuyard.ports import HeldClaim, WantedClaim
 from gpuyard.queue.configured_rules import HostGates
-from gpuyard.queue.job_slices import Slices
-from gpuyard.queue.launch_jobs import JobLauncher
+from gpuyard.queue.launch_jobs import JobLauncher, Slices
 from gpuyard.queue.own_leases import LedgerState, with_changes
 from gpuyard.queue.running_jobs import HostUsage, lease_loads, packing_now, power_limit, running_jobs
 from gpuyard.queue.step_parts import QueueParts
@@ -270,7 +269,7 @@ class Starts:
             start_caps=tuple(parts.start_pauses.start_caps(now)),
             tickets=tuple(ticket for ticket in tickets if ticket.id != my_ticket),
             my_ticket=next((ticket for ticket in tickets if ticket.id == my_ticket), None),
-            power=power_limit(rules.max_gpu_power_w, transitions),
+            power=power_limit(rules.host.max_gpu_power_w, transitions),
             pace_states=parts.batch_gates.pace_states,
             stopped_tags=parts.transitions.store.stopped_tags(),
             last_starts=transitions.staggered_starts.of_tags(queue.lane for queue in queues),
@@ -284,7 +283,7 @@ class Starts:
             yield Reason(ReasonKind.PAUSED, self._parts.closed)
         if self._parts.transitions.store.setting("paused"):
             yield Reason(ReasonKind.PAUSED, "the queue is paused: `gpuyard unpause` lets it go on")
-        yield from self._parts.disk_gate.closed_reasons(self._parts.rules.min_free_disk_mb)
+        yield from self._parts.disk_gate.closed_reasons(self._parts.rules.host.min_free_disk_mb)
 
     def explain(self, job: Job, sample: Sample) -> Explanation:
         """Return why a job does not start at this moment, with the planner's own reasons."""
@@ -360,11 +359,11 @@ class _Lanes:
             found = self.facts.get(kind)
             if found is None:
                 power_w = None
-                if self._rules.max_gpu_power_w is not None:
+                if self._rules.host.max_gpu_power_w is not None:
                     power_w = estimates.power_w(estimates.job(job.job_id))
                 found = self.facts[kind] = JobFacts(estimate=estimates.estimate_of(job.job_id), power_w=power_w)
             if lane.sizes_each and found.need is None:
                 self.facts[kind] = replace(found, need=self._need_of(job.job_id))
         if lane.writes_files and not lane.resumes:
-            full = self._disk_gate.job_reasons(job.job_id, self._rules.min_free_disk_mb)
+            full = self._disk_gate.job_reasons(job.job_id, self._rules.host.min_free_disk_mb)
         return job if kind is None and not full else replace(job, kind=kind, full_disks=full)

@@ -18,17 +18,12 @@ _PAGE = 100
 
 
 class Dependants:
-    """Call its methods in a transaction. None recurses: a chain may be longer than Python's stack.
-
-    A transaction settles `_AT_ONCE` dependants, and the next steps settle the others. The ended jobs with such others
-    are stored: the next daemon goes on with them.
-    """
+    """Call its methods in a transaction: it settles `_AT_ONCE` dependants. The ended jobs with others are stored, for
+    the next steps and daemons. No method recurses: a chain may be longer than Python's stack."""
 
     def __init__(self, store: JobStore, apply: Callable[..., JobState], apply_to_many: Callable[..., None]) -> None:
         """`apply` and `apply_to_many` change the states of these jobs, and of no other (`JobTransitions`)."""
-        self._store = store
-        self._apply = apply
-        self._apply_to_many = apply_to_many
+        self._store, self._apply, self._apply_to_many = store, apply, apply_to_many
         self._open: dict[int, int] = {}  # ended jobs with the last of their dependants that was settled
         self._stored: set[int] = set()
         self.left = _AT_ONCE
@@ -135,15 +130,12 @@ class Dependants:
 
 
 class Revival:
-    """The jobs that wait again because jobs run again: those skipped because of them, and because of those in turn.
-
-    A job depends on earlier jobs only, so dependants are decided in the order of their ids, and each once. A
-    transaction decides some of very many. The jobs that run again with such others are stored: the next daemon goes on
-    with them."""
+    """The jobs that wait again because jobs run again: those skipped because of them, and because of those in turn. A
+    job depends on earlier jobs only, so dependants are decided in the order of their ids, and each once. A transaction
+    decides some of very many. The jobs that run again with others are stored: the next daemon goes on."""
 
     def __init__(self, store: JobStore, dependants: Dependants) -> None:
-        self._store = store
-        self._dependants = dependants
+        self._store, self._dependants = store, dependants
         self._undecided: list[tuple[int, int]] = []  # a heap of the next dependant of each source, with the source
         self._unread: dict[int, Iterator[int]] = {}  # the dependants after those, by source
         self._seen: set[int] = set()

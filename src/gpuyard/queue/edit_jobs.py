@@ -20,7 +20,7 @@ from gpuyard.ports import Clock
 from gpuyard.queue.add_submission import read_start_time
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.queue.user_requests import refuse_pending
-from gpuyard.store.delete_and_edit_jobs import JobEdits
+from gpuyard.store.queue_queries import JobEdits
 from gpuyard.visible_devices import named_visible
 
 

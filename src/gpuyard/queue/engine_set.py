@@ -31,9 +31,7 @@ class EngineSet:
         *,
         from_wall: Callable[[float], float] = float,
     ) -> None:
-        self._local = local
-        self._open_engine = open_engine
-        self._from_wall = from_wall
+        self._local, self._open_engine, self._from_wall = local, open_engine, from_wall
         self._monotonic = monotonic
         self._clusters: dict[str, Engine] = {}
         self._faults: dict[str, tuple[str, float]] = {}  # by engine: message, and when to try again
@@ -84,24 +82,14 @@ class EngineSet:
         except EnvironmentFault:
             return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
 
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
-        """Signal each attempt; return the numbers of processes, None for those of this machine that is still sought."""
+    def signal_each(
+        self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
+    ) -> list[int | None]:
+        """Signal each attempt; return the numbers of processes, None where they are still sought."""
         local = [attempt for attempt in attempts if not attempt.engine]
-        counts = self._local.signal_each(local, signum) if local else []
+        counts = self._local.signal_each(local, signum, how) if local else []
         known = {each.key: count for each, count in zip(local, counts, strict=True)}
         return [self._signal_at_site(each, signum) if each.engine else known[each.key] for each in attempts]
-
-    def send_each(self, attempts: Sequence[Attempt], signum: int) -> None:
-        """Signal each attempt, those on this machine soon."""
-        for attempt in attempts:
-            if attempt.engine:
-                self._signal_at_site(attempt, signum)
-        if local := [attempt for attempt in attempts if not attempt.engine]:
-            self._local.signal_each(local, signum, Signalling.SOON)
-
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
-        """Signal the processes of attempts on this machine that handle the signal; None while that is under way."""
-        return self._local.signal_each(attempts, signum, Signalling.HANDLERS)
 
     def withdraw(self, attempts: Sequence[Attempt]) -> set[str]:
         """Return the keys of the attempts whose engine was asked: ask again for those of one that cannot be opened."""

@@ -15,7 +15,6 @@ from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.model.machine_snapshot import Device, Sample
 from gpuyard.model.units import format_size
-from gpuyard.policy.declared_ram import host_closed_reason, judge_host, ram_figures
 from gpuyard.policy.device_state import capacity
 from gpuyard.policy.foreign_load import SteadyGate
 from gpuyard.policy.memory_guards import (
@@ -33,11 +32,14 @@ from gpuyard.policy.memory_guards import (
     grown_need,
     grown_ram,
     host_alarm_text,
+    host_closed_reason,
     is_short,
     judge_card,
+    judge_host,
     may_stop,
     must_kill,
     next_watch,
+    ram_figures,
     ram_to_restart,
     reserve_mb,
     room_to_restart,
@@ -66,9 +68,7 @@ class MemoryGuard:
     ) -> None:
         self.watched: frozenset[str] = frozenset()  # devices that are read often
         self.suspended = 0  # how often a job was suspended
-        self._transitions = transitions
-        self._suspend_control = suspend_control
-        self._leases = leases
+        self._transitions, self._suspend_control, self._leases = transitions, suspend_control, leases
         self._from_wall = from_wall
         self._last: Sample | None = None
         self._climbs: dict[tuple[int, int], dict[str, MemoryClimb]] = {}  # by job and attempt, on each device
@@ -124,41 +124,32 @@ class MemoryGuard:
         self._alarms = {}
 
     def _make_way(self, first_runs: Mapping[int, Live], device: Device, alarm: Alarm, rules: Rules, now: float) -> None:
-        live, sample = first_runs[alarm.victim or 0], self._last
+        """Suspend the victim, or stop it to queue it again if that costs little. If neither, leave it for a second."""
+        live, sample, transitions = first_runs[alarm.victim or 0], self._last, self._transitions
         assert sample is not None
         why = f"it held more than the {format_size(live.attempt.reserved_mb)} reserved for it"
-        if live.job.id in self._transitions.live.unpredicted:
+        if live.job.id in transitions.live.unpredicted:
             why = "it was the youngest first run"
-        label = sample.snapshot.labels.get(device.id, device.id)
-        text = f"{alarm_text(alarm, label, live.job.id)}; {why}"
-        is_stoppable = may_stop(alarm, live.attempt.ran_s(now))
-        if not self.leave(live, device, text, sample, rules, now, may_be_stopped=is_stoppable):
-            self._kept_at[live.job.id] = now + 1.0
-
-    def leave(  # noqa: PLR0913, PLR0917 - everything that decides
-        self, live: Live, device: Device, text: str, sample: Sample, rules: Rules, now: float, *, may_be_stopped: bool
-    ) -> bool:
-        """Suspend a first run for this reason, or stop it to queue it again, if allowed. False if it keeps running."""
-        job_id, why_not = live.job.id, "--on-preempt requeue"
+        text = f"{alarm_text(alarm, sample.snapshot.labels.get(device.id, device.id), live.job.id)}; {why}"
+        why_not: str | None = "--on-preempt requeue"
         if live.job.spec.on_preempt is not OnPreempt.REQUEUE:
-            why_not = self._suspend_control.why_not(live, sample, rules) or ""
-        if not why_not:
+            why_not = self._suspend_control.why_not(live, sample, rules)
+        if why_not is None:
             self.suspended += 1
-            self._left_at[job_id] = now
-            self._transitions.suspend(job_id, SuspendedBy.MEMORY_GUARD, now, text)
-            self._transitions.publish_made_way(job_id, now, text)
-        elif may_be_stopped:
+            self._left_at[live.job.id] = now
+            transitions.suspend(live.job.id, SuspendedBy.MEMORY_GUARD, now, text)
+            transitions.publish_made_way(live.job.id, now, text)
+        elif may_stop(alarm, live.attempt.ran_s(now)):
             peak_mb = (live.attempt.usage and live.attempt.usage.peak_mb) or 0.0
             size, foreign = _figures(device)[1], self._foreign_mb(device) or 0.0
             room = room_to_restart(peak_mb, live.attempt.reserved_mb or 0.0, size, foreign)
             growth = grown_need(live.job.growth, room)
-            self._transitions.set_growth(live.job.id, growth)
+            transitions.set_growth(live.job.id, growth)
             text = f"{text}, and cannot be suspended ({why_not}); it needs {format_size(growth.memory_mb)} next time"
-            self._transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)
-            self._transitions.publish_made_way(live.job.id, now, text)
+            transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)
+            transitions.publish_made_way(live.job.id, now, text)
         else:
-            return False
-        return True
+            self._kept_at[live.job.id] = now + 1.0
 
     def first_runs(self) -> dict[int, Live]:
         """Return the running jobs whose need is unknown, and those that hold more than they reserve."""
@@ -194,11 +185,8 @@ class MemoryGuard:
         free, size = _figures(device)
         if not size:
             return None
-        jobs = [
-            self._guarded(live, device, first_runs, now)
-            for live in self._on(device)
-            if live.job.state is not JobState.SUSPENDED
-        ]
+        here = [live for live in self._on(device) if live.job.state is not JobState.SUSPENDED]
+        jobs = [self._guarded(live, device, first_runs, now) for live in here]
         card = self._cards.get(device.id)
         if device.hides_processes and card is not None:
             # It is not known which job grows: the youngest first run that cannot be measured counts as the one.
@@ -280,15 +268,10 @@ def _figures(device: Device) -> tuple[float, float]:
 
 class ProgramsBeside:
     """Programs beside the jobs of this queue, by their leases: scripts, `gpuyard run`, and jobs of other users' queues.
-
-    The host guard compares the age of its jobs with theirs: the youngest makes way, and it can only stop jobs.
-    `from_wall` turns the time of a lease into queue time.
-    """
+    The host guard compares the age of its jobs with theirs: the youngest makes way, and it can only stop jobs."""
 
     def __init__(self, transitions: JobTransitions, leases: LeaseLedger, from_wall: Callable[[float], float]) -> None:
-        self._transitions = transitions
-        self._leases = leases
-        self._from_wall = from_wall
+        self._transitions, self._leases, self._from_wall = transitions, leases, from_wall
         self._read_at: float | None = None
         self._found: Sequence[HostProgram] = ()
 
@@ -301,11 +284,8 @@ class ProgramsBeside:
         with contextlib.suppress(EnvironmentFault):
             others = [lease for lease in self._leases.read()[0] if lease.id not in own]
             held_mb = self._leases.measure_holders(others) if others else {}
-            self._found = [
-                HostProgram(since=self._from_wall(lease.since), held_mb=held_mb[lease.id])
-                for lease in others
-                if lease.id in held_mb
-            ]
+            known = [lease for lease in others if lease.id in held_mb]
+            self._found = [HostProgram(since=self._from_wall(one.since), held_mb=held_mb[one.id]) for one in known]
         return self._found
 
 
@@ -315,8 +295,7 @@ class HostGuard:
     def __init__(
         self, transitions: JobTransitions, programs: Callable[[float], Sequence[HostProgram]] = lambda _: ()
     ) -> None:
-        self._transitions = transitions
-        self._programs = programs
+        self._transitions, self._programs = transitions, programs
         self._last: Sample | None = None
         self._figures: tuple[float, float] | None = None  # available RAM, and how much of it stays free
         self._fall = MemoryClimb()

@@ -1,8 +1,9 @@
-"""Launch jobs: the command, environment and CPUs of an attempt, and its hand-over to the engine."""
+"""Launch jobs: the command, environment and CPUs of an attempt, its hand-over to the engine, and slices: jobs that run
+one after the other on one lease (`policy/plan.py`)."""
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -10,9 +11,10 @@ from gpuyard.errors import GpuyardError, UserError
 from gpuyard.ledger.measured_usage import LEASE_VARIABLE
 from gpuyard.model.cluster_terms import ClusterTerms
 from gpuyard.model.container import Container, Mount
-from gpuyard.model.job import Attempt, HandedOver, Job, Started
+from gpuyard.model.job import Attempt, Growth, HandedOver, Job, Started
 from gpuyard.model.job_spec import CodeSnapshot, place_of
-from gpuyard.model.lifecycle import JobEvent
+from gpuyard.model.lease import Need, asks_for_the_same
+from gpuyard.model.lifecycle import JobEvent, JobState
 from gpuyard.model.machine_snapshot import Device, Snapshot
 from gpuyard.model.placeholders import fill_in, fill_pattern
 from gpuyard.model.shell_environment import CPUS_VARIABLE, thread_variables
@@ -20,13 +22,15 @@ from gpuyard.model.sweep import SWEEP_PREFIX, variable_of
 from gpuyard.output.progress_line import VARIABLE as PROGRESS_VARIABLE
 from gpuyard.policy.disk_and_system_limits import ResourceLimit
 from gpuyard.policy.host_room import CpuLayout, choose_cpus, owned_cpus
+from gpuyard.policy.plan import LONGEST_S, MOST, may_slice, slice_length
 from gpuyard.policy.preallocation import growth_variables
 from gpuyard.policy.sizing import ram_limit_mb
-from gpuyard.policy.world import Start
-from gpuyard.ports import HeldClaim, Launch, Prepared
+from gpuyard.policy.world import Plan, Start, World
+from gpuyard.ports import HeldClaim, Launch, Prepared, SiteStatus
 from gpuyard.probes.kernel_files import node_of, read_cpu_layout
 from gpuyard.queue.configured_rules import Rules
-from gpuyard.queue.job_slices import Slices
+from gpuyard.queue.engine_set import EngineSet
+from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.step_parts import QueueParts
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.visible_devices import visible_variables
@@ -39,9 +43,7 @@ class CpuPinning:
         read_layout: Callable[[], CpuLayout] = read_cpu_layout,
         node: Callable[[Device], int | None] = node_of,
     ) -> None:
-        self._transitions = transitions
-        self._read_layout = read_layout
-        self._node = node
+        self._transitions, self._read_layout, self._node = transitions, read_layout, node
 
     def cpus_for(self, job: Job, devices: Sequence[Device]) -> tuple[int, ...]:
         """Return the CPUs of the job's next attempt on these devices; empty: it may run on any."""
@@ -213,6 +215,123 @@ def _copied(path: str, snapshot: CodeSnapshot, kind: int) -> str:
         return path if place is None or stat.S_IFMT(os.lstat(place).st_mode) != kind else place
     except (OSError, ValueError):
         return path
+
+
+class Slices:
+    """All jobs of a slice are recorded before the keeper gets them. The first runs; the others are pending, in
+    `transitions.upcoming`, until the keeper reports that they have begun. They are taken back, and queued again as they
+    were, before a request that may change the queue, when the slice has lasted for a second, and when its job is
+    stopped or suspended: its lease may reserve nothing then. What was taken back ends as NEVER_STARTED, as does what
+    the keeper did not start because the daemon died."""
+
+    def __init__(self, transitions: JobTransitions, engines: EngineSet, need_of: Callable[[int], Need]) -> None:
+        """`need_of` returns the need of a job in a lane that sizes each."""
+        self._transitions = transitions
+        self._store = transitions.store
+        self._engines, self._need_of = engines, need_of
+        self._begun: list[SiteStatus] = []  # not recorded yet
+        self._slices: list[tuple[tuple[int, ...], float]] = []  # jobs, some of which may not have begun; until when
+        self._changes = 0  # requests that may change the queue, and are not answered yet
+
+    @property
+    def has_upcoming(self) -> bool:
+        return bool(self._transitions.upcoming)
+
+    def begin_change(self) -> None:
+        """Take back what has not begun, and let no start take jobs along until `end_change`."""
+        self._changes += 1
+        for job_ids, _ in self._slices:
+            self._take_back(job_ids)
+        self._slices.clear()
+
+    def end_change(self) -> None:
+        self._changes -= 1
+
+    def taken_along(self, plan: Plan, world: World | None) -> Mapping[int, Sequence[Job]]:
+        """Return the jobs that starts take along, by the first job."""
+        found: dict[int, Sequence[Job]] = {}
+        by_lane: dict[int, list[Start]] = {}
+        if world is None or self._changes:
+            return found
+        for start in plan.starts:
+            by_lane.setdefault(start.lane.id, []).append(start)
+        for starts in by_lane.values():
+            if may_slice(starts[0].lane, plan, world):
+                jobs = self._next_jobs(starts, places=len(world.running) + len(plan.starts))
+                found |= {start.job_id: jobs[place :: len(starts)] for place, start in enumerate(starts)}
+        return found
+
+    def _next_jobs(self, starts: Sequence[Start], places: int) -> list[Job]:
+        """Return the next jobs of a lane that need what the starts need."""
+        start = starts[0]
+        lane, first = start.lane, self._store.job(start.job_id)
+        likely_s = self._transitions.estimates.estimate_of(start.job_id).likely_s
+        waiting = self._store.count_queued([lane.id], MOST * places + len(starts)) - len(starts)
+        length = slice_length(likely_s, waiting, places, len(starts))
+        are_alike = all(start.need and each.need and asks_for_the_same(start.need, each.need) for each in starts)
+        if length < 1 or first is None or not are_alike or not _may_follow(first):
+            return []
+        jobs: list[Job] = []
+        for job in self._store.next_jobs(lane.id, length * len(starts), after=max(each.job_id for each in starts)):
+            needs_same = not lane.sizes_each or job.argv == first.argv
+            if not needs_same and start.need is not None:
+                needs_same = asks_for_the_same(start.need, self._need_of(job.id))
+            if job.spec is not first.spec or not needs_same or not _may_follow(job):
+                break
+            jobs.append(job)
+        return jobs
+
+    def note(self, prepared: Prepared, now: float) -> None:
+        """Note that these were recorded, and their keeper gets them now."""
+        if prepared.rest:
+            job_ids = prepared.job_id, *(each.job_id for each in prepared.rest)
+            self._slices.append((job_ids, now + LONGEST_S))
+
+    def collect(self) -> None:
+        self._begun += self._engines.begun()
+
+    def record(self, now: float) -> None:
+        """Record what has begun. Call it before ends are recorded."""
+        for each in self._begun:
+            live = self._transitions.upcoming.get(each.job_id)
+            if live is not None and live.attempt.number == each.attempt:
+                at = now if each.at is None else min(now, max(each.at, live.attempt.since))
+                self._transitions.begin(live, at, each.keeper_pid)
+
+    def forget_recorded(self) -> None:
+        self._begun.clear()
+
+    def take_back(self, now: float) -> None:
+        """Take back what has to start no more. Call it when a step is recorded, and before signals are sent."""
+        live, kept = self._transitions.live.apart, []
+        for job_ids, until in self._slices:
+            is_stopping = any(_is_stopping(live[job_id]) for job_id in job_ids if job_id in live)
+            if now >= until or is_stopping:
+                self._take_back(job_ids)
+            elif not self._transitions.upcoming.keys().isdisjoint(job_ids):
+                kept.append((job_ids, until))
+        self._slices = kept
+
+    def _take_back(self, job_ids: Sequence[int]) -> None:
+        upcoming = self._transitions.upcoming
+        self._engines.withdraw([upcoming[job_id].attempt for job_id in job_ids if job_id in upcoming])
+
+    def wake_at(self) -> float | None:
+        """Return when the first slice has lasted for too long."""
+        return min((until for _, until in self._slices), default=None)
+
+
+def _may_follow(job: Job) -> bool:
+    """Return whether a job can run on the lease of another one with the same spec, its variables but for its number."""
+    spec = job.spec
+    is_plain = spec.container is None and spec.task is None and spec.code.snapshot is None
+    return is_plain and not spec.filled_variables and not job.is_unreadable and job.growth == Growth()
+
+
+def _is_stopping(live: Live) -> bool:
+    """Return whether a job is stopped or suspended, or about to be."""
+    attempt = live.attempt
+    return live.job.state is not JobState.RUNNING or attempt.stopping is not None or attempt.parked is not None
 
 
 class JobLauncher:

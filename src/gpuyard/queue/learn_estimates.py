@@ -61,14 +61,15 @@ class LearnedEstimates:
         self._last_look_up: tuple[Job, tuple[str, str], int] | None = None
 
     def estimate(self, job: Job) -> Estimate:
-        return self._estimate(job, fingerprints_of(job))
+        """Estimate from the most specific profile with a run time."""
+        profiles = map(self._profile, fingerprints_of(job))
+        return estimate(job.spec, next((each for each in profiles if each and each.durations_s), None))
 
     def estimate_of(self, job_id: int) -> Estimate:
-        job, prints, kind = self._known(job_id)
-        found = self._estimates.get(kind)
-        if found is None:
-            found = self._estimates[kind] = self._estimate(job, prints)
-        return found
+        job, _, kind = self._known(job_id)
+        if kind not in self._estimates:
+            self._estimates[kind] = self.estimate(job)
+        return self._estimates[kind]
 
     def job(self, job_id: int) -> Job:
         """Return a job as it was when it was last needed here."""
@@ -77,11 +78,6 @@ class LearnedEstimates:
     def kind_of(self, job_id: int) -> int:
         """Return a number that jobs have in common whose need and duration are estimated alike."""
         return self._known(job_id)[2]
-
-    def _estimate(self, job: Job, prints: tuple[str, str]) -> Estimate:
-        """Estimate from the most specific profile with a run time."""
-        profiles = map(self._profile, prints)
-        return estimate(job.spec, next((each for each in profiles if each and each.durations_s), None))
 
     def need(
         self,

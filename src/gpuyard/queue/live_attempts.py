@@ -26,13 +26,14 @@ class Live(Struct, frozen=True, kw_only=True):
 
 
 class LiveJobs(dict[int, Live]):
-    """Live jobs by id, with indexes by id as well. `version` grows with each change but of usage.
+    """Live jobs by id, with indexes in the order in which they became live. `version` grows with each change but of
+    usage.
 
     apart: jobs with a time limit, and those that are being stopped or suspended.
     unpredicted: jobs that started without a memory estimate.
     outgrown: jobs that were measured to hold more than they reserve.
     without_devices: jobs without a device of this machine.
-    on_device: the jobs on each device. All are in the order in which the jobs became live.
+    on_device: the jobs on each device.
     by_lease: the job that holds each lease, by the lease; of two jobs of a slice, the later one.
     """
 
@@ -139,29 +140,27 @@ class RecentUse:
 
 
 class StaggeredStarts:
+    """When jobs last started whose starts are staggered: of an array, by its id, and of a tag with sharing rules."""
+
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._of_arrays: dict[int, float | None] = {}
-        self._of_tags: dict[str, float | None] = {}
-
-    def clear(self) -> None:
-        self._of_arrays.clear()
-        self._of_tags.clear()
+        self._known: dict[int | str, float | None] = {}
+        self.clear = self._known.clear
 
     def note(self, job: Job, at: float) -> None:
         if job.spec.tag_sharing is not None:
-            self._of_tags[job.spec.tag] = at
+            self._known[job.spec.tag] = at
         if job.spec.stagger_s and job.group is not None:
-            self._of_arrays[job.group] = at
+            self._known[job.group] = at
 
     def of_arrays(self, lanes: Iterable[Lane]) -> dict[int, float]:
         """Return the last start of each staggered array among these lanes that has started."""
-        found = {lane.group: self._of_array(lane.group) for lane in lanes if lane.stagger_s and lane.group is not None}
+        found = {lane.group: self._last(lane.group) for lane in lanes if lane.stagger_s and lane.group is not None}
         return {group: at for group, at in found.items() if at is not None}
 
     def of_tags(self, lanes: Iterable[Lane]) -> dict[str, float]:
         """Return the last starts of the tags with sharing rules among these lanes."""
-        found = ((lane.tag, self._of_tag(lane.tag)) for lane in lanes if lane.tag_sharing is not None)
+        found = ((lane.tag, self._last(lane.tag)) for lane in lanes if lane.tag_sharing is not None)
         return {tag: at for tag, at in found if at is not None}
 
     def next_starts(self, lanes: Iterable[Lane], now: float) -> Iterator[float]:
@@ -169,17 +168,13 @@ class StaggeredStarts:
         for lane in lanes:
             waits = []
             if lane.stagger_s and lane.group is not None:
-                waits.append((self._of_array(lane.group), lane.stagger_s))
+                waits.append((self._last(lane.group), lane.stagger_s))
             if lane.tag_sharing is not None:
-                waits.append((self._of_tag(lane.tag), lane.tag_sharing.stagger_s))
+                waits.append((self._last(lane.tag), lane.tag_sharing.stagger_s))
             yield from (at + wait_s for at, wait_s in waits if at is not None and at <= now < at + wait_s)
 
-    def _of_array(self, group: int) -> float | None:
-        if group not in self._of_arrays:
-            self._of_arrays[group] = self._store.last_start_in_batch(group)
-        return self._of_arrays[group]
-
-    def _of_tag(self, tag: str) -> float | None:
-        if tag not in self._of_tags:
-            self._of_tags[tag] = self._store.last_start_with_tag(tag)
-        return self._of_tags[tag]
+    def _last(self, key: int | str) -> float | None:
+        if key not in self._known:
+            of_array, of_tag = self._store.last_start_in_batch, self._store.last_start_with_tag
+            self._known[key] = of_array(key) if isinstance(key, int) else of_tag(key)
+        return self._known[key]

@@ -1,12 +1,9 @@
 """The leases of this queue in the ledger, and its ticket there.
 
-A lease is a file that the program of an attempt keeps locked. Its user, the owner of the directory and a cleaner of
-temporary files can remove it, and the program does not notice. Rules:
-- Each grant counts every live attempt of this queue. If its lease is missing from the ledger, it counts with the shares
-  that the lease had last.
-- A lease that stays missing is made again under its old name, so that other programs see it, too. Not at once: the
-  lease of a program that has just ended is gone a moment before its end is recorded.
-- The daemon holds such a lease until the attempt has ended. The next daemon makes it again at its first grant.
+A lease is a file that a program keeps locked, and that others can remove without its notice. Each grant counts every
+live attempt of this queue, one whose lease is missing with the shares that it had last. A lease that stays missing is
+made again under its old name (not at once: the lease of a program that has just ended is gone before its end is
+recorded), and held by the daemon until the attempt has ended. The next daemon makes it again at its first grant.
 """
 
 import contextlib
@@ -40,8 +37,7 @@ _log = logging.getLogger(__name__)
 class OwnLeases:
     def __init__(self, transitions: JobTransitions, me: Holder) -> None:
         self.notice: str | None = None
-        self._transitions = transitions
-        self._me = me
+        self._transitions, self._me = transitions, me
         self._seen: dict[str, Lease] = {}  # as last seen in the ledger, by lease
         self._missing: dict[str, float] = {}  # since when, by lease
         self._held: dict[str, HeldClaim] = {}
@@ -69,10 +65,8 @@ class OwnLeases:
         missing = leased.keys() - {lease.id for lease in leases}
         self._missing = {each: known_since.get(each, now) for each in leased if each in missing} if missing else {}
         due = [each for each, since in self._missing.items() if self._takes_over or now >= since + 0.9]
-        return [
-            WantedClaim(claim=_claim_of(self._seen[each]), label=f"job {leased[each].job.id}", remakes=each)
-            for each in due
-        ]
+        claims = [(each, _claim_of(self._seen[each]), f"job {leased[each].job.id}") for each in due]
+        return [WantedClaim(claim=claim, label=label, remakes=each) for each, claim, label in claims]
 
     def relabelled(self, leases: Sequence[Lease]) -> list[WantedClaim]:
         """Return claims that name the job of each lease of ours that has passed to the next job of a slice."""
@@ -120,10 +114,8 @@ class OwnLeases:
     def _lease_of(self, lease_id: str, live: Live) -> Lease:
         attempt, reserved_mb = live.attempt, live.attempt.reserved_mb
         is_exclusive = live.job.spec.need.is_exclusive or reserved_mb is None
-        shares = tuple(
-            Share(device_id=device_id, memory_mb=reserved_mb, is_exclusive=is_exclusive)
-            for device_id in attempt.devices
-        )
+        share = Share(device_id="", memory_mb=reserved_mb, is_exclusive=is_exclusive)
+        shares = tuple(replace(share, device_id=device_id) for device_id in attempt.devices)
         seen = self._seen.get(lease_id)
         claim = Claim(shares=shares, host=live.job.spec.need.host) if seen is None else _claim_of(seen)
         holder = replace(self._me, label=f"job {attempt.job_id}")
@@ -185,7 +177,6 @@ class _Evidence(Struct):
     sizes_mb: Mapping[str, float]  # of the devices
     newcomers: list[tuple[Live, Newcomer]]
     shown: dict[str, list[tuple[Job, ExpectedPeak]]]  # by program
-    settled_for: float | None = None  # the sureness for which no lease needs to be adjusted
 
 
 class LeaseAdjuster:
@@ -193,8 +184,7 @@ class LeaseAdjuster:
     newcomer has shown also counts for jobs of its program that wait or run beside it (ADR 61)."""
 
     def __init__(self, transitions: JobTransitions, usage_tracker: UsageTracker) -> None:
-        self._transitions = transitions
-        self._usage_tracker = usage_tracker
+        self._transitions, self._usage_tracker = transitions, usage_tracker
         self._shares: dict[str, tuple[Share, ...]] = {}  # of newcomers, by lease, as they were adjusted last
         self._known: _Evidence | None = None
 
@@ -214,16 +204,12 @@ class LeaseAdjuster:
 
     def has_adjustments(self, now: float, sureness: float) -> bool:
         """Return whether `adjust` would change a lease: then the ledger has to be read."""
-        if not self._transitions.live.unpredicted:
-            return False
-        evidence = self._evidence(now)
-        if evidence.settled_for != sureness:
-            for live, newcomer in evidence.newcomers:
-                before = self._shares.get(live.attempt.lease_id or "")
-                if before is None or self._adjusted(live, newcomer, before, now, sureness) != before:
-                    return True
-            evidence.settled_for = sureness
-        return False
+        newcomers = self._evidence(now).newcomers if self._transitions.live.unpredicted else ()
+        found = ((live, newcomer, self._shares.get(live.attempt.lease_id or "")) for live, newcomer in newcomers)
+        return any(
+            before is None or self._adjusted(live, newcomer, before, now, sureness) != before
+            for live, newcomer, before in found
+        )
 
     def _adjusted(
         self, live: Live, newcomer: Newcomer, before: tuple[Share, ...], now: float, sureness: float

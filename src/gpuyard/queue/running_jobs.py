@@ -16,11 +16,11 @@ from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Sample
 from gpuyard.policy.estimates import Estimate
 from gpuyard.policy.host_room import HostUse, HostView
-from gpuyard.policy.host_sizing import expected_ram_mb
 from gpuyard.policy.machine import Packing
 from gpuyard.policy.numbers import MOST_PER_DEVICE
 from gpuyard.policy.queue_order import LaneQueue
 from gpuyard.policy.sharing import assumed_load, depth_limit
+from gpuyard.policy.sizing import expected_ram_mb
 from gpuyard.policy.world import PowerLimit, RunningJob
 from gpuyard.ports import LeaseLedger, WantedClaim
 from gpuyard.queue.configured_rules import Rules
@@ -115,9 +115,7 @@ def packing_now(transitions: JobTransitions, packing: Packing, queues: Sequence[
 
 class HostUsage:
     def __init__(self, transitions: JobTransitions, leases: LeaseLedger, machine: str | None = None) -> None:
-        self._transitions = transitions
-        self._leases = leases
-        self._machine = machine
+        self._transitions, self._leases, self._machine = transitions, leases, machine
         self._measured_with: Sample | None = None
 
     def sized(self, queues: Sequence[LaneQueue]) -> list[LaneQueue]:

@@ -10,8 +10,7 @@ from gpuyard.queue.cluster_jobs import ClusterDispatch
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.engine_set import EngineSet
 from gpuyard.queue.guard_memory import HostGuard, MemoryGuard, ProgramsBeside
-from gpuyard.queue.measure_energy import EnergyMeter
-from gpuyard.queue.measure_usage import ProgressTracker, UsageTracker
+from gpuyard.queue.measure_usage import EnergyMeter, ProgressTracker, UsageTracker
 from gpuyard.queue.own_leases import LeaseAdjuster, OwnLeases
 from gpuyard.queue.start_pauses import DiskGate, StartPauses
 from gpuyard.queue.suspend_jobs import SuspendControl

@@ -1,13 +1,9 @@
-"""StopSignals: warns, stops and kills attempts when their time has come.
+"""StopSignals: warns, stops and kills attempts when their time has come, by what is recorded: a next daemon goes on.
 
-- What is due follows from what is recorded: a daemon that starts finds it again.
-- A stop is recorded before SIGTERM is sent, which may be sent twice.
-- A warning (`model/stopping.py`) is sent first and recorded in the next step, which follows at once. If a daemon dies
-  in between, the next one sends it again. A program that could not be warned in time, because no daemon ran, is warned
-  late and stopped as much later.
-- The engine may take a while to find processes, and wakes the loop: then it is asked again, for the number. A program
-  that ends before the number is known counts as warned: it may have got the signal, and saved its work.
-- Only processes that handle the signal get it. If there are none yet, it is tried again until the stop.
+- A stop is recorded before SIGTERM is sent. A warning (`model/stopping.py`) goes to processes that handle it, and is
+  recorded in the next step. Both may be sent twice.
+- A program that could not be warned in time, because no daemon ran, is warned late and stopped as much later. One that
+  ends before the number of its warned processes is known counts as warned: it may have saved its work.
 """
 
 import json
@@ -21,6 +17,7 @@ from gpuyard.model.job_spec import StopWarning
 from gpuyard.model.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.model.stopping import signal_name, warn_at
 from gpuyard.model.units import format_duration
+from gpuyard.ports import Signalling
 from gpuyard.queue.engine_set import EngineSet
 from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.transitions import JobTransitions
@@ -28,8 +25,7 @@ from gpuyard.queue.transitions import JobTransitions
 
 class StopSignals:
     def __init__(self, transitions: JobTransitions, engines: EngineSet) -> None:
-        self._transitions = transitions
-        self._engines = engines
+        self._transitions, self._engines = transitions, engines
         self._stopped: set[int] = set()
         self._has_unstopped = False
         self._ended: set[str] = set()
@@ -64,7 +60,7 @@ class StopSignals:
             elif attempt.kill_at is not None and attempt.kill_at <= now:
                 killed.append(attempt)
                 self._transitions.postpone_kill(live.job.id, now + 5.0)
-        self._engines.send_each(killed, signal.SIGKILL)
+        self._engines.signal_each(killed, signal.SIGKILL, Signalling.SOON)
 
     def _has_missed_warning(self, live: Live) -> bool:
         """Return whether no daemon ran when the warning was due: it was not tried."""
@@ -92,7 +88,7 @@ class StopSignals:
         reached = [attempt for attempt, count in zip(asked, counts, strict=True) if count]
         self._stopped |= {attempt.job_id for attempt in reached}
         parked = [attempt for attempt in reached if attempt.parked is not None]
-        self._engines.send_each(parked, signal.SIGCONT)  # a stopped process does not handle SIGTERM
+        self._engines.signal_each(parked, signal.SIGCONT, Signalling.SOON)  # a stopped process does not handle SIGTERM
         self._has_unstopped = len(self._stopped) < len(stopping)
 
     def _warn(self, lives: Sequence[Live], now: float) -> None:
@@ -103,7 +99,8 @@ class StopSignals:
                 due.setdefault(live.job.spec.warning, []).append(live.attempt)
         for warning, attempts in due.items():
             delay_s = min(5.0, max(0.1, warning.lead_s * 0.05))
-            for attempt, count in zip(attempts, self._engines.warn_each(attempts, warning.signum), strict=True):
+            counts = self._engines.signal_each(attempts, warning.signum, Signalling.HANDLERS)
+            for attempt, count in zip(attempts, counts, strict=True):
                 self._being_warned.discard(attempt.key)
                 if count is None:
                     self._being_warned.add(attempt.key)
@@ -159,8 +156,7 @@ class MachineSleep:
     """
 
     def __init__(self, transitions: JobTransitions, boot_id: str | None) -> None:
-        self._transitions = transitions
-        self._boot_id = boot_id
+        self._transitions, self._boot_id = transitions, boot_id
         self._accounted: float | None = None  # as in the store; None until it was read for this boot
 
     def record(self, asleep: float, now: float) -> None:

@@ -31,15 +31,11 @@ _SETTING = "move_rates"
 
 
 class LearnedRates:
-    """How fast this machine suspends and resumes, kept in the queue's database.
-
-    A figure counts for one program only if no other was moved at the same time. The figures of programs that were moved
-    out side by side, from within 2 s of each other, count together, once the last of them is out.
-    """
+    """How fast this machine suspends and resumes, kept in the queue's database. A figure counts for one program only if
+    no other was moved at the same time; those of programs that left within 2 s of each other count together."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._known: tuple[str | None, MoveRates] | None = None
         self._moving: set[tuple[int, bool]] = set()  # jobs, and whether they are being resumed
         self._was_shared = self._is_spoilt = False  # since the first of those that are moving began
         self._began_at = 0.0
@@ -48,14 +44,10 @@ class LearnedRates:
     @property
     def rates(self) -> MoveRates:
         """The rates as they are stored, or the defaults; those of another version of gpuyard are forgotten."""
-        text = self._store.setting(_SETTING)
-        if self._known is None or self._known[0] != text:
-            try:
-                rates = MoveRates() if text is None else msgspec.json.decode(text, type=MoveRates)
-            except msgspec.MsgspecError:
-                rates = MoveRates()
-            self._known = text, rates
-        return self._known[1]
+        try:
+            return msgspec.json.decode(self._store.setting(_SETTING) or "{}", type=MoveRates)
+        except msgspec.MsgspecError:
+            return MoveRates()
 
     def begin(self, job_id: int, now: float, *, is_resumed: bool) -> None:
         if not self._moving:
@@ -76,16 +68,14 @@ class LearnedRates:
         if (job_id, is_resumed) not in self._moving or seconds is None:
             return
         self._moving.discard((job_id, is_resumed))
-        rates = self.rates
+        rates = before = self.rates
         if not self._was_shared:
-            self._keep(learn_move(rates, memory_mb, seconds, is_resumed=is_resumed, is_parked=is_parked))
-            return
-        self._out_mb += memory_mb if not (is_resumed or is_parked) else 0.0
-        if not (self._moving or self._is_spoilt):
-            self._keep(learn_together(rates, self._out_mb, now - self._began_at))
-
-    def _keep(self, rates: MoveRates) -> None:
-        if rates != self.rates:
+            rates = learn_move(rates, memory_mb, seconds, is_resumed=is_resumed, is_parked=is_parked)
+        else:
+            self._out_mb += memory_mb if not (is_resumed or is_parked) else 0.0
+            if not (self._moving or self._is_spoilt):
+                rates = learn_together(rates, self._out_mb, now - self._began_at)
+        if rates != before:
             self._store.set_setting(_SETTING, msgspec.json.encode(rates).decode())
 
 
@@ -94,8 +84,7 @@ _MOVING = (JobState.SUSPENDING, JobState.RESUMING)
 
 class SuspendControl:
     def __init__(self, transitions: JobTransitions, suspender: Suspender) -> None:
-        self._transitions = transitions
-        self._suspender = suspender
+        self._transitions, self._suspender = transitions, suspender
         self.learned_rates = LearnedRates(transitions.store)
         self._was_parked: dict[int, bool] = {}  # whether the memory of a suspended job was moved by its program
         self._requested: set[tuple[int, JobState]] = set()
@@ -176,11 +165,8 @@ class SuspendControl:
 
     def request(self) -> None:
         """Ask the suspender for what is recorded; for a resumption only once the lease reserves what it needs."""
-        wanted = {
-            (job_id, live.job.state): live
-            for job_id, live in self._transitions.live.apart.items()
-            if live.job.state in _MOVING
-        }
+        moving = [live for live in self._transitions.live.apart.values() if live.job.state in _MOVING]
+        wanted = {(live.job.id, live.job.state): live for live in moving}
         self._requested &= wanted.keys()
         for key, live in wanted.items():
             if key in self._requested or (live.job.state is JobState.RESUMING and key[0] not in self._granted):
@@ -241,11 +227,8 @@ class SuspendControl:
         return began_at + self.learned_rates.rates.all_out_s([self._move(each) for each in lives])
 
     def preempt(self, preempts: Sequence[Preempt], sample: Sample, rules: Rules, now: float) -> None:
-        """Suspend the victims, or stop and queue them again if they cannot be suspended.
-
-        If the first victims for a job did not help, something else is in the way: wait twice as long each time. Victims
-        that could not be suspended may be preempted again at once.
-        """
+        """Suspend the victims, or stop and queue them again if they cannot be suspended. If the first victims for a job
+        did not help, wait twice as long each time; those that could not be suspended may be preempted at once."""
         if not preempts:
             return
         for_job, lives = preempts[0].for_job, [self._transitions.live[each.job_id] for each in preempts]
@@ -267,9 +250,8 @@ class SuspendControl:
     def measure_left(self, ledger: LeaseLedger, leases: Sequence[Lease], snapshot: Snapshot) -> None:
         """Measure what the processes of jobs that wait to resume still hold on their devices, such as contexts that no
         driver could move: that need not be free, though it is in use and belongs to no share."""
-        waiting = {
-            live.attempt.lease_id: live for live in self._transitions.live.apart.values() if _waits_for_memory(live)
-        }
+        lives = filter(_waits_for_memory, self._transitions.live.apart.values())
+        waiting = {live.attempt.lease_id: live for live in lives}
         self._left_mb = {}
         if not waiting:
             return
@@ -320,8 +302,8 @@ class SuspendControl:
         self._transitions.move_suspension(job_id, JobEvent.RESUME, now, "enough memory is free again")
 
     def release_leases(self, leases: Sequence[Lease], now: float) -> list[WantedClaim]:
-        """Return amendments for leases of suspended jobs that still reserve something. A daemon may have died between
-        a change of the ledger and its record: a job whose lease has no shares is suspended, whatever is recorded."""
+        """Return amendments for leases of suspended jobs that still reserve something. A job whose lease has no shares
+        is suspended, whatever is recorded: a daemon may have died between a change of the ledger and its record."""
         live = {lease.id for lease in leases if lease.shares}
         paused = [each for each in self._transitions.live.apart.values() if each.job.state in IN_SUSPENSION]
         for each in paused:

@@ -62,10 +62,8 @@ def change_many(
     """Change those of these jobs that the change applies to and that no dependency concerns; return their ids. Jobs
     that finish are published as one event. Call it in a transaction."""
     (state,) = {TRANSITIONS[before, change.event] for before in change.states}
-    ready_at = now if change.waits_for_time else None
-    chosen = queries.independent_jobs(
-        job_ids, sorted(change.states), unnamed_only=change.unnamed_only, ready_at=ready_at
-    )
+    states, ready_at = sorted(change.states), now if change.waits_for_time else None
+    chosen = queries.independent_jobs(job_ids, states, unnamed_only=change.unnamed_only, ready_at=ready_at)
     if not chosen:
         return []
     transitions.store.change_states(chosen, state, now, reason=change.reason, resets=change.resets)
@@ -83,15 +81,13 @@ class SelectedJobs:
     """Which jobs a selection of a user means. `since=` is a time of day of this machine."""
 
     def __init__(self, queries: QueueQueries, clock: Clock) -> None:
-        self._queries = queries
-        self._clock = clock
+        self._queries, self._clock = queries, clock
 
     def located(self, selection: JobSelection) -> JobSelection:
         """Return the selection with the queue time of its `since`. Raises UserError if no job can be meant."""
         if selection.is_empty:
-            raise UserError(
-                "no job is given", hint="give an id such as 17, a range such as 17-20, state=failed, tag=night or all"
-            )
+            hint = "give an id such as 17, a range such as 17-20, state=failed, tag=night or all"
+            raise UserError("no job is given", hint=hint)
         refuse_empty_range(self._queries.empty_range(selection.ranges) if selection.ranges else None)
         if not selection.since:
             return selection
@@ -99,9 +95,8 @@ class SelectedJobs:
             now = datetime.fromtimestamp(self._clock.to_wall(self._clock.now()))  # noqa: DTZ006 - local time
             at = last_moment(parse_moment(selection.since), now).timestamp()
         except (ValueError, OverflowError, OSError):  # years that this system's clock does not know
-            raise UserError(
-                f"since={selection.since} is out of range", hint="write it as since=22:00 or since=2d"
-            ) from None
+            hint = "write it as since=22:00 or since=2d"
+            raise UserError(f"since={selection.since} is out of range", hint=hint) from None
         return replace(selection, since_at=self._clock.from_wall(at))
 
     def ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
@@ -155,9 +150,7 @@ class UserRequests:
     def __init__(self, controller: Controller, store: JobStore, queries: QueueQueries, clock: Clock) -> None:
         self._controller = controller
         self._transitions = controller.transitions
-        self._store = store
-        self._queries = queries
-        self._clock = clock
+        self._store, self._queries, self._clock = store, queries, clock
         self._changes_of_many: dict[Act, Change] = {
             self.cancel: CANCEL, self.hold: HOLD, self.release: RELEASE, self.retry: RETRY, self.retry_only: RETRY,
         }  # fmt: skip
@@ -309,11 +302,8 @@ class UserRequests:
         """Change the jobs for which that needs no more than SQL together, and the others one by one. Return the jobs
         that changed, those that did not, and the rest: it follows when all dependants of these are decided."""
         began, now = self._clock.monotonic(), self._clock.now()
-        states = {
-            job_id: state
-            for job_id, state in self._store.states_of(piece).items()
-            if (not only or state in only) and not self._store.is_arriving(job_id)
-        }
+        found, is_arriving = self._store.states_of(piece).items(), self._store.is_arriving
+        states = {each: state for each, state in found if (not only or state in only) and not is_arriving(each)}
         refused = [
             UnchangedJob(id=job_id, state=states.pop(job_id), reason=_lacking_text(names), variables=names)
             for job_id, names in lacking.items()
@@ -322,11 +312,9 @@ class UserRequests:
         change = self._changes_of_many.get(act)
         # Their keeper has not said yet whether they have begun. If they were held now, they might run twice.
         text = "it is about to start: try again in a moment"
-        begin = dict.fromkeys(sorted(states.keys() & self._transitions.upcoming.keys()), text)
-        refused += [
-            UnchangedJob(id=job_id, state=states.pop(job_id), reason=text)
-            for job_id, text in (begin | (self._lacking_code(list(states)) if change is RETRY else {})).items()
-        ]
+        unready = dict.fromkeys(sorted(states.keys() & self._transitions.upcoming.keys()), text)
+        unready |= self._lacking_code(list(states)) if change is RETRY else {}
+        refused += [UnchangedJob(id=each, state=states.pop(each), reason=text) for each, text in unready.items()]
         together = [] if change is None else change_many(self._transitions, self._queries, change, list(states), now)
         changed = list(together)
         others, rest = sorted(states.keys() - set(together)), list[int]()

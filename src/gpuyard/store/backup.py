@@ -33,8 +33,6 @@ from gpuyard.system.private_files import open_trusted
 
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAGIC = b"SQLite format 3\0"
-_LOST = json.dumps({"kind": "lost", "status": None, "reason": "it ran when the backup was made"})
-_UNFINISHED = ", ".join(f"'{state}'" for state in sorted(LIVE | WAITING))
 
 
 class BackupContent(Struct, frozen=True, kw_only=True):
@@ -123,9 +121,9 @@ def count_unfinished(database: Path) -> dict[str, int]:
     """Return the number of unfinished jobs by state; none without a database."""
     if not database.exists():
         return {}
-    query = f"SELECT state, jobs FROM counts WHERE jobs > 0 AND state IN ({_UNFINISHED})"  # noqa: S608
     with convert_sqlite_errors(), contextlib.closing(open_reader(database)) as reader:
-        return dict(reader.execute(query).fetchall())
+        counts = reader.execute("SELECT state, jobs FROM counts WHERE jobs > 0").fetchall()
+        return {state: jobs for state, jobs in counts if state in LIVE | WAITING}
 
 
 @contextlib.contextmanager
@@ -149,10 +147,8 @@ def checked_backup(source: Path, folder: Path, note: Callable[[str], None] = lam
 
 
 def restore(draft: Path, database: Path, begun: Mapping[int, int]) -> Restored:
-    """Replace the queue's database by a checked backup. The caller holds the daemon's lock.
-
-    `begun` is the highest attempt that has begun for each job: later ones get higher numbers, and logs of their own.
-    """
+    """Replace the queue's database by a checked backup. The caller holds the daemon's lock. `begun` is the highest
+    attempt that has begun for each job: later ones get higher numbers, and logs of their own."""
     record = QueueRecord(database.with_name("queue.record"))
     try:
         progress = QueueProgress(record.progress.generation + 1, record.progress.last_id)
@@ -188,7 +184,10 @@ def _check(source: Path, draft: Path) -> None:
                 f"{source} has schema {version}, and this gpuyard reads schema {SCHEMA_VERSION}",
                 hint="restore it with the version of gpuyard that made it",
             )
-        if _tables(copy) != _own_tables() or not are_pages_sound(copy):
+        with contextlib.closing(sqlite3.connect(":memory:")) as empty:
+            empty.executescript((resources.files("gpuyard.store") / "schema.sql").read_text(encoding="utf-8"))
+            has_own_tables = _tables(copy) == _tables(empty)
+        if not has_own_tables or not are_pages_sound(copy):
             raise UserError(f"{source} is damaged, or not a backup of gpuyard", hint="use another backup")
 
 
@@ -200,12 +199,11 @@ def _prepare(draft: Path, progress: QueueProgress, begun: Mapping[int, int]) -> 
         query = "SELECT id, attempts FROM jobs WHERE ended_at IS NULL"
         again = [job_id for job_id, attempts in copy.execute(query) if begun.get(job_id, 0) > attempts]
         at = copy.execute("SELECT max(coalesce(ended_at, started_at, submitted_at)) FROM jobs").fetchone()[0]
-        copy.execute("UPDATE attempts SET ended_at = ?, outcome = ? WHERE ended_at IS NULL", (at, _LOST))
-        reason = "restored from a backup: `gpuyard release` runs it"
+        lost = json.dumps({"kind": "lost", "status": None, "reason": "it ran when the backup was made"})
+        copy.execute("UPDATE attempts SET ended_at = ?, outcome = ? WHERE ended_at IS NULL", (at, lost))
         copy.execute(
-            "UPDATE jobs SET state = 'held', due_at = NULL, reason = CASE WHEN state = 'held' THEN reason ELSE ? END "
-            "WHERE ended_at IS NULL",
-            (reason,),
+            "UPDATE jobs SET state = 'held', due_at = NULL, reason = CASE WHEN state = 'held' THEN reason ELSE "
+            "'restored from a backup: `gpuyard release` runs it' END WHERE ended_at IS NULL"
         )
         since = "restored from a backup, and it has begun since: `gpuyard release` runs it a second time"
         copy.executemany("UPDATE jobs SET reason = ? WHERE id = ?", [(since, job_id) for job_id in again])
@@ -239,12 +237,6 @@ def _keep_before(database: Path) -> str | None:
 
 def _tables(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     return sorted(connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall())
-
-
-def _own_tables() -> list[tuple[str, str]]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript((resources.files("gpuyard.store") / "schema.sql").read_text(encoding="utf-8"))
-        return _tables(empty)
 
 
 def _count(connection: sqlite3.Connection, size: int) -> BackupContent:

@@ -115,8 +115,7 @@ _LOG_LIMIT, _LARGE_LOG = 16 * _MB, 64 * _MB
 class CheckpointThread:
     def __init__(self, database: Database, on_resume: Callable[[], None]) -> None:
         """`on_resume` is called when changes may go on after a pause."""
-        self._database = database
-        self._on_resume = on_resume
+        self._database, self._on_resume = database, on_resume
         self._files: WalCheckpoints | None = None
         self._threads = ThreadPoolExecutor(2, "gpuyard-disk")  # a sync does not wait for a checkpoint
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +128,7 @@ class CheckpointThread:
 
     def start(self) -> None:
         """Take over the waits for the disk of a database that is a file. Call it in the event loop."""
-        if self._database.is_file:
+        if self._database.record is not None:
             try:
                 with convert_sqlite_errors():
                     self._files = WalCheckpoints(self._database)

@@ -1,9 +1,7 @@
 """Find rows of the queue's database that cannot be read, and set them aside: all other jobs go on.
 
 Readers of rows do not check them. Where one fails, the daemon calls `set_aside`, which reads every row of every table
-as its readers do, and mends or deletes those that cannot be read, in one transaction.
-
-Rules:
+as its readers do, and mends or deletes those that cannot be read, in one transaction. Rules:
 - The row as it was is kept in a file that only this user can read, and is shown nowhere: it may hold an environment.
 - A job keeps its id and what can be read of it. If it waits, it is held, with the reason; so is a job whose live
   attempt is lost.
@@ -35,15 +33,12 @@ from gpuyard.store.job_store import JobStore
 from gpuyard.system.private_files import open_own
 
 KEPT_ROWS = "queue.db.damaged-rows"
-_MOST_NAMED = 5
 _TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
 _STATES = frozenset(map(str, JobState))
 # What takes the place of a column of `jobs` or `specs` that cannot be read; NULL for all others.
 _DEFAULTS: dict[str, Any] = {
     "details": json.dumps({"command": UNREADABLE}), "user": "", "tag": "", "failures": 0, "priority": 0, "command": "",
 }  # fmt: skip
-# Columns whose loss changes nothing of what a job does.
-_SHOWN = frozenset({"reason", "command", "name", "lane"})
 _LIVE_ATTEMPT = "its live attempt"
 
 
@@ -98,15 +93,9 @@ def set_aside(connection: sqlite3.Connection, kept: str) -> list[str]:
         connection.text_factory = str
     if not found:
         return ["the numbers of jobs per state were wrong, and were counted anew"] if has_counted else []
-    names = [row.text for row in found[:_MOST_NAMED]] + ["…"] * (len(found) > _MOST_NAMED)
-    rows = format_count(len(found), "row")
-    return [
-        f"{rows} of the queue's database could not be read, and set aside in {kept}: {'; '.join(names)}",
-        *mending.notes,
-    ]
-
-
-# Find
+    names = [row.text for row in found[:5]] + ["…"] * (len(found) > 5)
+    rows = f"{format_count(len(found), 'row')} of the queue's database"
+    return [f"{rows} could not be read, and set aside in {kept}: {'; '.join(names)}", *mending.notes]
 
 
 def _text(value: bytes) -> str | bytes:
@@ -119,19 +108,17 @@ def _text(value: bytes) -> str | bytes:
 def _find_in(connection: sqlite3.Connection, table: str) -> Iterator[_Row]:
     # A generated column is hidden.
     columns = [each[1:] for each in connection.execute(f"PRAGMA table_xinfo({table})").fetchall() if each[6] == 0]
-    wanted = {
-        name: _TYPES[kind] + (() if needed or key else (type(None),)) for name, kind, needed, _, key, _ in columns
-    }
+    optional = type(None)
+    wanted = {name: _TYPES[kind] + (() if needed or key else (optional,)) for name, kind, needed, _, key, _ in columns}
     keys = [name for name, *_, key, _ in columns if key]
-    specs, lanes = _ids(connection, "id FROM specs"), _ids(connection, "id FROM lanes")
-    live = _ids(connection, "job FROM attempts WHERE ended_at IS NULL")
+    specs, lanes, live = (
+        {number for (number,) in connection.execute(f"SELECT {query}")}
+        for query in ("id FROM specs", "id FROM lanes", "job FROM attempts WHERE ended_at IS NULL")
+    )
     for row in connection.execute(f"SELECT {', '.join(wanted)} FROM {table}").fetchall():  # noqa: S608 - of the schema
         values = dict(zip(wanted, row, strict=True))
-        bad = {
-            name
-            for name, value in values.items()
-            if not isinstance(value, wanted[name]) or not _can_read(table, name, value, values)
-        }
+        bad = {name for name, value in values.items() if not isinstance(value, wanted[name])}
+        bad |= {name for name, value in values.items() if not (name in bad or _can_read(table, name, value, values))}
         if not bad:
             bad = {name for name, fits in _FITS.get(table, {}).items() if not fits(values)}
         if table == "jobs":
@@ -139,10 +126,6 @@ def _find_in(connection: sqlite3.Connection, table: str) -> Iterator[_Row]:
             bad |= {"state"} if (values["state"] in LIVE) != (values["id"] in live) else set()
         if bad:
             yield _Row(table, {name: values[name] for name in keys}, values, frozenset(bad))
-
-
-def _ids(connection: sqlite3.Connection, query: str) -> set[int]:
-    return {number for (number,) in connection.execute(f"SELECT {query}")}
 
 
 def _can_read(table: str, column: str, value: Any, row: Mapping[str, Any]) -> bool:
@@ -191,29 +174,18 @@ _FITS: dict[str, dict[str, Callable[[Mapping[str, Any]], bool]]] = {
 }
 
 
-# Keep
-
-
 def _keep(found: Sequence[_Row], path: str) -> None:
     try:
         with open(open_own(path), "a", encoding="utf-8") as file:
             for row in found:
                 names = row.key if row.table == "secrets" else row.values  # secrets are kept in no other place
-                values = {name: _shown(row.values.get(name)) for name in names}
-                file.write(
-                    json.dumps({"at": time.time(), "table": row.table, "bad": sorted(row.bad), "row": values}) + "\n"
-                )
+                values = {name: row.values.get(name) for name in names}
+                shown = {"at": time.time(), "table": row.table, "bad": sorted(row.bad), "row": values}
+                file.write(json.dumps(shown, default=lambda text: text.decode(errors="backslashreplace")) + "\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise EnvironmentFault(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _shown(value: object) -> object:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-# Mend
 
 
 class _Mending:
@@ -240,12 +212,15 @@ class _Mending:
         """Make anew what follows from other rows, and hold the jobs of which anything was lost."""
         last = "SELECT max(last_id) FROM submissions"
         query = f"SELECT 1 + max(coalesce(max(id), 0), coalesce(({last}), 0)) FROM jobs"  # noqa: S608
-        self._execute(
-            "INSERT OR IGNORE INTO settings VALUES ('next_id', ?)", (str(self._execute(query).fetchone()[0]),)
-        )
+        next_id = str(self._execute(query).fetchone()[0])
+        self._execute("INSERT OR IGNORE INTO settings VALUES ('next_id', ?)", (next_id,))
         known = "SELECT first_id FROM submissions"
         self._execute(f"UPDATE jobs SET group_id = NULL, group_limit = NULL WHERE group_id NOT IN ({known})")  # noqa: S608
-        self._make_lanes_anew()
+        query = "SELECT id FROM jobs WHERE lane NOT IN (SELECT id FROM lanes)"
+        for job in filter(None, [self._store.job(job_id) for (job_id,) in self._execute(query).fetchall()]):
+            lane = row_codec.lane_of(job)
+            lane_id = self._store.ensure_lane(replace(lane, sizes_each=lane.sizes_each or bool(job.growth.count)))
+            self._execute("UPDATE jobs SET lane = ? WHERE id = ?", (lane_id, job.id))
         for job_id, names in sorted(self._lost.items()):
             self._note_loss(job_id, names)
 
@@ -254,9 +229,8 @@ class _Mending:
         self._execute(f"DELETE FROM {row.table} WHERE {' AND '.join(marks)}", (*row.key.values(),))  # noqa: S608
         if row.key == {"name": "stopped_tags"}:
             self._execute("INSERT OR REPLACE INTO settings VALUES ('paused', '1')")
-            self.notes.append(
-                "which workspaces were stopped could not be read: stop them again, then `gpuyard unpause`"
-            )
+            text = "which workspaces were stopped could not be read: stop them again, then `gpuyard unpause`"
+            self.notes.append(text)
         elif row.table == "secrets":
             self._execute("INSERT OR IGNORE INTO dropped_secrets VALUES (?)", (row.key["spec"],))
             self._lose("spec", row.key["spec"], "secret variables")
@@ -303,18 +277,8 @@ class _Mending:
         columns = ", ".join(f"{name} = ?" for name in new)
         self._execute(f"UPDATE jobs SET {columns} WHERE id = ?", (*new.values(), job_id))  # noqa: S608
         is_left = row.values["state"] in LIVE and state is JobState.HELD
-        self._lose("id", job_id, *([_LIVE_ATTEMPT] if is_left else row.bad - _SHOWN))
-
-    def _make_lanes_anew(self) -> None:
-        """Put jobs without a lane into lanes that are made from the jobs."""
-        query = "SELECT id FROM jobs WHERE lane NOT IN (SELECT id FROM lanes)"
-        for job in [self._store.job(job_id) for (job_id,) in self._execute(query).fetchall()]:
-            assert job is not None
-            lane = row_codec.lane_of(job)
-            lane_id = self._store.ensure_lane(replace(lane, sizes_each=lane.sizes_each or bool(job.growth.count)))
-            self._execute("UPDATE jobs SET lane = ? WHERE id = ?", (lane_id, job.id))
-
-    # What was lost
+        # The loss of the others changes nothing of what a job does.
+        self._lose("id", job_id, *([_LIVE_ATTEMPT] if is_left else row.bad - {"reason", "command", "name", "lane"}))
 
     def _lose(self, column: str, number: Any, *names: str) -> None:
         """Note what was lost of the jobs with this value, if they have not ended."""
@@ -329,18 +293,14 @@ class _Mending:
             return
         lost = f"its record in queue.db could not be read ({', '.join(sorted(names))})"
         if row[0] in WAITING:
-            what_to_do = (
-                f"`gpuyard cancel {job_id}` and submit it again, or `gpuyard release {job_id}` runs it as it is"
-            )
+            again = f"`gpuyard release {job_id}` runs it"
+            what_to_do = f"`gpuyard cancel {job_id}` and submit it again, or {again} as it is"
             if _LIVE_ATTEMPT in names:
-                what_to_do = f"its program may still run; once it has ended, `gpuyard release {job_id}` runs it again"
+                what_to_do = f"its program may still run; once it has ended, {again} again"
             query = "UPDATE jobs SET state = 'held', due_at = NULL, reason = ? WHERE id = ?"
             self._execute(query, (f"{lost}: {what_to_do}", job_id))
             self.notes.append(f"job {job_id} is held: {lost}")
         self._store.add_event(job_id, self._now, "held" if row[0] in WAITING else "damaged", lost)
-
-
-# Count
 
 
 def _count_anew(connection: sqlite3.Connection) -> bool:

@@ -121,11 +121,6 @@ class Database:
         """The number of rows that were changed since it was opened."""
         return self.connection.total_changes
 
-    @property
-    def is_file(self) -> bool:
-        """Whether it is a file with a record beside it, as a queue's is."""
-        return self.record is not None
-
     def leave_disk_to(self, on_commit: Callable[[], None] | None) -> None:
         """Wait for the disk no more: make no checkpoints and no syncs, and call `on_commit` after each commit. The
         caller has to make the checkpoints, and to sync the log for `commits_to_sync`. None: as before."""

@@ -66,8 +66,6 @@ class JobStore(DependencyStore):
         self._known_arriving: set[int] | None = None
         self._new_last_id = 0  # until it is committed
         self.refused = RefusedSubmissions(database)
-        self._has_delayed = True  # may be; next_due() finds out
-        self._settings: dict[str, str] | None = None
         self.specs = StoredSpecs(database)
         self.submitters = Submitters(database)
         self.learned = LearnedStore(database)
@@ -91,19 +89,16 @@ class JobStore(DependencyStore):
         """Read everything anew: later rows may get the ids of rows that were rolled back."""
         self.spec.cache_clear()
         self._lane.cache_clear()
-        self._settings = self._known_arriving = None
+        self._known_arriving = None
         self._new_last_id = 0
-        self.has_dependencies = self._has_delayed = True
+        self.has_dependencies = True
 
     def setting(self, name: str) -> str | None:
-        if self._settings is None:
-            self._settings = dict(self._execute("SELECT name, value FROM settings").fetchall())
-        return self._settings.get(name)
+        value: str | None = self._value("SELECT value FROM settings WHERE name = ?", (name,))
+        return value
 
     def set_setting(self, name: str, value: str) -> None:
         self._execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
-        if self._settings is not None:
-            self._settings[name] = value
 
     def stopped_tags(self) -> frozenset[str]:
         """Return the tags whose jobs do not start until the user resumes them."""
@@ -174,7 +169,6 @@ class JobStore(DependencyStore):
     def add_jobs(self, like: Job, spec_id: int, lane_id: int, first_id: int, elements: Sequence[ArrayElement]) -> None:
         """Add a copy of `like` for each element, with ids from `first_id` on."""
         spec, name, tag = like.spec, like.spec.name, like.spec.tag
-        self._has_delayed = self._has_delayed or like.due_at is not None
         self._db.executemany(
             "INSERT INTO jobs (id, spec, lane, state, priority, user, name, tag, submitted_at, group_id, group_limit, "
             "array_index, details, reason, ended_at, command, due_at, not_before) "
@@ -247,7 +241,6 @@ class JobStore(DependencyStore):
         queued_at: float | None = None,
     ) -> None:
         """Set the state and all columns that depend on it. `queued_at` is set if the job starts to wait again."""
-        self._has_delayed = self._has_delayed or due_at is not None
         self._execute(
             "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, "
             "failures = coalesce(?, failures), queued_at = coalesce(?, queued_at) WHERE id = ?",
@@ -281,16 +274,11 @@ class JobStore(DependencyStore):
 
     def due_jobs(self, now: float) -> list[int]:
         """Return delayed jobs whose time has come, in that order: some of very many, and the others in later steps."""
-        if not self._has_delayed:
-            return []
         query = "SELECT id FROM jobs WHERE state = 'delayed' AND due_at <= ? ORDER BY due_at LIMIT ?"
         return self._column(query, (now, PIECE))
 
     def next_due(self) -> float | None:
-        if not self._has_delayed:
-            return None
         due_at: float | None = self._value("SELECT min(due_at) FROM jobs WHERE state = 'delayed'")
-        self._has_delayed = due_at is not None
         return due_at
 
     def start_attempt(self, attempt: Attempt) -> None:
@@ -315,7 +303,6 @@ class JobStore(DependencyStore):
     ) -> None:
         """Store how an attempt ended, and what becomes of its job. One that never started is dropped. `queued_at` is
         set if the job waits again, and not in its old place."""
-        self._has_delayed = self._has_delayed or due_at is not None
         if attempt.outcome is not None and attempt.outcome.kind is OutcomeKind.NEVER_STARTED:
             self.drop_attempt(attempt.job_id, attempt.number)
         else:

@@ -136,10 +136,8 @@ class Search:
             joined = rank = ""
             if has_queued and not self._order.is_single_lane:
                 # A job that has started since the order was computed still has a rank.
-                joined, rank = (
-                    "LEFT JOIN queue_order USING (id)",
-                    "CASE WHEN state = 'queued' THEN queue_order.rank END, ",
-                )
+                joined = "LEFT JOIN queue_order USING (id)"
+                rank = "CASE WHEN state = 'queued' THEN queue_order.rank END, "
             order = (
                 f"ORDER BY {_rank(*LIVE_IN_ORDER, JobState.QUEUED, *NOT_READY)}, {rank}"
                 "CASE WHEN jobs.ended_at IS NULL THEN jobs.id END, jobs.ended_at DESC, jobs.id DESC"

@@ -206,9 +206,8 @@ class RefusedSubmissions:
     def __bool__(self) -> bool:
         # By the first job, too: once it is deleted, a submission that arrives may get its id.
         query = "SELECT 1 FROM submissions WHERE id = ? AND first_id = ? AND NOT is_complete"
-        self._ranges = {
-            each: ids for each, ids in self._ranges.items() if self._db.value(query, (each, ids[0])) is not None
-        }
+        known = self._db.value
+        self._ranges = {each: ids for each, ids in self._ranges.items() if known(query, (each, ids[0])) is not None}
         return bool(self._ranges)
 
     def add(self, submission: int, first: int, last: int) -> None:

@@ -12,8 +12,7 @@ from gpuyard.model.lifecycle import JobState
 from gpuyard.policy.world import Plan, Start
 from gpuyard.ports import Prepared, SiteStatus
 from gpuyard.queue.engine_set import EngineSet
-from gpuyard.queue.job_slices import Slices
-from gpuyard.queue.launch_jobs import upcoming
+from gpuyard.queue.launch_jobs import Slices, upcoming
 from gpuyard.queue.transitions import JobTransitions
 from tests.unit.policy.test_planner import CPU, queue, view
 from tests.unit.store import QueueDb

@@ -10,6 +10,7 @@ import pytest
 from gpuyard.model.job import Attempt, Outcome, OutcomeKind, Started
 from gpuyard.model.job_spec import RetryCause, StopWarning
 from gpuyard.model.lifecycle import JobState
+from gpuyard.ports import Signalling
 from gpuyard.queue.engine_set import EngineSet
 from gpuyard.queue.stop_signals import MachineSleep, StopSignals
 from gpuyard.queue.transitions import JobTransitions
@@ -26,14 +27,12 @@ class Program:
         self.handles = handles
         self.got: list[int] = []
 
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
-        if self.handles:
-            self.got += [signum for _ in attempts]
-        return [int(self.handles) for _ in attempts]
-
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> Sequence[int | None]:
-        self.got += [int(signum) for _ in attempts]
-        return [1 for _ in attempts]
+    def signal_each(
+        self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
+    ) -> Sequence[int | None]:
+        is_handled = self.handles or how is not Signalling.HANDLERS
+        self.got += [int(signum) for _ in attempts if is_handled]
+        return [int(is_handled) for _ in attempts]
 
 
 class Daemon:
@@ -43,7 +42,7 @@ class Daemon:
         self.queue_db = queue_db
         self.transitions = JobTransitions(queue_db.store)
         self.transitions.reload()
-        self.signals = StopSignals(self.transitions, cast("EngineSet", SimpleNamespace(**_methods(program))))
+        self.signals = StopSignals(self.transitions, cast("EngineSet", program))
 
     def step(self, now: float) -> float | None:
         """Return when the next step is due."""
@@ -55,10 +54,6 @@ class Daemon:
 
     def events(self, job_id: int) -> list[tuple[str, str | None]]:
         return [(kind, text) for _, kind, text in self.queue_db.queries.events(job_id)]
-
-
-def _methods(program: Program) -> dict[str, object]:
-    return {"warn_each": program.warn_each, "signal_each": program.signal_each, "send_each": program.signal_each}
 
 
 def start(queue_db: QueueDb, stop_at: float | None = 1000.0, **spec: Any) -> int:
@@ -86,8 +81,13 @@ def test_a_program_that_ends_while_it_is_warned_counts_as_warned(queue_db: Queue
     Else the job would fail in place of being queued again."""
     job_id, program = start(queue_db), Program()
     daemon, counts = Daemon(queue_db, program), [None, 1 if is_counted else None]
-    engines = {**_methods(program), "warn_each": lambda attempts, _: [counts.pop(0) for _ in attempts]}
-    daemon.signals = StopSignals(daemon.transitions, cast("EngineSet", SimpleNamespace(**engines)))
+
+    def signal_each(attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL) -> Sequence[int | None]:
+        return (
+            [counts.pop(0) for _ in attempts] if how is Signalling.HANDLERS else program.signal_each(attempts, signum)
+        )
+
+    daemon.signals = StopSignals(daemon.transitions, cast("EngineSet", SimpleNamespace(signal_each=signal_each)))
     daemon.signals.send(940.0)
     with queue_db.store.transaction():
         daemon.signals.record_warnings(940.2, ended={job_id})
@@ -201,11 +201,10 @@ class SlowEngine(Program):
         super().__init__(handles=handles)
         self.under_way: set[int] = set()
 
-    def warn_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
-        return self._later(attempts, signum, int(self.handles))
-
-    def signal_each(self, attempts: Sequence[Attempt], signum: int) -> list[int | None]:
-        return self._later(attempts, signum, 1)
+    def signal_each(
+        self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
+    ) -> list[int | None]:
+        return self._later(attempts, signum, int(self.handles or how is not Signalling.HANDLERS))
 
     def _later(self, attempts: Sequence[Attempt], signum: int, count: int) -> list[int | None]:
         if not attempts:

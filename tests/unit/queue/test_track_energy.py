@@ -12,7 +12,7 @@ from gpuyard.model.job import Started
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Device, Process, Sample
 from gpuyard.queue.live_attempts import Live
-from gpuyard.queue.measure_energy import EnergyMeter
+from gpuyard.queue.measure_usage import EnergyMeter
 from gpuyard.queue.transitions import JobTransitions
 from tests.unit.policy.test_placement import card, machine
 from tests.unit.policy.test_sizing import attempt, job

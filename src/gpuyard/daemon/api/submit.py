@@ -46,7 +46,7 @@ from gpuyard.queue.add_submission import read_start_time
 from gpuyard.queue.edit_jobs import JobEditor, fit_to_machine
 from gpuyard.schema.queue import ChangeSummary, PreviewedJob, SubmissionPreview, SubmitResult
 from gpuyard.schema.requests import EditRequest, ResubmitBody, SubmissionBody
-from gpuyard.store.delete_and_edit_jobs import JobEdits
+from gpuyard.store.queue_queries import JobEdits
 from gpuyard.system.processes import user_name
 from gpuyard.system.submitting_shell import hard_limits, read_shell_settings
 

@@ -246,7 +246,7 @@ class DeviceList:
 
 
 def disk_rows(scheduler: SchedulerLoop) -> list[machine.DiskRow]:
-    least_mb = scheduler.controller.rules.min_free_disk_mb
+    least_mb = scheduler.controller.rules.host.min_free_disk_mb
     watched = scheduler.controller.disk_gate.watched()
     return [copy_fields(each.figure, machine.DiskRow, what=each.what, min_free_mb=least_mb) for each in watched]
 
