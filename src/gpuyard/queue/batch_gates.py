@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuyard.model.job_spec import BatchPace
-from gpuyard.model.machine_snapshot import Device, Sample, iso_time
+from gpuyard.model.machine_snapshot import Device, Sample, Snapshot, iso_time
 from gpuyard.policy.batch_pacing import (
     ExpectedUse,
     GateFigure,
@@ -222,26 +222,27 @@ class BatchGates:
             if live.job.group == group:
                 run_mb = max(run_mb, expected)
                 run_vram_mb = max(run_vram_mb, (live.attempt.usage and live.attempt.usage.peak_mb) or 0.0)
-        cores = sample.snapshot.host.cpu_count
-        core_percent = 100.0 / max(1.0, cores) if cores else 0.0
-        devices = [device.id for device in sample.snapshot.usable_devices()]
-        cpu_percent, loads = self._unshown_load(pace.smoothing_s, core_percent, devices, now)
+        cpu_percent, loads = self._unshown_load(pace.smoothing_s, sample.snapshot, now)
         use = ExpectedUse(unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb)
         return replace(use, cpu_percent=cpu_percent, loads=loads)
 
-    def _unshown_load(
-        self, smoothing_s: float, core_percent: float, devices: Sequence[str], now: float
-    ) -> tuple[float, dict[str, float]]:
+    def _unshown_load(self, smoothing_s: float, snapshot: Snapshot, now: float) -> tuple[float, dict[str, float]]:
         """Return the CPU and device load of started runs that the averages do not show yet, minus that of ended runs
         that they still show: a run that replaces another changes nothing. A run without an estimate is assumed to keep
         one core and its devices busy; without devices of its own, those that its gates watch."""
-        cpu_percent, loads = 0.0, dict[str, float]()
+        cpu_percent, loads, cores = 0.0, dict[str, float](), snapshot.host.cpu_count
+        core_percent = 100.0 / max(1.0, cores) if cores else 0.0
+        devices = [device.id for device in snapshot.usable_devices()]
         changes = [(live.attempt.since, live, 1.0) for live in self._runs.values()]
         for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
             cpu_percent += sign * unshown_percent(core_percent, now - at, smoothing_s)
             known = self._transitions.estimates.load_percent(live.job)
             load = sign * unshown_percent(100.0 if known is None else known, now - at, smoothing_s)
-            for device_id in live.attempt.devices or _watched(live, devices):
+            pace, need = live.job.spec.pace, live.job.spec.need
+            watched = (
+                [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else []
+            )
+            for device_id in live.attempt.devices or watched:
                 loads[device_id] = loads.get(device_id, 0.0) + load
         return max(0.0, cpu_percent), {device_id: max(0.0, load) for device_id, load in loads.items()}
 
@@ -264,11 +265,6 @@ class BatchGates:
         taken_at = sample.snapshot.taken_at
         fields["taken_at"] = None if taken_at is None else iso_time(self._to_wall(taken_at))
         self._rows += [(path, replace(row, **fields)) for row in _rows(batch.pace_state, devices)]
-
-
-def _watched(live: Live, devices: Sequence[str]) -> Sequence[str]:
-    pace, need = live.job.spec.pace, live.job.spec.need
-    return [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else ()
 
 
 def _rows(state: PaceState, devices: Sequence[Device]) -> Iterator[GateSample]:

@@ -47,8 +47,6 @@ class ClusterDispatch:
         self._asked_back: set[str] = set()  # attempts that their engine was asked to give back
         self._given_back: set[str] = set()  # of these, those whose ends are recorded in this step
 
-    # Status of attempts
-
     def collect(self) -> None:
         self._changes += self._engines.site_changes()
 
@@ -80,8 +78,6 @@ class ClusterDispatch:
             waiting = {each.attempt.key for each in self.waiting_there()}
             self._asked_back = (self._asked_back - self._given_back) & waiting
         self._given_back.clear()
-
-    # Jobs that wait at their site
 
     def waiting_there(self) -> Iterator[Live]:
         """Yield the jobs that wait at a site, as far as is known."""
@@ -151,8 +147,6 @@ class ClusterDispatch:
         delay_s = 5.0 if before is None else min(300.0, before[2] * 2)
         reason = Reason(ReasonKind.ENGINE, f"{why}; next try in {delay_s:.0f} s")
         self._delayed[lane_id] = (reason, now + delay_s, delay_s)
-
-    # New attempts
 
     def decide(self, queues: Sequence[LaneQueue], rules: Rules, closed: Iterable[Reason], now: float) -> None:
         self.plan = self.plan_for(queues, rules, closed, now) if queues else Plan()

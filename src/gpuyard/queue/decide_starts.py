@@ -107,8 +107,6 @@ class Starts:
             with contextlib.suppress(EnvironmentFault):  # the next step tries again
                 parts.leases.grant(lambda leases, _: parts.suspend_control.release_leases(leases, now))
 
-    # Plan and claim
-
     def _plan_and_claim(
         self, sample: Sample, now: float, queues: Sequence[LaneQueue], granted: list[HeldClaim]
     ) -> bool:
@@ -191,8 +189,6 @@ class Starts:
                 held.release()
         return started
 
-    # The world
-
     def _decide(
         self,
         sample: Sample,
@@ -202,21 +198,6 @@ class Starts:
         explained_lane: int | None = None,
     ) -> tuple[World, Plan]:
         """Return the plan, and the world that it follows from. Without `ledger` no process counts as foreign."""
-        world, lanes = self._collect_world(sample, now, queues, ledger, explained_lane)
-        while (plan := decide(world, explained_lane=explained_lane)).dry:
-            lanes.read_more(plan.dry)
-            self._portions = lanes.portions()
-            world = replace(world, lanes=lanes.waiting(), facts=lanes.facts)
-        return world, plan
-
-    def _collect_world(
-        self,
-        sample: Sample,
-        now: float,
-        queues: Sequence[LaneQueue],
-        ledger: LedgerState | None,
-        explained_lane: int | None,
-    ) -> tuple[World, "_Lanes"]:
         parts, (leases, tickets) = self._parts, ledger or ((), ())
         my_ticket = parts.leases.my_ticket()
         tickets = tuple(replace(each, since=parts.clock.from_wall(each.since)) for each in tickets)
@@ -275,7 +256,11 @@ class Starts:
             last_starts=transitions.staggered_starts.of_tags(queue.lane for queue in queues),
             array_starts=transitions.staggered_starts.of_arrays(queue.lane for queue in queues),
         )
-        return world, lanes
+        while (plan := decide(world, explained_lane=explained_lane)).dry:
+            lanes.read_more(plan.dry)
+            self._portions = lanes.portions()
+            world = replace(world, lanes=lanes.waiting(), facts=lanes.facts)
+        return world, plan
 
     def _paused(self) -> Iterator[Reason]:
         """Yield why no job starts, as people decided or the disk demands."""

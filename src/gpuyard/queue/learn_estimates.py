@@ -55,10 +55,10 @@ class LearnedEstimates:
         self._needs: dict[int, tuple[object, Need]] = {}
         self._store = store
         self._unsaved: dict[str, Profile] = {}
-        self._saved: dict[str, Profile | None] = {}
+        self._stored = lru_cache(maxsize=_CACHE_SIZE)(store.learned.profile)
         self._cards = DeviceSizes(())
         self._known = lru_cache(maxsize=_CACHE_SIZE)(self._look_up)
-        self._last_look_up: tuple[Job, tuple[str, str], int] | None = None
+        self._last_look_up: tuple[Job, int] | None = None
 
     def estimate(self, job: Job) -> Estimate:
         """Estimate from the most specific profile with a run time."""
@@ -66,7 +66,7 @@ class LearnedEstimates:
         return estimate(job.spec, next((each for each in profiles if each and each.durations_s), None))
 
     def estimate_of(self, job_id: int) -> Estimate:
-        job, _, kind = self._known(job_id)
+        job, kind = self._known(job_id)
         if kind not in self._estimates:
             self._estimates[kind] = self.estimate(job)
         return self._estimates[kind]
@@ -77,7 +77,7 @@ class LearnedEstimates:
 
     def kind_of(self, job_id: int) -> int:
         """Return a number that jobs have in common whose need and duration are estimated alike."""
-        return self._known(job_id)[2]
+        return self._known(job_id)[1]
 
     def need(
         self,
@@ -88,7 +88,7 @@ class LearnedEstimates:
         grantable_mb: float | None = None,
     ) -> Need:
         """Return the need of a job whose lane leaves the memory or the RAM open. `grantable_mb`: this machine's RAM."""
-        job, _, kind = self._known(job_id)
+        job, kind = self._known(job_id)
         if devices is not self._cards.devices and not self._cards.update(devices):
             self._cards = DeviceSizes(devices)
             self._needs.clear()
@@ -178,7 +178,8 @@ class LearnedEstimates:
     def save(self) -> None:
         for fingerprint, profile in self._unsaved.items():
             self._store.learned.set_profile(fingerprint, profile)
-        self._saved.update(self._unsaved)
+        if self._unsaved:
+            self._stored.cache_clear()
         self._unsaved.clear()
 
     def clear_cache(self) -> None:
@@ -186,7 +187,7 @@ class LearnedEstimates:
         self._known.cache_clear()
         self._last_look_up = None
         self._kinds.clear()
-        self._saved.clear()
+        self._stored.cache_clear()
         self._forget_derived()
 
     def _forget_derived(self) -> None:
@@ -195,19 +196,19 @@ class LearnedEstimates:
         self._estimates.clear()
         self._needs.clear()
 
-    def _look_up(self, job_id: int) -> tuple[Job, tuple[str, str], int]:
+    def _look_up(self, job_id: int) -> tuple[Job, int]:
         job = self._store.job(job_id)
         assert job is not None
         last = self._last_look_up
         if last is not None:  # jobs of an array are alike at a glance
             is_same = job.spec is last[0].spec and job.group == last[0].group and job.growth == last[0].growth
             if is_same and job.argv == last[0].argv:
-                return job, last[1], last[2]
-        prints, spec = fingerprints_of(job), job.spec
+                return job, last[1]
+        spec = job.spec
         batch = None if spec.pace is None else job.group
         times = (spec.duration_s, spec.time_limit_s, spec.grace_s)
         frameworks = (spec.framework, frameworks_set_to_grow(job.argv, spec.environment))
-        key = (prints, spec.need, job.growth, spec.tag_sharing, batch, times, frameworks)
+        key = (fingerprints_of(job), spec.need, job.growth, spec.tag_sharing, batch, times, frameworks)
         if len(self._kinds) >= _CACHE_SIZE:
             self._kinds.clear()
             self._last_look_up = None
@@ -215,17 +216,11 @@ class LearnedEstimates:
         if key not in self._kinds:
             self._last_kind += 1  # never the number of an earlier kind, which a plan may remember
             self._kinds[key] = self._last_kind
-        self._last_look_up = found = job, prints, self._kinds[key]
+        self._last_look_up = found = job, self._kinds[key]
         return found
 
     def _profile(self, fingerprint: str) -> Profile | None:
-        if fingerprint in self._unsaved:
-            return self._unsaved[fingerprint]
-        if fingerprint not in self._saved:
-            if len(self._saved) >= _CACHE_SIZE:
-                self._saved.clear()
-            self._saved[fingerprint] = self._store.learned.profile(fingerprint)
-        return self._saved[fingerprint]
+        return self._unsaved.get(fingerprint) or self._stored(fingerprint)
 
 
 def _command(job: Job) -> tuple[str, ...]:
@@ -233,10 +228,13 @@ def _command(job: Job) -> tuple[str, ...]:
     return job.argv if job.spec.pace is None else job.spec.command
 
 
+_fingerprints = lru_cache(maxsize=_CACHE_SIZE)(fingerprints)
+
+
 def fingerprints_of(job: Job) -> tuple[str, str]:
     """Return the fingerprints of the exact command and of the program."""
     image = "" if job.spec.container is None else job.spec.container.image
-    return fingerprints(_command(job), job.spec.cwd, job.spec.configuration + image, job.spec.need.vendor)
+    return _fingerprints(_command(job), job.spec.cwd, job.spec.configuration + image, job.spec.need.vendor)
 
 
 def _wider_groups(job: Job) -> list[tuple[str, str]]:

@@ -26,26 +26,17 @@ class Live(Struct, frozen=True, kw_only=True):
 
 
 class LiveJobs(dict[int, Live]):
-    """Live jobs by id, with indexes in the order in which they became live. `version` grows with each change but of
-    usage.
-
-    apart: jobs with a time limit, and those that are being stopped or suspended.
-    unpredicted: jobs that started without a memory estimate.
-    outgrown: jobs that were measured to hold more than they reserve.
-    without_devices: jobs without a device of this machine.
-    on_device: the jobs on each device.
-    by_lease: the job that holds each lease, by the lease; of two jobs of a slice, the later one.
-    """
+    """Live jobs by id, with indexes in the order in which they became live."""
 
     def __init__(self, lives: Iterable[Live] = ()) -> None:
         super().__init__()
-        self.version = 0
-        self.apart: dict[int, Live] = {}
-        self.unpredicted: dict[int, Live] = {}
-        self.outgrown: dict[int, Live] = {}
-        self.without_devices: dict[int, Live] = {}
+        self.version = 0  # grows with each change but of usage
+        self.apart: dict[int, Live] = {}  # with a time limit, or being stopped or suspended
+        self.unpredicted: dict[int, Live] = {}  # started without a memory estimate
+        self.outgrown: dict[int, Live] = {}  # were measured to hold more than they reserve
+        self.without_devices: dict[int, Live] = {}  # of this machine
         self.on_device: dict[str, dict[int, Live]] = {}
-        self.by_lease: dict[str, Live] = {}
+        self.by_lease: dict[str, Live] = {}  # of two jobs of a slice, the later one
         for live in lives:
             self[live.job.id] = live
 

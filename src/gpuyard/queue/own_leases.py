@@ -65,8 +65,11 @@ class OwnLeases:
         missing = leased.keys() - {lease.id for lease in leases}
         self._missing = {each: known_since.get(each, now) for each in leased if each in missing} if missing else {}
         due = [each for each, since in self._missing.items() if self._takes_over or now >= since + 0.9]
-        claims = [(each, _claim_of(self._seen[each]), f"job {leased[each].job.id}") for each in due]
-        return [WantedClaim(claim=claim, label=label, remakes=each) for each, claim, label in claims]
+        found = [(self._seen[each], f"job {leased[each].job.id}") for each in due]
+        return [
+            WantedClaim(claim=Claim(shares=lease.shares, host=lease.host), label=label, remakes=lease.id)
+            for lease, label in found
+        ]
 
     def relabelled(self, leases: Sequence[Lease]) -> list[WantedClaim]:
         """Return claims that name the job of each lease of ours that has passed to the next job of a slice."""
@@ -116,14 +119,10 @@ class OwnLeases:
         is_exclusive = live.job.spec.need.is_exclusive or reserved_mb is None
         share = Share(device_id="", memory_mb=reserved_mb, is_exclusive=is_exclusive)
         shares = tuple(replace(share, device_id=device_id) for device_id in attempt.devices)
-        seen = self._seen.get(lease_id)
-        claim = Claim(shares=shares, host=live.job.spec.need.host) if seen is None else _claim_of(seen)
         holder = replace(self._me, label=f"job {attempt.job_id}")
-        return Lease(id=lease_id, holder=holder, shares=claim.shares, since=attempt.since, host=claim.host)
-
-
-def _claim_of(lease: Lease) -> Claim:
-    return Claim(shares=lease.shares, host=lease.host)
+        lease = Lease(id=lease_id, holder=holder, shares=shares, since=attempt.since, host=live.job.spec.need.host)
+        seen = self._seen.get(lease_id)
+        return lease if seen is None else replace(lease, shares=seen.shares, host=seen.host)
 
 
 def with_changes(leases: tuple[Lease, ...], changes: Sequence[WantedClaim]) -> tuple[Lease, ...]:

@@ -27,26 +27,17 @@ from gpuyard.queue.stop_signals import MachineSleep, StopSignals
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """The result of a step.
+    """The result of a step. `events` are those of this step and of user requests since the last one."""
 
-    - `wake_at`: when the next step is due even if nothing happens.
-    - `waits_for_devices`: a job waits for something that others hold. `waits_for_sample`: only a new sample can show
-      whether a job may start. `waits_for_others`: the end of another program's lease, or of a drain, may let it.
-    - `is_outdated`: the sample may not show memory that was freed, so nothing was started.
-    - `needs_sample`: the end of an attempt is recorded when a newer sample shows whether its GPU failed.
-    - `events`: those of this step and of user requests since the last one; with `has_more_events` the next step, which
-      follows at once, has more.
-    """
-
-    wake_at: float | None
-    waits_for_devices: bool
-    waits_for_sample: bool
+    wake_at: float | None  # when the next step is due even if nothing happens
+    waits_for_devices: bool  # a job waits for something that others hold
+    waits_for_sample: bool  # only a new sample can show whether a job may start
     started: int
-    waits_for_others: bool = False
-    is_outdated: bool = False
-    needs_sample: bool = False
+    waits_for_others: bool = False  # the end of another program's lease, or of a drain, may let a job start
+    is_outdated: bool = False  # the sample may not show memory that was freed, so nothing was started
+    needs_sample: bool = False  # the end of an attempt is recorded when a newer sample shows whether its GPU failed
     events: tuple[PublishedEvent, ...] = ()
-    has_more_events: bool = False
+    has_more_events: bool = False  # the next step, which follows at once, has them
 
 
 def awaited(waiting: Sequence[WaitingJob]) -> tuple[bool, bool]:

@@ -32,17 +32,14 @@ from gpuyard.store.queue_queries import QueueQueries
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """The event that jobs in `states` get, and the reason that is recorded.
-
-    `resets`: the jobs get all their retries, and their original memory need, again. `unnamed_only`: others with the
-    name of a job have to be looked at. `waits_for_time`: a job may have to wait for its time."""
+    """The event that jobs in `states` get, and the reason that is recorded."""
 
     event: JobEvent
     states: frozenset[JobState]
     reason: str | None = None
-    resets: bool = False
-    unnamed_only: bool = False
-    waits_for_time: bool = False
+    resets: bool = False  # the jobs get all their retries, and their original memory need, again
+    unnamed_only: bool = False  # others with the name of a job have to be looked at
+    waits_for_time: bool = False  # a job may have to wait for its time
 
 
 def _waiting_states(event: JobEvent) -> frozenset[JobState]:

@@ -238,14 +238,23 @@ class SweepTable:
             assert job is not None
             # Names of values are identifiers, so they can be part of SQL.
             columns = [TableColumn("index", "INDEX", "array_index")] if job.index is not None else []
-            columns += [
-                TableColumn(name, name, f"json_extract(details, '$.values.{name}')") for name in job.spec.varies
-            ]
+            values = ((name, f"json_extract(details, '$.values.{name}')") for name in job.spec.varies)
+            columns += [TableColumn(name, name, sql) for name, sql in values]
             columns.append(TableColumn("state", "STATE", "state"))
             end = "CASE WHEN ended_at IS NULL THEN :now ELSE ended_at END"
             ran = TableColumn("time", "TIME", f"{end} - started_at", "seconds")
             columns += [*self._figure_columns(group, [*columns, ran], present), ran]
-            return group, job, columns, self._page(group, columns, order, page, present)
+            if order.column is None:
+                ids = self._by_id(group, order, page)
+            else:
+                column = next((each for each in columns if each.name == order.column), None)
+                if column is None:
+                    hint = f"sort by one of {', '.join(each.name for each in columns)}"
+                    raise UserError(f"there is no column '{order.column}' in this sweep", hint=hint)
+                every = self._keep((group.first, order), lambda: self._sorted(group, column, order, present))
+                ids = every[page.offset : page.offset + page.count]
+            total = sum(group.counts.get(state, 0) for state in order.states or group.counts)
+            return group, job, columns, TablePage(ids, self._cells(ids, columns, present), total)
 
     def _figure_columns(
         self, group: GroupCounts, columns: Sequence[TableColumn], present: Present
@@ -273,28 +282,6 @@ class SweepTable:
             )
             for name, literal in zip(names, literals, strict=True)
         ]
-
-    def _page(
-        self,
-        group: GroupCounts,
-        columns: Sequence[TableColumn],
-        order: TableOrder,
-        page: PageRange,
-        present: Present,
-    ) -> TablePage:
-        """Return the ids and cells of a page, and the number of runs on all pages."""
-        if order.column is None:
-            ids = self._by_id(group, order, page)
-        else:
-            column = next((each for each in columns if each.name == order.column), None)
-            if column is None:
-                names = ", ".join(each.name for each in columns)
-                raise UserError(f"there is no column '{order.column}' in this sweep", hint=f"sort by one of {names}")
-            every = self._keep((group.first, order), lambda: self._sorted(group, column, order, present))
-            ids = every[page.offset : page.offset + page.count]
-        wanted = order.states or tuple(group.counts)
-        total = sum(group.counts.get(state, 0) for state in wanted)
-        return TablePage(ids, self._cells(ids, columns, present), total)
 
     def _by_id(self, group: GroupCounts, order: TableOrder, page: PageRange) -> list[int]:
         query = f"SELECT id FROM jobs WHERE {_chosen(order)} ORDER BY id LIMIT :count OFFSET :offset"  # noqa: S608

@@ -204,7 +204,9 @@ class CheckpointThread:
             is_done, problem = False, None
             try:
                 is_done = await self._make_checkpoint(files, is_truncated=is_quiet)
-                problem = None if is_done or files.log_bytes < _LARGE_LOG else _reader_notice(files.log_bytes)
+                if not is_done and files.log_bytes >= _LARGE_LOG:
+                    why = "because another program keeps reading queue.db: end that program"
+                    problem = f"queue.db-wal has grown to {files.log_bytes // _MB} MB, {why}"
             except (sqlite3.DatabaseError, OSError) as error:  # the log stays as it is
                 problem = f"queue.db-wal cannot be moved into queue.db: {error}. Free some disk space, or mend the disk"
             if problem is not None and problem != self._problem:
@@ -230,8 +232,3 @@ class CheckpointThread:
             self._may_write.set()
             self._on_resume()
         return is_done
-
-
-def _reader_notice(log_bytes: int) -> str:
-    size = f"{log_bytes // _MB} MB"
-    return f"queue.db-wal has grown to {size}, because another program keeps reading queue.db: end that program"

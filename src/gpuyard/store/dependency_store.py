@@ -108,8 +108,6 @@ class DependencyStore:
         )
         return bool(lost) and self._value(query, (job_id, after, json.dumps(lost))) is not None
 
-    # Ended jobs whose dependants are not all settled, and jobs that run again whose dependants are not all revived
-
     def unsettled(self, *, revives: bool) -> list[int]:
         return self._column("SELECT job FROM unsettled WHERE revives = ?", (revives,))
 

@@ -16,14 +16,18 @@ from gpuyard.system import file_locks as owner_locks
 from gpuyard.system import user_sockets
 from gpuyard.system.file_locks import try_lock, unlock
 
-_BUSY = "PRAGMA busy_timeout = 0"
-
 
 def check_folder_works(folder: Path) -> str:
     """Return `passed`, or what does not work."""
-    with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as place:
+    with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as name:
         try:
-            problem = _check_locks(Path(place)) or _check_socket(Path(place)) or _check_database(Path(place))
+            problem = _check_locks(Path(name))
+            if problem is None:
+                with user_sockets.bind(path := f"{name}/socket") as listening:
+                    listening.listen()
+                    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+                        user_sockets.reach(path, link.connect)
+                problem = _check_database(Path(name))
         except (OSError, sqlite3.Error) as error:
             problem = str(error)
         return problem or "passed"
@@ -50,15 +54,6 @@ def _see_locks(path: Path) -> str:
     return f"flock {'held' if has_flock else 'free'}, fcntl {'held' if owner_locks.is_held(descriptor) else 'free'}"
 
 
-def _check_socket(place: Path) -> str | None:
-    path = str(place / "socket")
-    with user_sockets.bind(path) as listening:
-        listening.listen()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-            user_sockets.reach(path, link.connect)
-    return None
-
-
 def _check_database(place: Path) -> str | None:
     """Check the write-ahead log, whose index is memory that all processes share."""
     path = place / "db"
@@ -71,16 +66,15 @@ def _check_database(place: Path) -> str | None:
         if _ask("database", path) != "locked":
             return "SQLite lets two processes write at once"
         database.execute("COMMIT")
-        if _ask("database", path) != "read the first":
-            return "SQLite does not show one process what another has written"
-        if database.execute("SELECT count(*) FROM told").fetchone() != (2,):
+        has_read = _ask("database", path) == "read the first"
+        if not has_read or database.execute("SELECT count(*) FROM told").fetchone() != (2,):
             return "SQLite does not show one process what another has written"
     return None
 
 
 def _see_database(path: Path) -> str:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute(_BUSY)
+        database.execute("PRAGMA busy_timeout = 0")
         try:
             database.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -97,13 +91,7 @@ def _ask(what: str, path: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _main(arguments: list[str]) -> None:
-    if len(arguments) == 2:
-        found = {"locks": _see_locks, "database": _see_database}[arguments[0]](Path(arguments[1]))
-    else:
-        found = check_folder_works(Path(arguments[0]))
-    print(found)  # noqa: T201 - the caller reads it
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    *what, last = sys.argv[1:]
+    see = {"locks": _see_locks, "database": _see_database}[what[0]] if what else check_folder_works
+    print(see(Path(last)))  # noqa: T201 - the caller reads it

@@ -81,8 +81,6 @@ def runs_between(connection: sqlite3.Connection, since: float, until: float, lim
     return runs, left_out
 
 
-# Reports
-
 # Attempts are found by the time of their end and read in storage order, as rows are long and many. (The LIMIT keeps
 # SQLite from ignoring the ORDER BY of the subquery.)
 _ATTEMPTS = """

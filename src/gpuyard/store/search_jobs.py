@@ -183,8 +183,6 @@ class Search:
         found = self._execute(query, {"ranges": json.dumps(ranges)})
         return {JobState(state): count for state, count in found}
 
-    # Searches with conditions
-
     def _matching(
         self, job_filter: JobFilter, page: PageRange, joined: str, order: str, **more: object
     ) -> SearchResult:
@@ -218,8 +216,6 @@ class Search:
             # Commands are also matched without quotes: the user may have copied some that only the display added.
             values |= {"text": _contains(text), "unquoted": _contains(text.replace("'", ""))}
         return " AND ".join(clauses), values
-
-    # Lists of all jobs in some states
 
     def _sections(self, job_filter: JobFilter, *, show_all: bool) -> Iterator[Section]:
         states = job_filter.states or tuple(JobState)
