@@ -10,20 +10,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from gpuyard.model import retry
 from gpuyard.model.job import Attempt, Job, MemoryLack, Outcome, OutcomeKind, Usage
 from gpuyard.model.lifecycle import JobState
 from gpuyard.model.machine_snapshot import Sample
 from gpuyard.model.out_of_memory import Shortage, ShortageKind, killed_by_kernel
-from gpuyard.model.retry import (
-    REBOOTED,
-    Verdict,
-    after_device_fault,
-    after_reboot,
-    died_with_the_machine,
-    ended_before_reboot,
-    judge,
-    judge_shortage,
-)
+from gpuyard.model.retry import Verdict, died_with_the_machine
 from gpuyard.model.stopping import signal_name
 from gpuyard.policy.device_health import device_issues, first_faults
 from gpuyard.policy.sizing import grow, hopeless_reason
@@ -109,14 +101,13 @@ class AttemptEnds:
     def record(self, now: float, sample: Sample | None = None) -> bool:
         """Record the collected ends; return whether a lease has ended. Record what has begun in slices before."""
         has_ended_lease = False
-        waiting, unread = set[tuple[int, int]](), set[tuple[int, int]]()
-        for live, ended in self._live_ends(is_held=True):
+        self._waiting, self._unread = set(), set()
+        for live, ended in list(self._live_ends()):
             key = live.job.id, live.attempt.number
             if self._health.needs_newer_sample(live, ended, sample, now):
-                waiting.add(key)
+                self._waiting.add(key)
             if ended.outcome.kind is not OutcomeKind.NEVER_STARTED and not self._progress.is_read(live.attempt):
-                unread.add(key)
-        self._waiting, self._unread = waiting, unread
+                self._unread.add(key)
         known = (self._transitions.live, self._transitions.upcoming) if self._unrecorded else ()
         holders = Counter(live.attempt.lease_id for lives in known for live in lives.values())
         for live, ended in self._live_ends():
@@ -128,16 +119,16 @@ class AttemptEnds:
             self._progress.add_rest(live, _end_time(live, ended, now))
             if not died_with_the_machine(live.attempt, self._parts.me.boot_id):
                 self._record_end(live, ended, sample, now)
-            elif ended_before_reboot(ended.outcome):
+            elif retry.ended_before_reboot(ended.outcome):
                 self._transitions.end(live.job.id, ended.outcome, now)
             else:
-                verdict = after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
-                self._transitions.end(live.job.id, REBOOTED, now, verdict=verdict)
+                verdict = retry.after_reboot(live.job) if live.job.state is not JobState.STOPPING else None
+                self._transitions.end(live.job.id, retry.REBOOTED, now, verdict=verdict)
         return has_ended_lease
 
-    def _live_ends(self, *, is_held: bool = False) -> Iterator[tuple[Live, Ended]]:
-        """Yield the ends that can be recorded; with `is_held` also those that wait for a sample or their output."""
-        held = set() if is_held else self._waiting | self._unread
+    def _live_ends(self) -> Iterator[tuple[Live, Ended]]:
+        """Yield the ends that can be recorded: that wait neither for a sample nor for their output."""
+        held = self._waiting | self._unread
         for (job_id, number), ended in self._unrecorded.items():
             live = self._transitions.recorded(job_id)
             # Otherwise an earlier daemon recorded it, and died before it could forget it.
@@ -191,10 +182,10 @@ class AttemptEnds:
         why = outcome.reason or outcome.kind
         outcome = replace(outcome, reason=f"GPU fault: {why}" if fault in why else f"{why}; GPU fault: {fault}")
         if reported is None:
-            return outcome, judge(live.job, outcome, is_device_fault=True)
+            return outcome, retry.judge(live.job, outcome, is_device_fault=True)
         outcomes = [each.outcome for each in self._transitions.store.attempts(live.job.id)]
         before = sum(each is not None and each.kind is OutcomeKind.DEVICE_FAULT for each in outcomes)
-        return after_device_fault(live.job, outcome, before)
+        return retry.after_device_fault(live.job, outcome, before)
 
 
 def _end_time(live: Live, ended: Ended, now: float) -> float:
@@ -264,9 +255,9 @@ def _after_shortage(live: Live, lack: MemoryLack, status: int | None, sample: Sa
     all_devices = snapshot.unsplit_devices() if snapshot is not None else ()
     hopeless = hopeless_reason(live.job.spec.need, live.attempt, lack, all_devices)
     if hopeless is None:
-        return outcome, judge_shortage(live.job, outcome, growth)
+        return outcome, retry.judge_shortage(live.job, outcome, growth)
     may_use_less = growth is not None and _reads_oom_count(live.job)
-    return outcome, judge_shortage(live.job, outcome, growth if may_use_less else None, hopeless)
+    return outcome, retry.judge_shortage(live.job, outcome, growth if may_use_less else None, hopeless)
 
 
 def _reads_oom_count(job: Job) -> bool:

@@ -11,16 +11,8 @@ from msgspec.structs import replace
 
 from gpuyard.model.job_spec import BatchPace
 from gpuyard.model.machine_snapshot import Device, Sample, Snapshot, iso_time
-from gpuyard.policy.batch_pacing import (
-    ExpectedUse,
-    GateFigure,
-    PaceState,
-    unreadable_bounds,
-    unshown_percent,
-    update_pace,
-    watches,
-    why_unread,
-)
+from gpuyard.policy import batch_pacing as pacing
+from gpuyard.policy.batch_pacing import unreadable_bounds, watches, why_unread
 from gpuyard.policy.device_names import silent_probe
 from gpuyard.policy.queue_order import Lane
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
@@ -77,7 +69,7 @@ class _WaitingBatch(Struct, kw_only=True):
     """A batch that has runs to start."""
 
     pace: BatchPace
-    pace_state: PaceState
+    pace_state: pacing.PaceState
     saved: BatchGateState
     counted_at: float
     saved_at: float
@@ -98,7 +90,7 @@ class BatchGates:
         self._ended: list[tuple[float, Live]] = []
 
     @property
-    def pace_states(self) -> dict[int, PaceState]:
+    def pace_states(self) -> dict[int, pacing.PaceState]:
         return {group: batch.pace_state for group, batch in self._waiting.items()}
 
     @property
@@ -130,7 +122,7 @@ class BatchGates:
             assert lane.pace is not None
             batch = self._waiting.get(group)
             if batch is None:
-                first = PaceState(launched_at=self._transitions.store.last_start_in_batch(group))
+                first = pacing.PaceState(launched_at=self._transitions.store.last_start_in_batch(group))
                 saved = self._read(group)
                 batch = _WaitingBatch(pace=lane.pace, pace_state=first, saved=saved, counted_at=now, saved_at=now)
                 self._waiting[group] = batch
@@ -138,7 +130,7 @@ class BatchGates:
             taken_at = sample.snapshot.taken_at
             if taken_at is None or taken_at != state.sampled_at:
                 expected = self._expected_use(group, lane.pace, sample, now)
-                state = update_pace(state, lane.pace, sample.snapshot, expected, now)
+                state = pacing.update_pace(state, lane.pace, sample.snapshot, expected, now)
                 if batch.saved.silent is None and (silent := silent_probe(lane.need.vendor, sample.snapshot)):
                     batch.saved = replace(batch.saved, silent=silent.sentence)
                 self._note_unknown(group, batch, unreadable_bounds(lane.pace, state, has_devices=lane.need.devices > 0))
@@ -208,7 +200,7 @@ class BatchGates:
                 batch.saved = replace(batch.saved, unknown=(*batch.saved.unknown, limit))
                 _log.warning("batch %d: %s is not enforced: %s", group, limit, why_unread(limit, batch.saved.silent))
 
-    def _expected_use(self, group: int, pace: BatchPace, sample: Sample, now: float) -> ExpectedUse:
+    def _expected_use(self, group: int, pace: BatchPace, sample: Sample, now: float) -> pacing.ExpectedUse:
         unshown, run_mb, run_vram_mb = 0.0, pace.run_ram_mb or 0.0, 0.0
         shown: dict[int | None, float] = {}  # the peak RAM of a single running run, by batch
         for live in self._runs.values():
@@ -223,7 +215,7 @@ class BatchGates:
                 run_mb = max(run_mb, expected)
                 run_vram_mb = max(run_vram_mb, (live.attempt.usage and live.attempt.usage.peak_mb) or 0.0)
         cpu_percent, loads = self._unshown_load(pace.smoothing_s, sample.snapshot, now)
-        use = ExpectedUse(unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb)
+        use = pacing.ExpectedUse(unshown_mb=unshown, run_mb=run_mb, run_vram_mb=run_vram_mb)
         return replace(use, cpu_percent=cpu_percent, loads=loads)
 
     def _unshown_load(self, smoothing_s: float, snapshot: Snapshot, now: float) -> tuple[float, dict[str, float]]:
@@ -235,9 +227,9 @@ class BatchGates:
         devices = [device.id for device in snapshot.usable_devices()]
         changes = [(live.attempt.since, live, 1.0) for live in self._runs.values()]
         for at, live, sign in (*changes, *((at, live, -1.0) for at, live in self._ended)):
-            cpu_percent += sign * unshown_percent(core_percent, now - at, smoothing_s)
+            cpu_percent += sign * pacing.unshown_percent(core_percent, now - at, smoothing_s)
             known = self._transitions.estimates.load_percent(live.job)
-            load = sign * unshown_percent(100.0 if known is None else known, now - at, smoothing_s)
+            load = sign * pacing.unshown_percent(100.0 if known is None else known, now - at, smoothing_s)
             pace, need = live.job.spec.pace, live.job.spec.need
             watched = (
                 [each for each in devices if watches(need, each)] if pace is not None and pace.gates_devices else []
@@ -267,7 +259,7 @@ class BatchGates:
         self._rows += [(path, replace(row, **fields)) for row in _rows(batch.pace_state, devices)]
 
 
-def _rows(state: PaceState, devices: Sequence[Device]) -> Iterator[GateSample]:
+def _rows(state: pacing.PaceState, devices: Sequence[Device]) -> Iterator[GateSample]:
     host = GateSample(
         event="sample",
         cpu_percent=state.cpu.now,
@@ -278,8 +270,8 @@ def _rows(state: PaceState, devices: Sequence[Device]) -> Iterator[GateSample]:
         running=state.running,
     )
     for device in devices:
-        load = state.device_loads.get(device.id, GateFigure())
-        memory = state.device_memory.get(device.id, GateFigure())
+        load = state.device_loads.get(device.id, pacing.GateFigure())
+        memory = state.device_memory.get(device.id, pacing.GateFigure())
         yield replace(
             host,
             device=device.id,

@@ -257,8 +257,7 @@ class Starts:
             array_starts=transitions.staggered_starts.of_arrays(queue.lane for queue in queues),
         )
         while (plan := decide(world, explained_lane=explained_lane)).dry:
-            lanes.read_more(plan.dry)
-            self._portions = lanes.portions()
+            self._portions = lanes.read_more(plan.dry)
             world = replace(world, lanes=lanes.waiting(), facts=lanes.facts)
         return world, plan
 
@@ -316,12 +315,10 @@ class _Lanes:
         for lane_id in self._queues:
             self._read(lane_id, portions.get(lane_id, 2))
 
-    def read_more(self, lane_ids: frozenset[int]) -> None:
+    def read_more(self, lane_ids: frozenset[int]) -> dict[int, int]:
+        """Return how many jobs have been read of each lane of which there are more: the next plan begins with these."""
         for lane_id in lane_ids:
             self._read(lane_id, 8 * len(self._jobs[lane_id]))
-
-    def portions(self) -> dict[int, int]:
-        """Return how many jobs have been read of each lane of which there are more: the next plan begins with these."""
         known = ((lane_id, len(jobs)) for lane_id, jobs in self._jobs.items() if lane_id not in self._ended)
         return {lane_id: min(count, LOOK_AHEAD + 1) for lane_id, count in known}
 

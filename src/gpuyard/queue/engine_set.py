@@ -76,12 +76,6 @@ class EngineSet:
         """Return the attempts of slices that have begun. Ask after `ended`, and record them before those ends."""
         return self._in_queue_time(self._local.site_changes())
 
-    def _signal_at_site(self, attempt: Attempt, signum: int) -> int:
-        try:
-            return self._cluster(attempt.engine).signal(attempt, signum)
-        except EnvironmentFault:
-            return 1  # the engine cannot be asked now; SIGKILL is repeated until the attempt has ended
-
     def signal_each(
         self, attempts: Sequence[Attempt], signum: int, how: Signalling = Signalling.ALL
     ) -> list[int | None]:
@@ -89,7 +83,12 @@ class EngineSet:
         local = [attempt for attempt in attempts if not attempt.engine]
         counts = self._local.signal_each(local, signum, how) if local else []
         known = {each.key: count for each, count in zip(local, counts, strict=True)}
-        return [self._signal_at_site(each, signum) if each.engine else known[each.key] for each in attempts]
+        for each in attempts:
+            if each.engine:
+                known[each.key] = 1  # also if it cannot be asked now; SIGKILL is repeated until the attempt has ended
+                with contextlib.suppress(EnvironmentFault):
+                    known[each.key] = self._cluster(each.engine).signal(each, signum)
+        return [known[each.key] for each in attempts]
 
     def withdraw(self, attempts: Sequence[Attempt]) -> set[str]:
         """Return the keys of the attempts whose engine was asked: ask again for those of one that cannot be opened."""

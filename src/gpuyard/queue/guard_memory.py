@@ -15,36 +15,10 @@ from gpuyard.model.job_spec import OnPreempt
 from gpuyard.model.lifecycle import IN_SUSPENSION, JobState
 from gpuyard.model.machine_snapshot import Device, Sample
 from gpuyard.model.units import format_size
+from gpuyard.policy import memory_guards as guards
 from gpuyard.policy.device_state import capacity
 from gpuyard.policy.foreign_load import SteadyGate
-from gpuyard.policy.memory_guards import (
-    Alarm,
-    GuardedJob,
-    HostAlarm,
-    HostJob,
-    HostProgram,
-    HostWatch,
-    MemoryClimb,
-    alarm_text,
-    closed_reason,
-    find_alarm,
-    find_host_alarm,
-    grown_need,
-    grown_ram,
-    host_alarm_text,
-    host_closed_reason,
-    is_short,
-    judge_card,
-    judge_host,
-    may_stop,
-    must_kill,
-    next_watch,
-    ram_figures,
-    ram_to_restart,
-    reserve_mb,
-    room_to_restart,
-    stops_soon,
-)
+from gpuyard.policy.memory_guards import Alarm, HostProgram, MemoryClimb
 from gpuyard.policy.numbers import SPARED_S
 from gpuyard.policy.usage_curve import devices_to_watch
 from gpuyard.policy.wait_reasons import Reason
@@ -98,7 +72,7 @@ class MemoryGuard:
         ids = {*self._gates, *growing, *sample.snapshot.hiding.intersection(with_first_runs)}
         for device in [each for each in sample.snapshot.devices if each.id in ids]:
             alarm = self._alarm(device, first_runs, now)
-            gate = judge_card(self._gates.pop(device.id, SteadyGate()), *_figures(device), alarm, now)
+            gate = guards.judge_card(self._gates.pop(device.id, SteadyGate()), *_figures(device), alarm, now)
             if gate.is_closed:
                 self._gates[device.id] = gate
             if alarm is not None and alarm.victim is not None and now >= self._kept_at.get(alarm.victim, 0.0):
@@ -110,7 +84,7 @@ class MemoryGuard:
         if not self._gates or self._last is None:
             return {}
         devices = filter(None, map(self._last.snapshot.device, self._gates))
-        return {device.id: closed_reason(device.id, *_figures(device)) for device in devices}
+        return {device.id: guards.closed_reason(device.id, *_figures(device)) for device in devices}
 
     def act(self, rules: Rules, now: float) -> None:
         """Let a job make way on each card with an alarm, if that still holds: jobs may have ended since."""
@@ -130,7 +104,7 @@ class MemoryGuard:
         why = f"it held more than the {format_size(live.attempt.reserved_mb)} reserved for it"
         if live.job.id in transitions.live.unpredicted:
             why = "it was the youngest first run"
-        text = f"{alarm_text(alarm, sample.snapshot.labels.get(device.id, device.id), live.job.id)}; {why}"
+        text = f"{guards.alarm_text(alarm, sample.snapshot.labels.get(device.id, device.id), live.job.id)}; {why}"
         why_not: str | None = "--on-preempt requeue"
         if live.job.spec.on_preempt is not OnPreempt.REQUEUE:
             why_not = self._suspend_control.why_not(live, sample, rules)
@@ -139,11 +113,11 @@ class MemoryGuard:
             self._left_at[live.job.id] = now
             transitions.suspend(live.job.id, SuspendedBy.MEMORY_GUARD, now, text)
             transitions.publish_made_way(live.job.id, now, text)
-        elif may_stop(alarm, live.attempt.ran_s(now)):
+        elif guards.may_stop(alarm, live.attempt.ran_s(now)):
             peak_mb = (live.attempt.usage and live.attempt.usage.peak_mb) or 0.0
             size, foreign = _figures(device)[1], self._foreign_mb(device) or 0.0
-            room = room_to_restart(peak_mb, live.attempt.reserved_mb or 0.0, size, foreign)
-            growth = grown_need(live.job.growth, room)
+            room = guards.room_to_restart(peak_mb, live.attempt.reserved_mb or 0.0, size, foreign)
+            growth = guards.grown_need(live.job.growth, room)
             transitions.set_growth(live.job.id, growth)
             text = f"{text}, and cannot be suspended ({why_not}); it needs {format_size(growth.memory_mb)} next time"
             transitions.stop(live.job.id, OutcomeKind.MEMORY_GUARD, now, text)
@@ -195,15 +169,15 @@ class MemoryGuard:
             youngest = max(unknown, key=lambda job: job.since, default=None)
             rates = {"rate_mb_s": card.rate_mb_s, "steady_mb_s": card.steady_mb_s}
             jobs = [replace(job, **rates) if job is youngest else job for job in jobs]
-        return find_alarm(free, size, jobs, has_other_leases=lambda: self._has_other_leases(device, now))
+        return guards.find_alarm(free, size, jobs, has_other_leases=lambda: self._has_other_leases(device, now))
 
     def _climb(self, live: Live, device_id: str) -> MemoryClimb | None:
         return self._climbs.get((live.job.id, live.attempt.number), {}).get(device_id)
 
-    def _guarded(self, live: Live, device: Device, first_runs: Mapping[int, Live], now: float) -> GuardedJob:
+    def _guarded(self, live: Live, device: Device, first_runs: Mapping[int, Live], now: float) -> guards.GuardedJob:
         attempt = live.attempt
         climb = self._climb(live, device.id) or MemoryClimb()
-        return GuardedJob(
+        return guards.GuardedJob(
             job_id=live.job.id,
             since=attempt.since,
             held_mb=climb.held_mb,
@@ -232,7 +206,7 @@ class MemoryGuard:
         """Return whether another lease was here before the only job of this queue on it, and holds memory. With
         younger or small leases, any user could have the job suspended, and the time of a lease is in its file."""
         foreign, device_id = self._foreign_mb(device), device.id
-        if foreign is None or foreign < reserve_mb(_figures(device)[1]):
+        if foreign is None or foreign < guards.reserve_mb(_figures(device)[1]):
             return False
         own = {live.attempt.lease_id for live in self._transitions.live.values()}
         first = min((live.attempt.since for live in self._on(device) if not _is_leaving(live, now)), default=0.0)
@@ -256,7 +230,7 @@ class MemoryGuard:
 def _is_leaving(live: Live, now: float) -> bool:
     """Return whether the memory of the job will be free soon."""
     if live.job.state is JobState.STOPPING:
-        return stops_soon(live.attempt.stop_at, live.attempt.kill_at, now)
+        return guards.stops_soon(live.attempt.stop_at, live.attempt.kill_at, now)
     return live.job.state is JobState.SUSPENDING
 
 
@@ -301,7 +275,7 @@ class HostGuard:
         self._fall = MemoryClimb()
         self._climbs: dict[str, MemoryClimb] = {}  # by the key of an attempt: the RAM that it holds
         self._gate = SteadyGate()
-        self._alarm: HostAlarm | None = None
+        self._alarm: guards.HostAlarm | None = None
         self._must_kill = False
         self._hastened: set[str] = set()  # keys of attempts that are killed before their grace period is over
         self._times: dict[str, int] = {}  # by the key of an attempt: how often its job has made way before
@@ -319,7 +293,7 @@ class HostGuard:
                     key = live.attempt.key
                     self._climbs[key] = climbs.get(key, MemoryClimb()).add(now, held, live.attempt.since)
         self._last = sample
-        self._figures = ram_figures(host, rules.host.keep_free_mb)
+        self._figures = guards.ram_figures(host, rules.host.keep_free_mb)
         if self._figures is None:
             self._fall, self._gate, self._alarm = MemoryClimb(), SteadyGate(), None
             return False
@@ -327,18 +301,18 @@ class HostGuard:
         if host is not before:
             self._fall = self._fall.add(now, -available)
         self._alarm = None
-        if is_short(available, floor, self._fall, grows=True):
+        if guards.is_short(available, floor, self._fall, grows=True):
             self._alarm = self._find_alarm(list(self._jobs(now)), now)
-        self._must_kill = must_kill(available, floor, self._fall)
-        self._gate = judge_host(self._gate, available, floor, now, has_alarm=self._alarm is not None)
+        self._must_kill = guards.must_kill(available, floor, self._fall)
+        self._gate = guards.judge_host(self._gate, available, floor, now, has_alarm=self._alarm is not None)
         return self._is_due
 
     @property
-    def watch(self) -> HostWatch | None:
+    def watch(self) -> guards.HostWatch | None:
         """How often RAM is read between samples; None while no job runs on this machine."""
         if self._figures is None or all(live.attempt.engine for live in self._transitions.live.values()):
             return None
-        return next_watch(*self._figures)
+        return guards.next_watch(*self._figures)
 
     @property
     def _is_due(self) -> bool:
@@ -347,7 +321,7 @@ class HostGuard:
     def closed_reasons(self) -> Iterator[Reason]:
         """Yield why nothing new starts on this machine."""
         if self._gate.is_closed and self._figures is not None:
-            yield host_closed_reason(*self._figures)
+            yield guards.host_closed_reason(*self._figures)
 
     def act(self, now: float) -> None:
         """Stop the job that makes way, if that still holds: jobs may have ended since."""
@@ -373,18 +347,18 @@ class HostGuard:
         job, total = jobs[victim], sample.snapshot.host.memory_total_mb
         held = sum(each.held_mb for each in jobs.values())
         foreign = None if total is None else max(0.0, total - available - held)
-        growth = grown_ram(lives[victim].job.growth, ram_to_restart(job.held_mb, floor, total, foreign))
+        growth = guards.grown_ram(lives[victim].job.growth, guards.ram_to_restart(job.held_mb, floor, total, foreign))
         self._transitions.set_growth(victim, growth)
-        text = host_alarm_text(self._alarm, job, growth.ram_mb or 0.0)
+        text = guards.host_alarm_text(self._alarm, job, growth.ram_mb or 0.0)
         self._transitions.stop(victim, OutcomeKind.HOST_GUARD, now, text)
         self._alarm = None
 
-    def _find_alarm(self, jobs: Sequence[HostJob], now: float) -> HostAlarm | None:
+    def _find_alarm(self, jobs: Sequence[guards.HostJob], now: float) -> guards.HostAlarm | None:
         assert self._figures is not None
-        alarm = find_host_alarm(*self._figures, self._fall, jobs)
+        alarm = guards.find_host_alarm(*self._figures, self._fall, jobs)
         if alarm is None or alarm.victim is not None or not jobs:
             return alarm
-        return find_host_alarm(*self._figures, self._fall, jobs, self._programs(now))
+        return guards.find_host_alarm(*self._figures, self._fall, jobs, self._programs(now))
 
     def _to_kill(self) -> Iterator[Live]:
         """Yield the jobs that were asked to make way, and whose grace period cannot be waited for."""
@@ -392,20 +366,20 @@ class HostGuard:
             if live.attempt.stopping is OutcomeKind.HOST_GUARD and live.attempt.key not in self._hastened:
                 yield live
 
-    def _jobs(self, now: float) -> Iterator[HostJob]:
+    def _jobs(self, now: float) -> Iterator[guards.HostJob]:
         """Yield the jobs of this queue whose processes run on this machine."""
         for live in self._transitions.live.values():
             attempt, spec, state = live.attempt, live.job.spec, live.job.state
             if attempt.engine:
                 continue
             is_stopping, climb = state is JobState.STOPPING, self._climbs.get(attempt.key, MemoryClimb())
-            yield HostJob(
+            yield guards.HostJob(
                 job_id=live.job.id,
                 since=attempt.since,
                 held_mb=climb.held_mb,
                 rate_mb_s=climb.rate_mb_s,
                 declared_mb=spec.need.ram_mb,
-                is_leaving=is_stopping and stops_soon(attempt.stop_at, attempt.kill_at, now),
+                is_leaving=is_stopping and guards.stops_soon(attempt.stop_at, attempt.kill_at, now),
                 times=self._times.get(attempt.key, 0),
                 may_be_stopped=state is JobState.RUNNING and spec.on_preempt is not OnPreempt.NEVER,
             )

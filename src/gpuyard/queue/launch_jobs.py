@@ -30,7 +30,6 @@ from gpuyard.ports import HeldClaim, Launch, Prepared, SiteStatus
 from gpuyard.probes.kernel_files import node_of, read_cpu_layout
 from gpuyard.queue.configured_rules import Rules
 from gpuyard.queue.engine_set import EngineSet
-from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.step_parts import QueueParts
 from gpuyard.queue.transitions import JobTransitions
 from gpuyard.visible_devices import visible_variables
@@ -305,7 +304,9 @@ class Slices:
         """Take back what has to start no more. Call it when a step is recorded, and before signals are sent."""
         live, kept = self._transitions.live.apart, []
         for job_ids, until in self._slices:
-            is_stopping = any(_is_stopping(live[job_id]) for job_id in job_ids if job_id in live)
+            here = [live[job_id] for job_id in job_ids if job_id in live]
+            is_stopping = any(each.job.state is not JobState.RUNNING for each in here)  # or is being suspended
+            is_stopping |= any(each.attempt.stopping is not None or each.attempt.parked is not None for each in here)
             if now >= until or is_stopping:
                 self._take_back(job_ids)
             elif not self._transitions.upcoming.keys().isdisjoint(job_ids):
@@ -326,12 +327,6 @@ def _may_follow(job: Job) -> bool:
     spec = job.spec
     is_plain = spec.container is None and spec.task is None and spec.code.snapshot is None
     return is_plain and not spec.filled_variables and not job.is_unreadable and job.growth == Growth()
-
-
-def _is_stopping(live: Live) -> bool:
-    """Return whether a job is stopped or suspended, or about to be."""
-    attempt = live.attempt
-    return live.job.state is not JobState.RUNNING or attempt.stopping is not None or attempt.parked is not None
 
 
 class JobLauncher:

@@ -10,29 +10,11 @@ from gpuyard.model.job import Attempt, Growth, Job, Outcome, OutcomeKind, Usage
 from gpuyard.model.lease import Need
 from gpuyard.model.machine_snapshot import Device
 from gpuyard.model.out_of_memory import ShortageKind
-from gpuyard.policy.estimates import (
-    Estimate,
-    ExpectedPeak,
-    FinishedRun,
-    Profile,
-    estimate,
-    find_program,
-    fingerprints,
-    learn,
-    machine_fingerprint,
-)
+from gpuyard.policy import estimates, sizing
+from gpuyard.policy.estimates import Estimate, ExpectedPeak, FinishedRun, Profile
 from gpuyard.policy.numbers import LEAST_CPUS, LEAST_RAM_MB
 from gpuyard.policy.preallocation import frameworks_set_to_grow
-from gpuyard.policy.sizing import (
-    DeviceSizes,
-    FirstRuns,
-    KnownRuns,
-    declaration_advice,
-    lacked_mb,
-    predicted_mb,
-    size_host,
-    size_need,
-)
+from gpuyard.policy.sizing import DeviceSizes, FirstRuns, KnownRuns
 from gpuyard.store.job_store import JobStore
 
 _CACHE_SIZE = 65_536
@@ -63,7 +45,7 @@ class LearnedEstimates:
     def estimate(self, job: Job) -> Estimate:
         """Estimate from the most specific profile with a run time."""
         profiles = map(self._profile, fingerprints_of(job))
-        return estimate(job.spec, next((each for each in profiles if each and each.durations_s), None))
+        return estimates.estimate(job.spec, next((each for each in profiles if each and each.durations_s), None))
 
     def estimate_of(self, job_id: int) -> Estimate:
         job, kind = self._known(job_id)
@@ -98,8 +80,8 @@ class LearnedEstimates:
         if found is None or found[0] != terms:
             known, need = self.known_runs(job, *running), job.spec.need
             if job.spec.learns_memory or job.growth != Growth():
-                need = size_need(job, known, self._cards, first_runs)
-            need = replace(need, host=size_host(need, known, grantable_mb, job.spec.need.ram_mb))
+                need = sizing.size_need(job, known, self._cards, first_runs)
+            need = replace(need, host=sizing.size_host(need, known, grantable_mb, job.spec.need.ram_mb))
             found = self._needs[kind] = (terms, need)
         return found[1]
 
@@ -119,10 +101,10 @@ class LearnedEstimates:
     def need_elsewhere(self, job: Job) -> Need:
         """Return the need for an engine that places the job on GPUs unknown here: a whole GPU without an estimate."""
         exact, program = self.profiles(job)
-        return size_need(job, KnownRuns(exact=exact, program=program), DeviceSizes(()), FirstRuns(share=False))
+        return sizing.size_need(job, KnownRuns(exact=exact, program=program), DeviceSizes(()), FirstRuns(share=False))
 
     def predicted_mb(self, job: Job) -> float | None:
-        return predicted_mb(*self.profiles(job))
+        return sizing.predicted_mb(*self.profiles(job))
 
     def ram_mb(self, job: Job) -> float | None:
         """Return the RAM that earlier runs used, or None."""
@@ -157,21 +139,21 @@ class LearnedEstimates:
         for fingerprint, is_exact in zip(prints, (True, False), strict=True):
             if (before := self._profile(fingerprint)) is None:
                 command, vendor = _command(job), job.spec.need.vendor
-                words = command if is_exact else find_program(command, job.spec.cwd)
+                words = command if is_exact else estimates.find_program(command, job.spec.cwd)
                 label = " ".join((*filter(None, words), *(() if vendor is None else (f"[{vendor}]",))))
                 before = Profile(label=label[:200], is_exact=is_exact)
-            self._unsaved[fingerprint] = learn(before, run)
+            self._unsaved[fingerprint] = estimates.learn(before, run)
         # What a program preallocates says nothing about others, nor does a script that uses no GPU.
         is_first = run.predicted_mb is None and run.is_whole and job.spec.learns_memory
         if is_first and run.peak_mb and not run.preallocates:
             taught = replace(run, seconds=None, load_percent=None, power_w=None, cpus_used=None)
             for fingerprint, label in _wider_groups(job):
                 wider = self._profile(fingerprint) or Profile(label=label, is_exact=False, is_of_any=True)
-                self._unsaved[fingerprint] = learn(wider, taught)
+                self._unsaved[fingerprint] = estimates.learn(wider, taught)
         is_large = (run.ram_mb or 0.0) >= LEAST_RAM_MB / 2 or (run.cpus_used or 0.0) >= LEAST_CPUS - 0.5
         if is_large and not job.spec.need.devices and not self.knows_host_use:
             self._store.set_setting(_HOST_USE_SETTING, "1")
-        advice = declaration_advice(job.spec.need.required_mb, attempt.usage)
+        advice = sizing.declaration_advice(job.spec.need.required_mb, attempt.usage)
         if advice is not None and outcome.kind is OutcomeKind.SUCCEEDED:
             self._store.add_event(job.id, now, "declared", advice)
 
@@ -228,7 +210,7 @@ def _command(job: Job) -> tuple[str, ...]:
     return job.argv if job.spec.pace is None else job.spec.command
 
 
-_fingerprints = lru_cache(maxsize=_CACHE_SIZE)(fingerprints)
+_fingerprints = lru_cache(maxsize=_CACHE_SIZE)(estimates.fingerprints)
 
 
 def fingerprints_of(job: Job) -> tuple[str, str]:
@@ -241,9 +223,9 @@ def _wider_groups(job: Job) -> list[tuple[str, str]]:
     """Return fingerprints and labels: of first runs of any program, and of programs with its framework, if known."""
     framework, vendor = job.spec.framework, job.spec.need.vendor
     where = "" if vendor is None else f" [{vendor}]"
-    groups = [(machine_fingerprint(vendor), f"(first runs of any program){where}")]
+    groups = [(estimates.machine_fingerprint(vendor), f"(first runs of any program){where}")]
     if framework:
-        groups.append((machine_fingerprint(vendor, framework), f"(first runs with {framework}){where}"))
+        groups.append((estimates.machine_fingerprint(vendor, framework), f"(first runs with {framework}){where}"))
     return groups
 
 
@@ -270,5 +252,5 @@ def _finished_run(job: Job, attempt: Attempt, outcome: Outcome, now: float) -> F
         uses_nothing = is_idle and attempt.ran_s(now) >= 0.75 and bare_container_tool(job.argv) is None
         return replace(run, peak_mb=0.0, load_percent=0.0) if uses_nothing else run
     if attempt.lack is not None and attempt.lack.shortage.where is ShortageKind.DEVICE:
-        return replace(run, lacked_mb=lacked_mb(attempt, attempt.lack.shortage))
+        return replace(run, lacked_mb=sizing.lacked_mb(attempt, attempt.lack.shortage))
     return run if usage.peak_mb is not None else None

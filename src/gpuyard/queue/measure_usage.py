@@ -13,16 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuyard.errors import EnvironmentFault
-from gpuyard.model.energy import (
-    LONGEST_GAP_S,
-    SHORTEST_PEAK_S,
-    CardHolder,
-    CardReading,
-    EnergyUse,
-    add_energy,
-    energy_between,
-    share_energy,
-)
+from gpuyard.model import energy
 from gpuyard.model.job import Attempt, Usage
 from gpuyard.model.job_progress import JobProgress, ProgressReading, add_reading
 from gpuyard.model.lease import Holder, Lease, Share
@@ -55,10 +46,11 @@ class UsageTracker:
             return
         self.last = sample
         jobs, devices = self._transitions.live, {device.id: device for device in sample.snapshot.devices}
-        fresh = self._fresh(sample.snapshot)
+        # A device that is the identical object was not read again: it adds nothing.
+        known, self._devices = {device.id: device for device in self._devices}, sample.snapshot.devices
+        fresh = [device.id for device in self._devices if known.get(device.id) is not device]
         for gone in self.held_mb.keys() - jobs.keys():
             del self.held_mb[gone]
-        # A device that is the identical object was not read again: it adds nothing.
         read = {job_id: each for device_id in fresh for job_id, each in jobs.on_device.get(device_id, {}).items()}
         if not sample.reread:  # RAM is measured
             read |= jobs.without_devices
@@ -107,11 +99,6 @@ class UsageTracker:
             if not sample.reread and cpu_s is not None and ran_s >= 1.0:
                 usage = replace(usage, cpus_used=round(cpu_s / ran_s, 2))
             self._transitions.note_usage(attempt.job_id, _with_presence(usage, sample.snapshot, attempt, measured))
-
-    def _fresh(self, snapshot: Snapshot) -> list[str]:
-        """Return the devices that are other objects than at the last call."""
-        known, self._devices = {device.id: device for device in self._devices}, snapshot.devices
-        return [device.id for device in snapshot.devices if known.get(device.id) is not device]
 
     def _measure(self, snapshot: Snapshot, mine: Sequence[Lease]) -> Mapping[tuple[str, str], float | None]:
         """Return the memory of each lease's processes. If the driver hides them, it depends on all other leases."""
@@ -275,11 +262,11 @@ class _Card(Struct, kw_only=True):
     """The last reading of a card, what its holders and other processes did then, and who has left it since."""
 
     device: Device
-    reading: CardReading
+    reading: energy.CardReading
     idle_w: float | None
     foreign_percent: float = 0.0
     uses: dict[int, float | None] = {}
-    left: list[CardHolder] = field(default_factory=list)  # in the order of their ends
+    left: list[energy.CardHolder] = field(default_factory=list)  # in the order of their ends
 
 
 class EnergyMeter:
@@ -293,7 +280,7 @@ class EnergyMeter:
         self._transitions = transitions
         self._last: Sample | None = None
         self._cards: dict[str, _Card] = {}
-        self.total = EnergyUse()
+        self.total = energy.EnergyUse()
 
     def note(self, sample: Sample, loads: Loads, ended_at: Mapping[int, float]) -> None:
         """Charge what the cards used since the last sample. `ended_at`: by job, ends that are not recorded yet."""
@@ -307,7 +294,7 @@ class EnergyMeter:
         known = [(device, self._cards.get(device.id)) for device in metered]
         read = [one for one, was in known if not was or (one is not was.device and at - was.reading.at >= 0.2)]
         holders = self._holders(sample.snapshot) if read else {}
-        parts: dict[int, EnergyUse] = {}
+        parts: dict[int, energy.EnergyUse] = {}
         for device in read:
             before = self._cards.get(device.id)
             here = holders.get(device.id, {})
@@ -315,7 +302,7 @@ class EnergyMeter:
             powers = (None if before is None else before.idle_w, device.power_draw_w)
             card = _Card(
                 device=device,
-                reading=CardReading(at=at, counter_j=device.energy_j, power_w=device.power_draw_w),
+                reading=energy.CardReading(at=at, counter_j=device.energy_j, power_w=device.power_draw_w),
                 idle_w=min((each for each in powers if each is not None), default=None),
                 foreign_percent=_foreign(device, uses),
                 uses=uses,
@@ -343,14 +330,14 @@ class EnergyMeter:
             for key in ending:
                 self._settle_on(card, held[key], [each for each in held.values() if each.until > each.since])
 
-    def _settle_on(self, card: _Card, ending: CardHolder, held: list[CardHolder]) -> None:
+    def _settle_on(self, card: _Card, ending: energy.CardHolder, held: list[energy.CardHolder]) -> None:
         since, until = ending.since, ending.until  # what others did before it began is no matter to it
-        if not 0.0 < until - card.reading.at <= LONGEST_GAP_S or until <= since:
+        if not 0.0 < until - card.reading.at <= energy.LONGEST_GAP_S or until <= since:
             return
         left = card.left[bisect_right(card.left, since, key=_until) :]  # very many may have come and gone
         beside = (each for each in (*held, *left) if each.until > since)
         cut = [replace(each, since=max(each.since, since), until=min(each.until, until)) for each in beside]
-        parts, _ = share_energy(
+        parts, _ = energy.share_energy(
             (card.reading.power_w or 0.0) * (until - since),
             since,
             until,
@@ -363,12 +350,12 @@ class EnergyMeter:
             self._charge(ending.key, parts[ending.key])
         insort(card.left, replace(ending, key=-ending.key), key=_until)  # a next attempt of the job may follow at once
 
-    def _charge(self, key: int, part: EnergyUse) -> None:
-        self.total = add_energy(self.total, part)
+    def _charge(self, key: int, part: energy.EnergyUse) -> None:
+        self.total = energy.add_energy(self.total, part)
         live = self._transitions.live.get(key)
         if live is not None:
             usage = live.attempt.usage or Usage()
-            self._transitions.note_usage(key, replace(usage, energy=add_energy(usage.energy, part)))
+            self._transitions.note_usage(key, replace(usage, energy=energy.add_energy(usage.energy, part)))
 
     def _holders(self, snapshot: Snapshot) -> dict[str, dict[int, tuple[Live, list[str]]]]:
         """Return the attempts on each card by job, with their devices there: the card, or parts of it."""
@@ -383,27 +370,27 @@ class EnergyMeter:
         return found
 
 
-def _holder(key: int, live: Live, use: float | None, card: _Card, until: float) -> CardHolder:
+def _holder(key: int, live: Live, use: float | None, card: _Card, until: float) -> energy.CardHolder:
     since = max(card.reading.at, live.attempt.since)
-    return CardHolder(key=key, since=since, until=max(since, until), use_percent=use)
+    return energy.CardHolder(key=key, since=since, until=max(since, until), use_percent=use)
 
 
-def _add_parts(parts: dict[int, EnergyUse], before: _Card, now: _Card, held: list[CardHolder]) -> None:
+def _add_parts(parts: dict[int, energy.EnergyUse], before: _Card, now: _Card, held: list[energy.CardHolder]) -> None:
     """Add each holder's part of a card's energy between two readings. Attempts that left meanwhile have paid theirs."""
-    found = energy_between(before.reading, now.reading)
+    found = energy.energy_between(before.reading, now.reading)
     if found is None:
         return
     joules, is_integrated = found
     present = [each for each in held if each.until > each.since]
-    shares, _ = share_energy(
+    shares, _ = energy.share_energy(
         joules, before.reading.at, now.reading.at, [*present, *before.left],
         idle_w=now.idle_w, foreign_percent=now.foreign_percent, is_integrated=is_integrated,
     )  # fmt: skip
     for each in present:
         share = shares[each.key]
-        if share.seconds >= SHORTEST_PEAK_S:
+        if share.seconds >= energy.SHORTEST_PEAK_S:
             share = replace(share, peak_w=share.joules / share.seconds)
-        parts[each.key] = add_energy(parts.get(each.key), share)
+        parts[each.key] = energy.add_energy(parts.get(each.key), share)
 
 
 def _use(device: Device, ids: list[str], live: Live, loads: Loads, *, is_alone: bool) -> float | None:

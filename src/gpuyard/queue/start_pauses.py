@@ -8,14 +8,7 @@ from msgspec import Struct
 from gpuyard.errors import EnvironmentFault, WaitedTooLong
 from gpuyard.model.lifecycle import JobEvent
 from gpuyard.model.retry import Verdict
-from gpuyard.policy.disk_and_system_limits import (
-    CONFIGURED,
-    DiskFigure,
-    ResourceLimit,
-    StartBackoff,
-    disk_reason,
-    output_folders,
-)
+from gpuyard.policy import disk_and_system_limits as limits
 from gpuyard.policy.numbers import LONGEST_DELAY_S
 from gpuyard.policy.wait_reasons import Reason, ReasonKind
 from gpuyard.policy.world import StartCap
@@ -27,7 +20,7 @@ class WatchedDisk(Struct, frozen=True, kw_only=True):
     """A disk of the queue: `what` is "state" or "logs"; or "output", a disk that jobs write to."""
 
     what: str
-    figure: DiskFigure
+    figure: limits.DiskFigure
 
 
 class DiskGate:
@@ -44,7 +37,7 @@ class DiskGate:
         """Yield why no job at all may start now."""
         found: dict[object, Reason] = {}
         for what, folder in self._folders.items():
-            reason = self._reason(folder, least_mb, f"the disk of the queue's {what}", CONFIGURED)
+            reason = self._reason(folder, least_mb, f"the disk of the queue's {what}", limits.CONFIGURED)
             if reason is not None:
                 found.setdefault(reason.text if reason.had is None else reason.had, reason)  # once if it is one disk
         yield from found.values()
@@ -58,7 +51,7 @@ class DiskGate:
         """Return why this job may not start now, by the disks that it writes to. `least_mb` is the configured limit."""
         spec = self._transitions.estimates.job(job_id).spec
         own_mb = spec.disk.min_free_mb
-        folders = dict.fromkeys(output_folders(spec), "the disk of its output")
+        folders = dict.fromkeys(limits.output_folders(spec), "the disk of its output")
         if own_mb is not None and own_mb > least_mb:
             for what, folder in self._folders.items():
                 folders.setdefault(folder, f"the disk of the queue's {what}")
@@ -80,7 +73,7 @@ class DiskGate:
     def _reason(self, folder: str, least_mb: float, what: str, limit: str) -> Reason | None:
         if self._disks is None or least_mb <= 0:
             return None
-        return disk_reason(self._disks.figure(folder, least_mb), least_mb, what, limit)
+        return limits.disk_reason(self._disks.figure(folder, least_mb), least_mb, what, limit)
 
 
 _log = logging.getLogger(__name__)
@@ -88,7 +81,7 @@ _log = logging.getLogger(__name__)
 
 class StartPauses:
     def __init__(self) -> None:
-        self._backoff = StartBackoff()
+        self._backoff = limits.StartBackoff()
         self._ledger_fault: EnvironmentFault | None = None
         self._ledger_retry_at = 0.0
         self.config_fault: str | None = None
@@ -97,11 +90,11 @@ class StartPauses:
         """Drop the limit if the job that was tried has begun, or if no job is left to try."""
         before, self._backoff = self._backoff, self._backoff.at(now)
         if not has_ready and now >= self._backoff.retry_at:
-            self._backoff = StartBackoff()
+            self._backoff = limits.StartBackoff()
         if before.limit is not None and self._backoff.limit is None:
             _log.info("jobs start again")
 
-    def note_limit(self, job_id: int, limit: ResourceLimit, now: float) -> Verdict | None:
+    def note_limit(self, job_id: int, limit: limits.ResourceLimit, now: float) -> Verdict | None:
         """Note that a job did not begin. Return the verdict on a job that is set aside, so that others can be tried."""
         if not limit.is_own:
             before, self._backoff = self._backoff, self._backoff.after_failure(limit, job_id, now)
@@ -146,11 +139,11 @@ class StartPauses:
 
     def notices(self) -> list[str]:
         """Return what people should know, with what to do about it."""
-        found = [ResourceLimit(text=self.config_fault, remedy="")] if self.config_fault else []
+        found = [limits.ResourceLimit(text=self.config_fault, remedy="")] if self.config_fault else []
         if self._backoff.limit is not None:
             found.append(self._backoff.limit)
         if self._ledger_fault is not None and not isinstance(self._ledger_fault, WaitedTooLong):  # which passes at once
-            found.append(ResourceLimit(text=str(self._ledger_fault), remedy=self._ledger_fault.hint or ""))
+            found.append(limits.ResourceLimit(text=str(self._ledger_fault), remedy=self._ledger_fault.hint or ""))
         return [f"jobs wait: {each.text}{f' ({each.remedy})' if each.remedy else ''}" for each in found]
 
     def wake_at(self, now: float) -> Iterator[float | None]:

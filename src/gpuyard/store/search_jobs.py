@@ -16,16 +16,10 @@ from msgspec import Struct
 from gpuyard.model.lifecycle import FINISHED, WAITING, JobState
 from gpuyard.model.selection import JobSelection
 from gpuyard.policy.queue_order import Candidate, LaneQueue, Party, full_order
+from gpuyard.store import queue_queries as queries
 from gpuyard.store.database import Database
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.queue_queries import (
-    EMPTY_RANGE,
-    IN_RANGES,
-    SUBMISSION_IS_COMPLETE,
-    among,
-    range_query,
-    selection_conditions,
-)
+from gpuyard.store.queue_queries import IN_RANGES, among
 
 LIVE_IN_ORDER = (
     JobState.RUNNING, JobState.RESUMING, JobState.STOPPING, JobState.PENDING, JobState.SUSPENDING, JobState.SUSPENDED,
@@ -163,18 +157,18 @@ class Search:
         """Return the ids of all matching jobs as pairs of first and last."""
         with one_snapshot(self.connection):
             where, values = self._where(job_filter)
-            return [(first, last) for first, last in self._execute(range_query([where]), values)]
+            return [(first, last) for first, last in self._execute(queries.range_query([where]), values)]
 
     def selected_ranges(self, selection: JobSelection) -> list[tuple[int, int]]:
         """Return the ids of all selected jobs as pairs of first and last, without those that are being submitted."""
         with one_snapshot(self.connection):
-            clauses, values = selection_conditions(selection)
-            query = range_query([*clauses, SUBMISSION_IS_COMPLETE])
+            clauses, values = queries.selection_conditions(selection)
+            query = queries.range_query([*clauses, queries.SUBMISSION_IS_COMPLETE])
             return [(first, last) for first, last in self._execute(query, values)]
 
     def empty_range(self, ranges: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
         """Return the first of these ranges of ids in which no job is."""
-        found: tuple[int, int] | None = self._execute(EMPTY_RANGE, (json.dumps(ranges),)).fetchone()
+        found: tuple[int, int] | None = self._execute(queries.EMPTY_RANGE, (json.dumps(ranges),)).fetchone()
         return found
 
     def count_states(self, ranges: Sequence[tuple[int, int]]) -> dict[JobState, int]:
@@ -200,7 +194,7 @@ class Search:
         clauses = [among(job_filter.states)] if job_filter.states else []
         values: dict[str, object] = {}
         if job_filter.ranges is None:
-            clauses.append(SUBMISSION_IS_COMPLETE)
+            clauses.append(queries.SUBMISSION_IS_COMPLETE)
         else:
             clauses.append(IN_RANGES)
             values["ranges"] = json.dumps(job_filter.ranges)

@@ -20,6 +20,15 @@ from gpuyard.store import row_codec
 from gpuyard.store.database import PIECE, Database
 
 
+def _pages(database: Database, spec: int) -> Iterator[list[tuple[int, float | None]]]:
+    """Yield the ids and ends of a spec's jobs, the last first: jobs of an array start in order."""
+    below = 1 << 62
+    query = "SELECT id, ended_at FROM jobs WHERE spec = ? AND id < ? ORDER BY id DESC LIMIT ?"
+    while page := database.execute(query, (spec, below, PIECE)).fetchall():
+        yield page
+        below = page[-1][0]
+
+
 class StoredCode:
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -59,14 +68,11 @@ class StoredCode:
     def last_end(self, snapshot: str) -> Generator[None, None, float | None]:
         """Return when the last job with this snapshot ended; None if one has not. Yields after each page of jobs."""
         last = 0.0
-        specs = "SELECT spec FROM spec_code WHERE snapshot = ?"
-        query = "SELECT id, ended_at FROM jobs WHERE spec = ? AND id < ? ORDER BY id DESC LIMIT ?"
-        for spec in self._db.column(specs, (snapshot,)):
-            below = 1 << 62
-            while page := self._db.execute(query, (spec, below, PIECE)).fetchall():
+        for spec in self._db.column("SELECT spec FROM spec_code WHERE snapshot = ?", (snapshot,)):
+            for page in _pages(self._db, spec):
                 if any(ended_at is None for _, ended_at in page):
                     return None
-                last, below = max(last, *(ended_at for _, ended_at in page)), page[-1][0]
+                last = max(last, *(ended_at or 0.0 for _, ended_at in page))
                 yield
         return last
 
@@ -151,21 +157,17 @@ class StoredSpecs:
         self.may_have_secrets = True
 
     def _is_over(self, spec: int) -> Generator[None, None, bool]:
-        """Return whether all its jobs have ended; yield after each page. Jobs of an array end in order: the last is
-        first."""
+        """Return whether all jobs of the spec have ended; yield after each page."""
         first = self._unfinished.get(spec)
         if first is not None and self._db.value("SELECT ended_at IS NULL FROM jobs WHERE id = ?", (first,)):
             return False
-        supplied, below = self._supplied, 1 << 62
-        query = "SELECT id, ended_at FROM jobs WHERE spec = ? AND id < ? ORDER BY id DESC LIMIT ?"
-        while page := self._db.execute(query, (spec, below, PIECE)).fetchall():
+        supplied = self._supplied
+        for page in _pages(self._db, spec):
             unfinished = next((job_id for job_id, ended_at in page if ended_at is None), None)
             if unfinished is not None:
                 self._unfinished[spec] = unfinished
                 return False
-            below = page[-1][0]
-            if len(page) == PIECE:
-                yield
+            yield
         return supplied == self._supplied  # else a job that was looked at may have been queued again
 
     def _drop(self, spec: int) -> None:
