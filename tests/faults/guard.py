@@ -51,7 +51,7 @@ _WHEN_THE_GUARD_ACTS = (
     Fault(
         id="guard-takes-restored-memory-for-growth",
         file=_CARDS,
-        old="if mb is None or live.job.state in _AWAY:",
+        old="if mb is None or live.job.state in (JobState.SUSPENDED, JobState.RESUMING):",
         new="if mb is None:",
         breaks="A job is suspended again as soon as its memory has been put back.",
         near=_CARD_TESTS,

@@ -39,8 +39,8 @@ class Starts:
         self._parts = parts
         self._host_usage = HostUsage(parts.transitions, parts.leases, parts.me.machine)
         self._host_gates = HostGates()
-        need_of = lambda job_id: self._need_of(job_id)  # noqa: E731, PLW0108 - it is another one in each world
-        self.slices = Slices(parts.transitions, parts.engines, need_of)
+        # `_need_of` is another one in each world.
+        self.slices = Slices(parts.transitions, parts.engines, lambda job_id: self._need_of(job_id))  # noqa: PLW0108
         self._launcher = JobLauncher(parts, self.slices)
         self._has_more = self._waits_for_engine = False
         self._has_ended_leases = True  # since the ledger was last read

@@ -28,9 +28,6 @@ from gpuyard.queue.live_attempts import Live
 from gpuyard.queue.suspend_jobs import SuspendControl
 from gpuyard.queue.transitions import JobTransitions
 
-# What is put back on a device is no growth.
-_AWAY = (JobState.SUSPENDED, JobState.RESUMING)
-
 
 class MemoryGuard:
     def __init__(
@@ -147,7 +144,8 @@ class MemoryGuard:
             climbs = self._climbs.setdefault((job_id, attempt.number), {})
             began_at = attempt.since if not attempt.suspended_s else None
             for device_id, mb in on_devices.items():
-                if mb is None or live.job.state in _AWAY:
+                # What is put back on a device is no growth.
+                if mb is None or live.job.state in (JobState.SUSPENDED, JobState.RESUMING):
                     climbs.pop(device_id, None)
                 elif not sample.reread or device_id in sample.reread:
                     climbs[device_id] = climbs.get(device_id, MemoryClimb()).add(now, mb, began_at)

@@ -37,8 +37,6 @@ from gpuyard.store.job_store import JobStore
 
 # Events that listeners get after one step: a few milliseconds of work.
 _MOST_EVENTS = 1000
-# Events after which a job still waits for the time for which it was submitted. A retry starts it at once.
-_AWAITS_TIME = (JobEvent.UNBLOCK, JobEvent.RELEASE)
 
 
 class JobTransitions:
@@ -307,14 +305,17 @@ class JobTransitions:
         job = replace(job, state=state, reason=reason, outcome=outcome)
         if not never_started:
             self._publish(PublishedEventKind.ENDED, job, now, attempt)
-        self.store.end_attempt(
-            attempt,
+        self.store.end_attempt(attempt)
+        self.store.change_state(
+            job.id,
             state,
             reason=reason,
+            outcome=outcome,
             failures=job.failures + verdict.counts,
             due_at=now + verdict.delay_s if state is JobState.DELAYED else None,
             ended_at=now if state in FINISHED else None,
             queued_at=now if state is JobState.QUEUED and not (is_back_in_line or verdict.keeps_place) else None,
+            started_at=attempt.started_at,
         )
         if state in FINISHED:
             self._publish(PublishedEventKind.FINISHED, job, now, attempt)
@@ -331,7 +332,8 @@ class JobTransitions:
     def _apply(self, job: Job, event: JobEvent, now: float, reason: str | None = None) -> JobState:
         state = advance(job.state, event)
         due_at = job.not_before if event is JobEvent.DELAY else None
-        if event in _AWAITS_TIME and job.not_before is not None and job.not_before > now:
+        may_be_early = event in (JobEvent.UNBLOCK, JobEvent.RELEASE)  # a retry starts at once
+        if may_be_early and job.not_before is not None and job.not_before > now:
             state, due_at = advance(state, JobEvent.DELAY), job.not_before
         is_over = state in FINISHED
         queued_at = now if state is JobState.QUEUED else None

@@ -239,16 +239,17 @@ class JobStore(DependencyStore):
         outcome: Outcome | None = None,
         failures: int | None = None,
         queued_at: float | None = None,
+        started_at: float | None = None,
     ) -> None:
-        """Set the state and all columns that depend on it. `queued_at` is set if the job starts to wait again."""
+        """Set the state and all columns that depend on it. `queued_at` is set if the job starts to wait again;
+        `started_at` with the end of an attempt in a slice, whose start may not be stored."""
+        text, body = row_codec.printable(reason), row_codec.to_json(outcome)
         self._execute(
             "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, "
-            "failures = coalesce(?, failures), queued_at = coalesce(?, queued_at) WHERE id = ?",
-            (
-                state, row_codec.printable(reason), due_at, ended_at, row_codec.to_json(outcome), failures,
-                queued_at, job_id,
-            ),
-        )  # fmt: skip
+            "failures = coalesce(?, failures), queued_at = coalesce(?, queued_at), "
+            "started_at = coalesce(?, started_at) WHERE id = ?",
+            (state, text, due_at, ended_at, body, failures, queued_at, started_at, job_id),
+        )
 
     def reset_failures(self, job_id: int) -> None:
         """Give the job all its retries again, and its original memory need."""
@@ -290,31 +291,13 @@ class JobStore(DependencyStore):
             (state, attempt.number, attempt.started_at, attempt.job_id),
         )
 
-    def end_attempt(  # noqa: PLR0913 - the columns that change with a job's state
-        self,
-        attempt: Attempt,
-        state: JobState,
-        *,
-        reason: str | None,
-        failures: int,
-        due_at: float | None,
-        ended_at: float | None,
-        queued_at: float | None,
-    ) -> None:
-        """Store how an attempt ended, and what becomes of its job. One that never started is dropped. `queued_at` is
-        set if the job waits again, and not in its old place."""
+    def end_attempt(self, attempt: Attempt) -> None:
+        """Store how an attempt ended. One that never started is dropped. `change_state` stores what becomes of its
+        job."""
         if attempt.outcome is not None and attempt.outcome.kind is OutcomeKind.NEVER_STARTED:
             self.drop_attempt(attempt.job_id, attempt.number)
         else:
             self._execute(_SET_PHASE, row_codec.phase_to_row(attempt))
-        self._execute(  # of an attempt in a slice, the start may be stored with its end alone
-            "UPDATE jobs SET state = ?, reason = ?, due_at = ?, ended_at = ?, outcome = ?, failures = ?, "
-            "queued_at = coalesce(?, queued_at), started_at = coalesce(?, started_at) WHERE id = ?",
-            (
-                state, row_codec.printable(reason), due_at, ended_at, row_codec.to_json(attempt.outcome), failures,
-                queued_at, attempt.started_at, attempt.job_id,
-            ),
-        )  # fmt: skip
 
     def update_attempt(self, attempt: Attempt) -> None:
         """Store what changes while the attempt is live, other than its phase."""
