@@ -81,7 +81,7 @@ class Starts:
         elsewhere = [queue for queue in ready if queue.lane.engine]
         parts.cluster_dispatch.decide(elsewhere, parts.rules, self._paused(), now)
         starts = parts.cluster_dispatch.plan.starts
-        return started + sum(self._launcher.launch(each, None, sample.snapshot, parts.rules, now) for each in starts)
+        return started + sum(self._launcher.launch(each, None, sample.snapshot, now) for each in starts)
 
     def others_wait(self) -> bool:
         """Return whether other programs waited in the ledger at the last plan."""
@@ -184,7 +184,7 @@ class Starts:
                 self._has_more = True
             elif parts.start_pauses.may_start(now):
                 rest = slices.get(start.job_id, ())
-                started += self._launcher.launch(start, held, sample.snapshot, parts.rules, now, rest=rest)
+                started += self._launcher.launch(start, held, sample.snapshot, now, rest)
             elif held is not None:
                 held.release()
         return started
@@ -195,9 +195,9 @@ class Starts:
         now: float,
         queues: Sequence[LaneQueue],
         ledger: LedgerState | None,
-        explained_lane: int | None = None,
+        about: int | None = None,
     ) -> tuple[World, Plan]:
-        """Return the plan, and the world that it follows from. Without `ledger` no process counts as foreign."""
+        """Return the plan and its world. Without `ledger` no process counts as foreign. `about`: a lane to explain."""
         parts, (leases, tickets) = self._parts, ledger or ((), ())
         my_ticket = parts.leases.my_ticket()
         tickets = tuple(replace(each, since=parts.clock.from_wall(each.since)) for each in tickets)
@@ -217,7 +217,7 @@ class Starts:
             )
 
         self._need_of = need_of
-        first = most_urgent(queues, used, now, explained_lane)
+        first = most_urgent(queues, used, now, about)
         lanes = _Lanes(first, parts, need_of, self._portions)
         world = World(
             now=now,
@@ -256,7 +256,7 @@ class Starts:
             last_starts=transitions.staggered_starts.of_tags(queue.lane for queue in queues),
             array_starts=transitions.staggered_starts.of_arrays(queue.lane for queue in queues),
         )
-        while (plan := decide(world, explained_lane=explained_lane)).dry:
+        while (plan := decide(world, explained_lane=about)).dry:
             self._portions = lanes.read_more(plan.dry)
             world = replace(world, lanes=lanes.waiting(), facts=lanes.facts)
         return world, plan

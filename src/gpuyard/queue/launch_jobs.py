@@ -337,21 +337,14 @@ class JobLauncher:
         self._pinning = CpuPinning(parts.transitions)
         self.has_rejected = False  # a job was rejected, and other jobs waited behind its start
 
-    def launch(  # noqa: PLR0913 - everything that an attempt is started with
-        self,
-        start: Start,
-        held: HeldClaim | None,
-        snapshot: Snapshot,
-        rules: Rules,
-        now: float,
-        *,
-        rest: Sequence[Job] = (),
+    def launch(
+        self, start: Start, held: HeldClaim | None, snapshot: Snapshot, now: float, rest: Sequence[Job] = ()
     ) -> int:
         """Prepare and record the attempt, and the `rest` of its slice; return 1, or 0 if that failed."""
         job = self._transitions.store.job(start.job_id)
         assert job is not None
         try:
-            number, pinning = job.attempts + 1, self._pinning
+            number, rules, pinning = job.attempts + 1, self._parts.rules, self._pinning
             launch = launch_of(job, number, held, snapshot, rules, terms=start.terms, pinning=pinning)
             if job.spec.task is not None and job.attempts:
                 launch = replace(launch, retried=self._describe_retry(job))

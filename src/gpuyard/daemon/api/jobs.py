@@ -26,8 +26,7 @@ from gpuyard.model.lifecycle import FINISHED, WAITING, JobState
 from gpuyard.model.selection import MOST_RANGES, JobSelection, format_ids, merge_ranges, parse_selection, parse_state
 from gpuyard.policy.queue_order import full_order
 from gpuyard.queue.add_submission import batched
-from gpuyard.queue.user_requests import refuse_empty_range, refuse_no_match
-from gpuyard.queue.user_requests import Act, Supply
+from gpuyard.queue.user_requests import Act, Supply, refuse_empty_range, refuse_no_match
 from gpuyard.schema import requests
 from gpuyard.schema.jobs import (
     ExportedWorld,
