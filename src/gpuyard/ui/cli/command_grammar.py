@@ -140,78 +140,53 @@ def run_verb(
 
 
 def parse(name: str, verb: Verb, argv: "Sequence[str]") -> Typed:
-    options: dict[str, str | bool | list[str]] = {}
-    positional: list[str] = []
-    program: list[str] = []
-    is_program = verb.arguments is not None and verb.arguments.is_program
+    typed = Typed({}, [], (), (verb,))
+    arguments = verb.arguments or Arguments("", most=0)
     left = iter(argv)
     for argument in left:
         if argument == "--":
-            (program if verb.arguments is not None and verb.arguments.takes_program else positional).extend(left)
-        elif _is_positional(argument, verb.arguments, verb):
-            positional.append(argument)
-            if is_program or argument in verb.commands:
-                positional += left
-        elif argument.startswith("--"):
-            _take_long(name, verb, argument, left, options)
+            (typed.program if arguments.takes_program else typed.arguments).extend(left)
+        elif _is_positional(argument, arguments, verb):
+            typed.arguments.append(argument)
+            if arguments.is_program or argument in verb.commands:
+                typed.arguments += left
         else:
-            _take_short(name, verb, argument, left, options)
-    return Typed(options, positional, program, (verb,))
+            _take(name, verb, argument, left, typed.options)
+    return typed
 
 
-def _is_positional(argument: str, arguments: Arguments | None, verb: Verb) -> bool:
+def _is_positional(argument: str, arguments: Arguments, verb: Verb) -> bool:
     """Whether it is an argument, and not an option. `-5` is a number, except where a program is expected."""
     if argument == "-" or not argument.startswith("-"):
         return True
-    if arguments is not None and arguments.is_data:
+    if arguments.is_data:
         return not any(argument in (f"--{each.name}", f"-{each.short}") for each in (*verb.options, HELP))
-    return argument[1:].isdecimal() and not (arguments is not None and arguments.is_program)
+    return argument[1:].isdecimal() and not arguments.is_program
 
 
-def _take_long(
+def _take(
     name: str, verb: Verb, argument: str, left: "Iterator[str]", options: "dict[str, str | bool | list[str]]"
 ) -> None:
-    word, equals, value = argument.partition("=")
-    option = next((each for each in (*verb.options, HELP) if word[2:] == each.name), None)
+    """Take `--name value`, `--name=value`, `-f`, `-n 5`, `-n5`, or several in one, such as `-fn5`."""
+    is_long = argument.startswith("--")
+    word, equals, rest = argument.partition("=") if is_long else (argument[:2], "", argument[2:])
+    known = (*verb.options, HELP)
+    option = next((each for each in known if (each.name == word[2:] if is_long else each.short == word[1:])), None)
     if option is None:
         raise unknown_option(name, verb, word)
-    if equals and option.is_flag:
-        raise UserError(f"{word} takes no value", hint=f"write it as {word}")
-    _put(option, word, value if equals else None, left, options)
-
-
-def _take_short(
-    name: str, verb: Verb, argument: str, left: "Iterator[str]", options: "dict[str, str | bool | list[str]]"
-) -> None:
-    """Take `-f`, `-n 5`, `-n5` or several in one, such as `-fn5`."""
-    letters = argument[1:]
-    while letters:
-        letter, letters = letters[0], letters[1:]
-        option = next((each for each in (*verb.options, HELP) if letter == each.short), None)
-        if option is None:
-            raise unknown_option(name, verb, f"-{letter}")
-        value = None
-        if letters and not option.is_flag:
-            value, letters = letters, ""
-        _put(option, f"-{letter}", value, left, options)
-
-
-def _put(
-    option: Option, word: str, value: str | None, left: "Iterator[str]", options: "dict[str, str | bool | list[str]]"
-) -> None:
-    """Add the option; without a value, the next argument is its value."""
-    if option.is_flag:
-        options[option.name] = True
-        return
-    if value is None:
-        value = next(left, None)
-    if value is None:
-        raise UserError(f"{word} takes a value", hint=f"write it as {word} {option.metavar}: {option.help}")
-    if option.is_repeatable:
+    if not option.is_flag:
+        value = rest if equals or rest else next(left, None)
+        if value is None:
+            raise UserError(f"{word} takes a value", hint=f"write it as {word} {option.metavar}: {option.help}")
         earlier = options.get(option.name)
-        options[option.name] = [*earlier, value] if isinstance(earlier, list) else [value]
-    else:
-        options[option.name] = value
+        several = [*earlier, value] if isinstance(earlier, list) else [value]
+        options[option.name] = several if option.is_repeatable else value
+        return
+    if equals:
+        raise UserError(f"{word} takes no value", hint=f"write it as {word}")
+    options[option.name] = True
+    if rest:
+        _take(name, verb, f"-{rest}", left, options)
 
 
 def _check_arguments(name: str, verb: Verb, typed: list[str]) -> None:
