@@ -222,7 +222,7 @@ def test_many_ends_before_an_adopting_daemon_reads_are_all_reported_and_no_other
 def test_a_stopped_keeper_is_sent_nothing_more_and_starts_what_it_received_when_resumed(
     engine: LocalEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_connection, "_TIMEOUT_MS", 100)
+    monkeypatch.setattr(keeper_connection, "_SEND_TIMEOUT_MS", 100)
     keeper = started(engine, 1, "true").keeper_pid
     outcomes(engine)
     count = 300

@@ -82,5 +82,5 @@ def test_a_message_waits_while_too_many_descriptors_are_under_way(monkeypatch: p
     link = CrowdedLink(3)
     assert KeeperConnection(17, link).send(b"launch", [4, 5])  # type: ignore[arg-type]
     assert link.sent == b"launch"
-    monkeypatch.setattr(keeper_connection, "_TIMEOUT_MS", 0)
+    monkeypatch.setattr(keeper_connection, "_SEND_TIMEOUT_MS", 0)
     assert not KeeperConnection(17, CrowdedLink(10**9)).send(b"launch", [4, 5])  # type: ignore[arg-type]
