@@ -125,11 +125,10 @@ def hold_queue(folder: str) -> Iterator[Callable[[], bool]]:
         return os.path.samestat(os.lstat(path), held)
 
     def is_ours() -> bool:
-        try:
+        with contextlib.suppress(OSError, EnvironmentFault):  # which say nothing about another machine
             found = None if is_unchanged() else _read(path)
-        except (OSError, EnvironmentFault):
-            return True  # says nothing about another machine
-        return found is None or found.has_queue_here(folder)
+            return found is None or found.has_queue_here(folder)
+        return True
 
     try:
         yield is_ours

@@ -65,13 +65,14 @@ class SocketTransport:
     def events(self, path: str, query: Query) -> Iterator[Answer]:
         with self._turns:
             self._connection.open()  # starts a daemon if none runs
-        return _stream(self._dial, fast_http.render_request("GET", path, query, None, {}))
 
-    def _dial(self) -> Any:
-        connection = fast_http.dial(paths.socket_path())
-        if connection is None:
-            raise fast_http.NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
-        return connection
+        def dial() -> Any:
+            connection = fast_http.dial(paths.socket_path())
+            if connection is None:
+                raise fast_http.NoDaemon("no daemon runs", hint="`gpuyard submit` starts one")
+            return connection
+
+        return _stream(dial, fast_http.render_request("GET", path, query, None, {}))
 
     def stop(self) -> Answer:
         pid = self.request("GET", "/status")["pid"]
@@ -101,12 +102,8 @@ class WebTransport(fast_http.Closeable):
         if not (token and token.isascii() and token.isprintable()):
             problem = "this is not a token of the page" if token else "the page needs a token"
             raise UserError(problem, hint="`gpuyard web` prints it behind the address")
-        name = f"[{self._host}]" if ":" in self._host else self._host
-        self._fields = {
-            "Host": f"{name}:{self._port}",
-            "Authorization": f"Bearer {token}",
-            "Content-Type": "application/json",
-        }
+        name = f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+        self._fields = {"Host": name, "Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
     def request(self, method: str, path: str, query: Query | None = None, body: object = None) -> Answer:
         status, content = self._exchange(method, path, query, body)

@@ -46,13 +46,9 @@ class ProgramRamWatch:
         tree_mb, own_mb = HostMeter().tree_mb(os.getpid())
         if tree_mb is None or own_mb is None:
             return
-        held = HeldRam(
-            name=self._name,
-            held_mb=max(0.0, tree_mb - 3 * own_mb),  # `gpuyard run` has two helpers, which are copies of it
-            declared_mb=self._declared_mb,
-            option="--ram",
-            figures=ram_figures(self._host.read(), load_config().host.keep_free_mb),
-        )
+        figures = ram_figures(self._host.read(), load_config().host.keep_free_mb)
+        held_mb = max(0.0, tree_mb - 3 * own_mb)  # `gpuyard run` has two helpers, which are copies of it
+        held = HeldRam(name=self._name, held_mb=held_mb, declared_mb=self._declared_mb, option="--ram", figures=figures)
         self._said, line = judge_held_ram(self._said, held)
         if line is not None:
             self._write(f"gpuyard: {line}")

@@ -132,9 +132,9 @@ def assign_rows(spans: Sequence[TimelineSpan]) -> list[int]:
 
 def count_rows(spans: Sequence[TimelineSpan], rows: Sequence[int]) -> dict[int, int]:
     """Return the number of rows of each lane that has any."""
-    counted: dict[int, int] = {}
+    counted: defaultdict[int, int] = defaultdict(int)
     for span, row in zip(spans, rows, strict=True):
-        counted[span.lane] = max(counted.get(span.lane, 0), row + 1)
+        counted[span.lane] = max(counted[span.lane], row + 1)
     return counted
 
 

@@ -98,8 +98,7 @@ def compare(request: ComparisonRequest) -> Compared:
             f"the policies are compared without {' and '.join(links)}",
             hint="leave them out of --devices; GPUYARD_SIMULATE takes them",
         )
-    devices = parse_devices(request.devices)
-    policies = [find_policy(text) for text in request.policies]
+    devices, policies = parse_devices(request.devices), [find_policy(text) for text in request.policies]
     found, never_ran = _trace(request, devices)
     # The measured pairs are used if their file exists, else the fitted curve alone.
     traces = request.traces
