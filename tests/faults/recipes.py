@@ -79,7 +79,7 @@ FAULTS = (
         old="        note(target)\n        try:\n",
         new="        try:\n",
         breaks="A run that was moved just before a crash cannot be found.",
-        near=("tests/unit/recipes/batch/test_prune_empty_runs_crashes.py",),
+        near=("tests/unit/recipes/batch/test_prune_empty_runs.py",),
     ),
     Fault(
         id="recipes-move-over-another-run",
@@ -87,7 +87,7 @@ FAULTS = (
         old="            os.mkdir(target, 0)\n",
         new="",
         breaks="Two batches that prune to one root at the same time overwrite each other's runs.",
-        near=("tests/unit/recipes/batch/test_prune_empty_runs_moves.py",),
+        near=("tests/unit/recipes/batch/test_prune_empty_runs.py",),
     ),
     Fault(
         id="recipes-record-line-not-synced",
@@ -95,7 +95,7 @@ FAULTS = (
         old="                text = text[os.write(descriptor, text) :]\n            os.fsync(descriptor)\n",
         new="                text = text[os.write(descriptor, text) :]\n",
         breaks="After a power failure, runs are moved that are missing from the record.",
-        near=("tests/unit/recipes/batch/test_prune_empty_runs_moves.py",),
+        near=("tests/unit/recipes/batch/test_prune_empty_runs.py",),
     ),
     Fault(
         id="recipes-mounts-are-entered",
@@ -112,7 +112,7 @@ FAULTS = (
         old="        if os.path.lexists(aside):\n            aside.replace(marker)\n        raise\n",
         new="        raise\n",
         breaks="A completed task is no longer completed after a refused rerun.",
-        near=("tests/unit/recipes/workspace/test_marker_files.py",),
+        near=("tests/unit/recipes/workspace/test_create_workspace.py",),
     ),
     Fault(
         id="recipes-config-runs-twice-at-once",
@@ -136,7 +136,7 @@ FAULTS = (
         old="    return record if is_its_own else {}\n",
         new="    return record if isinstance(record, dict) else {}\n",
         breaks="A task is shown with the session and the log of an earlier attempt.",
-        near=("tests/unit/recipes/workspace/test_marker_files.py", "tests/unit/recipes/workspace/test_sweep_status.py"),
+        near=("tests/unit/recipes/workspace/test_sweep_status.py",),
     ),
     Fault(
         id="recipes-configs-in-order-of-characters",
@@ -152,7 +152,7 @@ FAULTS = (
         old="        known[name] = path\n",
         new="        known[str(path)] = path\n",
         breaks="The configs a.yml and a.yaml write to the same marker and log.",
-        near=("tests/unit/recipes/workspace/test_task_names.py",),
+        near=("tests/unit/recipes/workspace/test_create_workspace.py",),
     ),
     # Rendering, exporting
     Fault(
@@ -161,7 +161,7 @@ FAULTS = (
         old='letter not in "/%"',
         new='letter not in "%"',
         breaks="A label called ../x is written outside of the output folder.",
-        near=("tests/unit/recipes/render/test_output_names.py",),
+        near=("tests/unit/recipes/render/test_manifest.py",),
     ),
     Fault(
         id="recipes-status-file-half-written",

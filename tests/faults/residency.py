@@ -9,7 +9,7 @@ FAULTS = (
         old="            if stage is Stage.THERE\n            and key not in self._state.held\n",
         new="            if stage is Stage.THERE\n",
         breaks="A scene is dropped from VRAM while a renderer reads it.",
-        near=("tests/unit/render/planning/test_transfer_plan.py",),
+        near=("tests/unit/recipes/render/planning/test_transfer_plan.py",),
     ),
     Fault(
         id="residency-loan-is-not-given-back",
@@ -17,7 +17,7 @@ FAULTS = (
         old="    finally:\n        tiers.give_back(loan)\n",
         new="    finally:\n        pass\n",
         breaks="A render stops forever once all scene slots have been used.",
-        near=("tests/unit/render/test_edge_cases.py::test_more_scenes_than_slots_are_rendered_in_turn",),
+        near=("tests/unit/recipes/render/test_render_run.py::test_more_scenes_than_slots_are_rendered_in_turn",),
     ),
     Fault(
         id="residency-budget-is-exceeded",
@@ -25,7 +25,7 @@ FAULTS = (
         old="        if self._missing(asset).is_positive:\n            return False\n",
         new="",
         breaks="A render takes more VRAM than its budget, and other jobs run out of memory.",
-        near=("tests/unit/render/planning/test_transfer_plan.py",),
+        near=("tests/unit/recipes/render/planning/test_transfer_plan.py",),
     ),
     Fault(
         id="residency-frame-in-use-is-overwritten",
@@ -33,7 +33,7 @@ FAULTS = (
         old="        slot = next(slot for slot in self._slots if slot is not keep)\n",
         new="        slot = self._slots[0]\n",
         breaks="The next frame of a streamed actor overwrites the frame that is being rendered.",
-        near=("tests/unit/render/tiers/test_stream_frames.py",),
+        near=("tests/unit/recipes/render/memory/test_stream_frames.py",),
     ),
     Fault(
         id="residency-changed-file-is-read",
@@ -41,7 +41,7 @@ FAULTS = (
         old="    if now != before:\n",
         new="    if now.nbytes != before.nbytes:\n",
         breaks="Labels are rendered from a file that was changed during the run.",
-        near=("tests/unit/render/loading/test_ply_file.py",),
+        near=("tests/unit/recipes/render/memory/test_ply_file.py",),
     ),
     Fault(
         id="residency-two-runs-in-one-folder",
@@ -49,7 +49,7 @@ FAULTS = (
         old="        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         new="        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
         breaks="A second run empties the folder in which the first run is rendering.",
-        near=("tests/unit/render/running/test_output_folders.py",),
+        near=("tests/unit/recipes/render/test_write_outputs.py",),
     ),
     Fault(
         id="residency-output-named-before-it-is-on-disk",
@@ -57,7 +57,7 @@ FAULTS = (
         old="                _flush(folder)\n                folder.rename(path)\n",
         new="                folder.rename(path)\n",
         breaks="After a power failure --resume keeps outputs that are empty.",
-        near=("tests/unit/render/running/test_output_folders.py",),
+        near=("tests/unit/recipes/render/test_write_outputs.py",),
     ),
     Fault(
         id="residency-out-of-memory-is-not-tried-again",
@@ -65,6 +65,6 @@ FAULTS = (
         old="        for kind, most in ((Kind.ACTOR, None), (Kind.SCENE, 1)):\n",
         new="        for kind, most in ((Kind.ACTOR, None),):\n",
         breaks="A renderer that runs out of memory skips labels that would fit without the idle scenes.",
-        near=("tests/unit/render/tiers/test_asset_tiers.py",),
+        near=("tests/unit/recipes/render/memory/test_asset_tiers.py",),
     ),
 )

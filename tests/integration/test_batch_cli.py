@@ -172,9 +172,7 @@ def test_resume_runs_only_what_has_not_succeeded(tmp_path: Path) -> None:
     assert (other.returncode, "started with another seed: 0, not 1" in other.stderr) == (2, True)
 
 
-def test_the_same_command_continues_an_unfinished_batch_and_begins_another_after_a_finished_one(
-    tmp_path: Path,
-) -> None:
+def test_the_same_command_continues_an_unfinished_batch_and_begins_another_after_a_finished_one(tmp_path: Path) -> None:
     program = "echo {output} >> done; [ {index} != 1 ] || [ -e mended ] && echo > {output}/frame"
     typed = ("--output-root", "out", "--prune-output-root", "empty")
     assert batch(3, *typed, program=program).returncode == 1
@@ -294,9 +292,7 @@ def test_a_batch_that_the_queue_has_forgotten_is_reported_from_its_summary(tmp_p
     ],
 )
 def test_a_usage_error_names_the_remedy_before_anything_starts(
-    own_home: Path,
-    arguments: list[str],
-    message: str,
+    own_home: Path, arguments: list[str], message: str
 ) -> None:
     result = run_here(*arguments)
     assert (result.returncode, result.stdout) == (2, ""), result.stderr

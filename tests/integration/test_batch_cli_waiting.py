@@ -10,17 +10,7 @@ import pytest
 
 from tests.fakes.queue_command import GPUYARD, run
 from tests.fakes.queue_standin import ReceivedRequest, StandIn, job
-from tests.integration.batch_fixture import (  # noqa: F401 - a fixture is among them
-    DEADLINE_S,
-    GATED,
-    OPEN,
-    await_run,
-    batch,
-    begun,
-    let_go,
-    queue,
-    summary_in,
-)
+from tests.integration.batch_fixture import DEADLINE_S, GATED, OPEN, await_run, batch, begun, let_go, queue, summary_in  # noqa: F401 - a fixture is among them
 from tests.integration.terminal import Terminal
 from tests.scale import some
 

@@ -121,9 +121,7 @@ def test_a_batch_whose_command_was_killed_while_starting_it_can_be_continued(lef
     check_each_once(it, read_summary(it.root))
 
 
-def test_the_next_command_summarises_runs_that_ended_before_a_summary_was_requested(
-    left_alone: Batch,
-) -> None:
+def test_the_next_command_summarises_runs_that_ended_before_a_summary_was_requested(left_alone: Batch) -> None:
     it = left_alone
     command_line = it.command(RUNS, ("--seconds", "0"), **OPTIONS)
     for _ in ("the batch is written down", "its runs are submitted, and that is written down"):

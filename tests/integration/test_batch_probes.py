@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.sim_view_fixture import (  # noqa: F401 - fixtures are found where they are named
-    RAM_MB,
-    Batch,
-    make_batch,
-    percent_of,
-    put_sim_view,
-    quiet_daemon,
-)
+from tests.integration.sim_view_fixture import RAM_MB, Batch, make_batch, percent_of, put_sim_view, quiet_daemon  # noqa: F401 - fixtures are found where they are named
 from tests.integration.test_batch_gates import check_launches
 from tests.scale import some
 

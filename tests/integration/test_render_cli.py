@@ -160,10 +160,7 @@ def test_a_scene_larger_than_the_budget_is_skipped_with_its_size() -> None:
         (["manifest.jsonl", "--renderer", "renderers:render", "--loader", "nowhere:f"], "there is no module 'nowhere'"),
         (["none.json", "--renderer", "renderers:render"], "there is no manifest none.json"),
         (["manifest.jsonl", "--renderer", "renderers:render", "--vram-budget", "0"], "--vram-budget 0 is out of range"),
-        (
-            ["manifest.jsonl", "--renderer", "renderers:render", "--ram-budget", "9" * 400],
-            "is out of range",
-        ),
+        (["manifest.jsonl", "--renderer", "renderers:render", "--ram-budget", "9" * 400], "is out of range"),
         (
             ["manifest.jsonl", "--renderer", "renderers:render", "--out", "manifest.jsonl"],
             "there is a file of that name",

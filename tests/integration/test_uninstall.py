@@ -41,20 +41,7 @@ def files_in(folder: Path) -> list[str]:
 def test_files_are_listed_kept_while_jobs_wait_and_then_removed(user: Path) -> None:
     for arguments in (
         ["submit", "--vram", "1G", "--", *GPUYARD, "sim-job", "--vram", "1G", "--seconds", "0"],
-        [
-            "batch",
-            "--count",
-            "2",
-            "--gpus",
-            "0",
-            "--max-cpu",
-            "100",
-            "--min-free-mem-mb",
-            "1",
-            "--",
-            "echo",
-            "{seed}",
-        ],
+        ["batch", "--count", "2", "--gpus", "0", "--max-cpu", "100", "--min-free-mem-mb", "1", "--", "echo", "{seed}"],
         ["web", "--port", "0"],
         ["submit", "--hold", "--", "true"],
     ):

@@ -141,11 +141,7 @@ def test_help_works_outside_of_a_workspace(tmp_path: Path, monkeypatch: pytest.M
         (("stop", "it"), "unexpected extra argument"),
     ],
 )
-def test_an_error_names_the_correct_form(
-    workspace: Path,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
+def test_an_error_names_the_correct_form(workspace: Path, arguments: tuple[str, ...], message: str) -> None:
     add_configs(workspace, "exp1")
     result = run_here("workspace", *arguments)
     assert (result.returncode, result.stdout) == (2, "")

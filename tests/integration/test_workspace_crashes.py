@@ -35,9 +35,7 @@ def until_sessions_exist(ws: Workspace, names: set[str]) -> None:
         ws.tmux.wait_to_see(name, "at the gate")
 
 
-def test_tasks_survive_kills_of_the_daemon_and_the_tmux_server(
-    workspaces: Workspaces,
-) -> None:
+def test_tasks_survive_kills_of_the_daemon_and_the_tmux_server(workspaces: Workspaces) -> None:
     ws, queue = workspaces.make(), workspaces.queue
     ws.add_gated(*CONFIGS, "exp4", "exp5")
     ws.do("start", "exp1,exp2,exp3", "0,0,1")

@@ -4,14 +4,7 @@ import os
 from pathlib import Path
 
 from tests.executables import write_executable
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspace,
-    Workspaces,
-    make_tmux,
-    make_workspace,
-    make_workspaces,
-    until,
-)
+from tests.integration.workspace_fixture import Workspace, Workspaces, make_tmux, make_workspace, make_workspaces, until  # noqa: F401 - fixtures are found where they are named
 
 FACTS = (
     "WORKSPACE", "TASK_NAME", "CONFIG_NAME", "CONFIG_PATH", "ATTEMPT", "GPUS", "LOG", "MARKER", "OUTCOME",

@@ -13,14 +13,7 @@ from tests.executables import write_executable
 from tests.fakes import train
 from tests.integration.queue_fixture import QueueUnderTest
 from tests.integration.session_fixture import OwnTmux
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    BIN,
-    TRAINING,
-    Workspaces,
-    make_tmux,
-    make_workspaces,
-    until,
-)
+from tests.integration.workspace_fixture import BIN, TRAINING, Workspaces, make_tmux, make_workspaces, until  # noqa: F401 - fixtures are found where they are named
 
 pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 

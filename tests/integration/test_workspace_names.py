@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.executables import write_executable
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspace,
-    Workspaces,
-    make_tmux,
-    make_workspace,
-    make_workspaces,
-)
+from tests.integration.workspace_fixture import Workspace, Workspaces, make_tmux, make_workspace, make_workspaces  # noqa: F401 - fixtures are found where they are named
 
 pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 

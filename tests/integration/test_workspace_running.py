@@ -6,13 +6,7 @@ import pytest
 
 from tests.fakes.queue_command import run
 from tests.integration.queue_fixture import QueueUnderTest, is_gone
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspace,
-    make_tmux,
-    make_workspace,
-    make_workspaces,
-    until,
-)
+from tests.integration.workspace_fixture import Workspace, make_tmux, make_workspace, make_workspaces, until  # noqa: F401 - fixtures are found where they are named
 
 pytestmark = pytest.mark.needs("tmux")
 unmeasured = pytest.mark.usefixtures("unmeasured")

@@ -5,14 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspace,
-    Workspaces,
-    make_tmux,
-    make_workspace,
-    make_workspaces,
-    until,
-)
+from tests.integration.workspace_fixture import Workspace, Workspaces, make_tmux, make_workspace, make_workspaces, until  # noqa: F401 - fixtures are found where they are named
 
 pytestmark = [pytest.mark.needs("tmux"), pytest.mark.usefixtures("unmeasured")]
 

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.queue_fixture import QueueUnderTest
-from tests.integration.workspace_fixture import (  # noqa: F401 - fixtures are found where they are named
-    Workspace,
-    Workspaces,
-    make_tmux,
-    make_workspace,
-    make_workspaces,
-    until,
-)
+from tests.integration.workspace_fixture import Workspace, Workspaces, make_tmux, make_workspace, make_workspaces, until  # noqa: F401 - fixtures are found where they are named
 from tests.unit.recipes.workspace.test_conda_environment import Installation
 
 pytestmark = pytest.mark.needs("tmux")

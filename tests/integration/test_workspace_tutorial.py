@@ -28,9 +28,7 @@ def typed() -> list[str]:
 
 @pytest.mark.full
 def test_the_tutorial_leads_to_a_finished_sweep_and_leaves_nothing_running(
-    tmux: OwnTmux,
-    own_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmux: OwnTmux, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     empty = own_home.parent / "empty"

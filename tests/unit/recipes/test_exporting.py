@@ -202,9 +202,7 @@ def test_the_input_of_jobs_and_the_folders_of_runs_are_exported() -> None:
 
 
 @pytest.mark.parametrize("write", [slurm, ray])
-def test_each_kind_of_loss_is_reported_once_and_noted_in_the_script(
-    write: Callable[..., Script],
-) -> None:
+def test_each_kind_of_loss_is_reported_once_and_noted_in_the_script(write: Callable[..., Script]) -> None:
     few = (NotExported.ENVIRONMENT, NotExported.GATES)
     jobs = [packed(n, stays=few if n in (3, 4, 5, 9) else few[:1], tag="night", priority=n == 9) for n in range(1, 11)]
     script = write(*jobs, tags=("night",))

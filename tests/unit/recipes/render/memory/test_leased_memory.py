@@ -17,7 +17,7 @@ from gpuyard.model.lease import Lease
 from gpuyard.model.machine_snapshot import Device, Host, Snapshot, Vendor
 from gpuyard.probes import local_machine
 from gpuyard.recipes.render.memory import leased_memory as open_memory
-from gpuyard.recipes.render.memory.leased_memory import missing_gpu_advice, open_device
+from gpuyard.recipes.render.memory.leased_memory import choose_ram, choose_vram, missing_gpu_advice, open_device
 from gpuyard.scripting import gpu_scheduler
 from tests.fakes import torch_stand_in
 
@@ -238,3 +238,28 @@ def test_the_users_allocator_settings_are_kept(
     with open_device(BUDGET):
         assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
         assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+# Default budgets
+
+
+def show_machine(monkeypatch: pytest.MonkeyPatch, available_mb: float | None = 8000.0) -> None:
+    devices = tuple(
+        Device(id=f"SIM-{number}", vendor=Vendor.SIMULATED, index=number, memory_free_mb=free)
+        for number, free in enumerate((100.0, 500.0, None))
+    )
+    current = Snapshot(taken_at=None, host=Host(memory_available_mb=available_mb), devices=devices)
+    monkeypatch.setattr(open_memory, "snapshot", lambda: current)
+
+
+def test_default_budgets_are_a_part_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    show_machine(monkeypatch)
+    assert choose_vram("host").text() == "2 GB (a quarter of the available RAM)"
+    assert choose_ram().mb == 4000.0
+    monkeypatch.setenv("GPUYARD_SIMULATE", "3x1GB")
+    assert choose_vram("auto").mb == 400.0
+    assert choose_vram("auto").text() == "400 MB (80% of the free memory of the device with the most)"
+    show_machine(monkeypatch, available_mb=None)
+    with pytest.raises(EnvironmentFault) as caught:
+        choose_ram()
+    assert caught.value.hint == "set the budget with --ram-budget, such as 8G"

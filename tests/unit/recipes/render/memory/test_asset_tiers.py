@@ -1,20 +1,27 @@
 """The tiers: copies stay while they are lent, and waiting workers get an asset or an error."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from gpuyard.errors import DeviceFull
-from gpuyard.recipes.render.memory.asset_copies import Loan, TiersStopped, TooLarge
+from gpuyard.errors import AssetError, DeviceFull
+from gpuyard.recipes.render.memory import ply_file
+from gpuyard.recipes.render.memory.asset_copies import Loan, PartReaders, TiersStopped, TooLarge
 from gpuyard.recipes.render.memory.asset_tiers import Tiers
 from gpuyard.recipes.render.memory.assets_in_use import retry_with_less
-from gpuyard.recipes.render.memory.named_arrays import Arrays
+from gpuyard.recipes.render.memory.named_arrays import Arrays, Sink
+from gpuyard.recipes.render.memory.ply_file import Ply
 from gpuyard.recipes.render.memory.read_asset_files import Loader
 from gpuyard.recipes.render.planning.assets_and_units import Kind, Unit
-from tests.residency_runs import AssetFiles, WatchedMemory, checksum, in_time, tiers_over
+from tests.residency_files import PagedSink
+from tests.residency_runs import DEADLINE_S, AssetFiles, WatchedMemory, checksum, in_time, tiers_over
 
 ROOM = 1 << 20
 LATE_S = 10.0
@@ -257,3 +264,89 @@ def test_memory_that_the_renderer_used_is_kept_free_for_it(asset_files: AssetFil
         assert tiers.budgets.vram_for_assets >= largest
         tiers.give_back(loan)
         tiers.give_back(take_scene(tiers))
+
+
+READERS = 4
+SPLATS = 400
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read files in parts of 100 splats."""
+    monkeypatch.setattr(ply_file, "PART_NBYTES", 100 * 248)
+
+
+@pytest.mark.usefixtures("parts")
+def test_all_threads_read_the_asset_that_is_needed_first(tmp_path: Path) -> None:
+    asset_files = AssetFiles(tmp_path, [SPLATS], [])
+    unit = asset_files.unit(0, None)
+    all_read = threading.Barrier(READERS)
+
+    def read_part(ply: Ply, rows: range, sink: Sink, offset: int = 0) -> None:
+        all_read.wait(DEADLINE_S)  # broken, and so an error, unless four threads read one file
+        plain(ply, rows, sink, offset)
+
+    plain = Ply.read_part
+    with mock.patch.object(Ply, "read_part", read_part), tiers_over([unit], vram=ROOM, ram=ROOM) as (tiers, _):
+        loan = take_scene(tiers)
+        assert content(tiers, loan) == asset_files.right(unit)
+        tiers.give_back(loan)
+
+
+def test_the_parts_of_the_asset_that_is_needed_first_go_first() -> None:
+    """With all assets read at the same speed, the first label would wait for all of them."""
+    readers = PartReaders(1)
+    is_reading = threading.Event()
+    read: list[str] = []
+
+    def first_part() -> None:
+        """Read until all other parts wait."""
+        is_reading.set()
+        deadline = time.monotonic() + DEADLINE_S
+        while len(readers._waiting) < 8:
+            assert time.monotonic() < deadline
+        read.append("third 0")
+
+    def parts_of(name: str, numbers: range) -> list[Callable[[], object]]:
+        return [partial(read.append, f"{name} {number}") for number in numbers]
+
+    with ThreadPoolExecutor(3) as pool:
+        reads = [pool.submit(readers.call_all, 5, [first_part, *parts_of("third", range(1, 3))])]
+        assert is_reading.wait(DEADLINE_S)
+        for place, name in ((3, "second"), (2, "first")):
+            reads.append(pool.submit(readers.call_all, place, parts_of(name, range(3))))
+    readers.close()
+
+    assert [one.result() for one in reads] == [None] * 3
+    first, second = ([f"{name} {number}" for number in range(3)] for name in ("first", "second"))
+    assert read == ["third 0", *first, *second, "third 1", "third 2"]
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_part_that_cannot_be_read_breaks_the_asset_and_no_other(tmp_path: Path) -> None:
+    asset_files = AssetFiles(tmp_path, [SPLATS, SPLATS], [])
+    units = [asset_files.unit(0, None), asset_files.unit(1, None)]
+
+    def read_part(ply: Ply, rows: range, sink: Sink, offset: int = 0) -> None:
+        if ply.path == asset_files.scenes[0] and rows.start:
+            raise AssetError(ply.path, "it ends before its last vertex")
+        plain(ply, rows, sink, offset)
+
+    plain = Ply.read_part
+    with mock.patch.object(Ply, "read_part", read_part), tiers_over(units, vram=ROOM, ram=ROOM) as (tiers, _):
+        with pytest.raises(AssetError, match="it ends before"):
+            take_scene(tiers)
+        loan = take_scene(tiers)
+        assert content(tiers, loan) == asset_files.right(units[1])
+        tiers.give_back(loan)
+
+
+@pytest.mark.usefixtures("parts")
+def test_parts_in_any_order_give_the_bytes_of_the_whole(tmp_path: Path) -> None:
+    ply = ply_file.describe(AssetFiles(tmp_path, [SPLATS + 7], []).scenes[0])
+    whole, reverse = PagedSink(ply.nbytes, 37), PagedSink(ply.nbytes, 41)
+    ply.read(whole)
+    for part in reversed(ply.parts()):
+        ply.read_part(part, reverse)
+    assert len(ply.parts()) == 5
+    assert checksum([whole.arrays(ply.layout())]) == checksum([reverse.arrays(ply.layout())])

@@ -91,7 +91,7 @@ def test_if_everything_fits_the_order_of_the_manifest_stays_and_each_asset_moves
 
 def test_the_order_does_not_depend_on_how_strings_are_hashed() -> None:
     program = (
-        "from tests.unit.render.planning.test_unit_order import *\n"
+        "from tests.unit.recipes.render.planning.test_unit_order import *\n"
         "pairs = [pair for pair in product(12, 12) if Random(str(pair)).random() < 0.4]\n"
         "sizes = {key: Random(key).randint(1, 9) for pair in pairs for key in pair}\n"
         "print(pairs_of(choose_order(units_of(pairs), assets_of(sizes), Budgets(vram=30, ram=20, scene_slots=3))))"
@@ -99,7 +99,7 @@ def test_the_order_does_not_depend_on_how_strings_are_hashed() -> None:
     orders = {
         subprocess.run(
             [sys.executable, "-c", program],
-            cwd=Path(__file__).parents[4],
+            cwd=Path(__file__).parents[5],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             check=True,

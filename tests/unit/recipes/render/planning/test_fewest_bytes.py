@@ -9,7 +9,7 @@ import pytest
 from gpuyard.recipes.render.planning.assets_and_units import Budgets, Unit
 from gpuyard.recipes.render.planning.unit_order import choose_order
 from tests.scale import some
-from tests.unit.render.plan_simulation import (
+from tests.unit.recipes.render.planning.plan_simulation import (
     Case,
     Pick,
     PlanSimulation,
