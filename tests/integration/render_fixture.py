@@ -43,6 +43,7 @@ def failing(scene, frames, label, out_dir):
 def recording_order(scene, frames, label, out_dir):
     with open("order", "a") as order:
         order.write(label["name"] + "\\n")
+    render(scene, frames, label, out_dir)
 
 calls = itertools.count(1)
 

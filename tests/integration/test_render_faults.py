@@ -1,4 +1,4 @@
-"""`gpuyard render` when the renderer prints too, when readers of its output disconnect, and on a full disk."""
+"""`gpuyard render` when its renderer prints, its readers disconnect, its disk is full, or it is killed."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from tests.integration.render_fixture import (
     await_begun,
     closed_gate,
     folder,  # noqa: F401 - a fixture is found where it is named
+    outputs,
     render,
     rendered,
     rendering,
@@ -140,19 +141,14 @@ def test_a_second_ctrl_c_leaves_the_status_file_as_interrupted() -> None:
 # A full disk
 
 
-@pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_a_full_disk_for_the_list_of_skipped_labels_is_reported(arguments: tuple[str, ...]) -> None:
+def test_a_full_disk_for_the_list_of_skipped_labels_is_reported() -> None:
     Path("full.py").write_text(FULL)
-    typed = ["manifest.jsonl", "--renderer", "full:render", *BUDGETS, "--status", "status.json", *arguments]
+    typed = ("manifest.jsonl", "--renderer", "full:render", *BUDGETS, "--status", "status.json", "--json")
     result = run("render", *typed)
     assert result.returncode == 1
     assert "skipped.jsonl cannot be written: File too large" in result.stderr
     assert 0 < len(skipped()) < 24
-    if arguments:
-        assert {skip["label"] for skip in json.loads(result.stdout)["skipped"]} == ALL
-    else:
-        assert result.stdout.startswith("0 of 24 labels rendered, 24 skipped")
-        assert "24: the renderer failed" in result.stdout
+    assert {skip["label"] for skip in json.loads(result.stdout)["skipped"]} == ALL
     assert (status_now()["state"], status_now()["skipped"]) == ("finished", 24)
 
 
@@ -170,14 +166,22 @@ def test_a_final_status_that_cannot_be_written_is_reported() -> None:
     assert "status.json cannot be written" in errors
 
 
-# The list of skipped labels
+# Kills
 
 
-def test_a_complete_run_removes_the_list_of_skipped_labels_and_a_rejected_run_keeps_it() -> None:
-    assert render("failing").returncode == 1
-    before = skipped()
-    assert (len(before), render().returncode, skipped()) == (6, 2, before)
-    complete = [name for name in ALL if not name.endswith("-1")]
-    Path("manifest.jsonl").write_text("".join(f'{{"scene": "none.ply", "name": "{name}"}}\n' for name in complete))
+@pytest.mark.parametrize("dying", ["dying", "dying_before_rename", "dying_after_rename"])
+def test_after_repeated_kill_9_the_outputs_equal_those_of_an_undisturbed_run(dying: str) -> None:
+    assert render("render", "--out", "undisturbed").returncode == 0
+    expected = outputs("undisturbed")
+    before: set[str] = set()
+    for _ in range(2):
+        killed = render(dying, "--resume")
+        assert killed.returncode == -9, killed.stderr
+        now = outputs()
+        assert {name: content for name, content in expected.items() if name in now} == now
+        assert before < rendered() < ALL
+        before = rendered()
+    assert list(Path("out/.partial").iterdir())
     assert render("render", "--resume").returncode == 0
-    assert skipped() == []
+    assert outputs() == expected
+    assert not Path("out/.partial").exists()
