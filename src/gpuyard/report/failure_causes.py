@@ -3,8 +3,10 @@
 Two texts have the same cause if they differ only in figures that vary from run to run (numbers, sizes, addresses,
 random names), shown as "loss is NaN at step …". Numbers that name an error stay: an exit status, a signal, an errno."""
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, time, timedelta
 
 from msgspec import Struct
@@ -24,17 +26,6 @@ _FIGURE = re.compile(
 )
 
 
-class FailureGroup(Struct, frozen=True, kw_only=True):
-    """Jobs that failed for the same cause. `text` has `…` in place of what differs between them."""
-
-    text: str
-    ids: tuple[int, ...]
-
-    @property
-    def count(self) -> int:
-        return len(self.ids)
-
-
 def cause_key(text: str) -> str:
     """Return what texts with the same cause have in common."""
     return "".join(piece if is_fixed else _VARIES for piece, is_fixed in _pieces(text))
@@ -48,22 +39,10 @@ def merge_texts(first: str, second: str) -> str:
     return "".join(piece if piece == other else _VARIES for (piece, _), (other, _) in pairs)
 
 
-def group_failures(failures: Iterable[tuple[int, str]]) -> list[FailureGroup]:
-    """Group jobs, given with the texts of their causes: the largest group first, then the one with the first job."""
-    texts: dict[str, str] = {}
-    ids: dict[str, list[int]] = {}
-    for job_id, text in failures:
-        key = cause_key(text)
-        texts[key] = merge_texts(texts[key], text) if key in texts else text
-        ids.setdefault(key, []).append(job_id)
-    groups = [FailureGroup(text=texts[key], ids=tuple(sorted(found))) for key, found in ids.items()]
-    return sorted(groups, key=lambda group: (-len(group.ids), group.ids))
-
-
 class CauseTexts:
     """The causes of very many failures, as keys to count by. After `most` different causes, further ones get no key."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: float = math.inf) -> None:
         self._most = most
         self._texts: dict[str, str] = {}
 
@@ -105,24 +84,6 @@ class FailureCause(Struct, frozen=True, kw_only=True):
     first: int
 
 
-class FailedJob(Struct, frozen=True, kw_only=True):
-    id: int
-    error_line: str | None
-    outcome_reason: str | None
-    reason: str | None
-
-    @property
-    def cause(self) -> str:
-        return self.error_line or self.outcome_reason or self.reason or "failed"
-
-
-class FinishedJobs(Struct, frozen=True, kw_only=True):
-    """Jobs that ended in a time: how many in each state, and those that failed."""
-
-    counts: Mapping[JobState, int]
-    failed: tuple[FailedJob, ...]
-
-
 class JobsNow(Struct, frozen=True, kw_only=True):
     """How many jobs there are. `waiting` ones start by themselves; `held` and `suspended` ones may need a person."""
 
@@ -138,12 +99,16 @@ def default_since(now: datetime) -> datetime:
     return evening if evening <= now - timedelta(hours=6) else evening - timedelta(days=1)
 
 
-def count_causes(failed: Iterable[FailedJob]) -> list[FailureCause]:
-    """Return the causes of failures, the most frequent first."""
-    groups = group_failures((job.id, job.cause) for job in failed)
-    found: list[tuple[str | None, Sequence[int]]] = [(group.text, group.ids) for group in groups[:MOST_CAUSES]]
-    found.append((None, sorted(job_id for group in groups[MOST_CAUSES:] for job_id in group.ids)))
-    return [FailureCause(text=text, count=len(ids), ids=format_ids(ids), first=ids[0]) for text, ids in found if ids]
+def count_causes(failures: Iterable[tuple[int, str]]) -> list[FailureCause]:
+    """Count failed jobs, given with the texts of their causes: the most frequent cause first, then the one with the
+    first job."""
+    texts, jobs = CauseTexts(), defaultdict[str | None, list[int]](list)
+    for job_id, text in sorted(failures):
+        jobs[texts.key(text)].append(job_id)
+    found = sorted(((texts.text(key), ids) for key, ids in jobs.items()), key=lambda each: (-len(each[1]), each[1]))
+    rest = sorted(job_id for _, ids in found[MOST_CAUSES:] for job_id in ids)
+    found[MOST_CAUSES:] = [(None, rest)] if rest else []
+    return [FailureCause(text=text, count=len(ids), ids=format_ids(ids), first=ids[0]) for text, ids in found]
 
 
 def count_jobs(counts: Mapping[JobState, int]) -> JobsNow:

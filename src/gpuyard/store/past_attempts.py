@@ -15,22 +15,19 @@ from gpuyard.model.job import Outcome, OutcomeKind
 from gpuyard.model.lease import Need, WholeDevice
 from gpuyard.model.lifecycle import JobState
 from gpuyard.report.chart_rows import suspensions
-from gpuyard.report.failure_causes import FailedJob, FinishedJobs
 from gpuyard.report.usage_report import GroupBy, PastAttempt
 
 
-def finished_since(connection: sqlite3.Connection, since: float) -> FinishedJobs:
+def finished_since(connection: sqlite3.Connection, since: float) -> tuple[dict[JobState, int], list[tuple[int, str]]]:
+    """Return how many jobs ended in each state, and those that failed, each with its cause: its error, else how its
+    attempt ended, else what became of the job."""
     ended = "FROM jobs INDEXED BY jobs_finished WHERE ended_at IS NOT NULL AND ended_at > ?"
     counts = connection.execute(f"SELECT state, count(*) {ended} GROUP BY state", (since,)).fetchall()
-    query = (
-        "SELECT id, json_extract(outcome, '$.error_line'), json_extract(outcome, '$.reason'), reason "
-        f"{ended} AND state = ? ORDER BY id"
-    )
-    failed = tuple(
-        FailedJob(id=job_id, error_line=error, outcome_reason=outcome, reason=reason)
-        for job_id, error, outcome, reason in connection.execute(query, (since, JobState.FAILED))
-    )
-    return FinishedJobs(counts={JobState(state): count for state, count in counts}, failed=failed)
+    causes = ("json_extract(outcome, '$.error_line')", "json_extract(outcome, '$.reason')", "reason")
+    cause = ", ".join(f"nullif({each}, '')" for each in causes)
+    query = f"SELECT id, coalesce({cause}, 'failed') {ended} AND state = ? ORDER BY id"
+    failed = connection.execute(query, (since, JobState.FAILED)).fetchall()
+    return {JobState(state): count for state, count in counts}, failed
 
 
 UNKNOWN = "-"
@@ -48,20 +45,22 @@ WHERE {_ENDED_BETWEEN} ORDER BY attempts.ended_at DESC LIMIT ?
 
 
 class PastRun(Struct, frozen=True, kw_only=True):
-    """A finished attempt. `moves` are the times at which its job was suspended and resumed."""
+    """An attempt. `moves` are the times at which its job was suspended and resumed; `state` is the job's while the
+    attempt runs."""
 
     job: int
     attempt: int
     begins: float
-    ends: float
+    ends: float | None
     devices: tuple[str, ...]
-    outcome: OutcomeKind
+    outcome: OutcomeKind | None
     reserved_mb: float | None
     engine: str
     name: str | None
     user: str
     command: str
     moves: tuple[tuple[float, str], ...]
+    state: str = "ended"
 
 
 def runs_between(connection: sqlite3.Connection, since: float, until: float, limit: int) -> tuple[list[PastRun], int]:

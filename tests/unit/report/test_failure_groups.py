@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuyard.report.failure_causes import CauseTexts, cause_key, group_failures, merge_texts
+from gpuyard.report.failure_causes import CauseTexts, cause_key, count_causes, merge_texts
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,15 @@ def test_numbers_and_words_that_name_an_error_tell_causes_apart(first: str, seco
 
 def test_the_largest_group_comes_first_with_its_jobs_in_order() -> None:
     nan, missing = "ValueError: loss is NaN", "ModuleNotFoundError: No module named 'x'"
-    groups = group_failures([(7, missing), (9, nan), (3, nan), (4, "exit status 1")])
-    assert [(group.text, group.ids, group.count) for group in groups] == [
-        (nan, (3, 9), 2), ("exit status 1", (4,), 1), (missing, (7,), 1),
+    causes = count_causes([(7, missing), (9, nan), (3, nan), (4, "exit status 1")])
+    assert [(cause.text, cause.ids, cause.count) for cause in causes] == [
+        (nan, "3 9", 2), ("exit status 1", "4", 1), (missing, "7", 1),
     ]  # fmt: skip
 
 
 def test_a_text_that_was_merged_meets_a_third() -> None:
-    (group,) = group_failures([(1, "step 1 of 5"), (2, "step 2 of 5"), (3, "step 2 of 6")])
-    assert group.text == "step … of …"
+    (cause,) = count_causes([(1, "step 1 of 5"), (2, "step 2 of 5"), (3, "step 2 of 6")])
+    assert cause.text == "step … of …"
 
 
 def test_further_causes_get_no_key_once_there_are_many() -> None:

@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from gpuyard.model.job import HandedOver, Outcome, OutcomeKind, Started, SuspendedBy
+from gpuyard.model.lifecycle import JobState
 from gpuyard.model.placeholders import ArrayElement
 from gpuyard.store.database import open_database, open_reader
 from gpuyard.store.job_store import JobStore
-from gpuyard.store.past_attempts import PastRun, runs_between
-from tests.unit.store import end_attempt
+from gpuyard.store.past_attempts import PastRun, finished_since, runs_between
+from tests.unit.store import QueueDb, end_attempt
 from tests.unit.store.sample_queue import SPEC, SUCCEEDED, attempt, like, submit
 
 
@@ -80,3 +81,20 @@ def test_a_suspended_run_has_the_times_of_its_moves(queue: Queue) -> None:
         queue.store.update_attempt(replace(run_once, parked=SuspendedBy.FOR_ROOM, suspended_s=3.0))
     ((run,), _) = queue.between(0, 99)
     assert run.moves == ((2.0, "suspending"), (5.0, "resumed"))
+
+
+def test_the_cause_is_the_error_else_how_the_attempt_ended_else_what_became_of_the_job() -> None:
+    queue, kind = QueueDb(), OutcomeKind.FAILED
+    ended: list[tuple[Outcome | None, str | None]] = [
+        (Outcome(kind=kind, reason="exit status 1", error_line="KeyError: 'a'"), "exit status 1; not retried"),
+        (Outcome(kind=kind, reason="exit status 3"), "exit status 3; not retried"),
+        (None, "the machine was restarted while it ran"),
+        (None, None),
+    ]
+    for job_id, (outcome, reason) in zip(queue.add(4), ended, strict=True):
+        queue.store.change_state(job_id, JobState.FAILED, ended_at=120.0, outcome=outcome, reason=reason)
+    counts, failed = finished_since(queue.db.connection, 110.0)
+    assert counts == {JobState.FAILED: 4}
+    assert [cause for _, cause in failed] == [
+        "KeyError: 'a'", "exit status 3", "the machine was restarted while it ran", "failed",
+    ]  # fmt: skip
